@@ -1,0 +1,1 @@
+"""From readings and holders to activity, idleness and, later, metered seconds and money."""

@@ -1,0 +1,1 @@
+"""Who holds which device: kubelet, device ids, processes and cgroups."""

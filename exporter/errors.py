@@ -1,0 +1,35 @@
+"""Everything this program raises on purpose; each message says what is wrong, where, and how to mend it."""
+
+
+class ExporterError(Exception):
+    """Root of the errors that a user can meet."""
+
+
+class ConfigError(ExporterError):
+    """One or more mistakes in what the user wrote: flags, environment, files. Exit code 2.
+
+    ``problems`` has one line per mistake, each naming the file and line or key, the value, and what is allowed.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        """Keep the single mistakes, so that all of them can be told at once."""
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class SourceError(ExporterError):
+    """A source of readings cannot work now. ``reason`` is snake case and becomes a label value."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """Keep the reason apart from the words."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class AttributionError(ExporterError):
+    """The kubelet could not be asked, or its answer not be read. ``reason`` becomes a label value."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """Keep the reason apart from the words."""
+        super().__init__(message)
+        self.reason = reason

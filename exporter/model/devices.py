@@ -1,0 +1,152 @@
+"""What a driver says: physical GPUs, MIG instances, their readings and their events."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from exporter.model.fields import Field
+
+
+class DeviceState(StrEnum):
+    """Condition of a physical GPU as its driver tells it."""
+
+    UP = "up"
+    LOST = "lost"
+    """Fell off the bus (NVML GpuIsLost); comes back only by itself, a reset or a reboot."""
+    RESET_REQUIRED = "reset_required"
+    FAILED = "failed"
+    """Calls fail for another reason; the reason string tells."""
+    MISSING = "missing"
+    """Was there before, is not enumerated now."""
+
+
+class SourceState(StrEnum):
+    """Condition of a source of readings as a whole."""
+
+    STARTING = "starting"
+    UP = "up"
+    FAILED = "failed"
+    """The source said why it cannot work (no driver, no library, mismatch, ...); it is tried again."""
+    HUNG = "hung"
+    """Past its deadline; the child was killed and another one is started."""
+    DIED = "died"
+    """The child ended by itself or was killed; another one is started."""
+    RELEASED = "released"
+    """Closed on request, so that a GPU reset or driver upgrade can pass; opens again by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """Identity and static facts of one physical GPU.
+
+    ``uuid`` is the identity; ``index`` and ``minor`` hold for one boot only. ``compute_slices`` and
+    ``memory_slices`` are those of the largest MIG profile (7 and 8 on A100, H100), 0 without MIG support.
+    """
+
+    uuid: str
+    index: int
+    minor: int | None
+    model: str
+    pci_bus_id: str
+    """With 8-digit domain, upper case: ``00000000:17:00.0``."""
+    mig_enabled: bool = False
+    compute_slices: int = 0
+    memory_slices: int = 0
+    labels: Mapping[Field, str] = field(default_factory=dict)
+    """Text fields of the device, e.g. ``Field.VBIOS_VERSION``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """One MIG compute instance: what the kubelet allocates on a partitioned GPU."""
+
+    uuid: str
+    parent_uuid: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: str
+    """``1g.10gb``, ``1c.3g.40gb``, ..."""
+    compute_slices: int
+    memory_slices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUse:
+    """What one process uses of one device. ``None`` is "not told", never 0.
+
+    Ratios are 0..1 of the whole device, averaged over the samples since the previous poll of the process
+    ring; a process that is listed and had no sample in a ring that did answer has ratio 0.0.
+    """
+
+    pid: int
+    """In the host's PID namespace."""
+    memory_used_bytes: int | None = None
+    sm_ratio: float | None = None
+    enc_ratio: float | None = None
+    dec_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigReading:
+    """One MIG instance at one instant; only what is truly measured per instance."""
+
+    instance: MigInstance
+    values: Mapping[Field, int | float] = field(default_factory=dict)
+    processes: tuple[ProcessUse, ...] | None = None
+    """``None``: the driver would not tell; empty: it told that there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """One physical GPU at one instant. A quantity that was not measured is not a key of ``values``."""
+
+    gpu: Gpu
+    state: DeviceState = DeviceState.UP
+    reason: str = ""
+    """Snake-case cause when not up: ``gpu_is_lost``, ``reset_required``, ``unknown_error``, ..."""
+    values: Mapping[Field, int | float] = field(default_factory=dict)
+    instances: tuple[MigReading, ...] = ()
+    processes: tuple[ProcessUse, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidEvent:
+    """One Xid (driver error) event. ``at_seconds`` is Unix time."""
+
+    uuid: str
+    """Of the physical GPU."""
+    xid: int
+    at_seconds: float
+    gpu_instance_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Everything one source measured in one sample.
+
+    ``errors`` counts what went wrong since the previous reading, by snake-case reason; ``xids`` are the events
+    since the previous reading. Both are to be added up by whoever keeps them.
+    """
+
+    source: str
+    """``nvml`` or ``dcgm``."""
+    taken_at_seconds: float
+    """Unix time at the end of the sample."""
+    duration_seconds: float
+    """How long the sample took in the driver."""
+    driver_version: str | None = None
+    nvml_version: str | None = None
+    gpus: tuple[GpuReading, ...] = ()
+    xids: tuple[XidEvent, ...] = ()
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """How a source is doing. ``message`` says what is wrong and how to mend it, in one line."""
+
+    name: str
+    state: SourceState
+    reason: str = ""
+    message: str = ""
+    restarts: int = 0

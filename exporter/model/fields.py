@@ -1,0 +1,119 @@
+"""Numeric identities of what can be measured, shared by every source and by the exposition."""
+
+from enum import IntEnum
+
+
+class Field(IntEnum):
+    """A measured quantity, keyed by its DCGM field id (``dcgm_fields.h``).
+
+    The id, never the name, decides meaning and unit: DCGM 4.6 and 4.7 reuse names with other scales.
+    A value is always carried in the unit of the *legacy* (DCGM 3.x to 4.5) field, so that one table in
+    the exposition can convert it: MHz, degrees Celsius, watts, millijoules, MiB, percent 0..100 for
+    ``*_UTIL``, ratio 0..1 for ``PROF_*``, nanoseconds for ``*_VIOLATION``, bytes per second for
+    ``PROF_*_BYTES``. Members from ``OWN_FIRST`` up have no DCGM field; their unit is in their comment.
+    """
+
+    # Text (label) fields.
+    DRIVER_VERSION = 1
+    NVML_VERSION = 2
+    BRAND = 51
+    SERIAL = 53
+    OEM_INFOROM_VER = 56
+    ECC_INFOROM_VER = 80
+    POWER_INFOROM_VER = 81
+    INFOROM_IMAGE_VER = 82
+    VBIOS_VERSION = 85
+    # Numbers.
+    BAR1_TOTAL = 90
+    BAR1_USED = 92
+    BAR1_FREE = 93
+    SM_CLOCK = 100
+    MEM_CLOCK = 101
+    VIDEO_CLOCK = 102
+    CLOCK_THROTTLE_REASONS = 112
+    MAX_SM_CLOCK = 113
+    MAX_MEM_CLOCK = 114
+    MEMORY_TEMP = 140
+    GPU_TEMP = 150
+    MEM_MAX_OP_TEMP = 151
+    GPU_MAX_OP_TEMP = 152
+    GPU_TEMP_LIMIT = 153
+    POWER_USAGE = 155
+    TOTAL_ENERGY_CONSUMPTION = 156
+    POWER_USAGE_INSTANT = 157
+    SLOWDOWN_TEMP = 158
+    SHUTDOWN_TEMP = 159
+    POWER_MGMT_LIMIT = 160
+    POWER_MGMT_LIMIT_MIN = 161
+    POWER_MGMT_LIMIT_MAX = 162
+    POWER_MGMT_LIMIT_DEF = 163
+    ENFORCED_POWER_LIMIT = 164
+    PSTATE = 190
+    FAN_SPEED = 191
+    PCIE_REPLAY_COUNTER = 202
+    GPU_UTIL = 203
+    MEM_COPY_UTIL = 204
+    ENC_UTIL = 206
+    DEC_UTIL = 207
+    XID_ERRORS = 230
+    PCIE_MAX_LINK_GEN = 235
+    PCIE_MAX_LINK_WIDTH = 236
+    PCIE_LINK_GEN = 237
+    PCIE_LINK_WIDTH = 238
+    POWER_VIOLATION = 240
+    THERMAL_VIOLATION = 241
+    SYNC_BOOST_VIOLATION = 242
+    BOARD_LIMIT_VIOLATION = 243
+    LOW_UTIL_VIOLATION = 244
+    RELIABILITY_VIOLATION = 245
+    TOTAL_APP_CLOCKS_VIOLATION = 246
+    TOTAL_BASE_CLOCKS_VIOLATION = 247
+    FB_TOTAL = 250
+    FB_FREE = 251
+    FB_USED = 252
+    FB_RESERVED = 253
+    FB_USED_PERCENT = 254
+    ECC_SBE_VOL_TOTAL = 310
+    ECC_DBE_VOL_TOTAL = 311
+    ECC_SBE_AGG_TOTAL = 312
+    ECC_DBE_AGG_TOTAL = 313
+    RETIRED_SBE = 390
+    RETIRED_DBE = 391
+    RETIRED_PENDING = 392
+    UNCORRECTABLE_REMAPPED_ROWS = 393
+    CORRECTABLE_REMAPPED_ROWS = 394
+    ROW_REMAP_FAILURE = 395
+    ROW_REMAP_PENDING = 396
+    NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 409
+    NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 419
+    NVLINK_REPLAY_ERROR_COUNT_TOTAL = 429
+    NVLINK_RECOVERY_ERROR_COUNT_TOTAL = 439
+    NVLINK_BANDWIDTH_TOTAL = 449
+    NVLINK_ERROR_DL_CRC = 497
+    NVLINK_ERROR_DL_RECOVERY = 498
+    NVLINK_ERROR_DL_REPLAY = 499
+    VIRTUAL_MODE = 500
+    VGPU_LICENSE_STATUS = 526
+    PROF_GR_ENGINE_ACTIVE = 1001
+    PROF_SM_ACTIVE = 1002
+    PROF_SM_OCCUPANCY = 1003
+    PROF_PIPE_TENSOR_ACTIVE = 1004
+    PROF_DRAM_ACTIVE = 1005
+    PROF_PIPE_FP64_ACTIVE = 1006
+    PROF_PIPE_FP32_ACTIVE = 1007
+    PROF_PIPE_FP16_ACTIVE = 1008
+    PROF_PCIE_TX_BYTES = 1009
+    PROF_PCIE_RX_BYTES = 1010
+    PROF_NVLINK_TX_BYTES = 1011
+    PROF_NVLINK_RX_BYTES = 1012
+    PCIE_COUNT_CORRECTABLE_ERRORS = 1501
+    MEMORY_UNREPAIRABLE_FLAG = 1507
+    GPU_RECOVERY_ACTION = 1523
+    # Quantities that NVML has and DCGM has no field for.
+    OWN_FIRST = 100_000
+    JPG_UTIL = 100_001  # percent 0..100
+    OFA_UTIL = 100_002  # percent 0..100
+    PCIE_TX_BYTES_TOTAL = 100_003  # bytes since driver load, may wrap
+    PCIE_RX_BYTES_TOTAL = 100_004  # bytes since driver load, may wrap
+    NVLINK_TX_BYTES_TOTAL = 100_005  # payload bytes over all links since driver load
+    NVLINK_RX_BYTES_TOTAL = 100_006  # payload bytes over all links since driver load

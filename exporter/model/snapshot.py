@@ -1,0 +1,111 @@
+"""What is shown: one immutable picture of a node, made by the agent's tick and only read from then on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from exporter.model.devices import DeviceState, Gpu, MigInstance, SourceStatus
+from exporter.model.fields import Field
+from exporter.model.holders import AllocationState, Holder, Unresolved
+
+
+class ActivitySource(StrEnum):
+    """Where an activity ratio comes from; a label value of ``gpu_activity_ratio``."""
+
+    ENGINE = "engine"
+    """GPM or DCGM graphics-engine-active, the true mean over the sample."""
+    UTILISATION = "utilisation"
+    """NVML utilisation: share of time in which a kernel was resident."""
+    CODEC = "codec"
+    """A video, JPEG or optical-flow engine was busier than the compute engines."""
+    PROCESS_SAMPLES = "process_samples"
+    """A holder's part, divided in proportion to the driver's per-process samples."""
+    ESTIMATED = "estimated"
+    """A holder's part, divided by share because process data is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """How busy something was over a sample, 0..1, and how that is known."""
+
+    ratio: float
+    source: ActivitySource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodUse:
+    """A holder and what is known of its use of its device. ``None`` is unknown, never 0."""
+
+    holder: Holder
+    age_seconds: float
+    """Since this agent first saw the container hold the device."""
+    activity: Activity | None = None
+    """Its part of the device's activity, 0..1 of the *device*; the parts and the remainder sum to the device's."""
+    idle_for_seconds: float | None = None
+    """Since its activity was last at or above the idle threshold; ``None`` while activity is unknown."""
+    memory_used_bytes: int | None = None
+    values: Mapping[Field, int | float] = field(default_factory=dict)
+    """Drop-in fields measured per holder on a shared device (utilisation, memory); empty where not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """One device: a whole GPU (``instance`` is ``None``) or one MIG instance of it.
+
+    A GPU that is partitioned appears once as a GPU, with the board's values, and once per instance.
+    """
+
+    gpu: Gpu
+    instance: MigInstance | None = None
+    state: DeviceState = DeviceState.UP
+    reason: str = ""
+    values: Mapping[Field, int | float] = field(default_factory=dict)
+    activity: Activity | None = None
+    activity_unknown_reason: str = ""
+    """Why ``activity`` is ``None``: ``no_source``, ``contradiction``, ``device_down``, ``stale``."""
+    allocation: AllocationState | None = AllocationState.UNKNOWN
+    """``None`` for a partitioned GPU, which is not a unit that can be held."""
+    pods: tuple[PodUse, ...] = ()
+    unattributed_activity_ratio: float | None = None
+    """Activity of the device that belongs to no listed pod; ``None`` where it cannot be told."""
+    unattributed_memory_bytes: int | None = None
+    unattributed_processes: int | None = None
+    xids: Mapping[int, int] = field(default_factory=dict)
+    """Events per Xid since the agent started."""
+    xid_last_seen_seconds: Mapping[int, float] = field(default_factory=dict)
+    """Unix time of the newest event per Xid."""
+    last_xid: int | None = None
+
+    @property
+    def uuid(self) -> str:
+        """Identity of the device: the MIG instance's UUID where there is one, else the GPU's."""
+        return self.instance.uuid if self.instance else self.gpu.uuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One node at one instant; everything the exposition shows comes from here."""
+
+    taken_at_seconds: float
+    """Unix time of the tick."""
+    node: str
+    simulated: bool = False
+    driver_version: str | None = None
+    nvml_version: str | None = None
+    sample_at_seconds: float | None = None
+    """Unix time of the newest reading; ``None`` before the first."""
+    sample_duration_seconds: float | None = None
+    devices: tuple[DeviceView, ...] = ()
+    expected_devices: int | None = None
+    sources: tuple[SourceStatus, ...] = ()
+    attribution_enabled: bool = True
+    attribution_known: bool = False
+    attribution_at_seconds: float | None = None
+    attribution_problem: str = ""
+    """One line: why attribution is not known or not fresh, and how to mend it; empty when all is well."""
+    unresolved: tuple[Unresolved, ...] = ()
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Counts since start by (part, reason), e.g. ("attribution", "unavailable")."""
+    tick_duration_seconds: float = 0.0
+    ready: bool = False
+    not_ready_reasons: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""Nodes that do not exist: driver, kubelet and processes from one scenario, for demo, documentation and tests."""

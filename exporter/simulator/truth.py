@@ -1,0 +1,195 @@
+"""The ground truth of a simulated node at one instant: what driver, kubelet and /proc must agree on.
+
+A scenario is a pure function from seconds since its start to a ``NodeTruth``; the fake driver, the kubelet
+server, the fake ``/proc`` and the tests all read the same one, so accuracy is a number and not an opinion.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from exporter.model import Field
+
+
+class Fault(StrEnum):
+    """What can be wrong with a simulated GPU or driver at an instant."""
+
+    GPU_LOST = "gpu_lost"
+    """Every call on the GPU answers NVML_ERROR_GPU_IS_LOST."""
+    RESET_REQUIRED = "reset_required"
+    UNKNOWN_ERROR = "unknown_error"
+    GPU_ABSENT = "gpu_absent"
+    """Not enumerated by a driver that is initialised now."""
+    DRIVER_UNLOADED = "driver_unloaded"
+    LIBRARY_MISMATCH = "library_mismatch"
+    LIBRARY_MISSING = "library_missing"
+    HANG = "hang"
+    """Calls do not return while the fault lasts."""
+    SLOW = "slow"
+    """Every call takes ``seconds``."""
+    KUBELET_DOWN = "kubelet_down"
+    KUBELET_GARBAGE = "kubelet_garbage"
+    KUBELET_HUGE = "kubelet_huge"
+    KUBELET_SILENT = "kubelet_silent"
+    KUBELET_RATE_LIMIT = "kubelet_rate_limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What is fixed for a GPU model; figures from vendor data sheets and recorded nvidia-smi output."""
+
+    name: str
+    """As NVML names it: ``NVIDIA H100 80GB HBM3``."""
+    memory_bytes: int
+    memory_reserved_bytes: int
+    power_limit_watts: float
+    idle_watts: float
+    max_sm_clock_mhz: int
+    max_mem_clock_mhz: int
+    multiprocessors: int
+    gpm: bool
+    """Hopper and later: GPU Performance Monitoring answers."""
+    mig_profiles: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Profile name to (NVML GPU-instance profile id, compute slices, memory slices)."""
+    compute_slices: int = 0
+    memory_slices: int = 0
+    not_supported: frozenset[Field] = frozenset()
+    """Fields for which this model's driver says NOT_SUPPORTED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessTruth:
+    """One process that uses a device; ratios are its part of the device, 0..1."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/<pid>/stat: tells a reused pid."""
+    comm: str
+    cgroup: str
+    """The whole text of /proc/<pid>/cgroup."""
+    memory_used_bytes: int
+    sm_ratio: float = 0.0
+    mem_ratio: float = 0.0
+    enc_ratio: float = 0.0
+    dec_ratio: float = 0.0
+    namespace: str = ""
+    """Empty for a process outside every pod."""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy a device is at an instant; ratios 0..1 of the device."""
+
+    engine: float = 0.0
+    sm: float = 0.0
+    occupancy: float = 0.0
+    tensor: float = 0.0
+    dram: float = 0.0
+    fp16: float = 0.0
+    fp32: float = 0.0
+    fp64: float = 0.0
+    utilisation: float = 0.0
+    """NVML's GPU utilisation (kernel-resident time)."""
+    memory_copy: float = 0.0
+    encode: float = 0.0
+    decode: float = 0.0
+    jpeg: float = 0.0
+    optical_flow: float = 0.0
+    pcie_tx_bytes_per_second: float = 0.0
+    pcie_rx_bytes_per_second: float = 0.0
+    nvlink_tx_bytes_per_second: float = 0.0
+    nvlink_rx_bytes_per_second: float = 0.0
+    memory_used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigTruth:
+    """One MIG instance at an instant."""
+
+    uuid: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: str
+    profile_id: int
+    placement_start: int
+    compute_slices: int
+    memory_slices: int
+    memory_bytes: int
+    multiprocessors: int
+    load: Load = field(default_factory=Load)
+    load_integral: Load = field(default_factory=Load)
+    """Integral of ``load``'s ratios since the scenario's start, in seconds; GPM answers differences of it."""
+    processes: tuple[ProcessTruth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTruth:
+    """One simulated GPU at an instant."""
+
+    index: int
+    minor: int
+    uuid: str
+    pci_bus_id: str
+    serial: str
+    model: ModelSpec
+    load: Load = field(default_factory=Load)
+    load_integral: Load = field(default_factory=Load)
+    """Integral of ``load``'s ratios (and bytes per second) since the scenario's start, in seconds (bytes)."""
+    mig_enabled: bool = False
+    instances: tuple[MigTruth, ...] = ()
+    processes: tuple[ProcessTruth, ...] = ()
+    power_watts: float = 0.0
+    energy_joules: float = 0.0
+    """Since the driver was loaded; monotonic while it stays loaded."""
+    gpu_temp_celsius: int = 30
+    memory_temp_celsius: int | None = None
+    sm_clock_mhz: int = 345
+    mem_clock_mhz: int = 2619
+    performance_state: int = 0
+    clock_event_reasons: int = 0
+    overrides: Mapping[Field, int | float | None] = field(default_factory=dict)
+    """Values that replace what would follow from the load, in ``Field`` units; ``None`` = NOT_SUPPORTED."""
+    fault: Fault | None = None
+    xids: tuple[tuple[float, int], ...] = ()
+    """All Xid events up to now as (seconds since the scenario's start, code), oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderTruth:
+    """A container that truly holds a device now, and what the kubelet says of it."""
+
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str
+    device_uuid: str
+    """Of the GPU or MIG instance."""
+    resource: str
+    device_ids: tuple[str, ...]
+    """As the kubelet lists them, in whatever form the scenario's plugin uses."""
+    share_ratio: float
+    """Part of the physical GPU."""
+    activity_ratio: float
+    """Its part of the device's activity."""
+    started_seconds: float
+    """Since the scenario's start; may be negative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTruth:
+    """A simulated node at an instant (``at_seconds`` since the scenario's start)."""
+
+    at_seconds: float
+    node: str
+    driver_version: str
+    gpus: tuple[GpuTruth, ...] = ()
+    holders: tuple[HolderTruth, ...] = ()
+    other_pods: tuple[tuple[str, str, str], ...] = ()
+    """(namespace, pod, container) of pods without devices, which the kubelet lists too."""
+    allocatable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Resource to healthy device ids, allocated or not."""
+    faults: Mapping[Fault, float] = field(default_factory=dict)
+    """Faults of the driver or the kubelet as a whole, with a parameter (seconds for SLOW, else 0)."""

@@ -1,0 +1,1 @@
+"""Where readings come from: drivers, each owned by a child process that can be killed."""
