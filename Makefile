@@ -1,0 +1,83 @@
+# Every target works alone after a fresh clone on Debian or Ubuntu with python3 (3.11 or later), git and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test check bench golden format requirements clean
+
+PYTHON ?= python3
+# Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
+export PATH := $(CURDIR)/.tools/bin:$(PATH)
+RUN := .venv/bin/python
+# The simulated scenario that `make demo` shows.
+SCENARIO ?= demo
+# One file or test instead of all of them: make test TESTS=tests/test_rules.py
+TESTS ?= tests
+PIP := $(RUN) -m pip --disable-pip-version-check --quiet
+
+help: ## Say what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: .venv/.runtime .venv/.develop .tools/.demo .tools/.test ## Set up .venv, and the tools of demo and tests
+	@echo "installed: .venv/bin/gpu-cost-exporter"
+
+.venv/bin/python:
+	./scripts/setup_tools.sh venv "$(PYTHON)"
+
+.venv/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml | .venv/bin/python
+	$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.develop: requirements/dev.txt .venv/.runtime
+	$(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.tools/.demo: scripts/setup_tools.sh
+	./scripts/setup_tools.sh demo
+	@mkdir -p .tools && touch $@
+
+.tools/.test: scripts/setup_tools.sh
+	./scripts/setup_tools.sh test
+	@mkdir -p .tools && touch $@
+
+demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus and Alertmanager; Ctrl-C ends all of it
+	@exec $(RUN) -m exporter simulate stack $(SCENARIO)
+
+test: .venv/.develop .tools/.demo .tools/.test ## Run the tests with branch coverage; STRICT=1 lets no test be skipped but those for a real GPU
+	$(RUN) -m pytest -p tests.strict_plugin --cov --cov-report=term --cov-report=xml:.cache/coverage.xml $(TESTS)
+
+check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what generated files must equal
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(RUN) scripts/check_repository.py
+	$(RUN) dashboards/build.py --check
+	promtool check rules rules/prometheus-rules.yaml
+	promtool test rules tests/rules/*.yaml
+
+bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
+	@for file in benchmarks/*.py; do echo "== $$file"; $(RUN) "$$file"; done
+
+golden: .venv/.develop ## Write the golden files anew from what the program says now; look at the difference
+	UPDATE_GOLDEN=1 $(RUN) -m pytest -q -k "golden" $(TESTS)
+	$(RUN) scripts/metrics_doc.py
+	$(RUN) dashboards/build.py
+	$(RUN) scripts/prometheus_rule.py
+	git diff --stat
+
+format: .venv/.develop ## Format the code and mend what ruff can mend
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+COMPILE := .venv/bin/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --no-annotate \
+	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
+
+requirements: .venv/.develop ## Pin the requirements anew (UPGRADE=--upgrade takes newer versions)
+	$(COMPILE) $(UPGRADE) --output-file requirements/build.txt requirements/build.in
+	$(COMPILE) $(UPGRADE) --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) $(UPGRADE) --output-file requirements/dev.txt requirements/dev.in
+
+clean: ## Remove everything that make made
+	rm -rf .venv .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

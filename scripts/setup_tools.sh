@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Gets what `make` needs and the machine lacks: the virtual environment, Prometheus and Alertmanager, tools of the tests.
+# Usage: scripts/setup_tools.sh venv PYTHON | demo | test
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tools=$PWD/.tools
+export PATH=$tools/bin:$PATH DEBIAN_FRONTEND=noninteractive
+
+say() { echo "setup: $*" >&2; }
+have() { command -v "$1" >/dev/null 2>&1; }
+root() { [ "$(id -u)" = 0 ]; }
+
+# Package lists are fetched at most once in a run, and only by someone who may.
+refresh_lists() {
+  [ -n "${lists_fresh:-}" ] && return 0
+  lists_fresh=1
+  if root; then apt-get -qq update || say "apt-get update failed; going on with the package lists that are here"; fi
+}
+
+# apt_install PACKAGE...: installs as root; otherwise says what is missing and how to get it.
+apt_install() {
+  if ! have apt-get; then say "skipped: $* (no apt-get here; install it with this system's package manager)"; return 1; fi
+  if ! root; then say "skipped: $* (not root; get it with: sudo apt-get install -y --no-install-recommends $*)"; return 1; fi
+  apt-get -qq install -y --no-install-recommends "$@" >/dev/null 2>&1 && return 0
+  refresh_lists
+  apt-get -qq install -y --no-install-recommends "$@" >/dev/null || { say "skipped: $* (apt-get install failed)"; return 1; }
+}
+
+# apt_unpack PACKAGE: unpacks a package below .tools. Installing prometheus from Debian would start services; this starts
+# nothing and needs no root where the package lists are present.
+apt_unpack() {
+  if ! have apt-get || ! have dpkg; then say "skipped: $1 (no apt-get here; put the program on the PATH)"; return 1; fi
+  mkdir -p "$tools/packages" "$tools/root" "$tools/bin"
+  (cd "$tools/packages" && apt-get -qq -o APT::Sandbox::User=root download "$1" 2>/dev/null) || {
+    refresh_lists
+    (cd "$tools/packages" && apt-get -qq -o APT::Sandbox::User=root download "$1") || {
+      say "skipped: $1 (cannot be downloaded; get it with: sudo apt-get update && sudo apt-get install -y $1)"
+      return 1
+    }
+  }
+  dpkg -x "$tools/packages/$1"_*.deb "$tools/root"
+}
+
+link() { ln -sf "../root/usr/bin/$1" "$tools/bin/$1"; }
+
+make_venv() {
+  local python=$1
+  have "$python" || { say "no $python here; get Python 3.11 or later, or name it: make PYTHON=/path/to/python3"; exit 1; }
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    say "$("$python" --version) is too old: Python 3.11 or later is needed; name another one: make PYTHON=python3.12"
+    exit 1
+  }
+  "$python" -m venv .venv >/dev/null 2>&1 && return 0
+  rm -rf .venv
+  local version
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  apt_install "python$version-venv" || apt_install python3-venv || exit 1
+  "$python" -m venv .venv
+}
+
+demo_tools() {
+  if ! have prometheus || ! have promtool; then
+    if apt_unpack prometheus; then link prometheus; link promtool; fi
+  fi
+  if ! have prometheus-alertmanager && ! have alertmanager; then
+    if apt_unpack prometheus-alertmanager; then link prometheus-alertmanager; link amtool; fi
+  fi
+  return 0
+}
+
+test_tools() {
+  have chromium || have chromium-browser || have google-chrome || apt_install chromium || true
+  have cc || apt_install gcc libc6-dev || true
+  if ! have kubectl && ! have kustomize; then
+    if have go; then
+      mkdir -p "$tools/bin"
+      GOBIN=$tools/bin GOFLAGS= go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1 || say "skipped: kustomize (go install failed)"
+    else
+      say "skipped: kustomize (neither kubectl nor go is here; get one of them to have the deployment test run)"
+    fi
+  fi
+}
+
+case "${1:-}" in
+  venv) make_venv "${2:-python3}" ;;
+  demo) demo_tools ;;
+  test) test_tools ;;
+  *) say "usage: $0 venv PYTHON | demo | test"; exit 2 ;;
+esac
