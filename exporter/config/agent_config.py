@@ -1,0 +1,38 @@
+"""What the agent is told to do, after flags, environment, file and defaults are settled."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Settled configuration of the agent; every value is valid. Made by ``load_agent``."""
+
+    listen_host: str
+    """Empty: every interface, IPv4 and IPv6."""
+    listen_port: int
+    """0: any free port."""
+    release_seconds: float
+    sample_interval_seconds: float
+    source: Literal["auto", "nvml"]
+    idle_threshold_ratio: float
+    attribution: bool
+    kubelet_socket: str
+    kubelet_interval_seconds: float
+    attribution_expiry_seconds: float
+    gpu_resources: tuple[str, ...]
+    """Resource names and glob patterns."""
+    node_name: str
+    proc_root: Path
+    pod_log_root: Path
+    collectors: Path | None
+    dcgm_names: Literal["legacy", "4.9"]
+    hostname_label: str
+    series_limit: int
+    state_dir: Path | None
+    simulate: str | None
+    log_format: Literal["text", "json"]
+    log_level: Literal["debug", "info", "warning", "error"]
+    warnings: tuple[str, ...] = ()
+    """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""

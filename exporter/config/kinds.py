@@ -1,0 +1,173 @@
+"""How a text becomes a value: one ``Kind`` per sort of option, each saying what it allows."""
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<unit>ms|s|m|h)")
+_SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_WORDS = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A sort of value.
+
+    ``parse`` turns a text into the value and raises ValueError; ``noun`` and ``allowed`` complete the message
+    "'x' is not <noun>; allowed: <allowed>".
+    """
+
+    parse: Callable[[str], object]
+    noun: str
+    allowed: str
+    metavar: str
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen. An empty host is every interface."""
+
+    host: str
+    port: int
+
+
+def duration_seconds(text: str) -> float:
+    """Seconds of ``500ms``, ``1s``, ``2m``, ``1h``; ValueError without a unit, so that none is guessed."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    return float(match["number"]) * _SECONDS_PER[match["unit"]]
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that ``duration_seconds`` reads back: ``0.5`` is ``500ms``."""
+    for unit in ("h", "m", "s"):
+        count = seconds / _SECONDS_PER[unit]
+        if count >= 1 and count == int(count):
+            return f"{int(count)}{unit}"
+    return f"{seconds * 1000:g}ms"
+
+
+def duration(minimum_seconds: float, maximum_seconds: float) -> Kind:
+    """A duration with a unit, within bounds; the value is in seconds."""
+
+    def parse(text: str) -> float:
+        seconds = duration_seconds(text)
+        if not minimum_seconds <= seconds <= maximum_seconds:
+            raise ValueError(text)
+        return seconds
+
+    low, high = format_duration(minimum_seconds), format_duration(maximum_seconds)
+    allowed = f"a number with ms, s, m or h, from {low} to {high}"
+    return Kind(parse=parse, noun="a duration in range", allowed=allowed, metavar="DURATION")
+
+
+def _parse_switch(text: str) -> bool:
+    value = _WORDS.get(text.strip().lower())
+    if value is None:
+        raise ValueError(text)
+    return value
+
+
+def choice(*words: str) -> Kind:
+    """One of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return Kind(parse=parse, noun="a known choice", allowed=", ".join(words), metavar="{" + ",".join(words) + "}")
+
+
+def _parse_ratio(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 <= value < 1):
+        raise ValueError(text)
+    return value
+
+
+def count(minimum: int, maximum: int) -> Kind:
+    """A whole number within bounds."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not minimum <= value <= maximum:
+            raise ValueError(text)
+        return value
+
+    return Kind(parse=parse, noun="a whole number in range", allowed=f"{minimum} to {maximum}", metavar="NUMBER")
+
+
+def _parse_listen(text: str) -> Listen:
+    host, colon, port_text = text.strip().rpartition(":")
+    if not colon or not port_text.isdecimal() or not port_text.isascii():
+        raise ValueError(text)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        ipaddress.IPv6Address(host.partition("%")[0])
+    elif host and not _HOST_NAME.fullmatch(host):
+        raise ValueError(text)
+    port = int(port_text)
+    if port > _MAX_PORT:
+        raise ValueError(text)
+    return Listen(host, port)
+
+
+def _parse_path(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError(text)
+    return text
+
+
+def _parse_socket(text: str) -> str:
+    path = text.removeprefix("unix://")
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(text)
+    return path
+
+
+def _parse_name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(text)
+    return text.strip()
+
+
+def _parse_label(text: str) -> str:
+    if not _LABEL_NAME.fullmatch(text) or text.startswith("__"):
+        raise ValueError(text)
+    return text
+
+
+def _parse_pattern(text: str) -> str:
+    pattern = text.strip()
+    if not pattern or any(character.isspace() for character in pattern):
+        raise ValueError(text)
+    return pattern
+
+
+SWITCH = Kind(parse=_parse_switch, noun="a switch", allowed="on, off", metavar="{on,off}")
+RATIO = Kind(parse=_parse_ratio, noun="a ratio", allowed="a number from 0 up to, not including, 1", metavar="RATIO")
+LISTEN = Kind(
+    parse=_parse_listen,
+    noun="an address to listen on",
+    allowed=":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535",
+    metavar="HOST:PORT",
+)
+PATH = Kind(parse=_parse_path, noun="a path", allowed="a path that is not empty", metavar="PATH")
+SOCKET = Kind(parse=_parse_socket, noun="a socket path", allowed="an absolute path, or unix:///path", metavar="PATH")
+NAME = Kind(parse=_parse_name, noun="a name", allowed="printable text that is not empty", metavar="NAME")
+LABEL = Kind(parse=_parse_label, noun="a label name", allowed="letters, digits and _, no digit first", metavar="LABEL")
+RESOURCES = Kind(
+    parse=_parse_pattern,
+    noun="a resource name",
+    allowed="resource names or patterns such as nvidia.com/mig-*, separated by commas",
+    metavar="PATTERN,...",
+    is_list=True,
+)

@@ -1,0 +1,206 @@
+"""Every option of the agent, one value each: flags, environment, file, help and defaults are made from this table."""
+
+from dataclasses import dataclass
+
+from exporter.config import kinds
+from exporter.config.kinds import Kind
+
+ENV_PREFIX = "GPU_COST_EXPORTER_"
+DCGM_ENV_PREFIX = "DCGM_EXPORTER_"
+
+SERVE, SAMPLE, ATTRIBUTE, SHOW, RUN = "Serving", "Sampling", "Attribution", "What is exported", "Running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option. ``key`` is its name in the file; the flag and the variable follow from it.
+
+    ``default`` is what a user would have to write; ``None`` where the option is unset by default.
+    ``dcgm_env`` is the variable of dcgm-exporter that means the same.
+    """
+
+    key: str
+    kind: Kind
+    default: str | None
+    help: str
+    group: str
+    unit: str = ""
+    dcgm_env: str | None = None
+    default_note: str = ""
+
+    @property
+    def flag(self) -> str:
+        """``--sample-interval``."""
+        return f"--{self.key}"
+
+    @property
+    def env(self) -> str:
+        """``GPU_COST_EXPORTER_SAMPLE_INTERVAL``."""
+        return ENV_PREFIX + self.key.upper().replace("-", "_")
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        key="listen",
+        kind=kinds.LISTEN,
+        default=":9400",
+        group=SERVE,
+        dcgm_env="DCGM_EXPORTER_LISTEN",
+        help="Address of the page, the metrics and the API; no host means every interface, IPv6 in brackets.",
+    ),
+    Option(
+        key="release-seconds",
+        kind=kinds.duration(1, 3600),
+        default="60s",
+        group=SERVE,
+        help="How long SIGUSR1 or POST /-/release closes the driver, so that a GPU reset or driver upgrade can pass.",
+    ),
+    Option(
+        key="sample-interval",
+        kind=kinds.duration(0.2, 300),
+        default="1s",
+        group=SAMPLE,
+        dcgm_env="DCGM_EXPORTER_INTERVAL",
+        help="Time between two readings of the driver. Prometheus' scrape interval is independent of it.",
+    ),
+    Option(
+        key="source",
+        kind=kinds.choice("auto", "nvml"),
+        default="auto",
+        group=SAMPLE,
+        help="Where readings come from. auto takes the best that the node has.",
+    ),
+    Option(
+        key="idle-threshold",
+        kind=kinds.RATIO,
+        default="0.05",
+        unit="ratio of the device",
+        group=SAMPLE,
+        help="A holder is idle while its activity is below this.",
+    ),
+    Option(
+        key="attribution",
+        kind=kinds.SWITCH,
+        default="on",
+        group=ATTRIBUTE,
+        dcgm_env="DCGM_EXPORTER_KUBERNETES",
+        help="Ask the kubelet which pod holds which device.",
+    ),
+    Option(
+        key="kubelet-socket",
+        kind=kinds.SOCKET,
+        default="/var/lib/kubelet/pod-resources/kubelet.sock",
+        group=ATTRIBUTE,
+        dcgm_env="DCGM_POD_RESOURCES_KUBELET_SOCKET",
+        help="The kubelet's pod-resources socket. In a container mount its directory, never the socket itself.",
+    ),
+    Option(
+        key="kubelet-interval",
+        kind=kinds.duration(1, 300),
+        default="5s",
+        group=ATTRIBUTE,
+        help="Time between two questions to the kubelet.",
+    ),
+    Option(
+        key="attribution-expiry",
+        kind=kinds.duration(5, 3600),
+        default="60s",
+        group=ATTRIBUTE,
+        help="How long the kubelet's last answer holds while it cannot be asked; after that allocation is unknown.",
+    ),
+    Option(
+        key="gpu-resources",
+        kind=kinds.RESOURCES,
+        default="nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*",
+        group=ATTRIBUTE,
+        help="Extended resources that are GPUs, as names or patterns. NVIDIA_RESOURCE_NAMES adds to them.",
+    ),
+    Option(
+        key="node-name",
+        kind=kinds.NAME,
+        default=None,
+        default_note="$NODE_NAME, else the host name",
+        group=ATTRIBUTE,
+        dcgm_env="NODE_NAME",
+        help="Name of this node in labels and on the page.",
+    ),
+    Option(
+        key="proc-root",
+        kind=kinds.PATH,
+        default="/proc",
+        group=ATTRIBUTE,
+        help="Where the host's /proc is: tells which pod a process belongs to. Needs the host's PID namespace.",
+    ),
+    Option(
+        key="pod-log-root",
+        kind=kinds.PATH,
+        default="/var/log/pods",
+        group=ATTRIBUTE,
+        help="Where the kubelet keeps pod logs; only the directories' names are read, to name a pod by its uid.",
+    ),
+    Option(
+        key="collectors",
+        kind=kinds.PATH,
+        default=None,
+        default_note="dcgm-exporter's default set",
+        group=SHOW,
+        dcgm_env="DCGM_EXPORTER_COLLECTORS",
+        help="CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names.",
+    ),
+    Option(
+        key="dcgm-names",
+        kind=kinds.choice("legacy", "4.9"),
+        default="legacy",
+        group=SHOW,
+        help="Spelling of the default set: names up to dcgm-exporter 4.8, or those from 4.9 on.",
+    ),
+    Option(
+        key="hostname-label",
+        kind=kinds.LABEL,
+        default=None,
+        default_note="Hostname with legacy names, hostname with 4.9 names",
+        group=SHOW,
+        help="Name of the DCGM_FI_* label that carries the node's name.",
+    ),
+    Option(
+        key="series-limit",
+        kind=kinds.count(100, 10_000_000),
+        default="20000",
+        unit="series",
+        group=SHOW,
+        help="Pod series beyond this many are dropped, and counted in gpu_exporter_dropped_series_total.",
+    ),
+    Option(
+        key="state-dir",
+        kind=kinds.PATH,
+        default=None,
+        default_note="nothing is kept",
+        group=RUN,
+        help="Existing directory for what is kept across restarts.",
+    ),
+    Option(
+        key="simulate",
+        kind=kinds.NAME,
+        default=None,
+        default_note="the real node",
+        group=RUN,
+        help="Show a simulated node instead: a shipped scenario (see: simulate list) or a file. Touches nothing real.",
+    ),
+    Option(
+        key="log-format",
+        kind=kinds.choice("text", "json"),
+        default="text",
+        group=RUN,
+        dcgm_env="DCGM_EXPORTER_LOG_FORMAT",
+        help="Form of the log on standard error; one line per event either way.",
+    ),
+    Option(
+        key="log-level",
+        kind=kinds.choice("debug", "info", "warning", "error"),
+        default="info",
+        group=RUN,
+        help="Least severe event that is logged.",
+    ),
+)
+
+BY_KEY = {option.key: option for option in OPTIONS}

@@ -1,0 +1,85 @@
+"""Looks at what a configuration names - files, directories, sockets - before anything is started."""
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exporter.exposition.collectors_file import Collectors
+
+
+def problems(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the named paths, one line each. ``values`` is by option key; ``None`` is unset or refused.
+
+    What may still come - a kubelet that is not up yet - is no problem; what cannot mend itself is.
+    """
+    found: list[str] = []
+    if values["collectors"]:
+        try:
+            read_collectors(Path(values["collectors"]))
+        except ConfigError as error:
+            found += error.problems
+    if values["state-dir"]:
+        found += _state_dir(Path(values["state-dir"]))
+    if values["simulate"]:
+        return found
+    if values["attribution"] and values["kubelet-socket"]:
+        problem = kubelet_socket_problem(Path(values["kubelet-socket"]))
+        if problem:
+            found.append(problem)
+    if values["proc-root"] and not Path(values["proc-root"]).is_dir():
+        found.append(f"proc-root: {values['proc-root']} is not a directory; allowed: where the host's /proc is mounted")
+    return found
+
+
+def read_collectors(path: Path | None) -> "Collectors":
+    """The collectors of a file in dcgm-exporter's format, or the default set.
+
+    Raises:
+        ConfigError: With all mistakes of the file, each with its line, or that it cannot be read.
+    """
+    from exporter.exposition import collectors_file  # noqa: PLC0415 - keeps `--help` fast
+
+    if path is None:
+        return collectors_file.DEFAULT
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"collectors: cannot read {path}: {error.strerror}; allowed: a readable CSV file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"collectors: {path} is not UTF-8 text; allowed: a CSV file") from None
+    return collectors_file.parse(text, str(path))
+
+
+def _state_dir(path: Path) -> list[str]:
+    if not path.exists():
+        return [f"state-dir: {path} does not exist; allowed: a directory that is there and can be written"]
+    if not path.is_dir():
+        return [f"state-dir: {path} is not a directory; allowed: a directory that can be written"]
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return [f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"]
+    return []
+
+
+def kubelet_socket_problem(path: Path) -> str:
+    """Why this path can never be the kubelet's socket, in one line; empty where it is one or may still become one."""
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        return (
+            f"kubelet-socket: no permission to reach {path} as uid {os.geteuid()}; run as uid 0, or --attribution off"
+        )
+    except NotADirectoryError:
+        return f"kubelet-socket: a part of {path} is not a directory; allowed: the kubelet's pod-resources socket"
+    except OSError:
+        return ""
+    if stat.S_ISSOCK(mode):
+        if os.access(path, os.W_OK):
+            return ""
+        return f"kubelet-socket: uid {os.geteuid()} may not connect to {path}; run as uid 0, or --attribution off"
+    kind = "a directory" if stat.S_ISDIR(mode) else "a file"
+    return f"kubelet-socket: {path} is {kind}, not a socket; allowed: the kubelet's pod-resources socket"
