@@ -1,0 +1,59 @@
+"""Joins what the driver sees with what the kubelet says, again only when one of the two has changed."""
+
+from dataclasses import dataclass, field
+
+from exporter.attribution.join import attribute
+from exporter.attribution.podresources import KubeletPoller
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.model import Allocations, AllocationState, Attribution, Gpu, MigInstance, Reading
+
+HARMLESS_REASONS = frozenset({"unknown_uuid", "duplicate"})
+"""Reasons why an id was not resolved that leave no doubt about the devices that *are* seen."""
+
+
+@dataclass(slots=True)
+class Attributor:
+    """Keeps the last join and the ways from a process to its pod.
+
+    ``poller`` is ``None`` where attribution is switched off: then nothing is known of any holder.
+    """
+
+    poller: KubeletPoller | None
+    pids: PidResolver
+    names: PodNames
+    expiry_seconds: float
+    _cached_for: tuple[Allocations, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
+    _cached: Attribution = field(default_factory=lambda: Attribution(known=False))
+
+    def join(self, reading: Reading | None, now: float) -> Attribution:
+        """Return the holders of every device of ``reading``, or that they are not known."""
+        allocations = self.poller.latest if self.poller else None
+        if allocations is None:
+            return Attribution(known=False)
+        gpus = tuple(gpu.gpu for gpu in reading.gpus) if reading else ()
+        instances = tuple(part.instance for gpu in reading.gpus for part in gpu.instances) if reading else ()
+        expired = now - allocations.answered_at_seconds > self.expiry_seconds
+        previous = self._cached_for
+        unchanged = (
+            previous is not None
+            and previous[0] is allocations
+            and previous[1] == gpus
+            and previous[2] == instances
+            and self._cached.known is not expired
+        )
+        if not unchanged:
+            self._cached = attribute(
+                allocations=allocations, gpus=gpus, instances=instances, now=now, expiry_seconds=self.expiry_seconds
+            )
+            self._cached_for = (allocations, gpus, instances)
+        return self._cached
+
+
+def allocation_state(attribution: Attribution, uuid: str) -> AllocationState:
+    """Tell the three apart; "unallocated" only where no unresolved id could stand for the device."""
+    if not attribution.known:
+        return AllocationState.UNKNOWN
+    if attribution.holders.get(uuid):
+        return AllocationState.ALLOCATED
+    doubtful = any(entry.reason not in HARMLESS_REASONS for entry in attribution.unresolved)
+    return AllocationState.UNKNOWN if doubtful else AllocationState.UNALLOCATED

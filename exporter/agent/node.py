@@ -1,0 +1,125 @@
+"""The agent's tick: sources and attribution joined into one immutable snapshot. The only place where they meet."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from exporter.agent.attributor import Attributor
+from exporter.agent.record import SourceRecord
+from exporter.agent.views import Viewer, darkened
+from exporter.model import Attribution, DeviceView, Reading, Snapshot, SourceState, SourceStatus
+from exporter.sources.worker import Worker
+
+STALE_INTERVALS = 3
+"""A reading older than so many sample intervals is not shown: what was not seen is unknown."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One node as the agent knows it."""
+
+    name: str
+    worker: Worker
+    viewer: Viewer
+    sample_interval_seconds: float
+    simulated: bool = False
+    process_clock: Callable[[], float]
+    """A monotonic clock in seconds, for the duration of the tick itself."""
+    record: SourceRecord = field(default_factory=SourceRecord)
+    own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def attributor(self) -> Attributor:
+        """The join of kubelet and driver."""
+        return self.viewer.attributor
+
+    def tick(self, now: float) -> Snapshot:
+        """Take what has come in and return the node's picture at ``now`` (Unix time). Never blocks."""
+        started = self.process_clock()
+        for reading in self.worker.take():
+            self.record.add(reading)
+        status = self.worker.status
+        newest = self.record.newest
+        fresh = newest is not None and self._is_fresh(newest, status, now)
+        shown = newest if newest is None or fresh else darkened(newest, status.reason or "stale")
+        attribution = self.attributor.join(newest, now)
+        views = self.viewer.views(shown, attribution, self.record.xids, now) if shown else ()
+        return self._snapshot(
+            now,
+            fresh=fresh,
+            status=status,
+            attribution=attribution,
+            views=views,
+            duration=self.process_clock() - started,
+        )
+
+    def count_error(self, part: str, reason: str) -> None:
+        """Count an error of the agent itself."""
+        self.own_errors[part, reason] += 1
+
+    def _is_fresh(self, reading: Reading, status: SourceStatus, now: float) -> bool:
+        age = now - reading.taken_at_seconds
+        # A clock that was set back makes a reading look as if it came from the future: it is not old for that.
+        return status.state is SourceState.UP and age <= max(STALE_INTERVALS * self.sample_interval_seconds, 2.0)
+
+    def _snapshot(
+        self,
+        now: float,
+        *,
+        fresh: bool,
+        status: SourceStatus,
+        attribution: Attribution,
+        views: tuple[DeviceView, ...],
+        duration: float,
+    ) -> Snapshot:
+        newest = self.record.newest
+        poller = self.attributor.poller
+        allocations = poller.latest if poller else None
+        return Snapshot(
+            taken_at_seconds=now,
+            node=self.name,
+            simulated=self.simulated,
+            driver_version=newest.driver_version if newest else None,
+            nvml_version=newest.nvml_version if newest else None,
+            sample_at_seconds=newest.taken_at_seconds if newest else None,
+            sample_duration_seconds=newest.duration_seconds if newest else None,
+            devices=views,
+            expected_devices=_expected(attribution, views),
+            sources=(status,),
+            attribution_enabled=poller is not None,
+            attribution_known=attribution.known,
+            attribution_at_seconds=allocations.answered_at_seconds if allocations else None,
+            attribution_problem=poller.problem if poller else "",
+            unresolved=attribution.unresolved,
+            errors=self._errors(),
+            tick_duration_seconds=duration,
+            ready=fresh,
+            not_ready_reasons=() if fresh else (_why_not(status, newest),),
+        )
+
+    def _errors(self) -> dict[tuple[str, str], int]:
+        errors: Counter[tuple[str, str]] = Counter(self.own_errors)
+        name = self.worker.status.name
+        for source in (self.record.errors, self.worker.errors):
+            for reason, count in source.items():
+                errors[name, reason] += count
+        if self.attributor.poller:
+            for reason, count in self.attributor.poller.errors.items():
+                errors["attribution", reason] += count
+        return dict(errors)
+
+
+def _expected(attribution: Attribution, views: tuple[DeviceView, ...]) -> int | None:
+    """GPUs that should be here: what the kubelet knows or what was seen before, whichever is more."""
+    seen = len({view.gpu.uuid for view in views})
+    if attribution.expected_devices is None:
+        return seen or None
+    return max(seen, attribution.expected_devices)
+
+
+def _why_not(status: SourceStatus, newest: Reading | None) -> str:
+    if status.state is not SourceState.UP:
+        return f"source {status.name} is {status.state}: {status.message or status.reason or 'no reading yet'}"
+    if newest is None:
+        return f"source {status.name} has not sent a reading yet"
+    return f"the newest reading of source {status.name} is too old"

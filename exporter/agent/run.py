@@ -1,0 +1,215 @@
+"""Starts the agent's parts in the right order, ticks at the sample interval, and ends them all."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from exporter.accounting.idle import IdleClock
+from exporter.agent.attributor import Attributor
+from exporter.agent.node import STALE_INTERVALS, Node
+from exporter.agent.views import Viewer
+from exporter.attribution.podresources import KubeletPoller
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.config import AgentConfig
+from exporter.errors import ConfigError
+from exporter.exposition.collector import ExpositionOptions
+from exporter.exposition.collectors_file import DEFAULT, Collectors
+from exporter.exposition.collectors_file import parse as parse_collectors
+from exporter.exposition.rendered import Renderer
+from exporter.exposition.server import create_app
+from exporter.model import Snapshot
+from exporter.sources.worker import Worker, nvml_command
+
+LOG = logging.getLogger("exporter.agent")
+
+SHUTDOWN_SECONDS = 2.0
+"""How long open scrapes may take to finish when the agent is told to end."""
+
+
+async def run(
+    config: AgentConfig,
+    *,
+    worker_command: Sequence[str] | None = None,
+    simulated: bool = False,
+    worker_env: Mapping[str, str] | None = None,
+) -> int:
+    """Run the agent until SIGTERM or SIGINT; return its exit code.
+
+    Args:
+        config: What the user wants.
+        worker_command: Command line of the child that owns the driver; ``None`` for the NVML child.
+        simulated: Whether what the child reads does not exist; every page and the metrics then say so.
+        worker_env: Extra environment of the child.
+
+    Raises:
+        ConfigError: A file cannot be read or the port not be bound; nothing has been started then.
+    """
+    collectors = load_collectors(config)
+    listener = bind(config.listen_host, config.listen_port)
+    command = worker_command or nvml_command(config.sample_interval_seconds, collectors.fields)
+    agent = Agent(
+        node=_node(config, command, worker_env, simulated=simulated),
+        renderer=Renderer(
+            ExpositionOptions(
+                collectors=collectors,
+                names=config.dcgm_names,
+                hostname_label=config.hostname_label,
+                series_limit=config.series_limit,
+            )
+        ),
+        release_seconds=config.release_seconds,
+    )
+    return await agent.run(listener)
+
+
+def load_collectors(config: AgentConfig) -> Collectors:
+    """Read the collectors file, or take dcgm-exporter's default set; say once what will be absent."""
+    if config.collectors is None:
+        return DEFAULT
+    path = Path(config.collectors)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"collectors: {path} cannot be read: {error}; give a readable CSV file in UTF-8") from error
+    collectors = parse_collectors(text, str(path))
+    for warning in collectors.warnings:
+        LOG.warning("%s", warning)
+    return collectors
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind the listening socket first, so that a port in use ends the program before anything is started."""
+    try:
+        family = socket.AF_INET6 if ":" in host or not host else socket.AF_INET
+        dual_stack = family is socket.AF_INET6 and not host and socket.has_dualstack_ipv6()
+        if not host and not dual_stack:
+            family = socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=dual_stack)
+    except OSError as error:
+        raise ConfigError(
+            f"listen: cannot listen on '{host}:{port}': {error.strerror or error}; "
+            "free the port or choose another address with --listen"
+        ) from error
+
+
+def _node(config: AgentConfig, command: Sequence[str], env: Mapping[str, str] | None, *, simulated: bool) -> Node:
+    poller = None
+    if config.attribution:
+        poller = KubeletPoller(
+            socket_path=config.kubelet_socket,
+            interval_seconds=config.kubelet_interval_seconds,
+            resources=config.gpu_resources,
+            clock=time.time,
+        )
+    proc_root = Path(config.proc_root)
+    viewer = Viewer(
+        attributor=Attributor(
+            poller=poller,
+            pids=PidResolver(proc_root),
+            names=PodNames(Path(config.pod_log_root)),
+            expiry_seconds=config.attribution_expiry_seconds,
+        ),
+        clock=IdleClock(
+            threshold_ratio=config.idle_threshold_ratio,
+            tolerated_gap_seconds=STALE_INTERVALS * config.sample_interval_seconds,
+        ),
+        process_list_reliable=sees_host_processes(proc_root),
+    )
+    worker = Worker(
+        name="nvml",
+        command=command,
+        interval_seconds=config.sample_interval_seconds,
+        env=env,
+        clock=time.time,
+    )
+    return Node(
+        name=config.node_name,
+        worker=worker,
+        viewer=viewer,
+        sample_interval_seconds=config.sample_interval_seconds,
+        simulated=simulated,
+        process_clock=time.monotonic,
+    )
+
+
+def sees_host_processes(proc_root: Path) -> bool:
+    """Tell whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
+    try:
+        return (proc_root / "2" / "comm").read_text(encoding="ascii").strip() == "kthreadd"
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent:
+    """A running agent: one node, one renderer, one newest snapshot."""
+
+    node: Node
+    renderer: Renderer
+    release_seconds: float
+    snapshot: Snapshot | None = None
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve and tick until told to end."""
+        stop = asyncio.Event()
+        self._install_signals(stop)
+        self._tick()
+        app = create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self.node.worker.release)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=128).start()
+        LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
+        parts: list[Callable[[], Awaitable[None]]] = [self.node.worker.run, self._ticks]
+        if self.node.attributor.poller:
+            parts.append(self.node.attributor.poller.run)
+        tasks = [asyncio.ensure_future(part()) for part in parts]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()
+        finally:
+            LOG.info("ending")
+            for task in [stopping, *tasks]:
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
+        return 0
+
+    def _install_signals(self, stop: asyncio.Event) -> None:
+        """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, self.node.worker.release, self.release_seconds)
+
+    async def _ticks(self) -> None:
+        loop = asyncio.get_running_loop()
+        interval = self.node.sample_interval_seconds
+        due = loop.time()
+        while True:
+            due = max(due + interval, loop.time())
+            await asyncio.sleep(due - loop.time())
+            self._tick()
+
+    def _tick(self) -> None:
+        try:
+            self.snapshot = self.node.tick(time.time())
+        except Exception:
+            # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.
+            self.node.count_error("agent", "tick")
+            LOG.exception("tick failed; the last snapshot stays")
+
+    def _metrics(self, accept: str) -> tuple[bytes, str]:
+        if self.snapshot is None:
+            return b"", "text/plain; version=0.0.4; charset=utf-8"
+        return self.renderer.metrics(self.snapshot, accept)

@@ -1,0 +1,134 @@
+"""Who uses how much of one device: holders, their processes, and what belongs to nobody listed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from exporter.accounting.activity import Judgement, Samples, split_activity
+from exporter.accounting.idle import IdleClock
+from exporter.attribution.processes import Matched
+from exporter.model import Activity, ActivitySource, Field, Holder, PodUse, ProcessUse
+
+MEBIBYTE = 1 << 20
+
+HIDDEN_PROCESSES_MEMORY_MIB = 300
+"""An empty process list with more memory than this in use means that processes are hidden, not absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """One device's use, divided."""
+
+    pods: tuple[PodUse, ...]
+    unattributed_activity_ratio: float | None
+    unattributed_memory_bytes: int | None
+    unattributed_processes: int | None
+
+
+def visible_processes(
+    processes: tuple[ProcessUse, ...] | None, values: Mapping[Field, int | float]
+) -> tuple[ProcessUse, ...] | None:
+    """Return the process list, or ``None`` where an empty one cannot be true (another PID namespace)."""
+    if processes == () and values.get(Field.FB_USED, 0) > HIDDEN_PROCESSES_MEMORY_MIB:
+        return None
+    return processes
+
+
+def divide(
+    *,
+    uuid: str,
+    holders: Sequence[Holder],
+    judgement: Judgement,
+    values: Mapping[Field, int | float],
+    matched: Matched | None,
+    clock: IdleClock,
+    now: float,
+) -> DeviceUse:
+    """Divide a device among its holders.
+
+    Args:
+        uuid: Of the device (GPU or MIG instance).
+        holders: Its holders, in a stable order.
+        judgement: The device's activity.
+        values: The device's values.
+        matched: Its processes by holder, ``None`` where the driver does not tell processes.
+        clock: Remembers ages and idleness.
+        now: Unix time.
+    """
+    told = matched if matched is not None and matched.complete else None
+    split = split_activity(judgement.activity, holders, _samples(holders, told))
+    foreign = _memory(told.unattributed) if told else None
+    pods: list[PodUse] = []
+    for holder, activity in zip(holders, split.parts, strict=True):
+        # Idleness is judged against what is held: all of a quarter is busy, though it is 0.25 of the device.
+        of_its_share = None if activity is None else min(1.0, activity.ratio / holder.device_share_ratio)
+        key = (uuid, holder.namespace, holder.pod, holder.container)
+        standing = clock.observe(key, now, of_its_share, holder.pod_uid)
+        alone = len(holders) == 1 and holder.device_share_ratio >= 1
+        if alone:
+            memory = _memory_of_sole_holder(values, foreign if told else 0)
+        else:
+            memory = _memory(told.by_holder.get(holder, ())) if told else None
+        pods.append(
+            PodUse(
+                holder=holder,
+                age_seconds=standing.age_seconds,
+                activity=activity,
+                idle_for_seconds=standing.idle_for_seconds,
+                memory_used_bytes=memory,
+                values=_drop_in_values(activity, judgement, values, memory) if told and not alone else {},
+            )
+        )
+    return DeviceUse(
+        pods=tuple(pods),
+        unattributed_activity_ratio=split.remainder_ratio,
+        unattributed_memory_bytes=foreign,
+        unattributed_processes=len(told.unattributed) if told else None,
+    )
+
+
+def _samples(holders: Sequence[Holder], matched: Matched | None) -> Samples | None:
+    if matched is None:
+        return None
+    everybody = [process for uses in matched.by_holder.values() for process in uses] + list(matched.unattributed)
+    if not any(process.sm_ratio is not None for process in everybody):
+        return None
+    return Samples(
+        by_holder=tuple(_busy(matched.by_holder.get(holder, ())) for holder in holders),
+        others=_busy(matched.unattributed),
+    )
+
+
+def _busy(processes: Sequence[ProcessUse]) -> float:
+    """Sum, over processes, of the busiest of their engines: a transcoder is not idle."""
+    return sum(max(p.sm_ratio or 0.0, p.enc_ratio or 0.0, p.dec_ratio or 0.0) for p in processes)
+
+
+def _memory(processes: Sequence[ProcessUse]) -> int | None:
+    """Sum of memory in bytes; ``None`` as soon as one process's is not known."""
+    if any(process.memory_used_bytes is None for process in processes):
+        return None
+    return sum(process.memory_used_bytes or 0 for process in processes)
+
+
+def _memory_of_sole_holder(values: Mapping[Field, int | float], foreign_bytes: int | None) -> int | None:
+    used = values.get(Field.FB_USED)
+    if used is None or foreign_bytes is None:
+        return None
+    return max(0, int(used) * MEBIBYTE - foreign_bytes)
+
+
+def _drop_in_values(
+    part: Activity | None, device: Judgement, values: Mapping[Field, int | float], memory_bytes: int | None
+) -> dict[Field, int | float]:
+    """Fields of the drop-in family that are truly per holder on a shared device: its part of the device's value."""
+    drop_in: dict[Field, int | float] = {}
+    if memory_bytes is not None:
+        drop_in[Field.FB_USED] = memory_bytes // MEBIBYTE
+    if part is None or device.activity is None or part.source is ActivitySource.ESTIMATED:
+        return drop_in
+    fraction = part.ratio / device.activity.ratio if device.activity.ratio else 0.0
+    if Field.GPU_UTIL in values:
+        drop_in[Field.GPU_UTIL] = round(values[Field.GPU_UTIL] * fraction)
+    if Field.PROF_GR_ENGINE_ACTIVE in values:
+        drop_in[Field.PROF_GR_ENGINE_ACTIVE] = values[Field.PROF_GR_ENGINE_ACTIVE] * fraction
+    return drop_in

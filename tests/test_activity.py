@@ -1,0 +1,134 @@
+"""Activity: which signal counts, when signals contradict each other, and how it is divided."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.accounting.activity import (
+    CONTRADICTING_SAMPLES,
+    ActivityJudge,
+    Judgement,
+    Samples,
+    judge_sample,
+    partitioned_activity,
+    split_activity,
+)
+from exporter.model import Activity, ActivitySource, Field, Gpu, Holder, ShareMode
+
+
+def holder(name: str, share: float = 1.0) -> Holder:
+    return Holder(
+        namespace="ml",
+        pod=name,
+        container="main",
+        device_uuid="GPU-0",
+        mode=ShareMode.EXCLUSIVE if share == 1 else ShareMode.SHARED,
+        resource="nvidia.com/gpu",
+        source="device-plugin",
+        share_ratio=share,
+        device_share_ratio=share,
+    )
+
+
+def test_the_engine_counter_wins_over_utilisation() -> None:
+    judged = judge_sample({Field.PROF_GR_ENGINE_ACTIVE: 0.4, Field.GPU_UTIL: 100})
+    assert judged.activity == Activity(ratio=0.4, source=ActivitySource.ENGINE)
+
+
+def test_utilisation_serves_where_there_is_no_engine_counter() -> None:
+    assert judge_sample({Field.GPU_UTIL: 37}).activity == Activity(ratio=0.37, source=ActivitySource.UTILISATION)
+
+
+def test_a_transcoder_is_not_idle() -> None:
+    judged = judge_sample({Field.GPU_UTIL: 2, Field.ENC_UTIL: 71, Field.DEC_UTIL: 30})
+    assert judged.activity == Activity(ratio=0.71, source=ActivitySource.CODEC)
+
+
+@pytest.mark.parametrize("values", [{}, {Field.POWER_USAGE: 300.0}, {Field.ENC_UTIL: 0, Field.DEC_UTIL: 0}])
+def test_without_a_compute_signal_activity_is_unknown_and_never_zero(values: dict[Field, float]) -> None:
+    assert judge_sample(values) == Judgement(activity=None, reason="no_source")
+
+
+def test_an_engine_counter_that_stays_dead_at_high_utilisation_becomes_unknown() -> None:
+    judge = ActivityJudge()
+    lie = {Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99}
+    judged = [judge.judge("GPU-0", lie).reason for _ in range(CONTRADICTING_SAMPLES)]
+    assert judged == ["", "", "contradiction"]
+    assert judge.judge("GPU-0", {Field.PROF_GR_ENGINE_ACTIVE: 0.9, Field.GPU_UTIL: 99}).reason == ""
+    assert judge.judge("GPU-0", lie).reason == "", "a lag of one sample after work has stopped is no contradiction"
+
+
+def test_a_busy_gpu_without_process_and_memory_becomes_unknown() -> None:
+    judge = ActivityJudge()
+    stuck = {Field.GPU_UTIL: 100, Field.FB_USED: 3}
+    assert [judge.judge("GPU-0", stuck, process_count=0).reason for _ in range(3)][-1] == "contradiction"
+    fresh = ActivityJudge()
+    hidden = [fresh.judge("GPU-0", stuck, process_count=0, process_list_reliable=False).reason for _ in range(5)]
+    assert set(hidden) == {""}, "in a PID namespace of our own the empty list proves nothing"
+
+
+def test_a_partitioned_gpu_is_the_slice_weighted_mean_of_its_instances() -> None:
+    gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
+    unknown = Judgement(activity=None, reason="no_source")
+
+    def engine(ratio: float) -> Judgement:
+        return Judgement(activity=Activity(ratio=ratio, source=ActivitySource.ENGINE))
+
+    whole = partitioned_activity(gpu, unknown, [(3, engine(1.0)), (2, engine(0.5))])
+    assert whole.activity is not None
+    assert whole.activity.ratio == pytest.approx(4 / 7)
+    assert partitioned_activity(gpu, unknown, [(3, engine(1.0)), (2, unknown)]).activity is None
+
+
+def test_sharers_get_their_part_by_process_samples() -> None:
+    device = Activity(ratio=0.8, source=ActivitySource.UTILISATION)
+    split = split_activity(device, [holder("a", 0.25), holder("b", 0.25)], Samples(by_holder=(0.3, 0.1), others=0.0))
+    assert [part.ratio for part in split.parts if part] == pytest.approx([0.6, 0.2])
+    assert {part.source for part in split.parts if part} == {ActivitySource.PROCESS_SAMPLES}
+
+
+def test_without_process_data_the_parts_are_by_share_and_say_so() -> None:
+    device = Activity(ratio=0.6, source=ActivitySource.UTILISATION)
+    split = split_activity(device, [holder("a", 0.5), holder("b", 0.25)], None)
+    assert [part.ratio for part in split.parts if part] == pytest.approx([0.4, 0.2])
+    assert {part.source for part in split.parts if part} == {ActivitySource.ESTIMATED}
+
+
+def test_silent_samples_on_a_busy_device_do_not_make_its_sharers_idle() -> None:
+    device = Activity(ratio=0.9, source=ActivitySource.ENGINE)
+    split = split_activity(device, [holder("a", 0.5), holder("b", 0.5)], Samples(by_holder=(0.0, 0.0), others=0.0))
+    assert [part.ratio for part in split.parts if part] == pytest.approx([0.45, 0.45])
+
+
+def test_a_foreign_process_on_an_exclusive_gpu_is_not_its_holders_activity() -> None:
+    device = Activity(ratio=1.0, source=ActivitySource.ENGINE)
+    split = split_activity(device, [holder("a")], Samples(by_holder=(0.0,), others=0.9))
+    assert split.parts[0] == Activity(ratio=0.0, source=ActivitySource.PROCESS_SAMPLES)
+    assert split.remainder_ratio == pytest.approx(1.0)
+
+
+ratios = st.floats(0, 1)
+
+
+@given(
+    device=st.one_of(st.none(), ratios),
+    shares=st.lists(st.floats(0.01, 1), max_size=5),
+    samples=st.one_of(st.none(), st.lists(ratios, min_size=5, max_size=5)),
+    others=ratios,
+)
+def test_parts_and_remainder_always_sum_to_the_device(
+    device: float | None, shares: list[float], samples: list[float] | None, others: float
+) -> None:
+    activity = None if device is None else Activity(ratio=device, source=ActivitySource.ENGINE)
+    holders = [holder(f"p{i}", share) for i, share in enumerate(shares)]
+    given_samples = None if samples is None else Samples(by_holder=tuple(samples[: len(holders)]), others=others)
+    split = split_activity(activity, holders, given_samples)
+    assert len(split.parts) == len(holders)
+    if activity is None:
+        assert split.remainder_ratio is None
+        assert set(split.parts) <= {None}
+    else:
+        assert split.remainder_ratio is not None
+        total = sum(part.ratio for part in split.parts if part) + split.remainder_ratio
+        assert total == pytest.approx(activity.ratio, abs=1e-12)
+        assert all(part is not None and 0 <= part.ratio <= 1 for part in split.parts)
