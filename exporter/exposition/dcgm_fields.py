@@ -1,0 +1,118 @@
+"""The one table of DCGM fields: id, names of each era, types, units and how to convert between eras.
+
+Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL_RATIO`` and means percent; 4.7
+gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from exporter.exposition.dcgm_table import TEXT
+from exporter.exposition.family import Kind
+from exporter.model import Field
+
+
+class Era(StrEnum):
+    """Whose names and units: dcgm-exporter up to 4.8 (``LEGACY``), or 4.9 (``NEW``)."""
+
+    LEGACY = "legacy"
+    NEW = "4.9"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DcgmField:
+    """One field in every spelling. Values arrive in the legacy unit; ``times`` and ``per`` lead to the 4.9 unit."""
+
+    field: Field
+    legacy_name: str
+    canonical_name: str
+    """Of DCGM 4.6: same id and unit as the legacy name."""
+    new_name: str | None
+    """Of dcgm-exporter 4.9; ``None`` where the new field cannot be derived from what is measured."""
+    new_id: int
+    kind: Kind
+    unit: str
+    new_unit: str
+    times: int
+    per: int
+    whole: bool
+    """An integer in the legacy era."""
+    new_whole: bool
+    per_instance: bool
+    """Measured on a MIG instance; else a value of the whole board, which is never copied to its instances."""
+    default: bool
+    """In dcgm-exporter's default file up to 4.8."""
+    new_default: bool
+    help: str
+
+    def name(self, era: Era) -> str | None:
+        """Metric name in an era."""
+        return self.legacy_name if era is Era.LEGACY else self.new_name
+
+    def convert(self, value: float, era: Era) -> int | float:
+        """A value in the legacy unit as the era shows it; a part of a whole number stays a fraction."""
+        if era is Era.LEGACY:
+            return _whole_if_exact(value) if self.whole else float(value)
+        if self.new_whole and isinstance(value, int):
+            return value * self.times // self.per
+        converted = value * self.times / self.per
+        return _whole_if_exact(converted) if self.new_whole else converted
+
+
+def _whole_if_exact(value: float) -> int | float:
+    if isinstance(value, int):
+        return value
+    return int(value) if value.is_integer() else value
+
+
+def _parse(columns: str, text: str) -> DcgmField:
+    number, legacy, canonical, unit, flags, *new = (column.strip() for column in columns.split("|"))
+    kind, *rest = flags.split()
+    same = _PREFIX + (legacy if canonical == "-" else canonical)
+    new_id, new_name, scale, new_type, new_unit = new[0].split(" ", 4) if new else (number, same, "*1", "", unit)
+    return DcgmField(
+        field=Field(int(number)),
+        legacy_name=_PREFIX + legacy,
+        canonical_name=same,
+        new_name=None if "not49" in rest else _PREFIX + new_name.removeprefix(_PREFIX),
+        new_id=int(new_id),
+        kind=Kind(kind),
+        unit=unit,
+        new_unit=new_unit,
+        times=int(scale[1:]) if scale[0] == "*" else 1,
+        per=int(scale[1:]) if scale[0] == "/" else 1,
+        whole="float" not in rest,
+        new_whole=new_type == "int" if new_type else "float" not in rest,
+        per_instance="mig" in rest,
+        default="default" in rest,
+        new_default=("default" in rest and "not49" not in rest) or "default49" in rest,
+        help=text,
+    )
+
+
+_PREFIX = "DCGM_FI_"
+_LINES = TEXT.strip().splitlines()
+
+TABLE: tuple[DcgmField, ...] = tuple(
+    _parse(columns, text.strip()) for columns, text in zip(_LINES[::2], _LINES[1::2], strict=True)
+)
+"""Every field that this agent can show; the default ones first, in the order of dcgm-exporter's file."""
+
+BY_FIELD: Mapping[Field, DcgmField] = MappingProxyType({row.field: row for row in TABLE})
+
+
+def _names() -> dict[str, tuple[DcgmField, Era]]:
+    names: dict[str, tuple[DcgmField, Era]] = {}
+    for row in TABLE:
+        if row.new_name:
+            names[row.new_name] = (row, Era.NEW)
+            names[str(row.new_id)] = (row, Era.NEW)
+        for text in (row.canonical_name, row.legacy_name, str(int(row.field))):
+            names[text] = (row, Era.LEGACY)
+    return names
+
+
+BY_NAME: Mapping[str, tuple[DcgmField, Era]] = MappingProxyType(_names())
+"""Legacy, 4.6 and 4.9 names and ids, each with the era that decides its unit; the oldest meaning wins on a clash."""

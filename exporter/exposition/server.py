@@ -1,0 +1,166 @@
+"""The agent's HTTP face: every handler reads the newest snapshot and does nothing else."""
+
+import ipaddress
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import hdrs, web
+
+from exporter.exposition import api, page
+from exporter.exposition.compression import accepts_gzip, gzipped
+from exporter.model import Snapshot
+
+LOG = logging.getLogger("exporter.server")
+MAX_RELEASE_SECONDS = 3600.0
+
+PATHS: tuple[tuple[str, str], ...] = (
+    ("/", "this node, for people"),
+    ("/metrics", "this node, for Prometheus"),
+    ("/api/v1/devices", "this node, as JSON"),
+    ("/healthz", "200 while the process lives"),
+    ("/readyz", "200 while the picture is fresh, else 503 with the reasons"),
+    ("/-/release", "POST, from this host only: close the driver for ?seconds=60"),
+)
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Face:
+    """The three callbacks that the handlers share."""
+
+    snapshot: Callable[[], Snapshot | None]
+    metrics: Callable[[str], tuple[bytes, str]]
+    release: Callable[[float], None] | None
+
+    async def index(self, request: web.Request) -> web.Response:
+        snapshot = self.snapshot()
+        if "fragment" in request.query:
+            return _response(request, page.fragment(snapshot).encode(), "text/html; charset=utf-8")
+        response = _response(request, page.document(snapshot).encode(), "text/html; charset=utf-8")
+        response.headers["Content-Security-Policy"] = page.CONTENT_SECURITY_POLICY
+        return response
+
+    async def scrape(self, request: web.Request) -> web.Response:
+        body, content_type = self.metrics(request.headers.get(hdrs.ACCEPT, ""))
+        return _response(request, body, content_type)
+
+    async def devices(self, request: web.Request) -> web.Response:
+        snapshot = self.snapshot()
+        if snapshot is None:
+            body = b'{"error":"no picture of the node yet; ask again in a second"}'
+            return _response(request, body, "application/json", status=503)
+        return _response(request, api.device_document(snapshot), "application/json")
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        return _response(request, b"ok\n", "text/plain; charset=utf-8")
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        snapshot = self.snapshot()
+        if snapshot is not None and snapshot.ready:
+            return _response(request, b"ready\n", "text/plain; charset=utf-8")
+        reasons = snapshot.not_ready_reasons if snapshot else ("no picture of the node yet",)
+        text = "not ready\n" + "".join(f"- {reason}\n" for reason in reasons)
+        return _response(request, text.encode(), "text/plain; charset=utf-8", status=503)
+
+    async def close_driver(self, request: web.Request) -> web.Response:
+        if not _is_local(request):
+            return _text(request, 403, "only this host may release the driver: kubectl exec into the agent's pod")
+        text = request.query.get("seconds", "60")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= MAX_RELEASE_SECONDS:
+            shown = text.encode("ascii", "backslashreplace").decode()
+            return _text(
+                request, 400, f"seconds: value '{shown}' is not a time to release for; allowed: more than 0, up to 3600"
+            )
+        if self.release is None:
+            return _text(request, 501, "this agent has no driver to release")
+        self.release(seconds)
+        LOG.info("driver released on request", extra={"seconds": seconds})
+        return _text(request, 202, f"the driver is closed for {seconds:g} s; it is opened again by itself")
+
+
+def create_app(
+    *,
+    snapshot: Callable[[], Snapshot | None],
+    metrics: Callable[[str], tuple[bytes, str]],
+    release: Callable[[float], None] | None,
+) -> web.Application:
+    """The agent's pages as an aiohttp application.
+
+    Args:
+        snapshot: The newest picture of the node; ``None`` before the first.
+        metrics: From an Accept header to the body of ``/metrics`` and its content type.
+        release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
+    """
+    face = _Face(snapshot, metrics, release)
+    app = web.Application(middlewares=[_plain_errors], client_max_size=1024)
+    app.router.add_get("/", face.index)
+    app.router.add_get("/metrics", face.scrape)
+    app.router.add_get("/api/v1/devices", face.devices)
+    app.router.add_get("/healthz", face.healthz)
+    app.router.add_get("/readyz", face.readyz)
+    app.router.add_post("/-/release", face.close_driver)
+    return app
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Turn errors into a few words that tell what to do instead."""
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        listing = "".join(f"  {path:<18}{what}\n" for path, what in PATHS)
+        return _text(request, 404, f"nothing here; there is:\n{listing.rstrip()}")
+    except web.HTTPMethodNotAllowed as error:
+        response = _text(request, 405, f"{request.method} is not for this path; allowed: {', '.join(_allowed(error))}")
+        response.headers[hdrs.ALLOW] = ", ".join(_allowed(error))
+        return response
+    except web.HTTPException:
+        raise
+    except Exception:
+        # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
+        LOG.exception("request failed", extra={"path": request.path})
+        return _text(request, 500, "this page could not be made; the agent's log has the cause")
+
+
+def _allowed(error: web.HTTPMethodNotAllowed) -> list[str]:
+    return sorted(error.allowed_methods)
+
+
+def _is_local(request: web.Request) -> bool:
+    """Whether the peer of the connection is this host; headers are not asked, since anyone can write them."""
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    if not isinstance(peer, tuple):
+        return False
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return address.is_loopback
+
+
+def _text(request: web.Request, status: int, text: str) -> web.Response:
+    return _response(request, f"{text}\n".encode(), "text/plain; charset=utf-8", status=status)
+
+
+def _response(request: web.Request, body: bytes, content_type: str, *, status: int = 200) -> web.Response:
+    headers = {
+        hdrs.CONTENT_TYPE: content_type,
+        hdrs.CACHE_CONTROL: "no-store",
+        hdrs.VARY: "Accept, Accept-Encoding",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
+        packed = gzipped(body)
+        if packed is not None:
+            body = packed
+            headers[hdrs.CONTENT_ENCODING] = "gzip"
+    return web.Response(body=body, status=status, headers=headers)
