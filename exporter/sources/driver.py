@@ -1,0 +1,147 @@
+"""Opening and closing the NVIDIA driver's management library, and what its error codes mean."""
+
+from collections.abc import Callable
+
+import pynvml
+
+from exporter.errors import SourceError
+
+UNINITIALIZED = 1
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+INSUFFICIENT_SIZE = 7
+DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+LIBRARY_MISMATCH = 18
+VERSION_MISMATCH = 25
+NOT_READY = 27
+
+_REASONS = {
+    UNINITIALIZED: "uninitialized",
+    INVALID_ARGUMENT: "invalid_argument",
+    NOT_SUPPORTED: "not_supported",
+    NO_PERMISSION: "no_permission",
+    NOT_FOUND: "not_found",
+    INSUFFICIENT_SIZE: "insufficient_size",
+    DRIVER_NOT_LOADED: "driver_not_loaded",
+    TIMEOUT: "timeout",
+    LIBRARY_NOT_FOUND: "library_not_found",
+    FUNCTION_NOT_FOUND: "function_not_found",
+    14: "corrupted_inforom",
+    GPU_IS_LOST: "gpu_is_lost",
+    RESET_REQUIRED: "reset_required",
+    17: "operating_system",
+    LIBRARY_MISMATCH: "library_mismatch",
+    19: "in_use",
+    20: "memory",
+    21: "no_data",
+    23: "insufficient_resources",
+    VERSION_MISMATCH: "argument_version_mismatch",
+    NOT_READY: "not_ready",
+    28: "gpu_not_found",
+    29: "invalid_state",
+    999: "unknown_error",
+}
+
+DRIVER_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_MISMATCH, NOT_READY})
+"""Codes that speak of the driver as a whole, whichever device they were said of."""
+
+UNAVAILABLE = frozenset({NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VERSION_MISMATCH})
+"""Codes that will be the same at the next sample, so the call is left out for a while."""
+
+_MENDS = {
+    "library_not_found": "the driver library libnvidia-ml.so.1 was not found: install the NVIDIA driver on the node, or"
+    " run this container with the NVIDIA runtime (runtimeClassName: nvidia), which mounts the library",
+    "driver_not_loaded": "the NVIDIA kernel module is not loaded: load it (modprobe nvidia) or see dmesg for NVRM lines"
+    " on why it does not load; normal for minutes while a driver is upgraded",
+    "library_mismatch": "the driver library and the loaded kernel module have different versions: finish the driver"
+    " upgrade (reload the kernel module or restart the node); in a container, restart the pod",
+    "no_permission": "the driver refuses access: the /dev/nvidia* device nodes must be readable and writable for this"
+    " process (in a container: use the NVIDIA runtime with NVIDIA_VISIBLE_DEVICES=all)",
+    "not_ready": "the driver is not ready yet: it is tried again",
+    "timeout": "the driver did not start in time: see dmesg for NVRM lines; it is tried again",
+    "no_gpus": "the driver is loaded and shows no GPU: check lspci and dmesg for NVRM lines; in a container set"
+    " NVIDIA_VISIBLE_DEVICES=all; keep this agent off nodes without GPUs with a node selector",
+    "wrong_package": "the module pynvml is not nvidia-ml-py: uninstall the package pynvml and install nvidia-ml-py",
+}
+
+
+def code_of(error: pynvml.NVMLError) -> int:
+    """Return the NVML return code of an error; errors themselves must not be compared or hashed."""
+    return int(error.value)
+
+
+def reason_of(code: int) -> str:
+    """Return a snake-case reason, fit for a label value, for an NVML return code."""
+    return _REASONS.get(code, f"nvml_error_{code}")
+
+
+def error_of(code: int) -> SourceError:
+    """Return the error of a driver that cannot work as a whole, with its cause and its mend."""
+    return problem(reason_of(code))
+
+
+def problem(reason: str) -> SourceError:
+    """Return the error for a reason, with its cause and its mend."""
+    fallback = f"the driver library could not be opened ({reason}): see dmesg for NVRM lines; it is tried again"
+    return SourceError(reason, _MENDS.get(reason, fallback))
+
+
+def open_driver() -> None:
+    """Load the library where it is not loaded yet, and initialise it; succeeds on a node without a GPU too.
+
+    Raises:
+        SourceError: with reason ``library_not_found``, ``driver_not_loaded``, ``library_mismatch``, ...
+    """
+    if not hasattr(pynvml, "_nvmlGetFunctionPointer") or not hasattr(pynvml, "NVMLError"):
+        raise problem("wrong_package")
+    try:
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+    except pynvml.NVMLError as error:
+        raise error_of(code_of(error)) from error
+    except AttributeError as error:
+        raise problem("wrong_package") from error
+
+
+def close_driver() -> None:
+    """Shut the library down, so that a GPU can be reset or the driver unloaded; never raises for a driver's error."""
+    try:
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        # The driver is gone already; there is nothing left to close.
+        return
+
+
+def read_text(call: Callable[..., object], *arguments: object) -> str | None:
+    """Return a text that the driver tells, or ``None`` where it cannot or where the bytes are not text.
+
+    A damaged InfoROM gives bytes that are not UTF-8.
+
+    Raises:
+        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+    """
+    try:
+        value = call(*arguments)
+    except UnicodeDecodeError:
+        return None
+    except pynvml.NVMLError as error:
+        if code_of(error) == GPU_IS_LOST or code_of(error) in DRIVER_GONE:
+            raise
+        return None
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text.strip() or None
+
+
+def function(name: str) -> Callable[..., int] | None:
+    """Return the library's C function of this name, or ``None`` where this driver does not have it."""
+    try:
+        pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - the binding has no other door
+    except pynvml.NVMLError:
+        return None
+    return pointer

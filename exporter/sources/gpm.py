@@ -1,0 +1,204 @@
+"""GPU Performance Monitoring (Hopper and later): true means of engine activity between two samples."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum, auto
+from typing import Any
+
+import pynvml
+
+from exporter.model import Field
+from exporter.sources import driver
+
+_MIB = 2**20
+_MINIMUM_SECONDS = 0.1
+"""Two samples that are closer give nonsense (a hard limit of the hardware's counters)."""
+_OLDEST_SECONDS = 60.0
+"""A mean over longer than this says nothing about now: start again."""
+_RETRY_SECONDS = 600.0
+_ROUNDING = 1e-6
+
+METRICS: Mapping[Field, int] = {
+    Field.PROF_GR_ENGINE_ACTIVE: 1,
+    Field.PROF_SM_ACTIVE: 2,
+    Field.PROF_SM_OCCUPANCY: 3,
+    Field.PROF_PIPE_TENSOR_ACTIVE: 5,
+    Field.PROF_DRAM_ACTIVE: 10,
+    Field.PROF_PIPE_FP64_ACTIVE: 11,
+    Field.PROF_PIPE_FP32_ACTIVE: 12,
+    Field.PROF_PIPE_FP16_ACTIVE: 13,
+    Field.PROF_PCIE_TX_BYTES: 20,
+    Field.PROF_PCIE_RX_BYTES: 21,
+    Field.PROF_NVLINK_TX_BYTES: 61,
+    Field.PROF_NVLINK_RX_BYTES: 60,
+}
+"""Field to GPM metric id. Ratios come as percent, bytes per second as MiB per second."""
+
+_RATES = frozenset(
+    {
+        Field.PROF_PCIE_TX_BYTES,
+        Field.PROF_PCIE_RX_BYTES,
+        Field.PROF_NVLINK_TX_BYTES,
+        Field.PROF_NVLINK_RX_BYTES,
+    }
+)
+
+
+class Level(Enum):
+    """What a sampler watches; decides which metrics mean something."""
+
+    GPU = auto()
+    GPU_INSTANCE = auto()
+    """A whole MIG GPU instance: no PCIe, no NVLink."""
+    COMPUTE_INSTANCE = auto()
+    """One of several compute instances of a GPU instance: no memory bandwidth either."""
+
+
+def supported(handle: Any) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return whether this GPU has GPM at all."""
+    try:
+        return bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+    except pynvml.NVMLError as error:
+        if driver.code_of(error) == driver.GPU_IS_LOST or driver.code_of(error) in driver.DRIVER_GONE:
+            raise
+        return False
+
+
+def fields_at(level: Level, fields: Iterable[Field]) -> dict[Field, int]:
+    """Return the wanted fields that exist at a level, with their metric ids."""
+    left_out: frozenset[Field] = frozenset() if level is Level.GPU else _RATES
+    if level is Level.COMPUTE_INSTANCE:
+        left_out |= {Field.PROF_DRAM_ACTIVE}
+    wanted = frozenset(fields) - left_out
+    return {field: metric for field, metric in METRICS.items() if field in wanted}
+
+
+def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
+    """Return a metric in the field's unit, and whether it had to be clamped into what is possible.
+
+    Args:
+        field: A ratio (0..1) or a rate (whole bytes per second).
+        raw: Percent, or MiB per second.
+    """
+    if not math.isfinite(raw):
+        return None, False
+    if field in _RATES:
+        return max(0, round(raw * _MIB)), raw < 0
+    ratio = raw / 100
+    return min(1.0, max(0.0, ratio)), not -_ROUNDING <= ratio <= 1 + _ROUNDING
+
+
+class Sampler:
+    """Two sample buffers of one GPU or MIG instance, swapped at each sample.
+
+    Args:
+        take: Fills a sample of the entity, e.g. ``pynvml.nvmlGpmSampleGet`` of its handle.
+        fields: Wanted fields and their metric ids, from ``fields_at``.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(
+        self, take: Callable[[Any], object], fields: Mapping[Field, int], count: Callable[[str], None]
+    ) -> None:
+        self._take = take
+        self._fields = dict(fields)
+        self._count = count
+        self._old: Any = None
+        self._new: Any = None
+        self._taken_at: float | None = None
+        self._values: dict[Field, int | float] = {}
+        self._probed = False
+        self._not_before = -math.inf
+        self._metrics: Any = None
+
+    def sample(self, now: float) -> Mapping[Field, int | float]:
+        """Return the means since the previous sample; empty at the first one and where the driver will not tell.
+
+        Raises:
+            pynvml.NVMLError: the device is lost or the driver is gone.
+        """
+        if not self._fields or now < self._not_before:
+            return {}
+        since = math.inf if self._taken_at is None else now - self._taken_at
+        if 0 <= since <= _MINIMUM_SECONDS:
+            return self._values
+        try:
+            self._values = self._difference(now, seconds=since)
+        except pynvml.NVMLError as error:
+            self._give_up(error, now)
+        return self._values
+
+    def close(self) -> None:
+        """Free the buffers; to be called before the driver is shut down or the instance's handle is dropped."""
+        for sample in (self._old, self._new):
+            if sample is not None:
+                try:
+                    pynvml.nvmlGpmSampleFree(sample)
+                except pynvml.NVMLError:
+                    # Gone with its device or driver; nothing is left to free.
+                    continue
+        self._old = self._new = self._taken_at = None
+        self._values = {}
+
+    def _difference(self, now: float, *, seconds: float) -> dict[Field, int | float]:
+        if self._old is None:
+            self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+            self._metrics = pynvml.c_nvmlGpmMetricsGet_t()
+        self._take(self._new)
+        usable = self._taken_at is not None and 0 < seconds <= _OLDEST_SECONDS
+        values = self._read() if usable else {}
+        self._old, self._new = self._new, self._old
+        self._taken_at = now
+        return values
+
+    def _read(self) -> dict[Field, int | float]:
+        if not self._probed:
+            self._probe()
+        raw = self._ask(list(self._fields.values())) if self._fields else {}
+        values: dict[Field, int | float] = {}
+        for field, metric in self._fields.items():
+            code, number = raw[metric]
+            if code != 0:
+                continue
+            value, clamped = convert(field, number)
+            if clamped:
+                self._count("gpm_clamped")
+            if value is not None:
+                values[field] = value
+        return values
+
+    def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
+        """Return (return code, raw value) by metric id, of the difference new - old."""
+        request = self._metrics
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(metric_ids)
+        request.sample1, request.sample2 = self._old, self._new
+        for slot, metric in zip(request.metrics, metric_ids, strict=False):
+            slot.metricId, slot.nvmlReturn, slot.value = metric, 0, math.nan
+        pynvml.nvmlGpmMetricsGet(request)
+        return {slot.metricId: (slot.nvmlReturn, slot.value) for slot in request.metrics[: len(metric_ids)]}
+
+    def _probe(self) -> None:
+        """Keep the metrics that this driver knows: some drivers refuse a whole call for one unknown id."""
+        known = {}
+        for field, metric in self._fields.items():
+            try:
+                code = self._ask([metric])[metric][0]
+            except pynvml.NVMLError as error:
+                code = driver.code_of(error)
+                if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
+                    raise
+            if code not in (driver.NOT_SUPPORTED, driver.INVALID_ARGUMENT, driver.FUNCTION_NOT_FOUND):
+                known[field] = metric
+        self._fields = known
+        self._probed = True
+
+    def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
+        code = driver.code_of(error)
+        self._taken_at = None
+        self._values = {}
+        if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
+            raise error
+        self._count(f"gpm_{driver.reason_of(code)}")
+        if code in driver.UNAVAILABLE:
+            self._not_before = now + _RETRY_SECONDS

@@ -1,0 +1,312 @@
+"""Which NVML call or field-value id gives which field, in which unit, and how often it is worth asking."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import pynvml
+
+from exporter.model import Field
+from exporter.sources import driver
+
+Number = int | float
+Handle = Any
+"""A device handle as pynvml gave it; never a number, which ctypes would cut to 32 bits."""
+
+MIB = 2**20
+ALL_LINKS = 0xFFFFFFFF
+
+ALWAYS = frozenset(
+    {
+        Field.FB_TOTAL,
+        Field.FB_FREE,
+        Field.FB_USED,
+        Field.FB_RESERVED,
+        Field.GPU_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.JPG_UTIL,
+        Field.OFA_UTIL,
+        Field.GPU_TEMP,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+        Field.CLOCK_THROTTLE_REASONS,
+        Field.ECC_DBE_VOL_TOTAL,
+        Field.UNCORRECTABLE_REMAPPED_ROWS,
+        Field.CORRECTABLE_REMAPPED_ROWS,
+        Field.ROW_REMAP_FAILURE,
+        Field.ROW_REMAP_PENDING,
+        Field.GPU_RECOVERY_ACTION,
+        Field.PCIE_TX_BYTES_TOTAL,
+        Field.PCIE_RX_BYTES_TOTAL,
+        Field.NVLINK_TX_BYTES_TOTAL,
+        Field.NVLINK_RX_BYTES_TOTAL,
+        Field.PROF_GR_ENGINE_ACTIVE,
+    }
+)
+"""What the exporter's own metrics need, whatever the collectors file asks for."""
+
+
+class Pace(Enum):
+    """How often something is asked."""
+
+    FAST = auto()
+    """Every sample."""
+    SLOW = auto()
+    """Every few samples; the last value is carried between."""
+    STATIC = auto()
+    """Once, when the device is attached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Getter:
+    """One driver call and the fields that its answer fills, in order; ``None`` in the answer is "not told"."""
+
+    fields: tuple[Field, ...]
+    read: Callable[[Handle], tuple[Number | None, ...]]
+    pace: Pace = Pace.FAST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldValue:
+    """One item of the batched field-value call.
+
+    Ids from 199 up moved between drivers, so those carry the first driver branch in which they are sure.
+    """
+
+    field: Field
+    id: int
+    scope: int = 0
+    pace: Pace = Pace.FAST
+    convert: Callable[[Number], Number] | None = None
+    since_driver: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells one item of the batch from another."""
+        return self.id, self.scope
+
+
+def _number(value: object) -> tuple[Number | None, ...]:
+    return (value if isinstance(value, int | float) else int(getattr(value, "value", 0)),)
+
+
+def _one(field: Field, call: Callable[[Handle], object], pace: Pace = Pace.FAST) -> Getter:
+    """A call that answers one number in the field's own unit."""
+    return Getter(fields=(field,), read=lambda handle: _number(call(handle)), pace=pace)
+
+
+def _either(handle: Handle, new: Callable[[Handle], Any], old: Callable[[Handle], Any]) -> Any:  # noqa: ANN401 - pynvml is untyped
+    """Ask the newer form of a call first; older drivers lack it, some say that it is not supported."""
+    try:
+        return new(handle)
+    except pynvml.NVMLError as error:
+        if driver.code_of(error) not in driver.UNAVAILABLE:
+            raise
+        return old(handle)
+
+
+def _utilisation(handle: Handle) -> tuple[int, int]:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return rates.gpu, rates.memory
+
+
+def _temperature(handle: Handle) -> int:
+    return int(
+        _either(
+            handle,
+            lambda one: pynvml.nvmlDeviceGetTemperatureV(one, pynvml.NVML_TEMPERATURE_GPU),
+            lambda one: pynvml.nvmlDeviceGetTemperature(one, pynvml.NVML_TEMPERATURE_GPU),
+        )
+    )
+
+
+def _event_reasons(handle: Handle) -> int:
+    return int(
+        _either(
+            handle,
+            pynvml.nvmlDeviceGetCurrentClocksEventReasons,
+            pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+        )
+    )
+
+
+MEMORY_FIELDS = (Field.FB_TOTAL, Field.FB_FREE, Field.FB_USED, Field.FB_RESERVED, Field.FB_USED_PERCENT)
+
+
+def memory(handle: Handle) -> tuple[Number | None, ...]:
+    """Return ``MEMORY_FIELDS`` of a GPU or MIG handle: MiB, and the used part as a ratio.
+
+    The old form of the call counts what the driver reserves as used and does not tell it apart.
+    """
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if driver.code_of(error) not in (driver.FUNCTION_NOT_FOUND, driver.VERSION_MISMATCH):
+            raise
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        ratio = info.used / info.total if info.total else None
+        return info.total // MIB, info.free // MIB, info.used // MIB, None, ratio
+    usable = info.total - info.reserved
+    ratio = info.used / usable if usable > 0 else None
+    return info.total // MIB, info.free // MIB, info.used // MIB, info.reserved // MIB, ratio
+
+
+def _bar1(handle: Handle) -> tuple[int, int, int]:
+    info = pynvml.nvmlDeviceGetBAR1MemoryInfo(handle)
+    return info.bar1Total // MIB, info.bar1Used // MIB, info.bar1Free // MIB
+
+
+def _limits(handle: Handle) -> tuple[int, int]:
+    low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+    return low // 1000, high // 1000
+
+
+def _licence(handle: Handle) -> int:
+    """1 where a vGPU guest has its licence; 0 where there is none to have, as dcgm-exporter shows it."""
+    try:
+        features = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
+    except pynvml.NVMLError as error:
+        if driver.code_of(error) == driver.NOT_SUPPORTED:
+            return 0
+        raise
+    for feature in features.gridLicensableFeatures[: features.licensableFeaturesCount]:
+        if feature.featureCode == pynvml.NVML_GRID_LICENSE_FEATURE_CODE_VGPU:
+            return int(feature.featureState)
+    return 0
+
+
+def _clock(field: Field, clock: int) -> Getter:
+    return _one(field, lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, clock))
+
+
+def _max_clock(field: Field, clock: int) -> Getter:
+    return _one(field, lambda handle: pynvml.nvmlDeviceGetMaxClockInfo(handle, clock), Pace.STATIC)
+
+
+def _threshold(field: Field, threshold: int) -> Getter:
+    return _one(field, lambda handle: pynvml.nvmlDeviceGetTemperatureThreshold(handle, threshold), Pace.STATIC)
+
+
+def _first(field: Field, call: Callable[[Handle], Any]) -> Getter:
+    """A call that answers [value, sampling period]."""
+    return _one(field, lambda handle: call(handle)[0])
+
+
+def _milliwatts(field: Field, call: Callable[[Handle], Any]) -> Getter:
+    """A limit in milliwatts; DCGM tells whole watts."""
+    return _one(field, lambda handle: call(handle) // 1000, Pace.SLOW)
+
+
+# The functions are looked up when called: a binding of another version may lack one, which then is one absent field.
+def _call(name: str) -> Callable[[Handle], Any]:
+    def call(handle: Handle) -> Any:  # noqa: ANN401 - pynvml is untyped
+        target = getattr(pynvml, name, None)
+        if target is None:
+            raise pynvml.NVMLError(driver.FUNCTION_NOT_FOUND)
+        return target(handle)
+
+    return call
+
+
+GETTERS = (
+    Getter(fields=MEMORY_FIELDS, read=memory),
+    Getter(fields=(Field.GPU_UTIL, Field.MEM_COPY_UTIL), read=_utilisation),
+    _clock(Field.SM_CLOCK, pynvml.NVML_CLOCK_SM),
+    _clock(Field.MEM_CLOCK, pynvml.NVML_CLOCK_MEM),
+    _clock(Field.VIDEO_CLOCK, pynvml.NVML_CLOCK_VIDEO),
+    _one(Field.GPU_TEMP, _temperature),
+    _one(Field.POWER_USAGE, lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+    _first(Field.ENC_UTIL, _call("nvmlDeviceGetEncoderUtilization")),
+    _first(Field.DEC_UTIL, _call("nvmlDeviceGetDecoderUtilization")),
+    _first(Field.JPG_UTIL, _call("nvmlDeviceGetJpgUtilization")),
+    _first(Field.OFA_UTIL, _call("nvmlDeviceGetOfaUtilization")),
+    _one(Field.CLOCK_THROTTLE_REASONS, _event_reasons),
+    _one(Field.PSTATE, _call("nvmlDeviceGetPerformanceState")),
+    _one(Field.GPU_TEMP_LIMIT, _call("nvmlDeviceGetMarginTemperature")),
+    _one(Field.FAN_SPEED, _call("nvmlDeviceGetFanSpeed"), Pace.SLOW),
+    Getter(fields=(Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE), read=_bar1, pace=Pace.SLOW),
+    _one(Field.PCIE_LINK_GEN, _call("nvmlDeviceGetCurrPcieLinkGeneration"), Pace.SLOW),
+    _one(Field.PCIE_LINK_WIDTH, _call("nvmlDeviceGetCurrPcieLinkWidth"), Pace.SLOW),
+    _milliwatts(Field.POWER_MGMT_LIMIT, _call("nvmlDeviceGetPowerManagementLimit")),
+    _milliwatts(Field.POWER_MGMT_LIMIT_DEF, _call("nvmlDeviceGetPowerManagementDefaultLimit")),
+    _milliwatts(Field.ENFORCED_POWER_LIMIT, _call("nvmlDeviceGetEnforcedPowerLimit")),
+    Getter(fields=(Field.POWER_MGMT_LIMIT_MIN, Field.POWER_MGMT_LIMIT_MAX), read=_limits, pace=Pace.SLOW),
+    _one(Field.RETIRED_SBE, lambda handle: len(pynvml.nvmlDeviceGetRetiredPages(handle, 0)), Pace.SLOW),
+    _one(Field.MEMORY_UNREPAIRABLE_FLAG, _call("nvmlDeviceGetUnrepairableMemoryFlag_v1"), Pace.SLOW),
+    _one(Field.VGPU_LICENSE_STATUS, _licence, Pace.SLOW),
+    _max_clock(Field.MAX_SM_CLOCK, pynvml.NVML_CLOCK_SM),
+    _max_clock(Field.MAX_MEM_CLOCK, pynvml.NVML_CLOCK_MEM),
+    _threshold(Field.SHUTDOWN_TEMP, 0),
+    _threshold(Field.SLOWDOWN_TEMP, 1),
+    _threshold(Field.MEM_MAX_OP_TEMP, 2),
+    _threshold(Field.GPU_MAX_OP_TEMP, 3),
+    _one(Field.PCIE_MAX_LINK_GEN, _call("nvmlDeviceGetMaxPcieLinkGeneration"), Pace.STATIC),
+    _one(Field.PCIE_MAX_LINK_WIDTH, _call("nvmlDeviceGetMaxPcieLinkWidth"), Pace.STATIC),
+    _one(Field.VIRTUAL_MODE, _call("nvmlDeviceGetVirtualizationMode"), Pace.STATIC),
+)
+
+
+def _kib_to_bytes(value: Number) -> Number:
+    return value * 1024
+
+
+def _slow(field: Field, number: int, *, since_driver: int = 0) -> FieldValue:
+    return FieldValue(field=field, id=number, pace=Pace.SLOW, since_driver=since_driver)
+
+
+_VIOLATIONS = tuple(
+    FieldValue(field=Field(field), id=number) for field, number in zip(range(240, 248), range(74, 82), strict=True)
+)
+
+FIELD_VALUES = (
+    FieldValue(field=Field.MEMORY_TEMP, id=82),
+    FieldValue(field=Field.TOTAL_ENERGY_CONSUMPTION, id=83),
+    FieldValue(field=Field.POWER_USAGE_INSTANT, id=186, convert=lambda milliwatts: milliwatts / 1000),
+    FieldValue(field=Field.PCIE_TX_BYTES_TOTAL, id=197),
+    FieldValue(field=Field.PCIE_RX_BYTES_TOTAL, id=198),
+    FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=138, scope=ALL_LINKS, convert=_kib_to_bytes),
+    FieldValue(field=Field.NVLINK_RX_BYTES_TOTAL, id=139, scope=ALL_LINKS, convert=_kib_to_bytes),
+    # NVLink 5 (Blackwell) counts bytes, elsewhere.
+    FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=202, scope=ALL_LINKS, since_driver=570),
+    FieldValue(field=Field.NVLINK_RX_BYTES_TOTAL, id=204, scope=ALL_LINKS, since_driver=570),
+    *_VIOLATIONS,
+    _slow(Field.ECC_SBE_VOL_TOTAL, 3),
+    _slow(Field.ECC_DBE_VOL_TOTAL, 4),
+    _slow(Field.ECC_SBE_AGG_TOTAL, 5),
+    _slow(Field.ECC_DBE_AGG_TOTAL, 6),
+    _slow(Field.RETIRED_DBE, 30),
+    _slow(Field.RETIRED_PENDING, 31),
+    _slow(Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, 38),
+    _slow(Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, 45),
+    _slow(Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL, 52),
+    _slow(Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL, 59),
+    _slow(Field.PCIE_REPLAY_COUNTER, 94),
+    _slow(Field.CORRECTABLE_REMAPPED_ROWS, 142),
+    _slow(Field.UNCORRECTABLE_REMAPPED_ROWS, 143),
+    _slow(Field.ROW_REMAP_PENDING, 144),
+    _slow(Field.ROW_REMAP_FAILURE, 145),
+    _slow(Field.NVLINK_ERROR_DL_REPLAY, 161),
+    _slow(Field.NVLINK_ERROR_DL_RECOVERY, 162),
+    _slow(Field.NVLINK_ERROR_DL_CRC, 163),
+    _slow(Field.PCIE_COUNT_CORRECTABLE_ERRORS, 173),
+    _slow(Field.GPU_RECOVERY_ACTION, 230, since_driver=565),
+)
+
+LAST_ECC_ID = 31
+"""Items up to this id come back untouched, not as an error, where ECC is off."""
+
+
+def getters(fields: Iterable[Field]) -> tuple[Getter, ...]:
+    """Return the calls that give at least one of the fields."""
+    wanted = frozenset(fields)
+    return tuple(getter for getter in GETTERS if wanted.intersection(getter.fields))
+
+
+def field_values(fields: Iterable[Field], driver_major: int) -> tuple[FieldValue, ...]:
+    """Return the batch items that give one of the fields and whose meaning is sure on this driver branch."""
+    wanted = frozenset(fields)
+    if Field.NVLINK_BANDWIDTH_TOTAL in wanted:
+        wanted |= {Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL}
+    return tuple(item for item in FIELD_VALUES if item.field in wanted and item.since_driver <= driver_major)

@@ -1,0 +1,207 @@
+"""The line that a source's child process sends to its parent: one compact JSON object per reading or status."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from exporter.errors import SourceError
+from exporter.model import (
+    DeviceState,
+    Field,
+    Gpu,
+    GpuReading,
+    MigInstance,
+    MigReading,
+    ProcessUse,
+    Reading,
+    SourceState,
+    SourceStatus,
+    XidEvent,
+)
+
+# A table lookup is several times faster than Field(int(key)), and a reading has hundreds of keys.
+_FIELDS = {str(int(member)): member for member in Field}
+
+
+def encode(message: Reading | SourceStatus) -> bytes:
+    """Return one JSON line, with its newline.
+
+    Raises:
+        ValueError: a value is NaN or infinite; a source leaves such a value out.
+    """
+    body = _status_out(message) if isinstance(message, SourceStatus) else _reading_out(message)
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def decode(line: bytes) -> Reading | SourceStatus:
+    """Return what ``encode`` was given.
+
+    Raises:
+        SourceError: the line is anything else; reason ``garbled``.
+    """
+    try:
+        body = json.loads(line, parse_constant=_no_constant)
+        return _status_in(body["status"]) if "status" in body else _reading_in(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        start = line[:80].decode("utf-8", "replace")
+        message = f"the source's process sent a line that is not a reading ({error!r}): {start!r}"
+        raise SourceError("garbled", message) from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that a source may send")
+
+
+def _status_out(status: SourceStatus) -> dict[str, Any]:
+    return {"status": [status.name, status.state, status.reason, status.message, status.restarts]}
+
+
+def _status_in(row: Sequence[Any]) -> SourceStatus:
+    name, state, reason, message, restarts = row
+    return SourceStatus(
+        name=_text(name), state=SourceState(state), reason=_text(reason), message=_text(message), restarts=int(restarts)
+    )
+
+
+def _reading_out(reading: Reading) -> dict[str, Any]:
+    return {
+        "source": reading.source,
+        "at": reading.taken_at_seconds,
+        "took": reading.duration_seconds,
+        "driver": reading.driver_version,
+        "nvml": reading.nvml_version,
+        "gpus": [_gpu_reading_out(gpu) for gpu in reading.gpus],
+        "xids": [[xid.uuid, xid.xid, xid.at_seconds, xid.gpu_instance_id] for xid in reading.xids],
+        "errors": dict(reading.errors),
+    }
+
+
+def _reading_in(body: Mapping[str, Any]) -> Reading:
+    return Reading(
+        source=_text(body["source"]),
+        taken_at_seconds=float(body["at"]),
+        duration_seconds=float(body["took"]),
+        driver_version=_optional_text(body["driver"]),
+        nvml_version=_optional_text(body["nvml"]),
+        gpus=tuple(_gpu_reading_in(row) for row in body["gpus"]),
+        xids=tuple(
+            XidEvent(uuid=_text(uuid), xid=int(xid), at_seconds=float(at), gpu_instance_id=_optional_int(instance))
+            for uuid, xid, at, instance in body["xids"]
+        ),
+        errors={reason: int(count) for reason, count in body["errors"].items()},
+    )
+
+
+def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
+    gpu = reading.gpu
+    return {
+        "uuid": gpu.uuid,
+        "index": gpu.index,
+        "minor": gpu.minor,
+        "model": gpu.model,
+        "bus": gpu.pci_bus_id,
+        "mig": gpu.mig_enabled,
+        "slices": [gpu.compute_slices, gpu.memory_slices],
+        "labels": dict(gpu.labels),
+        "state": reading.state,
+        "reason": reading.reason,
+        "values": dict(reading.values),
+        "parts": [_instance_out(part) for part in reading.instances],
+        "procs": _processes_out(reading.processes),
+    }
+
+
+def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
+    uuid = _text(row["uuid"])
+    compute_slices, memory_slices = row["slices"]
+    return GpuReading(
+        gpu=Gpu(
+            uuid=uuid,
+            index=int(row["index"]),
+            minor=_optional_int(row["minor"]),
+            model=_text(row["model"]),
+            pci_bus_id=_text(row["bus"]),
+            mig_enabled=bool(row["mig"]),
+            compute_slices=int(compute_slices),
+            memory_slices=int(memory_slices),
+            labels={_FIELDS[key]: _text(value) for key, value in row["labels"].items()},
+        ),
+        state=DeviceState(row["state"]),
+        reason=_text(row["reason"]),
+        values=_values_in(row["values"]),
+        instances=tuple(_instance_in(part, uuid) for part in row["parts"]),
+        processes=_processes_in(row["procs"]),
+    )
+
+
+def _instance_out(reading: MigReading) -> list[Any]:
+    one = reading.instance
+    identity = [one.uuid, one.gpu_instance_id, one.compute_instance_id, one.profile]
+    return [*identity, one.compute_slices, one.memory_slices, dict(reading.values), _processes_out(reading.processes)]
+
+
+def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
+    uuid, gpu_instance_id, compute_instance_id, profile, compute_slices, memory_slices, values, processes = row
+    return MigReading(
+        instance=MigInstance(
+            uuid=_text(uuid),
+            parent_uuid=parent_uuid,
+            gpu_instance_id=int(gpu_instance_id),
+            compute_instance_id=int(compute_instance_id),
+            profile=_text(profile),
+            compute_slices=int(compute_slices),
+            memory_slices=int(memory_slices),
+        ),
+        values=_values_in(values),
+        processes=_processes_in(processes),
+    )
+
+
+def _processes_out(processes: tuple[ProcessUse, ...] | None) -> list[list[Any]] | None:
+    if processes is None:
+        return None
+    return [[one.pid, one.memory_used_bytes, one.sm_ratio, one.enc_ratio, one.dec_ratio] for one in processes]
+
+
+def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...] | None:
+    if rows is None:
+        return None
+    return tuple(
+        ProcessUse(
+            pid=int(pid),
+            memory_used_bytes=_optional_int(memory),
+            sm_ratio=_optional_float(sm),
+            enc_ratio=_optional_float(enc),
+            dec_ratio=_optional_float(dec),
+        )
+        for pid, memory, sm, enc, dec in rows
+    )
+
+
+def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
+    result: dict[Field, int | float] = {}
+    for key, value in values.items():
+        # type(), not isinstance(): a bool is an int, and no measured value is a bool.
+        if type(value) is not int and (type(value) is not float or not math.isfinite(value)):
+            raise TypeError(f"field {key} has the value {value!r}")
+        result[_FIELDS[key]] = value
+    return result
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _optional_int(value: Any) -> int | None:  # noqa: ANN401 - comes from JSON, is checked by the conversion
+    return None if value is None else int(value)
+
+
+def _optional_float(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked by the conversion
+    return None if value is None else float(value)
