@@ -1,0 +1,167 @@
+"""What a device-plugin id or a DRA device name says about the device behind it; pure, and never a guess.
+
+The shape of an id is not trusted: patterns are anchored, and where an id is only a placeholder (HAMi, volcano,
+AliCloud, Tencent: the truth is in a pod annotation) the answer says so instead of naming a device.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+GPU_DRA_DRIVER = "gpu.nvidia.com"
+
+_HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+# Nine digits hold every number that can mean something and keep int() off absurd input.
+_NUMBER = r"[0-9]{1,9}"
+_FLAGS = re.ASCII | re.IGNORECASE
+_REPLICA = re.compile(rf"(?P<base>.+)::(?P<replica>{_NUMBER})", _FLAGS)
+_VGPU = re.compile(rf"(?P<base>nvidia.+)/vgpu(?P<replica>{_NUMBER})", re.ASCII)
+_GPU = re.compile(rf"GPU-(?P<uuid>{_HEX})", _FLAGS)
+_MIG = re.compile(rf"MIG-(?P<uuid>{_HEX})", _FLAGS)
+_LEGACY_MIG = re.compile(rf"MIG-GPU-(?P<uuid>{_HEX})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})", _FLAGS)
+_MINOR = re.compile(rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gi>{_NUMBER}))?", re.ASCII)
+_PLACEHOLDER = re.compile(rf"GPU-(?P<uuid>{_HEX})-(?:_-)?(?:(?:memory|core)-)?(?P<number>{_NUMBER})", _FLAGS)
+
+_DRA_GPU = re.compile(rf"gpu-(?P<minor>{_NUMBER})", re.ASCII)
+# Before v25.12 the part behind "mig-" is three numbers; only the newer form begins with a profile, which has a "g".
+_DRA_MIG = re.compile(
+    rf"gpu-(?P<minor>{_NUMBER})-mig-(?P<profile>[0-9]+c?[0-9]*g[0-9a-z.+-]*)-{_NUMBER}-{_NUMBER}", re.ASCII
+)
+_DRA_VFIO = re.compile(rf"gpu-vfio-{_NUMBER}", re.ASCII)
+
+_ANNOTATED_RESOURCES = ("volcano.sh/", "aliyun.com/gpu-", "tencent.com/vcuda-")
+_AWS_RESOURCE = "k8s.amazonaws.com/vgpu"
+
+
+class IdKind(StrEnum):
+    """What an id resolves to, before any device is looked at."""
+
+    GPU = "gpu"
+    """A whole GPU by ``uuid``."""
+    MIG = "mig"
+    """A MIG instance by ``uuid``."""
+    LEGACY_MIG = "legacy_mig"
+    """A MIG instance by parent ``uuid``, ``gpu_instance_id`` and ``compute_instance_id``."""
+    MINOR = "minor"
+    """A GPU by the N of ``/dev/nvidiaN``, or with ``gpu_instance_id`` a MIG instance of it."""
+    MINOR_PROFILE = "minor_profile"
+    """A MIG instance of a GPU by ``minor``, known only by its ``profile`` (DRA)."""
+    ALL = "all"
+    """Every GPU of the node (WSL), or the one that there is (Tegra)."""
+    NEEDS_ANNOTATION = "needs_annotation"
+    """A placeholder; which device is meant is in a pod annotation. ``uuid`` is what it names, not what is held."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedId:
+    """An id taken apart. UUIDs are in the driver's spelling: prefix, lower-case digits."""
+
+    kind: IdKind
+    uuid: str | None = None
+    minor: int | None = None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+    profile: str | None = None
+    """Letters and digits only, lower case: ``1g24gb``."""
+    replica: int | None = None
+    """Running number of a shared device's replica; ``None`` where the id names no replica."""
+    reason: str = ""
+    """Snake case; set for ``NEEDS_ANNOTATION`` and ``UNKNOWN``."""
+
+
+_UNKNOWN = ParsedId(kind=IdKind.UNKNOWN, reason="unknown_form")
+
+
+def parse(resource: str, device_id: str) -> ParsedId:
+    """Take a device-plugin id apart.
+
+    Args:
+        resource: Resource name that the kubelet lists it under; decides where the id alone cannot.
+        device_id: The id, in any of the forms that the known device plugins use.
+
+    Returns:
+        What the id says; ``IdKind.UNKNOWN`` with a reason for anything else. Never raises.
+    """
+    if resource.startswith(_ANNOTATED_RESOURCES):
+        named = _PLACEHOLDER.fullmatch(device_id)
+        return _needs_annotation(f"GPU-{named['uuid'].lower()}" if named else None)
+    if device_id in ("all", "tegra"):
+        return ParsedId(kind=IdKind.ALL)
+    if shared := _REPLICA.fullmatch(device_id):
+        return _uuid_form(shared["base"], int(shared["replica"])) or _UNKNOWN
+    if shared := _VGPU.fullmatch(device_id):
+        return _minor_form(shared["base"], int(shared["replica"])) or _UNKNOWN
+    return _uuid_form(device_id, None) or _minor_form(device_id, None) or _placeholder_form(resource, device_id)
+
+
+def parse_claimed(driver: str, device: str) -> ParsedId | None:
+    """Take the device name of a DRA claim apart, as far as it can be believed without its ResourceSlice.
+
+    Args:
+        driver: DRA driver name.
+        device: Device name within the driver's pool, e.g. ``gpu-0`` or ``gpu-2-mig-1g24gb-19-0``.
+
+    Returns:
+        What the name says, or ``None`` where the driver's devices are no GPUs (compute domains, other vendors).
+    """
+    if driver != GPU_DRA_DRIVER:
+        return None
+    if whole := _DRA_GPU.fullmatch(device):
+        return ParsedId(kind=IdKind.MINOR, minor=int(whole["minor"]))
+    if part := _DRA_MIG.fullmatch(device):
+        return ParsedId(
+            kind=IdKind.MINOR_PROFILE, minor=int(part["minor"]), profile=comparable_profile(part["profile"])
+        )
+    if _DRA_VFIO.fullmatch(device):
+        return ParsedId(kind=IdKind.UNKNOWN, reason="dra_passed_through")
+    return ParsedId(kind=IdKind.UNKNOWN, reason="dra_unresolved")
+
+
+def comparable_profile(profile: str) -> str:
+    """Reduce a MIG profile name to what all its spellings share: ``1g.10gb+me`` and ``1g10gb-me`` are ``1g10gbme``."""
+    return re.sub(r"[^0-9a-z]", "", profile.lower())
+
+
+def _uuid_form(text: str, replica: int | None) -> ParsedId | None:
+    if match := _GPU.fullmatch(text):
+        return ParsedId(kind=IdKind.GPU, uuid=f"GPU-{match['uuid'].lower()}", replica=replica)
+    if match := _MIG.fullmatch(text):
+        return ParsedId(kind=IdKind.MIG, uuid=f"MIG-{match['uuid'].lower()}", replica=replica)
+    if match := _LEGACY_MIG.fullmatch(text):
+        return ParsedId(
+            kind=IdKind.LEGACY_MIG,
+            uuid=f"GPU-{match['uuid'].lower()}",
+            gpu_instance_id=int(match["gi"]),
+            compute_instance_id=int(match["ci"]),
+            replica=replica,
+        )
+    return None
+
+
+def _minor_form(text: str, replica: int | None) -> ParsedId | None:
+    match = _MINOR.fullmatch(text)
+    if match is None:
+        return None
+    instance = match["gi"]
+    return ParsedId(
+        kind=IdKind.MINOR,
+        minor=int(match["minor"]),
+        gpu_instance_id=None if instance is None else int(instance),
+        compute_instance_id=None if instance is None else 0,
+        replica=replica,
+    )
+
+
+def _placeholder_form(resource: str, device_id: str) -> ParsedId:
+    match = _PLACEHOLDER.fullmatch(device_id)
+    if match is None:
+        return _UNKNOWN
+    uuid = f"GPU-{match['uuid'].lower()}"
+    if resource == _AWS_RESOURCE:  # the one plugin of this form whose UUID is the device
+        return ParsedId(kind=IdKind.GPU, uuid=uuid, replica=int(match["number"]))
+    return _needs_annotation(uuid)
+
+
+def _needs_annotation(uuid: str | None) -> ParsedId:
+    return ParsedId(kind=IdKind.NEEDS_ANNOTATION, uuid=uuid, reason="needs_annotation")

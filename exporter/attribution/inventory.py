@@ -1,0 +1,147 @@
+"""The devices of a node, found by any of the names that an id can use."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self, assert_never
+
+from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile
+from exporter.model import Gpu, MigInstance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartOfGpu:
+    """A device's part of its physical GPU, 0..1."""
+
+    ratio: float
+    estimated: bool = False
+
+
+_WHOLE = PartOfGpu(ratio=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """Devices by UUID, minor number and place; made once per join."""
+
+    gpus: Mapping[str, Gpu]
+    instances: Mapping[str, MigInstance]
+    parts: Mapping[str, PartOfGpu]
+    """Of the instances."""
+    by_minor: Mapping[int, str]
+
+    @classmethod
+    def of(cls, gpus: Sequence[Gpu], instances: Sequence[MigInstance]) -> Self:
+        """Index what the driver tells.
+
+        Args:
+            gpus: Physical GPUs.
+            instances: MIG instances; those of a GPU that is not in ``gpus`` are left out.
+        """
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        parts: dict[str, PartOfGpu] = {}
+        for gpu in by_uuid.values():
+            parts.update(instance_parts(gpu, [inst for inst in instances if inst.parent_uuid == gpu.uuid]))
+        return cls(
+            gpus=by_uuid,
+            instances={instance.uuid: instance for instance in instances if instance.parent_uuid in by_uuid},
+            parts=parts,
+            by_minor={gpu.minor: gpu.uuid for gpu in gpus if gpu.minor is not None},
+        )
+
+    def is_instance(self, uuid: str) -> bool:
+        """Tell a MIG instance from a whole GPU."""
+        return uuid in self.instances
+
+    def gpu_of(self, uuid: str) -> str:
+        """Give the UUID of the physical GPU that a device is or is part of."""
+        instance = self.instances.get(uuid)
+        return instance.parent_uuid if instance else uuid
+
+    def part_of_gpu(self, uuid: str) -> PartOfGpu:
+        """Give a device's part of its physical GPU: 1 for a whole one."""
+        return self.parts.get(uuid, _WHOLE)
+
+    def resolve(self, parsed: ParsedId) -> tuple[tuple[str, ...], str]:
+        """Find the devices that an id means.
+
+        Returns:
+            UUIDs and an empty reason, or nothing and a snake-case reason.
+        """
+        found: tuple[str, ...]
+        match parsed.kind:
+            case IdKind.NEEDS_ANNOTATION | IdKind.UNKNOWN:
+                found, reason = (), parsed.reason
+            case IdKind.ALL:
+                found, reason = tuple(self.gpus), "no_devices"
+            case IdKind.GPU:
+                found, reason = self._present(parsed.uuid, self.gpus), "unknown_uuid"
+            case IdKind.MIG:
+                found, reason = self._present(parsed.uuid, self.instances), "unknown_uuid"
+            case IdKind.LEGACY_MIG | IdKind.MINOR | IdKind.MINOR_PROFILE:
+                found, reason = self._placed(parsed)
+            case _:
+                assert_never(parsed.kind)
+        return found, "" if found else reason
+
+    def physical(self, parsed: ParsedId) -> str | None:
+        """Name the physical GPU behind an id, whether it is seen or not.
+
+        Returns:
+            A UUID, ``minor <n>`` for one known by that alone, or ``None`` where the id does not lead to one.
+        """
+        if parsed.kind is IdKind.MIG:
+            instance = self.instances.get(parsed.uuid or "")
+            return instance.parent_uuid if instance else None
+        if parsed.minor is not None:
+            return self.by_minor.get(parsed.minor, f"minor {parsed.minor}")
+        return parsed.uuid
+
+    @staticmethod
+    def _present(uuid: str | None, known: Mapping[str, object]) -> tuple[str, ...]:
+        return (uuid,) if uuid is not None and uuid in known else ()
+
+    def _placed(self, parsed: ParsedId) -> tuple[tuple[str, ...], str]:
+        gpu = parsed.uuid if parsed.minor is None else self.by_minor.get(parsed.minor)
+        if gpu is None or gpu not in self.gpus:
+            return (), "unknown_uuid" if parsed.minor is None else "unknown_minor"
+        if parsed.kind is IdKind.MINOR and parsed.gpu_instance_id is None:
+            return (gpu,), ""
+        found = [uuid for uuid, inst in self.instances.items() if inst.parent_uuid == gpu and _is_named(parsed, inst)]
+        reason = "dra_unresolved" if parsed.kind is IdKind.MINOR_PROFILE else "unknown_instance"
+        return (tuple(found) if len(found) == 1 else ()), reason
+
+
+def instance_parts(gpu: Gpu, instances: Sequence[MigInstance]) -> dict[str, PartOfGpu]:
+    """Give each MIG instance's part of its GPU.
+
+    The part is the larger of its compute and its memory slices as parts of the GPU. Compute instances of one GPU
+    instance have its memory together, so it is divided among them by compute. Where the parts sum to more than the GPU
+    (3g + 4g is 15/14) they are divided by their sum. Where slices are not told, all have the same part, estimated.
+
+    Args:
+        gpu: The parent.
+        instances: All of its instances.
+
+    Returns:
+        UUID of the instance to its part.
+    """
+    compute_within: dict[int, int] = {}
+    for instance in instances:
+        compute_within.setdefault(instance.gpu_instance_id, 0)
+        compute_within[instance.gpu_instance_id] += instance.compute_slices
+    raw: dict[str, float] = {}
+    for instance in instances:
+        if min(gpu.compute_slices, gpu.memory_slices, instance.compute_slices) <= 0:
+            return {one.uuid: PartOfGpu(ratio=1 / len(instances), estimated=True) for one in instances}
+        compute = instance.compute_slices / gpu.compute_slices
+        within = instance.compute_slices / compute_within[instance.gpu_instance_id]
+        raw[instance.uuid] = max(compute, within * max(instance.memory_slices, 0) / gpu.memory_slices)
+    excess = max(sum(raw.values()), 1.0)
+    return {uuid: PartOfGpu(ratio=part / excess) for uuid, part in raw.items()}
+
+
+def _is_named(parsed: ParsedId, instance: MigInstance) -> bool:
+    if parsed.kind is IdKind.MINOR_PROFILE:
+        return comparable_profile(instance.profile) == parsed.profile
+    place = (parsed.gpu_instance_id, parsed.compute_instance_id)
+    return (instance.gpu_instance_id, instance.compute_instance_id) == place

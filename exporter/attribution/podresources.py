@@ -1,0 +1,282 @@
+"""The kubelet's pod-resources API over its unix socket: who is listed with which device, asked beside the scrape."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+# grpc reads both once, when it is imported: its fork handlers would hinder our child processes.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import grpc
+import grpc.aio
+
+from exporter.attribution import socket_probe
+from exporter.attribution._proto import (
+    ALLOCATABLE_METHOD,
+    LIST_METHOD,
+    SERVICE,
+    DecodeError,
+    Message,
+    build_messages,
+)
+from exporter.attribution.device_ids import GPU_DRA_DRIVER
+from exporter.attribution.socket_probe import MEND_PATH
+from exporter.errors import AttributionError
+from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
+
+DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+DEADLINE_SECONDS = 2.0
+RECEIVE_LIMIT_BYTES = 32 << 20
+LONGEST_WAIT_SECONDS = 30.0
+LEAST_RETRY_SECONDS = 1.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
+    # Without these an outage of some seconds lasts seconds longer for us than for the kubelet.
+    ("grpc.initial_reconnect_backoff_ms", 250),
+    ("grpc.min_reconnect_backoff_ms", 250),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+)
+_MESSAGES = build_messages()
+# A kubelet that is gone costs nothing to look for, and must be found again soon; one that suffers is left in peace.
+_CHEAP_REASONS = frozenset({"no_socket", "no_permission", "not_a_socket", "bad_path", "refused", "unavailable"})
+
+
+class KubeletClient:
+    """One channel to the kubelet, for the life of the process.
+
+    Args:
+        socket_path: Of the kubelet's socket; it need not exist yet.
+        resources: Glob patterns of GPU resource names; containers without any (and without DRA GPUs) are dropped.
+        deadline_seconds: For each call.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        resources: Sequence[str] = DEFAULT_RESOURCES,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._path = os.path.abspath(socket_path)  # noqa: PTH100 - resolve() would follow links that may change later
+        self._resources = tuple(resources)
+        self._deadline_seconds = deadline_seconds
+        self._channel: grpc.aio.Channel | None = None
+        self._allocatable: tuple[DeviceIds, ...] | None = None
+        self.allocatable_error: AttributionError | None = None
+        """Why the last ``fetch`` had to repeat the advertised devices from an earlier one."""
+
+    async def fetch(self, now: float) -> Allocations:
+        """Ask who is listed with which device, and which devices are advertised.
+
+        Args:
+            now: Unix time, for the answer's stamp.
+
+        Raises:
+            AttributionError: When the list cannot be had. The advertised devices are not worth losing it: without
+                them an earlier answer's are repeated, or ``allocatable`` is ``None`` for a kubelet that has none.
+        """
+        containers = self._containers(await self._call(LIST_METHOD, "ListPodResourcesResponse"))
+        self.allocatable_error = None
+        try:
+            answer = await self._call(ALLOCATABLE_METHOD, "AllocatableResourcesResponse")
+            self._allocatable = self._devices(answer.devices)
+        except AttributionError as error:
+            if error.reason == "unimplemented":
+                self._allocatable = None
+            else:
+                self.allocatable_error = error
+        return Allocations(answered_at_seconds=now, containers=containers, allocatable=self._allocatable)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            await self._channel.close(grace=None)
+            self._channel = None
+
+    async def _call(self, method: str, answer: str) -> Any:  # noqa: ANN401 - classes made at run time have no static type
+        try:
+            raw = await self._once(method, wait=False)
+        except grpc.aio.AioRpcError as error:
+            problem = self._explain(error)
+            if problem.reason != "unavailable":
+                raise problem from error
+            # Something listens: the error is the channel's memory of an outage, or the stream broke in a restart.
+            try:
+                raw = await self._once(method, wait=True)
+            except grpc.aio.AioRpcError as again:
+                raise self._explain(again) from again
+        try:
+            message: Message = _MESSAGES[answer].FromString(raw)
+        except DecodeError as error:
+            raise AttributionError(
+                "garbage",
+                f"kubelet answered {len(raw)} bytes on {self._path} that are no pod-resources v1 message;"
+                f" {MEND_PATH}, and the kubelet be 1.20 or newer",
+            ) from error
+        return message
+
+    async def _once(self, method: str, *, wait: bool) -> bytes:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
+        # Without a deserialiser: grpc would turn what it cannot read into a status of its own.
+        call: Any = self._channel.unary_unary(method, request_serializer=None, response_deserializer=None)
+        raw: bytes = await call(b"", timeout=self._deadline_seconds, wait_for_ready=wait)
+        return raw
+
+    def _explain(self, error: grpc.aio.AioRpcError) -> AttributionError:
+        details = " ".join((error.details() or "").split())[:200]
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            try:
+                socket_probe.check(self._path)
+            except AttributionError as cause:
+                return cause
+        return _problem(error.code(), details, self._path, self._deadline_seconds)
+
+    def _containers(self, answer: Any) -> tuple[ContainerAllocation, ...]:  # noqa: ANN401 - as _call
+        found = []
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                devices, claims = self._devices(container.devices), _claims(container.dynamic_resources)
+                if devices or claims:
+                    found.append(
+                        ContainerAllocation(
+                            namespace=pod.namespace,
+                            pod=pod.name,
+                            container=container.name,
+                            devices=devices,
+                            claims=claims,
+                        )
+                    )
+        return tuple(found)
+
+    def _devices(self, listed: Any) -> tuple[DeviceIds, ...]:  # noqa: ANN401 - as _call
+        by_resource: dict[str, list[str]] = {}  # the kubelet lists a resource once per NUMA node
+        for entry in listed:
+            if any(fnmatchcase(entry.resource_name, pattern) for pattern in self._resources):
+                by_resource.setdefault(entry.resource_name, []).extend(entry.device_ids)
+        return tuple(DeviceIds(resource=name, ids=tuple(ids)) for name, ids in by_resource.items() if ids)
+
+
+class KubeletPoller:
+    """Keeps the kubelet's last good answer, and says why there is no newer one.
+
+    Args:
+        socket_path: Of the kubelet's socket.
+        interval_seconds: Between two questions while all is well.
+        resources: As for ``KubeletClient``.
+        clock: Unix time now.
+        deadline_seconds: For each call.
+    """
+
+    def __init__(
+        self,
+        *,
+        socket_path: str,
+        interval_seconds: float,
+        resources: Sequence[str] = DEFAULT_RESOURCES,
+        clock: Callable[[], float],
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._client = KubeletClient(socket_path, resources=resources, deadline_seconds=deadline_seconds)
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._errors: Counter[str] = Counter()
+        self._failures = 0
+        self.latest: Allocations | None = None
+        self.problem = ""
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Failed questions since the start, by reason; ``allocatable_<reason>`` where only the inventory failed."""
+        return dict(self._errors)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        try:
+            while True:
+                wait_seconds = await self.poll()
+                await asyncio.sleep(wait_seconds)
+        finally:
+            await self._client.close()
+
+    async def poll(self) -> float:
+        """Ask once.
+
+        Returns:
+            Seconds to wait before the next question.
+        """
+        try:
+            self.latest = await self._client.fetch(self._clock())
+        except AttributionError as error:
+            self._errors[error.reason] += 1
+            self._failures += 1
+            self.problem = str(error)
+            return self._wait_after(error.reason)
+        self._failures = 0
+        self.problem = ""
+        if missed := self._client.allocatable_error:
+            self._errors[f"allocatable_{missed.reason}"] += 1
+            self.problem = f"advertised devices could not be read again: {missed}"
+        return self._interval_seconds
+
+    def _wait_after(self, reason: str) -> float:
+        if reason in _CHEAP_REASONS:
+            return self._interval_seconds
+        doubled = self._interval_seconds * 2.0 ** min(self._failures - 1, 10)
+        return max(min(doubled, LONGEST_WAIT_SECONDS), self._interval_seconds, LEAST_RETRY_SECONDS)
+
+
+def _claims(dynamic: Any) -> tuple[ClaimedDevice, ...]:  # noqa: ANN401 - as KubeletClient._call
+    return tuple(
+        ClaimedDevice(
+            claim_name=claim.claim_name,
+            claim_namespace=claim.claim_namespace,
+            driver=device.driver_name,
+            pool=device.pool_name,
+            device=device.device_name,
+            share_id=device.share_id if device.HasField("share_id") else None,
+            cdi_names=tuple(cdi.name for cdi in device.cdi_devices),
+        )
+        for claim in dynamic
+        for device in claim.claim_resources
+        if device.driver_name == GPU_DRA_DRIVER
+    )
+
+
+def _problem(code: grpc.StatusCode, details: str, path: str, deadline_seconds: float) -> AttributionError:
+    text = details.lower()
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            reason = "unavailable"
+            message = (
+                f"{path} accepts and breaks off: the kubelet is restarting, or this is not its socket; {MEND_PATH}"
+            )
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            reason = "deadline"
+            message = f"kubelet accepts on {path} and did not answer within {deadline_seconds:g} s; see its log"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "rate limit" in text:
+            reason = "rate_limited"
+            message = (
+                f"kubelet refused a call on {path}: its limit of 100 calls/s is used up by all clients of the socket"
+                " together; find the one that polls too often (CNI, topology or other GPU exporters)"
+            )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
+            reason = "too_large"
+            message = (
+                f"kubelet's answer on {path} is over the limit of {RECEIVE_LIMIT_BYTES >> 20} MiB: a device plugin of"
+                " this node lists far too many ids (one per MiB?); make its unit larger"
+            )
+        case grpc.StatusCode.UNIMPLEMENTED:
+            reason = "unimplemented"
+            message = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
+        case grpc.StatusCode.UNKNOWN if "disabled" in text:
+            reason = "unimplemented"
+            message = f"kubelet has this method switched off: {details}"
+        case _:
+            reason = "kubelet_error"
+            message = f"kubelet answered {code.name} on {path}: {details}"
+    return AttributionError(reason, message)

@@ -1,0 +1,182 @@
+"""From the process ids that a driver lists to the pods that hold the device, on the evidence of the node alone.
+
+Two answers are kept apart throughout: an empty string means "looked, and there is none", ``None`` means "could not be
+looked up". The first makes a process unattributed, the second leaves open whose it is; neither makes a wrong owner.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.attribution import cgroup
+from exporter.model import Holder, ProcessUse
+
+_POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
+# Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
+_START_TIME_WORD = 19
+_CACHE_LIMIT = 8192
+
+NO_POD = ""
+NO_NAME = ("", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """Processes of one device, divided by who they belong to; each process is in exactly one of the three places."""
+
+    by_holder: Mapping[Holder, tuple[ProcessUse, ...]] = field(default_factory=dict)
+    unattributed: tuple[ProcessUse, ...] = ()
+    """Of no listed pod: host processes, vanished ones, pods that hold nothing here (any more)."""
+    ambiguous: tuple[ProcessUse, ...] = ()
+    """Of a pod, but of which holder cannot be told."""
+    complete: bool = True
+    """False when the division cannot be relied on: something is ambiguous, or no process at all was visible."""
+
+
+class PidResolver:
+    """Pod UIDs of host processes, remembered by pid and start time, as pids are used again.
+
+    Args:
+        proc_root: The host's ``/proc``, or where it is mounted.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        self._proc_root = proc_root
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def pod_uid(self, pid: int) -> str | None:
+        """Look up the pod of a process.
+
+        Args:
+            pid: In the PID namespace of ``proc_root``.
+
+        Returns:
+            The pod's UID, ``NO_POD`` for a process that is in no pod, ``None`` for one that cannot be seen (gone, or
+            another PID namespace).
+        """
+        directory = self._proc_root / str(pid)
+        started = _start_time(directory)
+        if started is None:
+            self._known.pop(pid, None)
+            return None
+        known = self._known.get(pid)
+        if known and known[0] == started:
+            return known[1]
+        try:
+            text = (directory / "cgroup").read_text(errors="replace")
+        except OSError:
+            return None
+        pod = cgroup.pod_of(text)
+        if pod is None:  # not remembered: a runtime may move it into its pod's cgroup yet
+            return NO_POD
+        if len(self._known) >= _CACHE_LIMIT:
+            self._known.clear()
+        self._known[pid] = (started, pod[0])
+        return pod[0]
+
+
+class PodNames:
+    """Names of this node's pods by UID, from the kubelet's log directories ``<namespace>_<pod>_<uid>``; no API needed.
+
+    Args:
+        pod_log_root: ``/var/log/pods`` of the host, or where it is mounted.
+    """
+
+    def __init__(self, pod_log_root: Path) -> None:
+        self._root = pod_log_root
+        self._changed_ns: int | None = None
+        self._names: dict[str, tuple[str, str]] = {}
+        self._missed: set[str] = set()
+
+    def name_of(self, uid: str) -> tuple[str, str] | None:
+        """Look up a pod's name.
+
+        Args:
+            uid: As it stands in the pod's cgroup path.
+
+        Returns:
+            Namespace and pod name; ``NO_NAME`` where the directory is readable and has no such pod; ``None`` where it
+            cannot be read, or where two pods of one name are there and only one of them can be alive.
+        """
+        try:
+            changed_ns = self._root.stat().st_mtime_ns
+            if changed_ns != self._changed_ns:
+                self._missed.clear()
+                self._read(changed_ns)
+            if uid not in self._names and uid not in self._missed:
+                # Once more for each new uid: a directory made right after the scan can leave the same mtime.
+                self._read(changed_ns)
+                self._missed.add(uid)
+        except OSError:
+            self._changed_ns = None
+            return None
+        name = self._names.get(uid, NO_NAME)
+        twins = sum(other == name for other in self._names.values())
+        return name if name == NO_NAME or twins == 1 else None
+
+    def _read(self, changed_ns: int) -> None:
+        names = [match for path in self._root.iterdir() if (match := _POD_LOG.fullmatch(path.name))]
+        self._names = {match["uid"]: (match["namespace"], match["pod"]) for match in names}
+        self._changed_ns = changed_ns
+
+
+def match(
+    holders: Sequence[Holder],
+    processes: Sequence[ProcessUse],
+    uid_of: Callable[[int], str | None],
+    name_of: Callable[[str], tuple[str, str] | None],
+) -> Matched:
+    """Divide the processes of one device among its holders.
+
+    Args:
+        holders: Holders of the device.
+        processes: What the driver lists on it.
+        uid_of: Pod UID of a process, as ``PidResolver.pod_uid``.
+        name_of: Pod name of a UID, as ``PodNames.name_of``.
+
+    Returns:
+        The division. A process goes to a holder only on the evidence of its pod's UID or name, and only if a single
+        container of that pod holds the device; never by elimination.
+    """
+    by_holder: dict[Holder, list[ProcessUse]] = {holder: [] for holder in holders}
+    unattributed: list[ProcessUse] = []
+    ambiguous: list[ProcessUse] = []
+    visible = 0
+    for process in processes:
+        uid = uid_of(process.pid)
+        visible += uid is not None
+        owners = _owners(holders, uid, name_of) if uid else ()
+        if owners is None or len(owners) > 1:
+            ambiguous.append(process)
+        elif owners:
+            by_holder[owners[0]].append(process)
+        else:
+            unattributed.append(process)
+    blind = bool(holders and processes and not visible)
+    return Matched(
+        by_holder={holder: tuple(found) for holder, found in by_holder.items()},
+        unattributed=tuple(unattributed),
+        ambiguous=tuple(ambiguous),
+        complete=not (ambiguous or blind),
+    )
+
+
+def _owners(
+    holders: Sequence[Holder], uid: str, name_of: Callable[[str], tuple[str, str] | None]
+) -> tuple[Holder, ...] | None:
+    by_uid = tuple(holder for holder in holders if holder.pod_uid == uid)
+    # A holder whose UID is known to be another one may be a new pod of the same name: its name proves nothing.
+    by_name_only = [holder for holder in holders if holder.pod_uid is None]
+    if by_uid or not by_name_only:
+        return by_uid
+    name = name_of(uid)
+    return None if name is None else tuple(h for h in by_name_only if (h.namespace, h.pod) == name)
+
+
+def _start_time(directory: Path) -> str | None:
+    try:
+        words = (directory / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return words[_START_TIME_WORD] if len(words) > _START_TIME_WORD else None
