@@ -151,6 +151,13 @@ def instance_uuid(gpu: int, place: int, generation: int = 0) -> str:
     return f"MIG-5717b000-{generation:04d}-5000-8000-{gpu:06d}{place:06d}"
 
 
+def holdable(*, partitioned: bool) -> list[str]:
+    """UUIDs of all devices of 8 simulated GPUs that a pod can hold: GPUs, or MIG instances."""
+    if partitioned:
+        return [instance_uuid(gpu, place) for gpu in range(8) for place in range(MAX_INSTANCES)]
+    return [gpu_uuid(gpu) for gpu in range(8)]
+
+
 def environment(directory: Path, control_path: Path) -> dict[str, str]:
     """Environment that makes a child process find the simulated library and its control file."""
     return {"LD_LIBRARY_PATH": str(directory), "NVML_STUB_CONTROL": str(control_path)}

@@ -127,6 +127,12 @@ int nvmlSystemGetNVMLVersion(char *buffer, unsigned length) {
     return put(buffer, length, "13." STUB_RELEASE);
 }
 
+int nvmlSystemGetCudaDriverVersion(int *version) {
+    ENTER();
+    *version = 13010;
+    return OK;
+}
+
 int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     ENTER();
     *version = 13010;

@@ -1,0 +1,150 @@
+"""What the agent costs on a simulated driver, against its budgets and beside nvitop-exporter: ``make bench``."""
+
+import argparse
+import contextlib
+import datetime as dt
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import measure
+import nvitop_compare
+from measure import Figures, Subject
+from report import Setting, table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import stub_support  # noqa: E402 - lies beside the tests, which the line above makes importable
+
+SETTINGS = (
+    Setting(title="8 whole GPUs, 110 pods", partitioned=False, scrape_p99_seconds=0.005),
+    Setting(title="56 MIG instances, 110 pods", partitioned=True, scrape_p99_seconds=0.015),
+)
+
+
+def main() -> int:
+    """Measure and print Markdown tables; 0 when everything could be measured, whatever the budgets say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of each CPU measurement (default 15)")
+    parser.add_argument("--without-nvitop", action="store_true", help="measure the agent alone")
+    arguments = parser.parse_args()
+    if stub_support.compiler() is None:
+        print("bench: skipped: the simulated driver needs a C compiler (install gcc)")
+        return 0
+    skipped = "not asked for" if arguments.without_nvitop else nvitop_compare.install()
+    rival = "" if skipped else f"{nvitop_compare.PACKAGE} {nvitop_compare.version()}"
+    today = dt.datetime.now(tz=dt.UTC).date()
+    print(f"{today}, {_machine()}, Python {platform.python_version()}, {arguments.seconds:g} s per CPU measurement,")
+    print("simulated driver that answers at once: the exporters' own cost, without a real driver's.\n")
+    for setting in SETTINGS:
+        ours, theirs = _measure(setting, arguments.seconds, with_nvitop=not skipped)
+        print(table(setting, ours, theirs, rival), flush=True)
+    if skipped:
+        print(skipped)
+    return 0
+
+
+def _measure(setting: Setting, seconds: float, *, with_nvitop: bool) -> tuple[Figures, Figures | None]:
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        library = stub_support.build(directory / "lib")
+        control = stub_support.control(directory / "control", partitioned=setting.partitioned)
+        pids = stack.enter_context(_processes(control, partitioned=setting.partitioned))
+        stack.enter_context(_node(directory, pids, partitioned=setting.partitioned))
+        environment = stub_support.environment(library, directory / "control")
+        agent = _agent(directory, environment, devices=len(pids))
+        ours = measure.measure(agent, seconds=seconds, log=directory / "agent.log")
+        if not with_nvitop:
+            return ours, None
+        port = _free_port()
+        last = list(pids)[-1]
+        nvitop = Subject(
+            name=nvitop_compare.PACKAGE,
+            command=nvitop_compare.command(port),
+            environment=environment,
+            port=port,
+            ready=lambda page: f'uuid="{last}"' in page,
+        )
+        return ours, measure.measure(nvitop, seconds=seconds, log=directory / "nvitop.log")
+
+
+def _agent(directory: Path, environment: dict[str, str], *, devices: int) -> Subject:
+    port = _free_port()
+    command = [sys.executable, "-m", "exporter", "agent", "--listen", f"127.0.0.1:{port}", "--node-name", "bench"]
+    command += ["--kubelet-socket", str(directory / "kubelet.sock"), "--proc-root", str(directory / "proc")]
+    command += ["--pod-log-root", str(directory / "pods"), "--sample-interval", "1s"]
+    return Subject(
+        name="agent",
+        command=command,
+        environment={**environment, "PYTHONPATH": str(ROOT)},
+        port=port,
+        ready=lambda page: page.count("\ngpu_pod_info{") == devices and page.count("\ngpu_pod_activity_ratio{") > 0,
+    )
+
+
+@contextlib.contextmanager
+def _processes(control: stub_support.StubControl, *, partitioned: bool) -> Iterator[dict[str, list[int]]]:
+    """Real processes that do nothing, listed by the driver: nvitop-exporter reads each one's /proc."""
+    uuids = stub_support.holdable(partitioned=partitioned)
+    each = 1 if partitioned else 2
+    sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(each * len(uuids))]
+    pids = {uuid: [one.pid for one in sleepers[each * i : each * (i + 1)]] for i, uuid in enumerate(uuids)}
+    for place, held in enumerate(pids.values()):
+        if partitioned:
+            control.gpus[place // 7].instances[place % 7].pid = held[0]
+        else:
+            for slot, pid in enumerate(held):
+                control.gpus[place].processes[slot].pid = pid
+    try:
+        yield pids
+    finally:
+        for one in sleepers:
+            one.kill()
+            one.wait()
+
+
+@contextlib.contextmanager
+def _node(directory: Path, pids: dict[str, list[int]], *, partitioned: bool) -> Iterator[None]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "stub_node.py"), "--directory", str(directory)]
+    command += ["--partitioned"] if partitioned else []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("the simulated node has no pipes")
+    try:
+        process.stdin.write(json.dumps(pids))
+        process.stdin.close()
+        if process.stdout.readline().strip() != "ready":
+            raise RuntimeError("the simulated node did not start; see above")
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _machine() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return f"{os.cpu_count()} cores of {line.partition(':')[2].strip()}"
+    return f"{os.cpu_count()} cores"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
