@@ -1,0 +1,226 @@
+"""Every metric of our own, one value each, with its full name: the place to look, and the source of docs/metrics.md."""
+
+from dataclasses import dataclass
+
+from exporter.exposition.family import Kind
+
+_GAUGE = Kind.GAUGE
+_COUNTER = Kind.COUNTER
+
+DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
+"""``gpu`` is the index; ``uuid`` the GPU's or MIG instance's; the MIG labels are absent on a whole GPU."""
+POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
+"""Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """Name, type, help (with unit and source) and label names of one metric."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+def _device(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
+    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *labels))
+
+
+def _pod(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name=name, kind=_GAUGE, help=text, labels=(*DEVICE_LABELS, *POD_LABELS, *labels))
+
+
+def _own(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
+    return Metric(name=name, kind=kind, help=text, labels=labels)
+
+
+GPU_INFO = _device(
+    "gpu_info",
+    "Identity of a GPU or MIG instance; always 1. parent_uuid is set on MIG instances, minor is /dev/nvidia<minor>.",
+    "parent_uuid",
+    "pci_bus_id",
+    "minor",
+    "driver_version",
+)
+GPU_UP = _device("gpu_up", "1 while a physical GPU answers its driver, 0 while it is lost, missing or needs a reset.")
+GPU_DEVICES = _own(
+    "gpu_devices",
+    "Physical GPUs of the node: state present (enumerated and not lost) and expected (advertised by the kubelet).",
+    "node",
+    "state",
+)
+GPU_ALLOCATION_STATE = _device(
+    "gpu_allocation_state",
+    "1 on the one state that holds: allocated, unallocated, or unknown because the kubelet could not be asked.",
+    "state",
+)
+GPU_ACTIVITY_RATIO = _device(
+    "gpu_activity_ratio",
+    "How busy the device was over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
+    "source tells what measured it; absent where nothing did.",
+    "source",
+)
+GPU_MEMORY_USED_BYTES = _device(
+    "gpu_memory_used_bytes",
+    "Framebuffer memory in use, in bytes to the MiB, without the driver's own. A partitioned GPU has a series of its "
+    "own beside its instances': filter gpu_instance before summing.",
+)
+GPU_MEMORY_TOTAL_BYTES = _device(
+    "gpu_memory_total_bytes", "Framebuffer memory of the device, in bytes to the MiB; free, used and reserved."
+)
+GPU_POWER_WATTS = _device("gpu_power_watts", "Power drawn by the whole board, in watts, from NVML or DCGM.")
+GPU_ENERGY_JOULES_TOTAL = _device(
+    "gpu_energy_joules_total",
+    "Energy used by the whole board since its driver was loaded, in joules, as the device counts it: it starts again "
+    "at 0 with the driver.",
+    kind=_COUNTER,
+)
+GPU_XID_ERRORS_TOTAL = _device(
+    "gpu_xid_errors_total",
+    "Xid events (driver errors) since this agent started, by code; a code appears with its first event.",
+    "xid",
+    kind=_COUNTER,
+)
+GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device(
+    "gpu_xid_last_seen_timestamp_seconds", "Unix time of the newest event of an Xid code, in seconds.", "xid"
+)
+GPU_THROTTLE_SECONDS_TOTAL = _device(
+    "gpu_throttle_seconds_total",
+    "Time in which clocks were held down, by reason, in seconds since the driver was loaded.",
+    "reason",
+    kind=_COUNTER,
+)
+GPU_THROTTLE_ACTIVE = _device(
+    "gpu_throttle_active", "1 for each reason that holds clocks down at the sample, else 0.", "reason"
+)
+GPU_RECOVERY_ACTION = _device(
+    "gpu_recovery_action",
+    "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the "
+    "IMEX domain, 6 bus reset, 7 system reboot.",
+)
+GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device(
+    "gpu_pcie_transmit_bytes_total", "Bytes sent over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
+)
+GPU_PCIE_RECEIVE_BYTES_TOTAL = _device(
+    "gpu_pcie_receive_bytes_total", "Bytes received over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
+)
+GPU_NVLINK_TRANSMIT_BYTES_TOTAL = _device(
+    "gpu_nvlink_transmit_bytes_total",
+    "Payload bytes sent over all NVLinks since the driver was loaded.",
+    kind=_COUNTER,
+)
+GPU_NVLINK_RECEIVE_BYTES_TOTAL = _device(
+    "gpu_nvlink_receive_bytes_total",
+    "Payload bytes received over all NVLinks since the driver was loaded.",
+    kind=_COUNTER,
+)
+GPU_UNATTRIBUTED_ACTIVITY_RATIO = _device(
+    "gpu_unattributed_activity_ratio",
+    "Activity of the device that belongs to no listed pod, 0-1 of the device; absent where it cannot be told.",
+)
+GPU_UNATTRIBUTED_MEMORY_USED_BYTES = _device(
+    "gpu_unattributed_memory_used_bytes", "Memory of processes that belong to no listed pod, in bytes."
+)
+GPU_UNATTRIBUTED_PROCESSES = _device(
+    "gpu_unattributed_processes", "Processes on the device that belong to no listed pod."
+)
+
+GPU_POD_INFO = _pod(
+    "gpu_pod_info",
+    "A container that holds a device; always 1. share_mode: exclusive, mig, shared; attribution_source: device-plugin "
+    "or dra; share_estimated: true where the number of replicas is not known for sure.",
+    "resource",
+    "share_mode",
+    "attribution_source",
+    "share_estimated",
+)
+GPU_POD_SHARE_RATIO = _pod(
+    "gpu_pod_share_ratio", "The holder's part of the physical GPU, 0-1; parts of one GPU never sum to more than 1."
+)
+GPU_POD_ACTIVITY_RATIO = _pod(
+    "gpu_pod_activity_ratio",
+    "The holder's part of the device's activity, 0-1 of the device; parts and the unattributed rest sum to "
+    "gpu_activity_ratio. source estimated: divided by share, for want of process data.",
+    "source",
+)
+GPU_POD_IDLE_FOR_SECONDS = _pod(
+    "gpu_pod_idle_for_seconds",
+    "Seconds since the holder's activity last reached the idle threshold; absent while its activity is unknown.",
+)
+GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds", "Seconds since this agent first saw the container hold the device.")
+GPU_POD_MEMORY_USED_BYTES = _pod(
+    "gpu_pod_memory_used_bytes", "Device memory used by the holder, in bytes; absent where it cannot be told."
+)
+GPU_POD_UNRESOLVED_DEVICES = _own(
+    "gpu_pod_unresolved_devices",
+    "Devices that the kubelet lists with a container and that match none on this node, by reason.",
+    "node",
+    "pod_namespace",
+    "pod_name",
+    "container_name",
+    "resource",
+    "reason",
+)
+
+BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its Python; always 1.", "version", "python")
+SIMULATED = _own("gpu_exporter_simulated", "1 where every GPU and pod on this page is simulated, else 0.")
+SOURCE_UP = _own(
+    "gpu_exporter_source_up", "1 while a source of readings (nvml, dcgm) or of attribution (kubelet) works.", "source"
+)
+ERRORS_TOTAL = _own(
+    "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason", kind=_COUNTER
+)
+SAMPLE_DURATION_SECONDS = _own(
+    "gpu_exporter_sample_duration_seconds", "How long the newest sample took in the driver, in seconds."
+)
+TICK_DURATION_SECONDS = _own(
+    "gpu_exporter_tick_duration_seconds", "How long this agent took to make the picture that is shown, in seconds."
+)
+SNAPSHOT_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_snapshot_timestamp_seconds", "Unix time of the picture that is shown, in seconds."
+)
+SAMPLE_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_sample_timestamp_seconds", "Unix time of the newest reading of the driver, in seconds."
+)
+ATTRIBUTION_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_attribution_timestamp_seconds", "Unix time of the kubelet's last good answer, in seconds."
+)
+WORKER_RESTARTS_TOTAL = _own(
+    "gpu_exporter_worker_restarts_total",
+    "Times the child process that owns the driver was started again.",
+    "source",
+    kind=_COUNTER,
+)
+DROPPED_SERIES_TOTAL = _own(
+    "gpu_exporter_dropped_series_total",
+    "Pod series left out of rendered pages because of the series limit.",
+    kind=_COUNTER,
+)
+
+PROCESS_CPU_SECONDS_TOTAL = _own(
+    "process_cpu_seconds_total", "User and system CPU time of this process, in seconds.", kind=_COUNTER
+)
+PROCESS_RESIDENT_MEMORY_BYTES = _own("process_resident_memory_bytes", "Resident memory of this process, in bytes.")
+PROCESS_VIRTUAL_MEMORY_BYTES = _own("process_virtual_memory_bytes", "Virtual memory of this process, in bytes.")
+PROCESS_START_TIME_SECONDS = _own("process_start_time_seconds", "Unix time of this process' start, in seconds.")
+PROCESS_OPEN_FDS = _own("process_open_fds", "File descriptors that this process has open.")
+PROCESS_MAX_FDS = _own("process_max_fds", "File descriptors that this process may open.")
+PYTHON_GC_COLLECTIONS_TOTAL = _own(
+    "python_gc_collections_total", "Runs of Python's garbage collector.", "generation", kind=_COUNTER
+)
+PYTHON_GC_OBJECTS_COLLECTED_TOTAL = _own(
+    "python_gc_objects_collected_total", "Objects freed by Python's garbage collector.", "generation", kind=_COUNTER
+)
+PYTHON_GC_OBJECTS_UNCOLLECTABLE_TOTAL = _own(
+    "python_gc_objects_uncollectable_total",
+    "Objects that Python's garbage collector could not free.",
+    "generation",
+    kind=_COUNTER,
+)
+
+ALL: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""In the order above, which is the order on the page."""
+BY_NAME = {metric.name: metric for metric in ALL}
+PROCESS: tuple[Metric, ...] = tuple(metric for metric in ALL if metric.name.startswith(("process_", "python_")))
+"""Of the agent's own process, read when the page is rendered."""

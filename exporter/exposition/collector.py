@@ -1,0 +1,84 @@
+"""Turns a snapshot into the families of a page: devices, pods, the drop-in family, and the exporter itself."""
+
+import platform
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import exporter
+from exporter.exposition import catalog, collectors_file, dcgm_collector, device_collector
+from exporter.exposition.builder import Dropped, PageBuilder
+from exporter.exposition.collectors_file import Collectors, Row
+from exporter.exposition.dcgm_fields import Era
+from exporter.exposition.family import NO_LABELS, Family, labels
+from exporter.model import Snapshot, SourceState
+
+_PART = "exposition"
+_NEW_DEFAULT = collectors_file.default(Era.NEW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpositionOptions:
+    """How a snapshot is shown."""
+
+    collectors: Collectors = collectors_file.DEFAULT
+    names: Literal["legacy", "4.9"] = "legacy"
+    """Names and units of the built-in default set; a collectors file prints what it says."""
+    hostname_label: str = "Hostname"
+    series_limit: int = 20_000
+    """Most series of the pod level; a holder that does not fit whole is left out and counted."""
+    pod_uid: bool = False
+    """Whether the drop-in family carries ``pod_uid``, as dcgm-exporter does on request."""
+
+
+def families(snapshot: Snapshot, options: ExpositionOptions) -> list[Family]:
+    """Everything that the snapshot has to say, in a stable order; a pure function."""
+    return build(snapshot, options, Dropped())[0]
+
+
+def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> tuple[list[Family], Dropped]:
+    """The families of a page, and what was left out of this page and of all ``earlier`` ones."""
+    page = PageBuilder()
+    page.declare_all(catalog.ALL)
+    device_collector.collect(page, snapshot, series_limit=options.series_limit)
+    dcgm_collector.collect(
+        page, snapshot, _rows(options), hostname_label=options.hostname_label, pod_uid=options.pod_uid
+    )
+    dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
+    _itself(page, snapshot, dropped)
+    return page.families(), dropped
+
+
+def _rows(options: ExpositionOptions) -> tuple[Row, ...]:
+    if Era(options.names) is Era.NEW and not options.collectors.from_file:
+        return _NEW_DEFAULT.rows
+    return options.collectors.rows
+
+
+def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
+    version = labels([("version", exporter.__version__), ("python", platform.python_version())])
+    page.metric(catalog.BUILD_INFO, version, 1)
+    page.metric(catalog.SIMULATED, NO_LABELS, int(snapshot.simulated))
+    for source in snapshot.sources:
+        label = labels([("source", source.name)])
+        page.metric(catalog.SOURCE_UP, label, int(source.state is SourceState.UP))
+        page.metric(catalog.WORKER_RESTARTS_TOTAL, label, source.restarts)
+    if snapshot.attribution_enabled:
+        well = snapshot.attribution_known and not snapshot.attribution_problem
+        page.metric(catalog.SOURCE_UP, labels([("source", "kubelet")]), int(well))
+    for (part, reason), count in sorted(_errors(snapshot.errors, dropped.reasons).items()):
+        page.metric(catalog.ERRORS_TOTAL, labels([("part", part), ("reason", reason)]), count)
+    page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, snapshot.sample_duration_seconds)
+    page.metric(catalog.TICK_DURATION_SECONDS, NO_LABELS, snapshot.tick_duration_seconds)
+    page.metric(catalog.SNAPSHOT_TIMESTAMP_SECONDS, NO_LABELS, snapshot.taken_at_seconds)
+    page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, snapshot.sample_at_seconds)
+    page.metric(catalog.ATTRIBUTION_TIMESTAMP_SECONDS, NO_LABELS, snapshot.attribution_at_seconds)
+    page.metric(catalog.DROPPED_SERIES_TOTAL, NO_LABELS, dropped.series)
+
+
+def _errors(counted: Mapping[tuple[str, str], int], reasons: Counter[str]) -> Mapping[tuple[str, str], int]:
+    errors = Counter(counted)
+    for reason, count in reasons.items():
+        errors[_PART, reason] += count
+    return errors

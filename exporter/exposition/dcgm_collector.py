@@ -1,0 +1,107 @@
+"""The drop-in ``DCGM_FI_*`` family: dcgm-exporter's names, types, units and labels, and no copied values."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from exporter.exposition import xid
+from exporter.exposition.builder import PageBuilder
+from exporter.exposition.collectors_file import Row
+from exporter.exposition.family import Kind, Labels, labels
+from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
+
+_Pairs = list[tuple[str, str | None]]
+
+
+def collect(page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostname_label: str, pod_uid: bool) -> None:
+    """Add the rows of every device that is up.
+
+    A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
+    holder only for what was measured per holder. A MIG instance shows what is measured on it, with the labels of
+    its parent; values of the whole board stand once, on the board's own row.
+    """
+    numbers = [row for row in rows if row.kind is not Kind.LABEL]
+    texts = [row for row in rows if row.kind is Kind.LABEL]
+    for row in numbers:
+        page.declare(row.name, row.kind, row.help)
+    crowded = _crowded_instances(snapshot.devices)
+    for view in snapshot.devices:
+        if view.state is not DeviceState.UP:
+            continue
+        before = _identity(view, crowded)
+        before.append((hostname_label, snapshot.node))
+        before.extend(_text_labels(view, snapshot, texts))
+        holder = _exclusive(view.pods)
+        _device_rows(page, view, numbers, before, _holder_labels(holder, pod_uid=pod_uid) if holder else [])
+        if holder is None:
+            for use in view.pods:
+                carried = labels([*before, *_holder_labels(use, pod_uid=pod_uid)])
+                _measured(page, numbers, use.values, carried)
+
+
+def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
+    """The only holder of the whole device, if there is one."""
+    if len(pods) == 1:
+        holder = pods[0].holder
+        if holder.mode is not ShareMode.SHARED and holder.device_share_ratio >= 1:
+            return pods[0]
+    return None
+
+
+def _device_rows(page: PageBuilder, view: DeviceView, rows: list[Row], before: _Pairs, holder: _Pairs) -> None:
+    values = view.values
+    if view.instance is not None:
+        of_instance = {row.field.field for row in rows if row.field.per_instance}
+        values = {field: value for field, value in values.items() if field in of_instance}
+    _measured(page, rows, values, labels([*before, *holder]))
+    if view.last_xid is not None:
+        error = [("err_code", str(view.last_xid)), ("err_msg", xid.text(view.last_xid))]
+        carried = labels([*before, *sorted([*holder, *error])])
+        for row in rows:
+            if row.field.field is Field.XID_ERRORS:
+                page.add(row.name, carried, view.last_xid)
+
+
+def _measured(page: PageBuilder, rows: list[Row], values: Mapping[Field, int | float], carried: Labels) -> None:
+    for row in rows:
+        field = row.field.field
+        value = values.get(field)
+        if value is not None and field is not Field.XID_ERRORS:
+            page.add(row.name, carried, row.field.convert(value, row.era))
+
+
+def _identity(view: DeviceView, crowded: frozenset[tuple[str, int]]) -> _Pairs:
+    gpu, instance = view.gpu, view.instance
+    pairs: _Pairs = [
+        ("gpu", str(gpu.index)),
+        ("UUID", gpu.uuid),
+        ("pci_bus_id", gpu.pci_bus_id),
+        ("device", f"nvidia{gpu.index}"),
+        ("modelName", gpu.model),
+    ]
+    if instance is not None:
+        pairs += [("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.gpu_instance_id))]
+        if (gpu.uuid, instance.gpu_instance_id) in crowded:
+            pairs.append(("GPU_CI_ID", str(instance.compute_instance_id)))
+    return pairs
+
+
+def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, int]]:
+    """GPU instances with several compute instances, which only one more label keeps apart."""
+    counts = Counter((view.gpu.uuid, view.instance.gpu_instance_id) for view in devices if view.instance)
+    return frozenset(key for key, count in counts.items() if count > 1)
+
+
+def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> _Pairs:
+    node_wide = {Field.DRIVER_VERSION: snapshot.driver_version, Field.NVML_VERSION: snapshot.nvml_version}
+    return sorted(
+        ((row.name, node_wide.get(row.field.field) or view.gpu.labels.get(row.field.field)) for row in rows),
+        key=lambda pair: pair[0],
+    )
+
+
+def _holder_labels(use: PodUse, *, pod_uid: bool) -> _Pairs:
+    holder = use.holder
+    pairs: _Pairs = [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
+    if pod_uid:
+        pairs.append(("pod_uid", holder.pod_uid))
+    return pairs

@@ -1,0 +1,182 @@
+"""Our own device and pod series of a snapshot."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from exporter.exposition import catalog
+from exporter.exposition.builder import PageBuilder
+from exporter.exposition.catalog import Metric
+from exporter.exposition.family import Labels, labels
+from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, Snapshot
+
+_BYTES_PER_MIB = 1 << 20
+_NANOSECONDS = 1_000_000_000
+_MILLIJOULES = 1000
+
+_Pairs = list[tuple[str, str | None]]
+_Row = tuple[Metric, Labels, float | None]
+
+_PLAIN: tuple[tuple[Metric, Field], ...] = (
+    (catalog.GPU_POWER_WATTS, Field.POWER_USAGE),
+    (catalog.GPU_RECOVERY_ACTION, Field.GPU_RECOVERY_ACTION),
+    (catalog.GPU_PCIE_TRANSMIT_BYTES_TOTAL, Field.PCIE_TX_BYTES_TOTAL),
+    (catalog.GPU_PCIE_RECEIVE_BYTES_TOTAL, Field.PCIE_RX_BYTES_TOTAL),
+    (catalog.GPU_NVLINK_TRANSMIT_BYTES_TOTAL, Field.NVLINK_TX_BYTES_TOTAL),
+    (catalog.GPU_NVLINK_RECEIVE_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL),
+)
+_THROTTLE_TIMES = {
+    "power": Field.POWER_VIOLATION,
+    "thermal": Field.THERMAL_VIOLATION,
+    "sync_boost": Field.SYNC_BOOST_VIOLATION,
+    "board_limit": Field.BOARD_LIMIT_VIOLATION,
+    "low_utilisation": Field.LOW_UTIL_VIOLATION,
+    "reliability": Field.RELIABILITY_VIOLATION,
+    "application_clocks": Field.TOTAL_APP_CLOCKS_VIOLATION,
+    "base_clocks": Field.TOTAL_BASE_CLOCKS_VIOLATION,
+}
+# In the order of the bits, named as dcgm-exporter names its clock events.
+_THROTTLE_REASONS = (
+    "gpu_idle",
+    "clocks_setting",
+    "power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal",
+    "hw_thermal",
+    "hw_power_brake",
+    "display_clocks",
+)
+
+
+def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None:
+    """Add the series of every device and holder, and of what could not be matched to a device.
+
+    A device that is not up keeps its identity, its holders and its Xid counts; it has no measured values.
+    """
+    room = series_limit
+    for view in snapshot.devices:
+        identity = _identity(view, snapshot)
+        for metric, carried, value in _device(view, snapshot, identity):
+            page.metric(metric, carried, value)
+        for use in view.pods:
+            rows = [row for row in _holder(use, identity, up=view.state is DeviceState.UP) if row[2] is not None]
+            if len(rows) > room:
+                page.dropped_series += len(rows)
+                continue
+            room -= len(rows)
+            for metric, carried, value in rows:
+                page.metric(metric, carried, value)
+    _devices(page, snapshot)
+    _unresolved(page, snapshot)
+
+
+def _identity(view: DeviceView, snapshot: Snapshot) -> _Pairs:
+    instance = view.instance
+    return [
+        ("node", snapshot.node),
+        ("gpu", str(view.gpu.index)),
+        ("uuid", view.uuid),
+        ("gpu_instance", str(instance.gpu_instance_id) if instance else None),
+        ("mig_profile", instance.profile if instance else None),
+        ("model", view.gpu.model),
+    ]
+
+
+def _device(view: DeviceView, snapshot: Snapshot, identity: _Pairs) -> Iterator[_Row]:
+    plain = labels(identity)
+    minor = view.gpu.minor
+    info: _Pairs = [
+        ("parent_uuid", view.instance.parent_uuid if view.instance else None),
+        ("pci_bus_id", view.gpu.pci_bus_id),
+        ("minor", None if minor is None else str(minor)),
+        ("driver_version", snapshot.driver_version),
+    ]
+    yield catalog.GPU_INFO, labels([*identity, *info]), 1
+    if view.instance is None:
+        yield catalog.GPU_UP, plain, int(view.state is DeviceState.UP)
+    if view.allocation is not None:
+        for state in AllocationState:
+            yield catalog.GPU_ALLOCATION_STATE, labels([*identity, ("state", state)]), int(view.allocation is state)
+    for xid, count in sorted(view.xids.items()):
+        yield catalog.GPU_XID_ERRORS_TOTAL, labels([*identity, ("xid", str(xid))]), count
+    for xid, at_seconds in sorted(view.xid_last_seen_seconds.items()):
+        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, labels([*identity, ("xid", str(xid))]), at_seconds
+    if view.state is not DeviceState.UP:
+        return
+    if view.activity is not None:
+        source = labels([*identity, ("source", view.activity.source)])
+        yield catalog.GPU_ACTIVITY_RATIO, source, view.activity.ratio
+    yield catalog.GPU_MEMORY_USED_BYTES, plain, _scaled(view, Field.FB_USED, _BYTES_PER_MIB, 1)
+    yield catalog.GPU_MEMORY_TOTAL_BYTES, plain, _scaled(view, Field.FB_TOTAL, _BYTES_PER_MIB, 1)
+    yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, plain, view.unattributed_activity_ratio
+    yield catalog.GPU_UNATTRIBUTED_MEMORY_USED_BYTES, plain, view.unattributed_memory_bytes
+    yield catalog.GPU_UNATTRIBUTED_PROCESSES, plain, view.unattributed_processes
+    if view.instance is None:
+        yield from _board(view, identity, plain)
+
+
+def _board(view: DeviceView, identity: _Pairs, plain: Labels) -> Iterator[_Row]:
+    """Values of the whole board, which a MIG instance does not have."""
+    for metric, field in _PLAIN:
+        yield metric, plain, view.values.get(field)
+    yield catalog.GPU_ENERGY_JOULES_TOTAL, plain, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
+    for reason, field in _THROTTLE_TIMES.items():
+        value = _scaled(view, field, 1, _NANOSECONDS)
+        yield catalog.GPU_THROTTLE_SECONDS_TOTAL, labels([*identity, ("reason", reason)]), value
+    mask = view.values.get(Field.CLOCK_THROTTLE_REASONS)
+    if mask is not None:
+        for bit, reason in enumerate(_THROTTLE_REASONS):
+            active = int(mask) >> bit & 1
+            yield catalog.GPU_THROTTLE_ACTIVE, labels([*identity, ("reason", reason)]), active
+
+
+def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | None:
+    value = view.values.get(field)
+    if value is None:
+        return None
+    return value * times if per == 1 else value * times / per
+
+
+def _holder(use: PodUse, identity: _Pairs, *, up: bool) -> Iterator[_Row]:
+    holder = use.holder
+    pairs: _Pairs = [
+        *identity,
+        ("pod_namespace", holder.namespace),
+        ("pod_name", holder.pod),
+        ("container_name", holder.container),
+        ("pod_uid", holder.pod_uid),
+    ]
+    plain = labels(pairs)
+    info: _Pairs = [
+        ("resource", holder.resource),
+        ("share_mode", holder.mode),
+        ("attribution_source", holder.source),
+        ("share_estimated", "true" if holder.share_estimated else "false"),
+    ]
+    yield catalog.GPU_POD_INFO, labels([*pairs, *info]), 1
+    yield catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio
+    yield catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds
+    if not up:
+        return
+    if use.activity is not None:
+        source = labels([*pairs, ("source", use.activity.source)])
+        yield catalog.GPU_POD_ACTIVITY_RATIO, source, use.activity.ratio
+    yield catalog.GPU_POD_IDLE_FOR_SECONDS, plain, use.idle_for_seconds
+    yield catalog.GPU_POD_MEMORY_USED_BYTES, plain, use.memory_used_bytes
+
+
+def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
+    gone = {DeviceState.LOST, DeviceState.MISSING}
+    present = sum(1 for view in snapshot.devices if view.instance is None and view.state not in gone)
+    if snapshot.sample_at_seconds is not None:
+        page.metric(catalog.GPU_DEVICES, labels([("node", snapshot.node), ("state", "present")]), present)
+    expected = labels([("node", snapshot.node), ("state", "expected")])
+    page.metric(catalog.GPU_DEVICES, expected, snapshot.expected_devices)
+
+
+def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:
+    counts = Counter((one.namespace, one.pod, one.container, one.resource, one.reason) for one in snapshot.unresolved)
+    names = ("pod_namespace", "pod_name", "container_name", "resource", "reason")
+    for key, count in sorted(counts.items()):
+        carried = labels([("node", snapshot.node), *zip(names, key, strict=True)])
+        page.metric(catalog.GPU_POD_UNRESOLVED_DEVICES, carried, count)
