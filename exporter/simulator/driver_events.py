@@ -1,0 +1,109 @@
+"""NVML event sets: Xid errors and MIG changes, each told once to every set that registered before it happened."""
+
+from exporter.simulator.driver_core import (
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    TIMEOUT,
+    UNINITIALIZED,
+    Calls,
+    CArgument,
+    EventSet,
+    Refused,
+    Session,
+    Target,
+    address,
+    out,
+    plain,
+    put_pointer,
+)
+from exporter.simulator.truth import GpuTruth, NodeTruth
+
+CALLS = Calls()
+
+_ECC_EVENTS = 0x1 | 0x2
+_XID = 0x8
+_MIG_CONFIG_CHANGE = 0x100
+_WHOLE_GPU = 0xFFFFFFFF
+_POLL_SECONDS = 0.1
+
+
+def supported_types(gpu: GpuTruth) -> int:
+    """Mask of the event types that the board can tell."""
+    return _ECC_EVENTS | _XID | (_MIG_CONFIG_CHANGE if gpu.model.mig_profiles else 0)
+
+
+def _layout(gpu: GpuTruth) -> tuple[str, ...]:
+    return (str(gpu.mig_enabled), *(instance.uuid for instance in gpu.instances))
+
+
+@CALLS.system("nvmlEventSetCreate")
+def _create(session: Session, event_set: CArgument) -> None:
+    pointer = session.new_pointer()
+    session.event_sets[pointer] = EventSet()
+    put_pointer(event_set, pointer)
+
+
+@CALLS.system("nvmlEventSetFree")
+def _free(session: Session, event_set: CArgument) -> None:
+    if session.event_sets.pop(address(event_set), None) is None:
+        raise Refused(INVALID_ARGUMENT)
+
+
+@CALLS.device("nvmlDeviceGetSupportedEventTypes")
+def _types(target: Target, mask: CArgument) -> None:
+    out(mask).value = supported_types(target.gpu)
+
+
+@CALLS.device("nvmlDeviceRegisterEvents")
+def _register(target: Target, mask: CArgument, event_set: CArgument) -> None:
+    registered = target.session.event_sets.get(address(event_set))
+    if registered is None:
+        raise Refused(INVALID_ARGUMENT)
+    if plain(mask) & ~supported_types(target.gpu):
+        raise Refused(NOT_SUPPORTED)
+    uuid = target.gpu.uuid
+    registered.masks[uuid] = registered.masks.get(uuid, 0) | plain(mask)
+    registered.told.setdefault(uuid, len(target.gpu.xids))
+    registered.layouts.setdefault(uuid, _layout(target.gpu))
+
+
+def _next_event(registered: EventSet, node: NodeTruth) -> tuple[str, int, int] | None:
+    """(GPU UUID, event type, data) of the oldest event not told yet, and mark it as told."""
+    due: list[tuple[float, str, int]] = []
+    for gpu in node.gpus:
+        mask = registered.masks.get(gpu.uuid, 0)
+        if mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu):
+            registered.layouts[gpu.uuid] = _layout(gpu)
+            return (gpu.uuid, _MIG_CONFIG_CHANGE, 0)
+        told = min(registered.told.get(gpu.uuid, 0), len(gpu.xids))
+        if mask & _XID and told < len(gpu.xids):
+            due.append((gpu.xids[told][0], gpu.uuid, gpu.xids[told][1]))
+    if not due:
+        return None
+    _, uuid, xid = min(due)
+    registered.told[uuid] += 1
+    return (uuid, _XID, xid)
+
+
+@CALLS.system("nvmlEventSetWait_v2")
+def _wait(session: Session, event_set: CArgument, data: CArgument, timeout_ms: CArgument) -> None:
+    deadline = session.monotonic() + plain(timeout_ms) / 1000
+    while True:
+        registered = session.event_sets.get(address(event_set))
+        if registered is None:
+            raise Refused(INVALID_ARGUMENT if session.references else UNINITIALIZED)
+        event = _next_event(registered, session.now())
+        if event is not None:
+            return _tell(session, out(data), event)
+        left = deadline - session.monotonic()
+        if left <= 0:
+            raise Refused(TIMEOUT)
+        session.sleep(min(left, _POLL_SECONDS))
+        session.gate("nvmlEventSetWait_v2", needs_init=True)
+
+
+def _tell(session: Session, struct: CArgument, event: tuple[str, int, int]) -> None:
+    uuid, struct.eventType, struct.eventData = event
+    pointer = session.pointer((uuid, ""))
+    struct.device = type(struct.device).from_buffer(bytearray(pointer.to_bytes(8, "little")))
+    struct.gpuInstanceId = struct.computeInstanceId = _WHOLE_GPU
