@@ -1,0 +1,263 @@
+"""A simulated node with agent, Prometheus, Alertmanager and a webhook that prints alerts, on one machine."""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from exporter.errors import ConfigError
+from exporter.simulator import demo_rules
+from exporter.simulator.parts import Part, free_port
+from exporter.simulator.webhook import Webhook
+
+RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
+READY_SECONDS = 60.0
+SCRAPE_INTERVAL = "2s"
+GET_THEM = "get them with: make install, or apt-get install prometheus prometheus-alertmanager"
+
+PROMETHEUS_CONFIG = """\
+global: {{scrape_interval: {interval}, scrape_timeout: {interval}, evaluation_interval: {interval}}}
+rule_files: [{rules}]
+alerting: {{alertmanagers: [{{static_configs: [{{targets: ["127.0.0.1:{alertmanager}"]}}]}}]}}
+scrape_configs:
+  - job_name: gpu-cost-exporter
+    honor_labels: true
+    static_configs: [{{targets: ["127.0.0.1:{agent}"]}}]
+"""
+
+ALERTMANAGER_CONFIG = """\
+route: {{receiver: webhook, group_by: ["..."], group_wait: 1s, group_interval: 5s, repeat_interval: 1h}}
+receivers: [{{name: webhook, webhook_configs: [{{url: "http://127.0.0.1:{webhook}/", send_resolved: true}}]}}]
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What to show and where; ports are preferences, taken only where they are free."""
+
+    scenario: str
+    rules: Path = RULES
+    substitutions: tuple[demo_rules.Substitution, ...] = demo_rules.SUBSTITUTIONS
+    agent_port: int = 9400
+    prometheus_port: int = 9090
+    alertmanager_port: int = 9093
+    agent_command: Sequence[str] = (sys.executable, "-m", "exporter", "agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """Paths of the programs; ``None`` where there is none."""
+
+    prometheus: str | None
+    alertmanager: str | None
+
+
+def find_tools() -> Tools:
+    """Look on the PATH; Debian names Alertmanager ``prometheus-alertmanager``."""
+    return Tools(
+        prometheus=shutil.which("prometheus"),
+        alertmanager=shutil.which("prometheus-alertmanager") or shutil.which("alertmanager"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where each part listens on 127.0.0.1."""
+
+    agent: int
+    prometheus: int
+    alertmanager: int
+    webhook: int
+
+
+def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Part]:
+    """Write the configurations into ``directory`` and name the programs to start, the agent first.
+
+    Raises:
+        ConfigError: The rules file is not there, or is not the one of this version.
+    """
+    agent = Part(
+        name="agent",
+        command=(*options.agent_command, "--simulate", options.scenario, "--listen", f"127.0.0.1:{ports.agent}"),
+        ready_url=f"http://127.0.0.1:{ports.agent}/readyz",
+        log=directory / "agent.log",
+    )
+    if tools.prometheus is None or tools.alertmanager is None:
+        return [agent]
+    try:
+        shipped = options.rules.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{options.rules}: {error.strerror}; run it from a checkout of the repository") from error
+    rules = directory / "rules.yaml"
+    rules.write_text(demo_rules.shorten(shipped, str(options.rules), options.substitutions), encoding="utf-8")
+    alertmanager_file = directory / "alertmanager.yml"
+    alertmanager_file.write_text(ALERTMANAGER_CONFIG.format(webhook=ports.webhook), encoding="utf-8")
+    prometheus_file = directory / "prometheus.yml"
+    prometheus_file.write_text(
+        PROMETHEUS_CONFIG.format(
+            interval=SCRAPE_INTERVAL, rules=json.dumps(str(rules)), alertmanager=ports.alertmanager, agent=ports.agent
+        ),
+        encoding="utf-8",
+    )
+    alertmanager = Part(
+        name="alertmanager",
+        command=(
+            tools.alertmanager,
+            f"--config.file={alertmanager_file}",
+            f"--storage.path={directory / 'alertmanager'}",
+            f"--web.listen-address=127.0.0.1:{ports.alertmanager}",
+            "--cluster.listen-address=",
+        ),
+        ready_url=f"http://127.0.0.1:{ports.alertmanager}/-/ready",
+        log=directory / "alertmanager.log",
+    )
+    prometheus = Part(
+        name="prometheus",
+        command=(
+            tools.prometheus,
+            f"--config.file={prometheus_file}",
+            f"--storage.tsdb.path={directory / 'prometheus'}",
+            f"--web.listen-address=127.0.0.1:{ports.prometheus}",
+        ),
+        ready_url=f"http://127.0.0.1:{ports.prometheus}/-/ready",
+        log=directory / "prometheus.log",
+    )
+    return [agent, alertmanager, prometheus]
+
+
+def greeting(options: StackOptions, ports: Ports, *, complete: bool) -> str:
+    """Say where to look, and what is not as on a real cluster."""
+    lines = [
+        "",
+        f"SIMULATED NODE: scenario {options.scenario!r}; no GPU, cluster or bill is real.",
+        f"  agent's page       http://127.0.0.1:{ports.agent}/",
+        f"  metrics            http://127.0.0.1:{ports.agent}/metrics",
+    ]
+    if complete:
+        lines += [
+            f"  Prometheus         http://127.0.0.1:{ports.prometheus}/graph?g0.expr=gpu_pod_idle_for_seconds&g0.tab=1",
+            f"  alerts             http://127.0.0.1:{ports.prometheus}/alerts",
+            f"  Alertmanager       http://127.0.0.1:{ports.alertmanager}/",
+            "",
+            "Rules: rules/prometheus-rules.yaml with shorter times, so that an alert comes in two to three minutes:",
+            demo_rules.table(options.substitutions),
+            "",
+            "Alerts that Alertmanager delivers are printed below. Ctrl-C ends everything.",
+        ]
+    else:
+        lines += ["", "Ctrl-C ends it."]
+    return "\n".join(lines)
+
+
+async def _bring_up(started: list[Part], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
+    """Start all and wait until all answer; an exit code when there is nothing to show or it was asked to stop."""
+    for part in started:
+        await part.start()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
+        waits = [asyncio.create_task(part.wait_ready(session, READY_SECONDS)) for part in started]
+        ready = asyncio.create_task(asyncio.wait(waits))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in (*waits, ready, stopping):
+            task.cancel()
+        if stop.is_set():
+            return 0
+    for part, wait in zip(started, waits, strict=True):
+        if not wait.result():
+            say(f"{part.name} does not answer at {part.ready_url}: {part.tail() or 'it wrote nothing'}")
+    agent = started[0].process
+    return agent.returncode if agent is not None else 1
+
+
+async def _stand_by(started: list[Part], say: Callable[[str], None], stop: asyncio.Event) -> int:
+    """Wait until asked to stop or the agent ends; another dead part is told, and the rest goes on."""
+    stopping = asyncio.create_task(stop.wait())
+    watches = {asyncio.create_task(part.ended()): part for part in started}
+    try:
+        while not stop.is_set():
+            await asyncio.wait((stopping, *watches), return_when=asyncio.FIRST_COMPLETED)
+            for watch in [watch for watch in watches if watch.done()]:
+                part = watches.pop(watch)
+                say(f"{part.name} ended by itself with code {watch.result()}: {part.tail() or 'it wrote nothing'}")
+                if part is started[0]:
+                    return watch.result() or 1
+        return 0
+    finally:
+        for task in (stopping, *watches):
+            task.cancel()
+
+
+async def run(options: StackOptions, *, say: Callable[[str], None], stop: asyncio.Event, tools: Tools) -> int:
+    """Show the scenario until ``stop`` is set.
+
+    Args:
+        options: What to show.
+        say: Takes every line meant for the user.
+        stop: Set it to end everything.
+        tools: Programs to use; without one of them the agent is shown alone.
+
+    Returns:
+        Exit code: 0 after a stop, else that of the agent that did not come up or ended by itself.
+
+    Raises:
+        ConfigError: The rules file is missing or not of this version; nothing was started then.
+    """
+    webhook = Webhook(say=say)
+    await webhook.start()
+    ports = Ports(
+        agent=free_port(options.agent_port),
+        prometheus=free_port(options.prometheus_port),
+        alertmanager=free_port(options.alertmanager_port),
+        webhook=webhook.port,
+    )
+    missing = [name for name in ("prometheus", "alertmanager") if getattr(tools, name) is None]
+    if missing:
+        say(f"not on the PATH: {' and '.join(missing)}; showing the agent alone ({GET_THEM})")
+    with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as directory:
+        started: list[Part] = []
+        try:
+            started = parts(options, tools, ports, Path(directory))
+            say(f"SIMULATED: starting {', '.join(part.name for part in started)} ...")
+            code = await _bring_up(started, say, stop)
+            if code is not None:
+                return code
+            say(greeting(options, ports, complete=len(started) > 1))
+            return await _stand_by(started, say, stop)
+        finally:
+            await asyncio.gather(*(part.end() for part in started))
+            await webhook.stop()
+
+
+async def _until_signalled(options: StackOptions) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    code = await run(options, say=say, stop=stop, tools=find_tools())
+    say("ended: nothing of the demonstration is left running")
+    return code
+
+
+def main(scenario: str = "demo", *, rules: Path = RULES) -> int:
+    """Run the stack until Ctrl-C or SIGTERM; the exit code.
+
+    Args:
+        scenario: Name of a shipped scenario, or a scenario file.
+        rules: The rules file whose windows are shortened.
+
+    Raises:
+        ConfigError: The rules file is missing or not of this version.
+    """
+    return asyncio.run(_until_signalled(StackOptions(scenario=scenario, rules=rules)))

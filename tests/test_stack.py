@@ -1,0 +1,233 @@
+"""The demonstration: real Prometheus and Alertmanager, and an alert that reaches the webhook."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from exporter.errors import ConfigError
+from exporter.simulator import demo_rules
+from exporter.simulator.parts import free_port
+from exporter.simulator.stack import RULES, StackOptions, Tools, find_tools, run
+from exporter.simulator.webhook import Webhook, line
+
+TIMEOUT_SECONDS = 90.0
+
+# Answers as an agent would whose node has one pod, idle for two hours.
+STAND_IN = """
+import http.server, sys, signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+labels = 'node="sim",gpu="0",uuid="GPU-0",pod_namespace="research",pod_name="notebook-0",pod_uid="u",container_name="c"'
+page = "".join(f"{name}{{{labels}{more}}} {value}\\n" for name, more, value in (
+    ("gpu_pod_activity_ratio", ',source="engine"', 0), ("gpu_pod_share_ratio", "", 1),
+    ("gpu_pod_age_seconds", "", 7200), ("gpu_pod_idle_for_seconds", "", 7200)))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(page.encode())
+    def log_message(self, *_):
+        pass
+host, port = sys.argv[sys.argv.index("--listen") + 1].rsplit(":", 1)
+http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+"""
+
+QUICK = tuple(
+    replace(item, demo=demo)
+    for item, demo in zip(
+        demo_rules.SUBSTITUTIONS,
+        (
+            "* 1 / 10",
+            "interval: 1s",
+            "[10s]",
+            "[4s]",
+            "> 10",
+            "keep_firing_for: 5s",
+            "for: 2s",
+            "for: 20s",
+            "over ten seconds",
+        ),
+        strict=True,
+    )
+)
+
+
+@dataclass
+class Running:
+    """A stack that runs in the background, and what it has said."""
+
+    options: StackOptions
+    said: list[str] = field(default_factory=list)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[int] | None = None
+
+    async def until(self, condition: Callable[[str], bool], seconds: float = TIMEOUT_SECONDS) -> str:
+        """Wait for a line."""
+        assert self.task is not None
+        async with asyncio.timeout(seconds):
+            while True:
+                for text in self.said:
+                    if condition(text):
+                        return text
+                assert not self.task.done(), f"it ended with {self.task.result()}: {self.said}"
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def running(options: StackOptions, tools: Tools) -> AsyncIterator[Running]:
+    state = Running(options)
+    state.task = asyncio.create_task(run(options, say=state.said.append, stop=state.stop, tools=tools))
+    try:
+        yield state
+    finally:
+        state.stop.set()
+        async with asyncio.timeout(30):
+            await state.task
+
+
+def stand_in(scenario: str = "stand-in") -> StackOptions:
+    return StackOptions(
+        scenario=scenario,
+        substitutions=QUICK,
+        agent_port=free_port(0),
+        prometheus_port=free_port(0),
+        alertmanager_port=free_port(0),
+        agent_command=(sys.executable, "-c", STAND_IN),
+    )
+
+
+def both_tools() -> Tools:
+    tools = find_tools()
+    if tools.prometheus is None or tools.alertmanager is None:
+        pytest.skip("needs prometheus and prometheus-alertmanager on the PATH: make install")
+    return tools
+
+
+def test_shortened_rules_are_valid_and_keep_no_long_window(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool on the PATH: make install")
+    text = demo_rules.shorten(RULES.read_text(encoding="utf-8"), str(RULES))
+    for item in demo_rules.SUBSTITUTIONS:
+        assert item.shipped not in text
+    path = tmp_path / "rules.yaml"
+    path.write_text(text, encoding="utf-8")
+    result = subprocess.run([promtool, "check", "rules", str(path)], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_rules_file_of_another_version_is_refused_with_everything_that_is_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        demo_rules.shorten("groups: []", "old.yaml")
+    assert len(caught.value.problems) == len(demo_rules.SUBSTITUTIONS)
+    assert "old.yaml: '[1h]' (long window) is not in it" in str(caught.value)
+
+
+def test_an_alert_is_one_readable_line_that_says_simulated() -> None:
+    text = line(
+        {
+            "status": "firing",
+            "startsAt": "2026-03-01T10:00:00.123Z",
+            "labels": {"alertname": "GPUUnderutilised", "severity": "warning"},
+            "annotations": {"summary": "Pod a/b leaves 1 of 2\n GPUs idle."},
+        }
+    )
+    assert text == (
+        "SIMULATED ALERT FIRING GPUUnderutilised (warning, since 10:00:00 UTC): Pod a/b leaves 1 of 2 GPUs idle."
+    )
+
+
+async def test_a_webhook_refuses_what_is_not_from_alertmanager() -> None:
+    webhook = Webhook(say=lambda _: None)
+    await webhook.start()
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"http://127.0.0.1:{webhook.port}/", data=b"no") as response,
+        ):
+            assert response.status == 400
+            assert "Alertmanager" in await response.text()
+    finally:
+        await webhook.stop()
+
+
+async def test_without_prometheus_the_agent_is_shown_alone_and_the_page_is_named() -> None:
+    options = stand_in()
+    async with running(options, Tools(prometheus=None, alertmanager=None)) as state:
+        greeting = await state.until(lambda text: "agent's page" in text, 20)
+    assert "not on the PATH: prometheus and alertmanager; showing the agent alone" in state.said[0]
+    assert f"http://127.0.0.1:{options.agent_port}/" in greeting
+    assert "SIMULATED" in greeting
+    assert state.task is not None
+    assert state.task.result() == 0
+
+
+async def test_an_agent_that_cannot_start_ends_the_stack_with_its_words_and_its_code() -> None:
+    options = replace(stand_in(), agent_command=(sys.executable, "-c", "raise SystemExit('no such scenario: dmeo')"))
+    said: list[str] = []
+    code = await run(options, say=said.append, stop=asyncio.Event(), tools=Tools(prometheus=None, alertmanager=None))
+    assert code == 1
+    assert "no such scenario: dmeo" in said[-1]
+
+
+async def test_a_missing_rules_file_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    options = replace(stand_in(), rules=tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match=r"none\.yaml: No such file"):
+        await run(options, say=lambda _: None, stop=asyncio.Event(), tools=Tools(prometheus="p", alertmanager="a"))
+
+
+async def test_an_idle_pods_alert_travels_through_prometheus_and_alertmanager_to_the_webhook() -> None:
+    async with running(stand_in(), both_tools()) as state:
+        text = await state.until(lambda text: text.startswith("SIMULATED ALERT FIRING"))
+    assert "GPUUnderutilised (warning, since " in text
+    assert "Pod research/notebook-0 on sim leaves 1 of 1 GPUs idle" in text
+    assert "nothing at all for 2h 0m 0s" in text
+
+
+async def test_a_part_that_dies_is_told_and_the_rest_goes_on() -> None:
+    options = stand_in()
+    async with running(options, both_tools()) as state:
+        await state.until(lambda text: "agent's page" in text)
+        for pid in children(f"--web.listen-address=127.0.0.1:{options.prometheus_port}"):
+            os.kill(pid, signal.SIGKILL)
+        text = await state.until(lambda text: text.startswith("prometheus ended"))
+        assert "by itself with code -9" in text
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{options.agent_port}/metrics") as response,
+        ):
+            assert response.status == 200
+    assert not children(f"127.0.0.1:{options.agent_port}")
+    assert not children(f"127.0.0.1:{options.alertmanager_port}")
+
+
+def children(word: str) -> list[int]:
+    """Processes with ``word`` in an argument."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+    return found
+
+
+async def test_the_forgotten_notebook_of_the_demo_reaches_the_webhook() -> None:
+    options = replace(StackOptions(scenario="demo", substitutions=QUICK), **ports_of(stand_in()))
+    async with running(options, both_tools()) as state:
+        await state.until(lambda text: "agent's page" in text)
+        text = await state.until(lambda text: "GPUUnderutilised" in text and "notebook" in text, 180)
+    assert "SIMULATED ALERT FIRING" in text
+
+
+def ports_of(options: StackOptions) -> dict[str, int]:
+    return {name: getattr(options, name) for name in ("agent_port", "prometheus_port", "alertmanager_port")}
