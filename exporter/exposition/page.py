@@ -1,0 +1,134 @@
+"""The agent's page: server-rendered, live by a small script, whole without it; loads nothing from anywhere else."""
+
+import base64
+import hashlib
+from importlib.resources import files
+
+from exporter import __version__
+from exporter.exposition.page_summary import glance, tiles, waste
+from exporter.exposition.page_table import table
+from exporter.exposition.page_text import chip, duration, moment, text, words
+from exporter.model import Snapshot, SourceState, SourceStatus
+
+_STATIC = files("exporter.exposition") / "static"
+_CSS = (_STATIC / "page.css").read_text(encoding="utf-8")
+_SCRIPT = (_STATIC / "page.js").read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src {_hash(_CSS)}",
+        f"script-src {_hash(_SCRIPT)}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Only what the page itself carries may run; a pod's name that smuggles in markup would still do nothing."""
+
+_SOURCE_CSS = {SourceState.UP: "ok", SourceState.STARTING: "unknown", SourceState.RELEASED: "idle"}
+
+
+def document(snapshot: Snapshot | None) -> str:
+    """The whole page."""
+    node = text(snapshot.node) if snapshot else "a node that starts"
+    prefix = "SIMULATED " if snapshot and snapshot.simulated else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="robots" content="noindex">'
+        f'<title>{prefix}GPUs of {node}</title><link rel="icon" href="data:,"><style>{_CSS}</style>'
+        '<noscript><meta http-equiv="refresh" content="5"></noscript></head><body><div class="wrap">'
+        f'<div id="live">{fragment(snapshot)}</div>'
+        '<div id="status" class="statusbar" hidden><p id="age"></p>'
+        '<p id="state" role="status" aria-live="polite"></p></div>'
+        f"</div><script>{_SCRIPT}</script></body></html>"
+    )
+
+
+def fragment(snapshot: Snapshot | None) -> str:
+    """What changes: everything but the frame. The script puts a new one in place of the old one."""
+    if snapshot is None:
+        return '<main><header class="top"><h1>Starting</h1></header><p>There is no picture of this node yet.</p></main>'
+    simulated = (
+        '<p class="simulated" role="note">SIMULATED NODE — nothing here is real</p>' if snapshot.simulated else ""
+    )
+    upper = f"{_top(snapshot)}{_problems(snapshot)}{tiles(snapshot)}{waste(snapshot)}{glance(snapshot)}"
+    lower = f"{table(snapshot)}{_unresolved(snapshot)}{_foot(snapshot)}"
+    return f'<main data-taken="{snapshot.taken_at_seconds:.3f}">{simulated}{upper}{lower}</main>'
+
+
+def _top(snapshot: Snapshot) -> str:
+    facts = []
+    models = list(dict.fromkeys(view.gpu.model for view in snapshot.devices if not view.instance))
+    if models:
+        facts.append(" and ".join(text(name) for name in models))
+    if snapshot.driver_version:
+        facts.append(f"driver {text(snapshot.driver_version)}")
+    if snapshot.nvml_version:
+        facts.append(f"NVML {text(snapshot.nvml_version)}")
+    health = [f"<li>{_source_chip(source)}</li>" for source in snapshot.sources]
+    health.append(f"<li>{_attribution_chip(snapshot)}</li>")
+    return (
+        '<header class="top"><div><p class="eyebrow">gpu-cost-exporter · node</p>'
+        f'<h1>{text(snapshot.node)}</h1><p class="facts">{" · ".join(facts) or "no driver seen yet"}</p></div>'
+        f'<ul class="health" aria-label="Health">{"".join(health)}</ul></header>'
+    )
+
+
+def _source_chip(source: SourceStatus) -> str:
+    return chip(_SOURCE_CSS.get(source.state, "bad"), f"{text(source.name)} {source.state.value}")
+
+
+def _attribution_chip(snapshot: Snapshot) -> str:
+    if not snapshot.attribution_enabled:
+        return chip("free", "pods not asked for")
+    if not snapshot.attribution_known:
+        return chip("bad", "pods unknown")
+    age = snapshot.taken_at_seconds - (snapshot.attribution_at_seconds or snapshot.taken_at_seconds)
+    stale = bool(snapshot.attribution_problem)
+    return chip("idle" if stale else "ok", f"pods known, {duration(age)} ago" if stale else "pods known")
+
+
+def _problems(snapshot: Snapshot) -> str:
+    shown = [
+        f"<strong>{text(source.name)} {source.state.value}</strong>: {text(source.message) or words(source.reason)}"
+        for source in snapshot.sources
+        if source.state not in {SourceState.UP, SourceState.STARTING} and (source.message or source.reason)
+    ]
+    if snapshot.attribution_problem:
+        shown.append(f"<strong>pods</strong>: {text(snapshot.attribution_problem)}")
+    if not snapshot.ready and not shown:
+        shown = [f"<strong>not ready</strong>: {text(reason)}" for reason in snapshot.not_ready_reasons]
+    return "".join(f'<p class="problem">{line}</p>' for line in shown)
+
+
+def _unresolved(snapshot: Snapshot) -> str:
+    if not snapshot.unresolved:
+        return ""
+    items = "".join(
+        f"<li>{text(item.namespace)}/<b>{text(item.pod)}</b> "
+        f'<span class="meta">{text(item.container)} · {text(item.resource)}</span> '
+        f'<span class="mono">{text(item.device_id)}</span>: {words(item.reason)}</li>'
+        for item in snapshot.unresolved
+    )
+    return (
+        '<section class="panel" aria-labelledby="unresolved"><h2 id="unresolved">Devices that pods hold and this agent'
+        f' cannot see</h2><ul class="notes">{items}</ul></section>'
+    )
+
+
+def _foot(snapshot: Snapshot) -> str:
+    sampled = snapshot.sample_at_seconds
+    age = "" if sampled is None else f", read from the driver {duration(snapshot.taken_at_seconds - sampled)} before"
+    return (
+        f"<footer><span>As of {moment(snapshot.taken_at_seconds)}{age}</span>"
+        '<span><a id="to-metrics" href="/metrics">metrics</a> · <a id="to-json" href="/api/v1/devices">JSON</a> · '
+        f'<a id="to-ready" href="/readyz">readiness</a> · gpu-cost-exporter {__version__}</span></footer>'
+    )

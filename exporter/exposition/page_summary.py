@@ -1,0 +1,189 @@
+"""The upper half of the page: figures, who idles, and the node's devices at a glance."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from exporter.exposition.page_text import STATE_WORDS, bar, chip, duration, model, percent, text
+from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, Snapshot
+
+IDLE_SHOWN_SECONDS = 120.0
+"""From here on a holder is pointed at; shorter pauses are everyday life of a busy pod."""
+_LARGEST_MIG = 7
+_NOT_HELD = {
+    AllocationState.UNALLOCATED: ("free", "free"),
+    AllocationState.UNKNOWN: ("unknown", "holder unknown"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One physical GPU and its MIG instances, as the page shows them."""
+
+    gpu: DeviceView
+    instances: tuple[DeviceView, ...]
+
+
+def groups(snapshot: Snapshot) -> list[Group]:
+    """Physical GPUs by index, each with its instances in the driver's order."""
+    instances: dict[str, list[DeviceView]] = {}
+    for view in snapshot.devices:
+        if view.instance:
+            instances.setdefault(view.gpu.uuid, []).append(view)
+    whole = sorted((view for view in snapshot.devices if not view.instance), key=lambda view: view.gpu.index)
+    return [Group(view, tuple(instances.get(view.gpu.uuid, ()))) for view in whole]
+
+
+def is_idle(use: PodUse) -> bool:
+    """Whether the holder is known to have done nothing for long enough to be pointed at."""
+    return use.idle_for_seconds is not None and use.idle_for_seconds >= IDLE_SHOWN_SECONDS
+
+
+def condition(view: DeviceView) -> tuple[str, str]:
+    """Colour class and safe words for the state of one device."""
+    if view.state is not DeviceState.UP:
+        return "bad", STATE_WORDS[view.state].partition(":")[0]
+    if view.allocation is None:
+        return "", "MIG"
+    if view.allocation is not AllocationState.ALLOCATED:
+        return _NOT_HELD[view.allocation]
+    idle = [use.idle_for_seconds or 0.0 for use in view.pods if is_idle(use)]
+    if idle and len(idle) == len(view.pods):
+        return "idle", f"idle {duration(min(idle))}"
+    if view.activity is None:
+        return "unknown", "not measured"
+    return "busy", "in use"
+
+
+def place(view: DeviceView) -> str:
+    """``GPU 3`` or ``GPU 3 · 1g.10gb #7``, safe."""
+    name = f"GPU {view.gpu.index}"
+    return f"{name} · {text(view.instance.profile)} #{view.instance.gpu_instance_id}" if view.instance else name
+
+
+def _tile(title: str, value: str, css: str = "") -> str:
+    return f'<div class="tile {css}"><dt>{title}</dt><dd>{value}</dd></div>'
+
+
+def tiles(snapshot: Snapshot) -> str:
+    """The figures of the node."""
+    whole = [view for view in snapshot.devices if not view.instance]
+    units = [view for view in snapshot.devices if view.allocation is not None]
+    up = sum(view.state is DeviceState.UP for view in whole)
+    expected = max(len(whole), snapshot.expected_devices or 0)
+    count = {state: sum(view.allocation is state for view in units) for state in AllocationState}
+    idle = len({_pod_key(use) for view in units for use in view.pods if is_idle(use)})
+    shown = [
+        _tile("GPUs up", f"{up} <small>of {expected}</small>", "alarm" if up < expected else ""),
+        _tile("Allocated", f"{count[AllocationState.ALLOCATED]} <small>of {len(units)} devices</small>"),
+        _tile("Free", str(count[AllocationState.UNALLOCATED])),
+    ]
+    if count[AllocationState.UNKNOWN]:
+        shown.append(_tile("Holder unknown", str(count[AllocationState.UNKNOWN]), "warn"))
+    shown.append(_tile("Idle holders", str(idle), "warn" if idle else ""))
+    ratio = _held_activity(units)
+    if ratio is not None:
+        shown.append(_tile("Activity, where held", percent(ratio)))
+    watts = [view.values[Field.POWER_USAGE] for view in whole if Field.POWER_USAGE in view.values]
+    if watts:
+        shown.append(_tile("Power", f"{sum(watts) / 1000:.2f} <small>kW</small>"))
+    return f'<dl class="tiles">{"".join(shown)}</dl>'
+
+
+def _held_activity(units: Iterable[DeviceView]) -> float | None:
+    """Mean activity of held devices, weighted by the part of a physical GPU that is held; unknown ones left out."""
+    weights = [
+        (sum(use.holder.share_ratio for use in view.pods), view.activity.ratio)
+        for view in units
+        if view.activity and view.pods
+    ]
+    total = sum(weight for weight, _ in weights)
+    return sum(weight * ratio for weight, ratio in weights) / total if total else None
+
+
+def _pod_key(use: PodUse) -> tuple[str, str]:
+    return use.holder.namespace, use.holder.pod
+
+
+def waste(snapshot: Snapshot) -> str:
+    """Who holds a device and does nothing, longest first; empty where nobody does."""
+    idle: dict[tuple[str, str], list[tuple[DeviceView, PodUse]]] = {}
+    for view in snapshot.devices:
+        for use in view.pods:
+            if is_idle(use):
+                idle.setdefault(_pod_key(use), []).append((view, use))
+    if not idle:
+        return ""
+    # A pod with several devices is idle since the last of them went idle.
+    since: Mapping[tuple[str, str], float] = {
+        key: min(use.idle_for_seconds or 0.0 for _, use in uses) for key, uses in idle.items()
+    }
+    lines = []
+    for key in sorted(idle, key=lambda key: (-since[key], key)):
+        places = ", ".join(dict.fromkeys(place(view) for view, _ in idle[key]))
+        kind = model(idle[key][0][0].gpu.model)
+        lines.append(
+            f'<li><span class="for">idle for {duration(since[key])}</span><span class="pod">{text(key[0])}/'
+            f'<b>{text(key[1])}</b></span> <span class="meta">{places} · {kind}</span></li>'
+        )
+    return (
+        '<section class="panel waste" aria-labelledby="waste"><h2 id="waste">Held, but idle</h2>'
+        f"<ol>{''.join(lines)}</ol></section>"
+    )
+
+
+def glance(snapshot: Snapshot) -> str:
+    """One card per physical GPU."""
+    cards = "".join(f"<li>{_card(group)}</li>" for group in groups(snapshot))
+    return f'<ol class="map" aria-label="GPUs at a glance">{cards}</ol>' if cards else ""
+
+
+def _card(group: Group) -> str:
+    view = group.gpu
+    css, word = condition(view)
+    idle_parts = sum(condition(part)[0] == "idle" for part in group.instances)
+    down = view.state is not DeviceState.UP
+    if group.instances and not down:
+        css, word = ("idle", f"{idle_parts} idle") if idle_parts else ("", "MIG")
+        held = sum(part.allocation is AllocationState.ALLOCATED for part in group.instances)
+        figure = f"{held} <small>of {len(group.instances)} held</small>"
+        picture = _slices(group.instances)
+    else:
+        figure = percent(view.activity.ratio) if view.activity and not down else "<small>—</small>"
+        picture = bar(None if down or view.activity is None else view.activity.ratio)
+    tone = {"idle": "is-idle", "bad": "is-bad", "free": "is-free"}.get(css, "") if not group.instances or down else ""
+    return (
+        f'<a id="glance-{view.gpu.index}" class="{tone}" href="#gpu-{view.gpu.index}">'
+        f'<span class="gpu"><span>GPU {view.gpu.index}</span>{chip(css, word)}</span>'
+        f'<span class="pct">{figure}</span>{picture}<span class="who">{_who(group)}</span></a>'
+    )
+
+
+def _who(group: Group) -> str:
+    view = group.gpu
+    if view.state is not DeviceState.UP:
+        return text(view.reason.replace("_", " ")) or "down"
+    pods = list(dict.fromkeys(_pod_key(use) for part in (view, *group.instances) for use in part.pods))
+    if len(pods) == 1:
+        return f"{text(pods[0][0])}/{text(pods[0][1])}"
+    return f"{len(pods)} pods" if pods else "nobody" if view.allocation is not AllocationState.UNKNOWN else "unknown"
+
+
+def _slices(instances: tuple[DeviceView, ...]) -> str:
+    """The partitioned GPU as a row of slices, each filled as far as it is busy."""
+    slices = max((view.gpu.compute_slices for view in instances), default=0) or _LARGEST_MIG
+    drawn, x = [], 0
+    for view in instances:
+        width = max(view.instance.compute_slices, 1) if view.instance else 1
+        css = {"busy": "held", "idle": "idle", "unknown": "held"}.get(condition(view)[0], "none")
+        drawn.append(f'<rect class="{css}" x="{x + 0.06:.2f}" width="{width - 0.12:.2f}" height="22"/>')
+        if view.activity and view.allocation is AllocationState.ALLOCATED:
+            height = 22 * min(max(view.activity.ratio, 0), 1)
+            drawn.append(
+                f'<rect class="busy" x="{x + 0.06:.2f}" y="{22 - height:.1f}" width="{width - 0.12:.2f}"'
+                f' height="{height:.1f}"/>'
+            )
+        x += width
+    return (
+        f'<svg class="slices" viewBox="0 0 {max(slices, x)} 22" preserveAspectRatio="none" aria-hidden="true">'
+        f"{''.join(drawn)}</svg>"
+    )

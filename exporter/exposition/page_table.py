@@ -1,0 +1,178 @@
+"""The lower half of the page: one table row per device and per holder of a shared device."""
+
+from exporter.exposition.api import mebibytes
+from exporter.exposition.page_summary import Group, condition, groups, is_idle
+from exporter.exposition.page_text import STATE_WORDS, UNKNOWN, activity, chip, duration, memory, model, text, words
+from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
+
+_HEAD = (
+    '<thead><tr role="row">'
+    '<th role="columnheader" scope="col">Device</th><th role="columnheader" scope="col">Held by</th>'
+    '<th role="columnheader" scope="col">Activity</th><th role="columnheader" scope="col">Idle for</th>'
+    '<th role="columnheader" scope="col" class="num">Memory</th>'
+    '<th role="columnheader" scope="col" class="num">Power</th>'
+    '<th role="columnheader" scope="col" class="num">Temp.</th></tr></thead>'
+)
+_MODE_WORDS = {ShareMode.EXCLUSIVE: "whole device", ShareMode.MIG: "MIG slice", ShareMode.SHARED: "shared"}
+
+
+def table(snapshot: Snapshot) -> str:
+    """All devices with their holders. Roles are spelled out, since on a phone the rows become cards."""
+    bodies = "".join(_body(group) for group in groups(snapshot))
+    if not bodies:
+        return (
+            '<section class="panel"><h2>No devices</h2><p class="notes">No source has reported a GPU yet.</p></section>'
+        )
+    caption = "<caption>Devices and their holders</caption>"
+    return f'<div class="panel"><table role="table">{caption}{_HEAD}{bodies}</table></div>'
+
+
+def _body(group: Group) -> str:
+    rows = _device_rows(group.gpu, group)
+    for instance in group.instances:
+        rows += _device_rows(instance, group)
+    return f'<tbody role="rowgroup">{"".join(rows)}</tbody>'
+
+
+def _device_rows(view: DeviceView, group: Group) -> list[str]:
+    only = view.pods[0] if len(view.pods) == 1 and view.pods[0].holder.device_share_ratio >= 1 else None
+    css = ["part" if view.instance else "gpu"]
+    if view.state is not DeviceState.UP:
+        css.append("down")
+    elif only and is_idle(only):
+        css.append("flag")
+    anchor = "" if view.instance else f' id="gpu-{view.gpu.index}"'
+    cells = [
+        _cell("pod", "", _held_by(view, group, only)),
+        _cell("act", "Activity", "" if _partitioned(view) and view.activity is None else _device_activity(view)),
+        _cell("since", "Idle for", _since(only) if only else ""),
+        _cell("num", "Memory", memory(_used(view), mebibytes(view.values, Field.FB_TOTAL))),
+        *_board_cells(view),
+    ]
+    rows = [_row(" ".join(css), _name(view), cells, anchor)]
+    deep = " deep" if view.instance else ""
+    if not only:
+        rows += [_holder_row(use, view, deep) for use in view.pods]
+    return rows + _unattributed_row(view, deep)
+
+
+def _partitioned(view: DeviceView) -> bool:
+    return view.allocation is None and view.state is DeviceState.UP
+
+
+def _cell(css: str, label: str, inner: str) -> str:
+    labelled = f' data-label="{label}"' if label and inner else ""
+    return f'<td role="cell" class="{css if inner else "none"}"{labelled}>{inner}</td>'
+
+
+def _row(css: str, head: str, cells: list[str], anchor: str = "") -> str:
+    first = f'<th role="rowheader" scope="row">{head}</th>'
+    return f'<tr role="row" class="{css}"{anchor}>{first}{"".join(cells)}</tr>'
+
+
+def _name(view: DeviceView) -> str:
+    if view.instance:
+        number = f'<span class="meta">#{view.instance.gpu_instance_id}</span>'
+        return f'<span title="{text(view.uuid)}">{text(view.instance.profile)} {number}</span>'
+    xids = "".join(
+        f" {chip('bad', f'Xid {xid}' + (f', {count} times' if count > 1 else ''))}"
+        for xid, count in sorted(view.xids.items())
+    )
+    return (
+        f'<span title="{text(view.uuid)}">GPU {view.gpu.index}</span>{xids}'
+        f'<span class="model">{model(view.gpu.model)}</span>'
+    )
+
+
+def _held_by(view: DeviceView, group: Group, only: PodUse | None) -> str:
+    if view.state is not DeviceState.UP:
+        why = f' <span class="meta">{words(view.reason)}</span>' if view.reason else ""
+        who = f" · {_pod(only)}" if only else ""
+        return chip("bad", STATE_WORDS[view.state]) + why + who
+    if view.allocation is None:
+        held = sum(part.allocation is AllocationState.ALLOCATED for part in group.instances)
+        return f'<span class="dim">MIG · {held} of {len(group.instances)} instances held</span>'
+    if only:
+        return _pod(only)
+    if view.pods:
+        held = f"{sum(use.holder.device_share_ratio for use in view.pods) * 100:.0f} % of it held"
+        plural = "s" if len(view.pods) > 1 else ""
+        return f'{len(view.pods)} holder{plural} <span class="meta">· {held}</span>'
+    return chip(*condition(view))
+
+
+def _pod(use: PodUse) -> str:
+    holder = use.holder
+    how = [text(holder.container)]
+    if holder.mode is ShareMode.SHARED:
+        about = "about " if holder.share_estimated else ""
+        how.append(f"shared, {about}{holder.device_share_ratio * 100:.0f} %")
+    if holder.source != "device-plugin":
+        how.append(text(holder.source))
+    mode = f' title="{_MODE_WORDS[holder.mode]}, {text(holder.resource)}"'
+    return f'{text(holder.namespace)}/<b>{text(holder.pod)}</b> <span class="meta"{mode}>{" · ".join(how)}</span>'
+
+
+def _device_activity(view: DeviceView) -> str:
+    return activity(view.activity, view.activity_unknown_reason)
+
+
+def _since(use: PodUse) -> str:
+    if use.idle_for_seconds is None:
+        return UNKNOWN
+    if is_idle(use):
+        return chip("idle", f"idle {duration(use.idle_for_seconds)}")
+    return f'<span class="dim">{duration(use.idle_for_seconds)}</span>' if use.idle_for_seconds >= 1 else ""
+
+
+def _used(view: DeviceView) -> int | None:
+    return mebibytes(view.values, Field.FB_USED)
+
+
+def _board_cells(view: DeviceView) -> list[str]:
+    """Power and temperature: of the board, so an instance has none."""
+    if view.instance:
+        return [_cell("num", "", ""), _cell("num", "", "")]
+    watts, celsius = view.values.get(Field.POWER_USAGE), view.values.get(Field.GPU_TEMP)
+    return [
+        _cell("num", "Power", UNKNOWN if watts is None else f'{watts:.0f} <span class="dim">W</span>'),
+        _cell("num", "Temperature", UNKNOWN if celsius is None else f'{celsius:.0f} <span class="dim">°C</span>'),
+    ]
+
+
+def _holder_row(use: PodUse, view: DeviceView, deep: str) -> str:
+    flag = " flag" if is_idle(use) else ""
+    share = f"{use.holder.device_share_ratio * 100:.0f} % share"
+    cells = [
+        _cell("pod", "", _pod(use)),
+        _cell("act", "Activity", activity(use.activity, view.activity_unknown_reason)),
+        _cell("since", "Idle for", _since(use)),
+        _cell("num", "Memory", memory(use.memory_used_bytes, None)),
+        _cell("num", "", ""),
+        _cell("num", "", ""),
+    ]
+    return _row(f"user{deep}{flag}", share, cells)
+
+
+def _unattributed_row(view: DeviceView, deep: str) -> list[str]:
+    """Use by no listed pod, where there is any."""
+    processes, ratio, used = (
+        view.unattributed_processes,
+        view.unattributed_activity_ratio,
+        view.unattributed_memory_bytes,
+    )
+    if not processes and not used and (ratio is None or ratio < 0.005):  # noqa: PLR2004 - would be shown as 0 %
+        return []
+    what = "no listed pod"
+    if processes:
+        what += f' <span class="meta">{processes} process{"es" if processes > 1 else ""}</span>'
+    number = "" if ratio is None else f'<span class="val">{ratio * 100:.0f} %</span>'
+    cells = [
+        _cell("pod", "", what),
+        _cell("act", "Activity", number),
+        _cell("since", "", ""),
+        _cell("num", "Memory", memory(used, None)),
+        _cell("num", "", ""),
+        _cell("num", "", ""),
+    ]
+    return [_row(f"user{deep}", "unattributed", cells)]
