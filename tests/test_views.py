@@ -1,0 +1,227 @@
+"""Device views: what the agent makes of one reading and one attribution."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from exporter.accounting.idle import IdleClock
+from exporter.agent.attributor import Attributor, allocation_state
+from exporter.agent.record import SourceRecord
+from exporter.agent.views import Viewer, darkened
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.model import (
+    Activity,
+    ActivitySource,
+    AllocationState,
+    Attribution,
+    DeviceState,
+    DeviceView,
+    Field,
+    Gpu,
+    GpuReading,
+    Holder,
+    MigInstance,
+    MigReading,
+    ProcessUse,
+    Reading,
+    ShareMode,
+    Unresolved,
+    XidEvent,
+)
+
+UID_A = "00000000-0000-4000-8000-00000000000a"
+UID_B = "00000000-0000-4000-8000-00000000000b"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def viewer(tmp_path: Path) -> Viewer:
+    for pid, uid in ((101, UID_A), (102, UID_B), (103, None)):
+        process = tmp_path / "proc" / str(pid)
+        process.mkdir(parents=True)
+        path = f"/kubepods/burstable/pod{uid}/{'c' * 64}" if uid else "/user.slice"
+        (process / "cgroup").write_text(f"0::{path}\n")
+        (process / "stat").write_text(f"{pid} (python) S " + "0 " * 18 + "4242 0\n")
+    logs = tmp_path / "pods"
+    for name, uid in (("ml_a", UID_A), ("ml_b", UID_B)):
+        (logs / f"{name}_{uid}").mkdir(parents=True)
+    return Viewer(
+        attributor=Attributor(
+            poller=None, pids=PidResolver(tmp_path / "proc"), names=PodNames(logs), expiry_seconds=60.0
+        ),
+        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
+    )
+
+
+def gpu(index: int = 0, **facts: object) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-{index}",
+        index=index,
+        minor=index,
+        model="NVIDIA H100 80GB HBM3",
+        pci_bus_id=f"00000000:{index:02X}:00.0",
+        **facts,  # type: ignore[arg-type] # keyword facts of the one dataclass above
+    )
+
+
+def holder(pod: str, device: str = "GPU-0", share: float = 1.0, mode: ShareMode = ShareMode.EXCLUSIVE) -> Holder:
+    return Holder(
+        namespace="ml",
+        pod=pod,
+        container="main",
+        device_uuid=device,
+        mode=mode,
+        resource="nvidia.com/gpu",
+        source="device-plugin",
+        share_ratio=share,
+        device_share_ratio=share,
+    )
+
+
+def reading(*gpus: GpuReading, at: float = 1000.0) -> Reading:
+    return Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.01, gpus=gpus)
+
+
+def held(*holders: Holder) -> Attribution:
+    by_device: dict[str, tuple[Holder, ...]] = {}
+    for each in holders:
+        by_device[each.device_uuid] = (*by_device.get(each.device_uuid, ()), each)
+    return Attribution(known=True, answered_at_seconds=1000.0, holders=by_device)
+
+
+def views(viewer: Viewer, gpus: Sequence[GpuReading], attribution: Attribution, at: float = 1000.0) -> list[DeviceView]:
+    return list(viewer.views(reading(*gpus, at=at), attribution, {}, at))
+
+
+def test_an_exclusive_holder_has_the_devices_activity_and_memory(viewer: Viewer) -> None:
+    busy = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80, Field.FB_USED: 4096})
+    (view,) = views(viewer, [busy], held(holder("a")))
+    assert view.allocation is AllocationState.ALLOCATED
+    assert view.pods[0].activity == Activity(ratio=0.8, source=ActivitySource.UTILISATION)
+    assert view.pods[0].memory_used_bytes == 4096 * MIB
+    assert view.pods[0].values == {}, "an exclusive holder needs no rows of its own in the drop-in family"
+
+
+def test_sharers_are_told_apart_by_their_processes(viewer: Viewer) -> None:
+    shared = GpuReading(
+        gpu=gpu(),
+        values={Field.GPU_UTIL: 80, Field.FB_USED: 5000},
+        processes=(
+            ProcessUse(pid=101, memory_used_bytes=1000 * MIB, sm_ratio=0.6),
+            ProcessUse(pid=102, memory_used_bytes=3000 * MIB, sm_ratio=0.0),
+            ProcessUse(pid=103, memory_used_bytes=500 * MIB, sm_ratio=0.2),
+        ),
+    )
+    sharers = [holder(pod, share=0.25, mode=ShareMode.SHARED) for pod in "ab"]
+    (view,) = views(viewer, [shared], held(*sharers))
+    parts = {pod.holder.pod: pod for pod in view.pods}
+    assert parts["a"].activity == Activity(ratio=pytest.approx(0.6), source=ActivitySource.PROCESS_SAMPLES)
+    assert parts["b"].activity == Activity(ratio=0.0, source=ActivitySource.PROCESS_SAMPLES)
+    assert (parts["a"].values[Field.GPU_UTIL], parts["b"].values[Field.GPU_UTIL]) == (60, 0)
+    assert parts["b"].memory_used_bytes == 3000 * MIB
+    assert view.unattributed_activity_ratio == pytest.approx(0.2)
+    assert (view.unattributed_processes, view.unattributed_memory_bytes) == (1, 500 * MIB)
+
+
+def test_sharers_without_visible_processes_are_estimated_and_have_no_measured_rows(viewer: Viewer) -> None:
+    blind = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80, Field.FB_USED: 5000}, processes=())
+    sharers = [holder(pod, share=0.25, mode=ShareMode.SHARED) for pod in "ab"]
+    (view,) = views(viewer, [blind], held(*sharers))
+    assert {pod.activity.source for pod in view.pods if pod.activity} == {ActivitySource.ESTIMATED}
+    assert [pod.values for pod in view.pods] == [{}, {}]
+    assert [pod.memory_used_bytes for pod in view.pods] == [None, None]
+    assert view.unattributed_processes is None
+
+
+def test_a_sharer_that_uses_its_whole_share_is_not_idle(viewer: Viewer) -> None:
+    viewer.clock.threshold_ratio = 0.5
+    shared = GpuReading(
+        gpu=gpu(),
+        values={Field.GPU_UTIL: 25, Field.FB_USED: 900},
+        processes=(ProcessUse(pid=101, memory_used_bytes=900 * MIB, sm_ratio=0.25),),
+    )
+    only = held(holder("a", share=0.25, mode=ShareMode.SHARED))
+    for at in (1000.0, 1001.0, 1002.0):
+        (view,) = views(viewer, [shared], only, at)
+    assert view.pods[0].idle_for_seconds == 0.0
+
+
+def mig(slot: int) -> MigInstance:
+    return MigInstance(
+        uuid=f"MIG-{slot}",
+        parent_uuid="GPU-0",
+        gpu_instance_id=slot,
+        compute_instance_id=0,
+        profile="1g.10gb",
+        compute_slices=1,
+        memory_slices=1,
+    )
+
+
+def test_mig_instances_are_judged_by_themselves_and_the_board_is_not_held(viewer: Viewer) -> None:
+    partitioned = GpuReading(
+        gpu=gpu(mig_enabled=True, compute_slices=7, memory_slices=8),
+        values={Field.POWER_USAGE: 200.0},
+        instances=(
+            MigReading(instance=mig(7), values={Field.PROF_GR_ENGINE_ACTIVE: 0.7}),
+            MigReading(instance=mig(8), values={Field.PROF_GR_ENGINE_ACTIVE: 0.0}),
+        ),
+    )
+    board, busy, idle = views(viewer, [partitioned], held(holder("a", "MIG-7", 0.143, ShareMode.MIG)))
+    assert (board.allocation, busy.allocation, idle.allocation) == (
+        None,
+        AllocationState.ALLOCATED,
+        AllocationState.UNALLOCATED,
+    )
+    assert board.activity == Activity(ratio=pytest.approx(0.1), source=ActivitySource.ENGINE)
+    assert busy.pods[0].activity == Activity(ratio=0.7, source=ActivitySource.ENGINE)
+
+
+def test_mig_without_a_source_is_unknown_and_its_holder_is_not_idle(viewer: Viewer) -> None:
+    ampere = GpuReading(gpu=gpu(mig_enabled=True, compute_slices=7), instances=(MigReading(instance=mig(7)),))
+    board, instance = views(viewer, [ampere], held(holder("a", "MIG-7", 0.143, ShareMode.MIG)))
+    assert (board.activity, instance.activity, instance.activity_unknown_reason) == (None, None, "no_source")
+    assert instance.pods[0].activity is None
+    assert instance.pods[0].idle_for_seconds is None
+
+
+def test_a_lost_gpu_keeps_its_holder_and_has_no_values(viewer: Viewer) -> None:
+    lost = GpuReading(gpu=gpu(), state=DeviceState.LOST, reason="gpu_is_lost")
+    other = GpuReading(gpu=gpu(1), values={Field.GPU_UTIL: 50})
+    first, second = views(viewer, [lost, other], held(holder("a")))
+    assert (first.activity, first.activity_unknown_reason) == (None, "device_down")
+    assert first.pods[0].activity is None
+    assert second.activity is not None
+
+
+def test_a_darkened_reading_shows_identities_and_no_value(viewer: Viewer) -> None:
+    fresh = reading(GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80}))
+    (view,) = viewer.views(darkened(fresh, "hung"), held(holder("a")), {}, 1010.0)
+    assert (view.state, view.reason, dict(view.values)) == (DeviceState.FAILED, "hung", {})
+    assert view.activity is None
+    assert view.pods[0].holder.pod == "a"
+
+
+def test_unallocated_is_said_only_where_no_unresolved_id_could_be_the_device() -> None:
+    def attribution(reason: str) -> Attribution:
+        entry = Unresolved(
+            namespace="ml", pod="a", container="main", resource="nvidia.com/gpu", device_id="x", reason=reason
+        )
+        return Attribution(known=True, unresolved=(entry,))
+
+    assert allocation_state(Attribution(known=True), "GPU-0") is AllocationState.UNALLOCATED
+    assert allocation_state(Attribution(known=False), "GPU-0") is AllocationState.UNKNOWN
+    assert allocation_state(attribution("needs_annotation"), "GPU-0") is AllocationState.UNKNOWN
+    assert allocation_state(attribution("unknown_uuid"), "GPU-0") is AllocationState.UNALLOCATED
+
+
+def test_xids_are_counted_per_code_and_device() -> None:
+    record = SourceRecord()
+    for at, code in ((10.0, 31), (20.0, 79), (30.0, 31)):
+        event = XidEvent(uuid="GPU-0", xid=code, at_seconds=at)
+        record.add(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, xids=(event,), errors={"x": 1}))
+    xids = record.xids["GPU-0", None]
+    assert dict(xids.counts) == {31: 2, 79: 1}
+    assert (xids.last_seen_seconds[31], xids.last) == (30.0, 31)
+    assert record.errors == {"x": 3}
