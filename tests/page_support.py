@@ -86,9 +86,7 @@ def held(index: int, pod: str, ratio: float | None = 0.9, idle_for: float = 0.0,
     return replace(base, allocation=AllocationState.ALLOCATED, pods=(use(owner, ratio, idle_for),))
 
 
-def partitioned(
-    index: int, profiles: tuple[tuple[str, int, int], ...], *, idle_every: int = 3
-) -> tuple[DeviceView, ...]:
+def partitioned(index: int, profiles: tuple[tuple[str, int, int], ...]) -> tuple[DeviceView, ...]:
     parent = gpu(index, mig_enabled=True)
     views = [replace(view(index, None, allocation=None), gpu=parent, activity=None)]
     for number, (profile, compute, memory) in enumerate(profiles):
@@ -101,8 +99,8 @@ def partitioned(
             compute_slices=compute,
             memory_slices=memory,
         )
-        idle = number % idle_every == 1
-        free = number % idle_every == 2
+        idle = number % 3 == 1
+        free = number % 3 == 2
         ratio = 0.0 if idle or free else 0.35 + 0.1 * number
         owner = holder(
             instance.uuid,
@@ -127,19 +125,13 @@ def partitioned(
 
 def shared(index: int) -> DeviceView:
     base = view(index, 0.62, allocation=AllocationState.ALLOCATED)
+    how = {"namespace": "serving", "mode": ShareMode.SHARED, "share_ratio": 0.25, "device_share_ratio": 0.25}
     parts = (("chat-7c9f", 0.5, 0.0), ("embed-x2", 0.12, 0.0), ("notebook-tom", 0.0, 1000.0))
     return replace(
         base,
         pods=tuple(
             use(
-                holder(
-                    base.uuid,
-                    pod,
-                    namespace="serving",
-                    mode=ShareMode.SHARED,
-                    share_ratio=0.25,
-                    device_share_ratio=0.25,
-                ),
+                holder(base.uuid, pod, **how),
                 ratio,
                 idle_for,
                 memory_used_bytes=6_000 * MIB,
