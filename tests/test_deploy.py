@@ -1,0 +1,122 @@
+"""The deployment is valid for the oldest and the newest Kubernetes that we support, and fits the program."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = ROOT / "deploy" / "kustomize" / "base"
+KUBERNETES_VERSIONS = ("1.27", "1.37")
+# Kinds of the Prometheus operator, for which there is no schema here; everything else must be validated.
+CUSTOM_KINDS = {"PodMonitor", "PrometheusRule"}
+
+Document = dict[str, Any]
+
+
+def built(tmp_path: Path) -> tuple[Path, list[Document]]:
+    """Build the base as kubectl would."""
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(BASE)]
+    elif shutil.which("kustomize"):
+        command = ["kustomize", "build", str(BASE)]
+    else:
+        pytest.skip("needs kubectl or kustomize: make install")
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    path = tmp_path / "base.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path, list(yaml.safe_load_all(text))
+
+
+def of_kind(documents: list[Document], kind: str) -> Document:
+    (found,) = (document for document in documents if document["kind"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_every_document_is_strictly_valid_or_a_known_custom_kind(tmp_path: Path, version: str) -> None:
+    path, documents = built(tmp_path)
+    validate = Path(sys.executable).with_name("kubernetes-validate")
+    result = subprocess.run(
+        [validate, "--strict", "-k", version, str(path)], check=False, capture_output=True, text=True
+    )
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output
+    passed = set(re.findall(r"passed for resource (\w+)/", output))
+    unknown = set(re.findall(r"Couldn't find schema for kind (\w+)", output))
+    assert unknown == CUSTOM_KINDS
+    assert passed == {document["kind"].lower() for document in documents if document["kind"] not in CUSTOM_KINDS}
+
+
+def test_strict_validation_sees_a_misspelt_key(tmp_path: Path) -> None:
+    path, _ = built(tmp_path)
+    path.write_text(path.read_text(encoding="utf-8").replace("hostPID:", "hostPid:"), encoding="utf-8")
+    validate = Path(sys.executable).with_name("kubernetes-validate")
+    result = subprocess.run([validate, "--strict", str(path)], check=False, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "hostPid" in result.stdout + result.stderr
+
+
+def test_the_prometheus_rule_is_the_rules_file(tmp_path: Path) -> None:
+    _, documents = built(tmp_path)
+    rules = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
+    assert of_kind(documents, "PrometheusRule")["spec"] == rules
+    script = [sys.executable, str(ROOT / "scripts" / "prometheus_rule.py"), "--check"]
+    result = subprocess.run(script, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_agent_gets_no_rights_on_the_api_and_no_capability(tmp_path: Path) -> None:
+    _, documents = built(tmp_path)
+    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & {doc["kind"] for doc in documents}
+    spec = of_kind(documents, "DaemonSet")["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    (container,) = spec["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    writable = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"state", "tmp"}
+
+
+def test_the_pod_monitor_selects_the_agents_pods_and_keeps_the_workloads_labels(tmp_path: Path) -> None:
+    _, documents = built(tmp_path)
+    template = of_kind(documents, "DaemonSet")["spec"]["template"]
+    monitor = of_kind(documents, "PodMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is True
+    assert endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+
+
+def test_the_alert_on_a_dead_exporter_matches_the_job_that_the_pod_monitor_makes(tmp_path: Path) -> None:
+    _, documents = built(tmp_path)
+    monitor = of_kind(documents, "PodMonitor")["metadata"]
+    groups = of_kind(documents, "PrometheusRule")["spec"]["groups"]
+    (expr,) = (rule["expr"] for group in groups for rule in group["rules"] if rule.get("alert") == "GPUExporterDown")
+    pattern = re.search(r'job=~"([^"]+)"', expr)
+    assert pattern is not None
+    assert re.fullmatch(pattern[1], f"{monitor['namespace']}/{monitor['name']}")
+    assert re.fullmatch(pattern[1], "gpu-cost-exporter")
+
+
+def test_the_image_is_made_of_files_that_exist_and_that_the_build_may_see() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    allowed = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")
+    }
+    copied = [
+        source
+        for line in dockerfile.splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    ]
+    assert copied
+    for source in copied:
+        assert source in allowed, f"{source} is copied, and .dockerignore hides it"
+        assert (ROOT / source).exists(), source
+    assert "STOPSIGNAL SIGTERM" in dockerfile
