@@ -1,0 +1,119 @@
+"""A simulated node at work: its kubelet's socket, its ``/proc`` and its pod logs, all in step with one scenario."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from exporter.errors import ConfigError
+from exporter.model import Field
+from exporter.simulator import filesystem
+from exporter.simulator.kubelet import KubeletServer
+from exporter.simulator.scenario import Scenario
+from exporter.simulator.truth import NodeTruth
+
+REFRESH_SECONDS = 1.0
+"""How often ``/proc`` and the pod logs are brought up to date."""
+
+
+class SimulatedNode:
+    """Everything of a scenario that is not the driver; that one lives in the child process.
+
+    Args:
+        scenario: What the node is like, as a function of time.
+        directory: Where socket and trees are made; empty, or one that was made here before.
+        clock: Unix time in seconds.
+        epoch_seconds: Unix time of the scenario's start; now, at ``start``, where it is not given.
+    """
+
+    def __init__(
+        self, scenario: Scenario, directory: Path, clock: Callable[[], float], epoch_seconds: float | None = None
+    ) -> None:
+        self._scenario = scenario
+        self._clock = clock
+        self._epoch_seconds = epoch_seconds
+        self._directory = directory
+        self._kubelet = KubeletServer(self.kubelet_socket, self.truth)
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Unix time of the scenario's start; fixed from the first question on."""
+        if self._epoch_seconds is None:
+            self._epoch_seconds = self._clock()
+        return self._epoch_seconds
+
+    @property
+    def kubelet_socket(self) -> Path:
+        """Socket of the pod-resources API."""
+        return self._directory / "pod-resources" / "kubelet.sock"
+
+    @property
+    def proc_root(self) -> Path:
+        """What stands for ``/proc``."""
+        return self._directory / "proc"
+
+    @property
+    def pod_log_root(self) -> Path:
+        """What stands for ``/var/log/pods``."""
+        return self._directory / "pods"
+
+    @property
+    def kubelet(self) -> KubeletServer:
+        """The kubelet's server, for tests that restart it."""
+        return self._kubelet
+
+    def truth(self) -> NodeTruth:
+        """The node now."""
+        return self._scenario.at(self._clock() - self.epoch_seconds)
+
+    async def start(self) -> None:
+        """Make socket and trees; they follow the scenario until ``stop``.
+
+        Raises:
+            ConfigError: when the directory has something in it that is not ours.
+        """
+        self.kubelet_socket.parent.mkdir(parents=True, exist_ok=True)
+        self._refresh()
+        await self._kubelet.start()
+        self._refreshing = asyncio.create_task(self._keep_fresh(), name="simulated-filesystem")
+
+    async def stop(self) -> None:
+        """End the server and the refreshing; the directory stays."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._refreshing
+            self._refreshing = None
+        await self._kubelet.stop()
+
+    def child_command(self, interval_seconds: float, fields: Iterable[Field]) -> tuple[str, ...]:
+        """Command of the child process with this scenario's driver, for ``sources.worker.Worker``.
+
+        Raises:
+            ConfigError: for a scenario that was made in memory, which no other process can load.
+        """
+        if not self._scenario.source:
+            raise ConfigError(f"scenario {self._scenario.name!r} has no file; a child process can load only a file's")
+        return (
+            sys.executable,
+            "-m",
+            "exporter.simulator.child",
+            "--scenario",
+            self._scenario.source,
+            "--epoch",
+            repr(self.epoch_seconds),
+            "--interval",
+            repr(interval_seconds),
+            "--fields",
+            ",".join(str(int(field)) for field in sorted(fields)),
+        )
+
+    def _refresh(self) -> None:
+        filesystem.write(self.truth(), self.proc_root, self.pod_log_root)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            self._refresh()

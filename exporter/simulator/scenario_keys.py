@@ -1,0 +1,191 @@
+"""Reading a scenario's keys: what is missing, unknown or of the wrong kind is noted by line, and reading goes on."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A value of the file and the line on which it stands (from 1)."""
+
+    value: "Mapping[str, Item] | tuple[Item, ...] | str | int | float | bool | None"
+    line: int
+
+
+@dataclass(slots=True)
+class Problems:
+    """Every mistake found so far."""
+
+    source: str
+    """File or scenario name, as the user knows it."""
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: int, message: str) -> None:
+        """Note one mistake."""
+        self.lines.append(f"{self.source}:{line}: {message}")
+
+
+def close_match(word: str, allowed: Iterable[str]) -> str:
+    """A hint for a misspelt word, or nothing."""
+    near = difflib.get_close_matches(word, list(allowed), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class Section:
+    """One mapping of the file, read key by key; ``finish`` tells which keys nobody asked for."""
+
+    def __init__(self, item: Item, path: str, problems: Problems) -> None:
+        """Take a mapping; anything else is a mistake and reads as an empty one."""
+        self.path = path
+        self.line = item.line
+        self._problems = problems
+        self._asked: list[str] = []
+        self._values: Mapping[str, Item] = {}
+        if isinstance(item.value, Mapping):
+            self._values = item.value
+        else:
+            problems.add(item.line, f"{path}: is {_told(item)}; allowed: keys with values")
+
+    def _name(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+    def problem(self, key: str, message: str) -> None:
+        """Note a mistake at a key, or at the section where the key is missing."""
+        item = self._values.get(key)
+        self._problems.add(item.line if item else self.line, f"{self._name(key)}: {message}")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there with a value."""
+        self._asked.append(key)
+        item = self._values.get(key)
+        return item is not None and item.value is not None
+
+    def item(self, key: str) -> Item | None:
+        """The raw value."""
+        return self._values[key] if self.has(key) else None
+
+    def keys(self) -> tuple[str, ...]:
+        """Keys that are there, asked for or not."""
+        return tuple(self._values)
+
+    def number(
+        self, key: str, default: float | None = None, *, low: float = float("-inf"), high: float = float("inf")
+    ) -> float:
+        """A number between two bounds; without a default it must be there."""
+        return self._checked(key, default, low, high, lambda value: isinstance(value, (int, float)), "a number")
+
+    def optional_number(self, key: str, *, low: float = float("-inf")) -> float | None:
+        """A number where the key is there."""
+        return self.number(key, 0.0, low=low) if self.has(key) else None
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 0, high: int = 2**53) -> int:
+        """A whole number between two bounds; without a default it must be there."""
+        return int(self._checked(key, default, low, high, lambda value: isinstance(value, int), "a whole number"))
+
+    def _checked(
+        self,
+        key: str,
+        default: float | None,
+        low: float,
+        high: float,
+        right: Callable[[object], bool],
+        words: str,
+    ) -> float:
+        fallback = default if default is not None else max(low, min(high, 0))
+        if not self.has(key):
+            if default is None:
+                self.problem(key, f"is missing; allowed: {words}{_bounds(low, high)}")
+            return fallback
+        item = self._values[key]
+        if isinstance(item.value, bool) or not right(item.value) or not low <= float(str(item.value)) <= high:
+            self.problem(key, f"is {_told(item)}; allowed: {words}{_bounds(low, high)}")
+            return fallback
+        assert isinstance(item.value, (int, float))  # noqa: S101 - tells the type checker what was just checked
+        return item.value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text that is not empty; numbers and truth values that YAML made of it are mistakes."""
+        if not self.has(key):
+            if default is None:
+                self.problem(key, "is missing; allowed: a text")
+            return default or ""
+        item = self._values[key]
+        if not isinstance(item.value, str) or not item.value:
+            self.problem(key, f"is {_told(item)}; allowed: a text (in quotes if it looks like something else)")
+            return default or ""
+        return item.value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """``true`` or ``false``."""
+        item = self.item(key)
+        if item is None:
+            return default
+        if not isinstance(item.value, bool):
+            self.problem(key, f"is {_told(item)}; allowed: true, false")
+            return default
+        return item.value
+
+    def choice(self, key: str, default: Choice) -> Choice:
+        """One of the values of an enumeration."""
+        word = self.text(key, default.value)
+        kinds = type(default)
+        if word in {kind.value for kind in kinds}:
+            return kinds(word)
+        names = [kind.value for kind in kinds]
+        self.problem(key, f"is {word!r}{close_match(word, names)}; allowed: {', '.join(names)}")
+        return default
+
+    def section(self, key: str) -> "Section | None":
+        """The mapping under a key."""
+        item = self.item(key)
+        return Section(item, self._name(key), self._problems) if item else None
+
+    def items(self, key: str) -> tuple[Item, ...]:
+        """The list under a key; empty where there is none."""
+        item = self.item(key)
+        if item is None:
+            return ()
+        if not isinstance(item.value, tuple):
+            self.problem(key, f"is {_told(item)}; allowed: a list")
+            return ()
+        return item.value
+
+    def sections(self, key: str) -> "tuple[Section, ...]":
+        """The list of mappings under a key."""
+        return tuple(self.sub(item, f"{key}[{number}]") for number, item in enumerate(self.items(key)))
+
+    def sub(self, item: Item, name: str) -> "Section":
+        """A mapping found by the caller, named as part of this one."""
+        return Section(item, self._name(name), self._problems)
+
+    def finish(self) -> None:
+        """Tell the keys that mean nothing here."""
+        for key in self._values:
+            if key not in self._asked:
+                allowed = dict.fromkeys(self._asked)
+                hint = close_match(key, allowed)
+                self.problem(key, f"is no key here{hint}; allowed: {', '.join(allowed)}")
+
+
+def _told(item: Item) -> str:
+    """A value as a mistake shows it."""
+    if isinstance(item.value, Mapping):
+        return "a mapping"
+    if isinstance(item.value, tuple):
+        return "a list"
+    if item.value is None:
+        return "empty"
+    return repr(item.value)
+
+
+def _bounds(low: float, high: float) -> str:
+    if low == float("-inf") and high == float("inf"):
+        return ""
+    if high in (float("inf"), 2**53):
+        return f" from {low:g}"
+    return f" from {low:g} to {high:g}"
