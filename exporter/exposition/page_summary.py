@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from exporter.exposition.page_text import STATE_WORDS, bar, chip, duration, model, percent, text
+from exporter.exposition.page_text import STATE_WORDS, bar, brief, chip, duration, model, percent, text
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, Snapshot
 
 IDLE_SHOWN_SECONDS = 120.0
 """From here on a holder is pointed at; shorter pauses are everyday life of a busy pod."""
+SHOWN_RATIO = 0.005
+"""Less than this would be shown as 0 %."""
 _LARGEST_MIG = 7
 _NOT_HELD = {
     AllocationState.UNALLOCATED: ("free", "free"),
@@ -38,17 +40,29 @@ def is_idle(use: PodUse) -> bool:
     return use.idle_for_seconds is not None and use.idle_for_seconds >= IDLE_SHOWN_SECONDS
 
 
+def is_used(view: DeviceView) -> bool:
+    """Whether something that belongs to no listed pod uses the device."""
+    ratio = view.unattributed_activity_ratio or 0.0
+    return bool(view.unattributed_processes or view.unattributed_memory_bytes) or ratio >= SHOWN_RATIO
+
+
 def condition(view: DeviceView) -> tuple[str, str]:
     """Colour class and safe words for the state of one device."""
     if view.state is not DeviceState.UP:
         return "bad", STATE_WORDS[view.state].partition(":")[0]
     if view.allocation is None:
         return "", "MIG"
+    if view.allocation is AllocationState.UNALLOCATED and is_used(view):
+        return "idle", "stray use"
     if view.allocation is not AllocationState.ALLOCATED:
         return _NOT_HELD[view.allocation]
+    return _held_condition(view)
+
+
+def _held_condition(view: DeviceView) -> tuple[str, str]:
     idle = [use.idle_for_seconds or 0.0 for use in view.pods if is_idle(use)]
     if idle and len(idle) == len(view.pods):
-        return "idle", f"idle {duration(min(idle))}"
+        return "idle", f"idle {brief(min(idle))}"
     if view.activity is None:
         return "unknown", "not measured"
     return "busy", "in use"

@@ -1,7 +1,7 @@
 """The lower half of the page: one table row per device and per holder of a shared device."""
 
 from exporter.exposition.api import mebibytes
-from exporter.exposition.page_summary import Group, condition, groups, is_idle
+from exporter.exposition.page_summary import Group, condition, groups, is_idle, is_used
 from exporter.exposition.page_text import STATE_WORDS, UNKNOWN, activity, chip, duration, memory, model, text, words
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
@@ -62,7 +62,9 @@ def _partitioned(view: DeviceView) -> bool:
 
 def _cell(css: str, label: str, inner: str) -> str:
     labelled = f' data-label="{label}"' if label and inner else ""
-    return f'<td role="cell" class="{css if inner else "none"}"{labelled}>{inner}</td>'
+    # On a phone the cell is a flex box of label and value: the value must be one element.
+    value = f"<span>{inner}</span>" if css == "num" and inner else inner
+    return f'<td role="cell" class="{css if inner else "none"}"{labelled}>{value}</td>'
 
 
 def _row(css: str, head: str, cells: list[str], anchor: str = "") -> str:
@@ -161,7 +163,7 @@ def _unattributed_row(view: DeviceView, deep: str) -> list[str]:
         view.unattributed_activity_ratio,
         view.unattributed_memory_bytes,
     )
-    if not processes and not used and (ratio is None or ratio < 0.005):  # noqa: PLR2004 - would be shown as 0 %
+    if not is_used(view):
         return []
     what = "no listed pod"
     if processes:

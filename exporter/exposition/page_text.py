@@ -57,6 +57,11 @@ def duration(seconds: float) -> str:
     return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
 
 
+def brief(seconds: float) -> str:
+    """``duration`` without its smaller unit, for narrow places."""
+    return " ".join(duration(seconds).split()[:2])
+
+
 def moment(unix_seconds: float) -> str:
     """``2026-11-21 01:39:22 UTC`` as a ``time`` element."""
     at = datetime.fromtimestamp(unix_seconds, tz=UTC)
