@@ -57,18 +57,18 @@ def _rows(options: ExpositionOptions) -> tuple[Row, ...]:
 
 
 def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
-    version = labels([("version", exporter.__version__), ("python", platform.python_version())])
+    version = labels(("version", exporter.__version__), ("python", platform.python_version()))
     page.metric(catalog.BUILD_INFO, version, 1)
     page.metric(catalog.SIMULATED, NO_LABELS, int(snapshot.simulated))
     for source in snapshot.sources:
-        label = labels([("source", source.name)])
+        label = labels(("source", source.name))
         page.metric(catalog.SOURCE_UP, label, int(source.state is SourceState.UP))
         page.metric(catalog.WORKER_RESTARTS_TOTAL, label, source.restarts)
     if snapshot.attribution_enabled:
         well = snapshot.attribution_known and not snapshot.attribution_problem
-        page.metric(catalog.SOURCE_UP, labels([("source", "kubelet")]), int(well))
+        page.metric(catalog.SOURCE_UP, labels(("source", "kubelet")), int(well))
     for (part, reason), count in sorted(_errors(snapshot.errors, dropped.reasons).items()):
-        page.metric(catalog.ERRORS_TOTAL, labels([("part", part), ("reason", reason)]), count)
+        page.metric(catalog.ERRORS_TOTAL, labels(("part", part), ("reason", reason)), count)
     page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, snapshot.sample_duration_seconds)
     page.metric(catalog.TICK_DURATION_SECONDS, NO_LABELS, snapshot.tick_duration_seconds)
     page.metric(catalog.SNAPSHOT_TIMESTAMP_SECONDS, NO_LABELS, snapshot.taken_at_seconds)

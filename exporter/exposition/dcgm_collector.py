@@ -27,15 +27,13 @@ def collect(page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostn
     for view in snapshot.devices:
         if view.state is not DeviceState.UP:
             continue
-        before = _identity(view, crowded)
-        before.append((hostname_label, snapshot.node))
-        before.extend(_text_labels(view, snapshot, texts))
+        host = (hostname_label, snapshot.node)
+        before = labels(*_identity(view, crowded), host, *_text_labels(view, snapshot, texts))
         holder = _exclusive(view.pods)
         _device_rows(page, view, numbers, before, _holder_labels(holder, pod_uid=pod_uid) if holder else [])
         if holder is None:
             for use in view.pods:
-                carried = labels([*before, *_holder_labels(use, pod_uid=pod_uid)])
-                _measured(page, numbers, use.values, carried)
+                _measured(page, numbers, use.values, before.plus(*_holder_labels(use, pod_uid=pod_uid)))
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
@@ -47,15 +45,15 @@ def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
     return None
 
 
-def _device_rows(page: PageBuilder, view: DeviceView, rows: list[Row], before: _Pairs, holder: _Pairs) -> None:
+def _device_rows(page: PageBuilder, view: DeviceView, rows: list[Row], before: Labels, holder: _Pairs) -> None:
     values = view.values
     if view.instance is not None:
         of_instance = {row.field.field for row in rows if row.field.per_instance}
         values = {field: value for field, value in values.items() if field in of_instance}
-    _measured(page, rows, values, labels([*before, *holder]))
+    _measured(page, rows, values, before.plus(*holder))
     if view.last_xid is not None:
         error = [("err_code", str(view.last_xid)), ("err_msg", xid.text(view.last_xid))]
-        carried = labels([*before, *sorted([*holder, *error])])
+        carried = before.plus(*sorted([*holder, *error]))
         for row in rows:
             if row.field.field is Field.XID_ERRORS:
                 page.add(row.name, carried, view.last_xid)

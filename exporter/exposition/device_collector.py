@@ -13,7 +13,6 @@ _BYTES_PER_MIB = 1 << 20
 _NANOSECONDS = 1_000_000_000
 _MILLIJOULES = 1000
 
-_Pairs = list[tuple[str, str | None]]
 _Row = tuple[Metric, Labels, float | None]
 
 _PLAIN: tuple[tuple[Metric, Field], ...] = (
@@ -70,64 +69,63 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
     _unresolved(page, snapshot)
 
 
-def _identity(view: DeviceView, snapshot: Snapshot) -> _Pairs:
+def _identity(view: DeviceView, snapshot: Snapshot) -> Labels:
     instance = view.instance
-    return [
+    return labels(
         ("node", snapshot.node),
         ("gpu", str(view.gpu.index)),
         ("uuid", view.uuid),
         ("gpu_instance", str(instance.gpu_instance_id) if instance else None),
         ("mig_profile", instance.profile if instance else None),
         ("model", view.gpu.model),
-    ]
+    )
 
 
-def _device(view: DeviceView, snapshot: Snapshot, identity: _Pairs) -> Iterator[_Row]:
-    plain = labels(identity)
+def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[_Row]:
     minor = view.gpu.minor
-    info: _Pairs = [
+    info = identity.plus(
         ("parent_uuid", view.instance.parent_uuid if view.instance else None),
         ("pci_bus_id", view.gpu.pci_bus_id),
         ("minor", None if minor is None else str(minor)),
         ("driver_version", snapshot.driver_version),
-    ]
-    yield catalog.GPU_INFO, labels([*identity, *info]), 1
+    )
+    yield catalog.GPU_INFO, info, 1
     if view.instance is None:
-        yield catalog.GPU_UP, plain, int(view.state is DeviceState.UP)
+        yield catalog.GPU_UP, identity, int(view.state is DeviceState.UP)
     if view.allocation is not None:
         for state in AllocationState:
-            yield catalog.GPU_ALLOCATION_STATE, labels([*identity, ("state", state)]), int(view.allocation is state)
+            yield catalog.GPU_ALLOCATION_STATE, identity.plus(("state", state)), int(view.allocation is state)
     for xid, count in sorted(view.xids.items()):
-        yield catalog.GPU_XID_ERRORS_TOTAL, labels([*identity, ("xid", str(xid))]), count
+        yield catalog.GPU_XID_ERRORS_TOTAL, identity.plus(("xid", str(xid))), count
     for xid, at_seconds in sorted(view.xid_last_seen_seconds.items()):
-        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, labels([*identity, ("xid", str(xid))]), at_seconds
+        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, identity.plus(("xid", str(xid))), at_seconds
     if view.state is not DeviceState.UP:
         return
     if view.activity is not None:
-        source = labels([*identity, ("source", view.activity.source)])
+        source = identity.plus(("source", view.activity.source))
         yield catalog.GPU_ACTIVITY_RATIO, source, view.activity.ratio
-    yield catalog.GPU_MEMORY_USED_BYTES, plain, _scaled(view, Field.FB_USED, _BYTES_PER_MIB, 1)
-    yield catalog.GPU_MEMORY_TOTAL_BYTES, plain, _scaled(view, Field.FB_TOTAL, _BYTES_PER_MIB, 1)
-    yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, plain, view.unattributed_activity_ratio
-    yield catalog.GPU_UNATTRIBUTED_MEMORY_USED_BYTES, plain, view.unattributed_memory_bytes
-    yield catalog.GPU_UNATTRIBUTED_PROCESSES, plain, view.unattributed_processes
+    yield catalog.GPU_MEMORY_USED_BYTES, identity, _scaled(view, Field.FB_USED, _BYTES_PER_MIB, 1)
+    yield catalog.GPU_MEMORY_TOTAL_BYTES, identity, _scaled(view, Field.FB_TOTAL, _BYTES_PER_MIB, 1)
+    yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, identity, view.unattributed_activity_ratio
+    yield catalog.GPU_UNATTRIBUTED_MEMORY_USED_BYTES, identity, view.unattributed_memory_bytes
+    yield catalog.GPU_UNATTRIBUTED_PROCESSES, identity, view.unattributed_processes
     if view.instance is None:
-        yield from _board(view, identity, plain)
+        yield from _board(view, identity)
 
 
-def _board(view: DeviceView, identity: _Pairs, plain: Labels) -> Iterator[_Row]:
+def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     """Values of the whole board, which a MIG instance does not have."""
     for metric, field in _PLAIN:
-        yield metric, plain, view.values.get(field)
-    yield catalog.GPU_ENERGY_JOULES_TOTAL, plain, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
+        yield metric, identity, view.values.get(field)
+    yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
     for reason, field in _THROTTLE_TIMES.items():
         value = _scaled(view, field, 1, _NANOSECONDS)
-        yield catalog.GPU_THROTTLE_SECONDS_TOTAL, labels([*identity, ("reason", reason)]), value
+        yield catalog.GPU_THROTTLE_SECONDS_TOTAL, identity.plus(("reason", reason)), value
     mask = view.values.get(Field.CLOCK_THROTTLE_REASONS)
     if mask is not None:
         for bit, reason in enumerate(_THROTTLE_REASONS):
             active = int(mask) >> bit & 1
-            yield catalog.GPU_THROTTLE_ACTIVE, labels([*identity, ("reason", reason)]), active
+            yield catalog.GPU_THROTTLE_ACTIVE, identity.plus(("reason", reason)), active
 
 
 def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | None:
@@ -137,29 +135,27 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
     return value * times if per == 1 else value * times / per
 
 
-def _holder(use: PodUse, identity: _Pairs, *, up: bool) -> Iterator[_Row]:
+def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
     holder = use.holder
-    pairs: _Pairs = [
-        *identity,
+    plain = identity.plus(
         ("pod_namespace", holder.namespace),
         ("pod_name", holder.pod),
         ("container_name", holder.container),
         ("pod_uid", holder.pod_uid),
-    ]
-    plain = labels(pairs)
-    info: _Pairs = [
+    )
+    info = plain.plus(
         ("resource", holder.resource),
         ("share_mode", holder.mode),
         ("attribution_source", holder.source),
         ("share_estimated", "true" if holder.share_estimated else "false"),
-    ]
-    yield catalog.GPU_POD_INFO, labels([*pairs, *info]), 1
+    )
+    yield catalog.GPU_POD_INFO, info, 1
     yield catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio
     yield catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds
     if not up:
         return
     if use.activity is not None:
-        source = labels([*pairs, ("source", use.activity.source)])
+        source = plain.plus(("source", use.activity.source))
         yield catalog.GPU_POD_ACTIVITY_RATIO, source, use.activity.ratio
     yield catalog.GPU_POD_IDLE_FOR_SECONDS, plain, use.idle_for_seconds
     yield catalog.GPU_POD_MEMORY_USED_BYTES, plain, use.memory_used_bytes
@@ -169,8 +165,8 @@ def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
     gone = {DeviceState.LOST, DeviceState.MISSING}
     present = sum(1 for view in snapshot.devices if view.instance is None and view.state not in gone)
     if snapshot.sample_at_seconds is not None:
-        page.metric(catalog.GPU_DEVICES, labels([("node", snapshot.node), ("state", "present")]), present)
-    expected = labels([("node", snapshot.node), ("state", "expected")])
+        page.metric(catalog.GPU_DEVICES, labels(("node", snapshot.node), ("state", "present")), present)
+    expected = labels(("node", snapshot.node), ("state", "expected"))
     page.metric(catalog.GPU_DEVICES, expected, snapshot.expected_devices)
 
 
@@ -178,5 +174,5 @@ def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:
     counts = Counter((one.namespace, one.pod, one.container, one.resource, one.reason) for one in snapshot.unresolved)
     names = ("pod_namespace", "pod_name", "container_name", "resource", "reason")
     for key, count in sorted(counts.items()):
-        carried = labels([("node", snapshot.node), *zip(names, key, strict=True)])
+        carried = labels(("node", snapshot.node), *zip(names, key, strict=True))
         page.metric(catalog.GPU_POD_UNRESOLVED_DEVICES, carried, count)

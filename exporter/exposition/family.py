@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
@@ -23,14 +24,24 @@ class Labels:
     text: str
     """``name="value",...`` without braces; the same in both text formats."""
 
+    def plus(self, *more: tuple[str, str | None]) -> "Labels":
+        """This set with more labels behind; empty values are left out, since Prometheus holds empty for absent."""
+        kept = tuple((name, value) for name, value in more if value)
+        text = ",".join([_text(name, value) for name, value in kept])
+        return Labels(self.pairs + kept, f"{self.text},{text}" if self.text and text else self.text or text)
+
 
 NO_LABELS = Labels((), "")
 
 
-def labels(pairs: Iterable[tuple[str, str | None]]) -> Labels:
-    """A label set in the given order; empty values are left out, since Prometheus holds empty for absent."""
-    kept = tuple((name, value) for name, value in pairs if value)
-    return Labels(kept, ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in kept))
+def labels(*pairs: tuple[str, str | None]) -> Labels:
+    """A label set in the given order; empty values are left out."""
+    return NO_LABELS.plus(*pairs)
+
+
+@lru_cache(maxsize=4096)  # the same few hundred pairs are on every page
+def _text(name: str, value: str) -> str:
+    return f'{name}="{value.translate(_ESCAPES)}"'
 
 
 @dataclass(frozen=True, slots=True)

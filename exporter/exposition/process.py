@@ -30,7 +30,7 @@ def _families(metrics: Iterable[Metric]) -> Iterable[Family]:
         known = catalog.BY_NAME.get(metric.name + "_total" if kind is Kind.COUNTER else metric.name)
         if known is not None:
             samples = tuple(
-                Sample(labels(sorted(sample.labels.items())), sample.value)
+                Sample(labels(*sorted(sample.labels.items())), sample.value)
                 for sample in metric.samples
                 if sample.name == known.name
             )

@@ -1,0 +1,204 @@
+"""Hand-made snapshots for the exposition's tests: one node with every kind of device and holder."""
+
+from exporter.model import (
+    Activity,
+    ActivitySource,
+    AllocationState,
+    DeviceState,
+    DeviceView,
+    Field,
+    Gpu,
+    Holder,
+    MigInstance,
+    PodUse,
+    ShareMode,
+    Snapshot,
+    SourceState,
+    SourceStatus,
+    Unresolved,
+)
+
+H100 = "NVIDIA H100 80GB HBM3"
+BOARD: dict[Field, int | float] = {
+    Field.SM_CLOCK: 1980,
+    Field.MEM_CLOCK: 2619,
+    Field.MEMORY_TEMP: 61,
+    Field.GPU_TEMP: 54,
+    Field.POWER_USAGE: 512.318,
+    Field.TOTAL_ENERGY_CONSUMPTION: 8_123_456_789,
+    Field.PCIE_REPLAY_COUNTER: 0,
+    Field.NVLINK_BANDWIDTH_TOTAL: 1234,
+    Field.VGPU_LICENSE_STATUS: 0,
+    Field.UNCORRECTABLE_REMAPPED_ROWS: 0,
+    Field.CORRECTABLE_REMAPPED_ROWS: 1,
+    Field.ROW_REMAP_FAILURE: 0,
+    Field.PROF_PCIE_TX_BYTES: 1_048_576,
+    Field.PROF_PCIE_RX_BYTES: 2_097_152,
+    Field.CLOCK_THROTTLE_REASONS: 0x4,
+    Field.POWER_VIOLATION: 1_500_000_000,
+    Field.GPU_RECOVERY_ACTION: 0,
+    Field.PCIE_TX_BYTES_TOTAL: 123_456_789_012,
+    Field.PCIE_RX_BYTES_TOTAL: 987_654_321,
+    Field.NVLINK_TX_BYTES_TOTAL: 5,
+    Field.NVLINK_RX_BYTES_TOTAL: 6,
+}
+PER_DEVICE: dict[Field, int | float] = {
+    Field.FB_TOTAL: 81_559,
+    Field.FB_FREE: 40_000,
+    Field.FB_USED: 41_000,
+    Field.FB_RESERVED: 559,
+    Field.PROF_GR_ENGINE_ACTIVE: 0.8732,
+    Field.PROF_PIPE_TENSOR_ACTIVE: 0.41,
+    Field.PROF_DRAM_ACTIVE: 0.3,
+}
+UTILISATION: dict[Field, int | float] = {
+    Field.GPU_UTIL: 87,
+    Field.MEM_COPY_UTIL: 40,
+    Field.ENC_UTIL: 0,
+    Field.DEC_UTIL: 0,
+}
+WHOLE = {**BOARD, **PER_DEVICE, **UTILISATION}
+
+
+def gpu(index: int, *, mig: bool = False) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-{index:08d}-0000-0000-0000-000000000000",
+        index=index,
+        minor=index,
+        model=H100,
+        pci_bus_id=f"00000000:{index + 1:02X}:00.0",
+        mig_enabled=mig,
+        compute_slices=7,
+        memory_slices=8,
+        labels={Field.SERIAL: f"16500{index}"},
+    )
+
+
+def instance(parent: Gpu, number: int, *, compute: int = 0) -> MigInstance:
+    return MigInstance(
+        uuid=f"MIG-{parent.index}{number}{compute}",
+        parent_uuid=parent.uuid,
+        gpu_instance_id=number,
+        compute_instance_id=compute,
+        profile="1g.10gb",
+        compute_slices=1,
+        memory_slices=1,
+    )
+
+
+def holder(pod: str, device_uuid: str, mode: ShareMode = ShareMode.EXCLUSIVE, *, parts: int = 1) -> Holder:
+    return Holder(
+        namespace="vision",
+        pod=pod,
+        container="main",
+        device_uuid=device_uuid,
+        mode=mode,
+        resource="nvidia.com/gpu",
+        source="device-plugin",
+        share_ratio=1 / parts,
+        device_share_ratio=1 / parts,
+        pod_uid=f"uid-{pod}",
+    )
+
+
+def exclusive(index: int = 0) -> DeviceView:
+    device = gpu(index)
+    return DeviceView(
+        gpu=device,
+        values=WHOLE,
+        activity=Activity(ratio=0.8732, source=ActivitySource.ENGINE),
+        allocation=AllocationState.ALLOCATED,
+        pods=(
+            PodUse(
+                holder=holder("resnet-0", device.uuid),
+                age_seconds=3600.0,
+                activity=Activity(ratio=0.8732, source=ActivitySource.ENGINE),
+                idle_for_seconds=0.0,
+                memory_used_bytes=42_000_000_000,
+            ),
+        ),
+        xids={31: 2, 94: 1},
+        xid_last_seen_seconds={31: 1_760_000_000.5, 94: 1_760_000_100.0},
+        last_xid=94,
+    )
+
+
+def shared(index: int = 1) -> DeviceView:
+    device = gpu(index)
+    uses = tuple(
+        PodUse(
+            holder=holder(pod, device.uuid, ShareMode.SHARED, parts=4),
+            age_seconds=60.0,
+            activity=Activity(ratio=ratio, source=ActivitySource.PROCESS_SAMPLES),
+            idle_for_seconds=5.0,
+            memory_used_bytes=1 << 30,
+            values={Field.GPU_UTIL: ratio * 100, Field.FB_USED: 1024},
+        )
+        for pod, ratio in (("llm-a", 0.25), ("llm-b", 0.5))
+    )
+    return DeviceView(
+        gpu=device,
+        values=WHOLE,
+        activity=Activity(ratio=0.87, source=ActivitySource.UTILISATION),
+        allocation=AllocationState.ALLOCATED,
+        pods=uses,
+        unattributed_activity_ratio=0.12,
+        unattributed_memory_bytes=3 << 20,
+        unattributed_processes=1,
+    )
+
+
+def partitioned(index: int = 2) -> tuple[DeviceView, ...]:
+    device = gpu(index, mig=True)
+    held, free = instance(device, 9), instance(device, 10)
+    use = PodUse(holder=holder("notebook", held.uuid, ShareMode.MIG, parts=7), age_seconds=7.5)
+    own = {**PER_DEVICE, **UTILISATION, Field.POWER_USAGE: 1.0}
+    return (
+        DeviceView(gpu=device, values={**BOARD, Field.FB_TOTAL: 81_559}, allocation=None),
+        DeviceView(gpu=device, instance=held, values=own, allocation=AllocationState.ALLOCATED, pods=(use,)),
+        DeviceView(gpu=device, instance=free, values=PER_DEVICE, allocation=AllocationState.UNALLOCATED),
+    )
+
+
+def lost(index: int = 3) -> DeviceView:
+    device = gpu(index)
+    return DeviceView(
+        gpu=device,
+        state=DeviceState.LOST,
+        reason="gpu_is_lost",
+        values=WHOLE,
+        allocation=AllocationState.ALLOCATED,
+        pods=(PodUse(holder=holder("stuck", device.uuid), age_seconds=9.0, idle_for_seconds=9.0),),
+        xids={79: 1},
+        last_xid=79,
+    )
+
+
+def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snapshot:
+    return Snapshot(
+        taken_at_seconds=at_seconds,
+        node="node-a",
+        simulated=True,
+        driver_version="580.65.06",
+        nvml_version="13.580.65",
+        sample_at_seconds=at_seconds - 0.25,
+        sample_duration_seconds=0.012,
+        devices=devices or (exclusive(), shared(), *partitioned(), lost()),
+        expected_devices=5,
+        sources=(SourceStatus(name="nvml", state=SourceState.UP, restarts=1),),
+        attribution_known=True,
+        attribution_at_seconds=at_seconds - 2,
+        unresolved=(
+            Unresolved(
+                namespace="lab",
+                pod="odd",
+                container="main",
+                resource="nvidia.com/gpu",
+                device_id="GPU-gone",
+                reason="unknown_uuid",
+            ),
+        ),
+        errors={("attribution", "unavailable"): 3},
+        tick_duration_seconds=0.001,
+        ready=True,
+    )

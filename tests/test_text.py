@@ -1,0 +1,185 @@
+import math
+import shutil
+import subprocess
+from collections.abc import Iterable
+from typing import Literal
+
+import pytest
+from exposition_support import snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import core
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_plain
+from prometheus_client.registry import Collector
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.family import Family, Kind, Sample, labels
+from exporter.exposition.text import negotiate, number, render
+
+SCRAPE_OF_PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+SCRAPE_OF_PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;"
+    "version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+
+
+class Fixed(Collector):
+    """A registry of prometheus_client that holds the given families."""
+
+    def __init__(self, metrics: list[core.Metric]) -> None:
+        self.metrics = metrics
+
+    def collect(self) -> Iterable[core.Metric]:
+        return self.metrics
+
+
+Drawn = list[tuple[str, Kind, str, list[tuple[dict[str, str], float]]]]
+NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,12}[a-z0-9]", fullmatch=True).filter(
+    lambda name: not name.endswith(("_total", "_created", "_info", "_bucket", "_count", "_sum", "_gsum", "_gcount"))
+)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=12)
+FAMILIES = st.lists(
+    st.tuples(
+        NAMES,
+        st.sampled_from(Kind).filter(lambda kind: kind is not Kind.LABEL),
+        TEXTS,
+        st.lists(
+            st.tuples(st.dictionaries(NAMES, TEXTS, max_size=3), st.floats(min_value=0, allow_infinity=False)),
+            min_size=1,
+            max_size=4,
+            unique_by=lambda sample: tuple(sorted(sample[0].items())),
+        ),
+    ),
+    max_size=4,
+    unique_by=lambda family: family[0],
+)
+
+
+def ours_and_theirs(drawn: Drawn) -> tuple[list[Family], Fixed]:
+    ours, theirs = [], []
+    for name, kind, text, samples in drawn:
+        full = f"{name}_total" if kind is Kind.COUNTER else name
+        rows = tuple(Sample(labels(*sorted(pairs.items())), value) for pairs, value in samples)
+        ours.append(Family(name=full, kind=kind, help=text, samples=rows))
+        metric = core.Metric(name, text, kind)
+        for pairs, value in samples:
+            metric.add_sample(full, pairs, value)
+        theirs.append(metric)
+    return ours, Fixed(theirs)
+
+
+@given(FAMILIES)
+def test_both_formats_are_byte_for_byte_those_of_prometheus_client(drawn: Drawn) -> None:
+    ours, theirs = ours_and_theirs(drawn)
+    assert render(ours, openmetrics=False) == generate_latest(theirs)
+    assert render(ours, openmetrics=True) == openmetrics_exposition.generate_latest(theirs)
+
+
+@given(FAMILIES)
+def test_what_is_rendered_is_read_back_by_both_parsers(drawn: Drawn) -> None:
+    ours, _ = ours_and_theirs(drawn)
+    expected = {(family.name, sample.labels.pairs, sample.value) for family in ours for sample in family.samples}
+    for parse, openmetrics in ((parse_plain, False), (parse_openmetrics, True)):
+        page = render(ours, openmetrics=openmetrics).decode()
+        read = {
+            (sample.name, tuple(sorted(sample.labels.items())), sample.value)
+            for metric in parse(page)
+            for sample in metric.samples
+        }
+        assert read == expected
+
+
+def test_whole_numbers_stay_whole_and_floats_are_as_short_as_they_can_be() -> None:
+    shown = [number(value) for value in (0, 81_559, 85_520_809_984, 1 << 62, 0.1, 0.8732, 1.0, 512.318, 1_234_567.5)]
+    assert shown == [
+        "0",
+        "81559",
+        "85520809984",
+        "4611686018427387904",
+        "0.1",
+        "0.8732",
+        "1.0",
+        "512.318",
+        "1.2345675e+06",
+    ]
+    assert [number(value) for value in (math.inf, -math.inf, math.nan)] == ["+Inf", "-Inf", "NaN"]
+
+
+def test_a_counter_without_total_keeps_its_name_and_is_unknown_to_openmetrics() -> None:
+    family = Family(
+        name="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", kind=Kind.COUNTER, help="Energy.", samples=(Sample(labels(), 5),)
+    )
+    assert render([family], openmetrics=False).decode() == (
+        "# HELP DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION Energy.\n"
+        "# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter\n"
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION 5\n"
+    )
+    assert render([family], openmetrics=True).decode() == (
+        "# HELP DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION Energy.\n"
+        "# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION unknown\n"
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION 5\n"
+        "# EOF\n"
+    )
+
+
+def test_quotes_and_newlines_in_a_label_do_not_break_the_page() -> None:
+    page = render(
+        [Family(name="x", kind=Kind.GAUGE, help="a\\b\nc", samples=(Sample(labels(("a", 'q"\\\n')), 1),))],
+        openmetrics=False,
+    )
+    assert page.decode() == '# HELP x a\\\\b\\nc\n# TYPE x gauge\nx{a="q\\"\\\\\\n"} 1\n'
+
+
+def test_a_name_that_is_no_valid_unicode_does_not_cost_the_page() -> None:
+    family = Family(name="x", kind=Kind.GAUGE, help="h", samples=(Sample(labels(("a", "\udc80")), 1),))
+    assert b'x{a="?"} 1' in render([family], openmetrics=False)
+
+
+def test_an_empty_label_is_absent() -> None:
+    assert labels(("a", ""), ("b", None), ("c", "d")).pairs == (("c", "d"),)
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", False),
+        ("text/plain;version=0.0.4", False),
+        (SCRAPE_OF_PROMETHEUS_2, True),
+        (SCRAPE_OF_PROMETHEUS_3, True),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=0.0.1", False),
+        ("application/openmetrics-text; version=2.0.0, text/plain;q=0.5", False),
+        ("application/openmetrics-text;version=1.0.0;q=0.1,text/plain;q=0.9", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=much", False),
+    ],
+)
+def test_a_client_gets_openmetrics_only_where_it_prefers_it(accept: str, *, openmetrics: bool) -> None:
+    assert negotiate(accept) is openmetrics
+
+
+def test_a_whole_page_is_read_by_both_parsers_with_the_same_samples() -> None:
+    shown = families(snapshot(), ExpositionOptions())
+    expected = sum(len(family.samples) for family in shown)
+    plain = list(parse_plain(render(shown, openmetrics=False).decode()))
+    modern = list(parse_openmetrics(render(shown, openmetrics=True).decode()))
+    assert sum(len(metric.samples) for metric in plain) == expected
+    assert sum(len(metric.samples) for metric in modern) == expected
+    assert not any(sample.name.endswith("_created") for metric in modern for sample in metric.samples)
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+@pytest.mark.parametrize("names", ["legacy", "4.9"])
+def test_promtool_finds_no_fault_but_the_spelling_of_dcgms_names(names: Literal["legacy", "4.9"]) -> None:
+    page = render(families(snapshot(), ExpositionOptions(names=names)), openmetrics=False)
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
+    lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("DCGM_FI_")]
+    assert lines == []
