@@ -108,7 +108,9 @@ class KubeletClient:
             try:
                 raw = await self._once(method, wait=True)
             except grpc.aio.AioRpcError as again:
-                raise self._explain(again) from again
+                # With wait_for_ready a server that speaks no gRPC is waited for until the deadline: say the first.
+                explained = self._explain(again)
+                raise (problem if explained.reason == "deadline" else explained) from again
         try:
             message: Message = _MESSAGES[answer].FromString(raw)
         except DecodeError as error:
@@ -121,6 +123,7 @@ class KubeletClient:
 
     async def _once(self, method: str, *, wait: bool) -> bytes:
         if self._channel is None:
+            socket_probe.check_length(self._path)
             self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
         # Without a deserialiser: grpc would turn what it cannot read into a status of its own.
         call: Any = self._channel.unary_unary(method, request_serializer=None, response_deserializer=None)

@@ -1,5 +1,6 @@
 """Why a unix socket cannot be talked to, found by stat and connect: a gRPC status code does not tell."""
 
+import os
 import socket
 import stat
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from exporter.errors import AttributionError
 
 _CONNECT_SECONDS = 0.2
+LONGEST_PATH_BYTES = 107
 MEND_PATH = "--kubelet-socket must name <kubelet root>/pod-resources/kubelet.sock"
 
 
@@ -44,6 +46,19 @@ def check(path: str) -> None:
         pass  # it exists, and is too busy to accept
     except (OSError, ValueError) as error:  # a name too long for a socket, a file on the way, a NUL
         raise AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {MEND_PATH}") from error
+
+
+def check_length(path: str) -> None:
+    """Refuse a path that no unix socket can have; gRPC would complain of it on stderr.
+
+    Raises:
+        AttributionError: ``bad_path``.
+    """
+    length = len(os.fsencode(path))
+    if length > LONGEST_PATH_BYTES:
+        raise AttributionError(
+            "bad_path", f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {MEND_PATH}"
+        )
 
 
 def _missing(path: str) -> str:

@@ -1,0 +1,241 @@
+"""A simulated kubelet: the real pod-resources service on a real unix socket, answering from the ground truth."""
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# As in the product, whose process this can share.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import grpc
+import grpc.aio
+
+from exporter.attribution._proto import READ_SCHEMA, SERVICE, build_messages
+from exporter.attribution.socket_probe import LONGEST_PATH_BYTES
+from exporter.errors import ConfigError
+from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
+
+CALLS_PER_SECOND = 100.0
+BURST_CALLS = 10
+RATE_LIMIT_TEXT = "rejected by rate limit"
+GET_TEXT = "PodResources API Get method disabled"
+HUGE_BYTES = 40 << 20
+DRA_PREFIX = "dra:"
+_FOLLOW_SECONDS = 0.2
+_GARBAGE = b"\xff\xfe simulated garbage"
+# What the product does not read, known and unknown: a later kubelet's answer must be readable too.
+_SERVED_SCHEMA: Mapping[str, str] = {
+    **READ_SCHEMA,
+    "NUMANode": "ID 1 int64",
+    "TopologyInfo": "nodes 1 *NUMANode",
+    "ContainerMemory": "memory_type 1 string, size 2 uint64, topology 3 TopologyInfo",
+    "ContainerDevices": READ_SCHEMA["ContainerDevices"] + ", topology 3 TopologyInfo, not_yet_invented 99 string",
+    "ContainerResources": READ_SCHEMA["ContainerResources"] + ", cpu_ids 3 *int64, memory 4 *ContainerMemory",
+    "PodResources": READ_SCHEMA["PodResources"] + ", cpu_ids 4 *int64, not_yet_invented 99 string",
+    "AllocatableResourcesResponse": READ_SCHEMA["AllocatableResourcesResponse"] + ", cpu_ids 2 *int64",
+}
+_MESSAGES = build_messages(_SERVED_SCHEMA)
+
+
+class KubeletServer:
+    """Serves ``v1.PodResourcesLister`` from whatever the truth is at the instant of the call.
+
+    It follows the faults ``KUBELET_*``: DOWN (the socket goes and comes back), SILENT, GARBAGE, RATE_LIMIT (other
+    clients have used up the bucket) and HUGE (its parameter is the size in bytes; 0 is more than any client takes).
+
+    Args:
+        socket_path: Where to listen. Like the kubelet it listens on another name and renames that over it.
+        truth: The node now.
+    """
+
+    def __init__(self, socket_path: Path, truth: Callable[[], NodeTruth]) -> None:
+        self._path = socket_path
+        self._truth = truth
+        self._server: grpc.aio.Server | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self._tokens = float(BURST_CALLS)
+        self._refilled_at = 0.0
+        self._padding: dict[int, bytes] = {}
+
+    async def start(self) -> None:
+        """Listen, and follow the fault DOWN from now on.
+
+        Raises:
+            ConfigError: When the path is too long for a socket.
+        """
+        if len(os.fsencode(self._temporary)) > LONGEST_PATH_BYTES:
+            raise ConfigError(
+                f"kubelet socket {self._path}: too long for a unix socket; allowed: {LONGEST_PATH_BYTES - 4} bytes"
+            )
+        if self._follower is None:
+            await self._follow_once()
+            self._follower = asyncio.create_task(self._follow(), name="simulated kubelet")
+
+    async def stop(self) -> None:
+        """Stop at once: calls break off, the socket is gone."""
+        if self._follower is not None:
+            self._follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._follower
+            self._follower = None
+        await self._close()
+
+    async def restart(self) -> None:
+        """Stop and start, as an upgrade of the kubelet does."""
+        await self.stop()
+        await self.start()
+
+    @property
+    def _temporary(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.new")
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_FOLLOW_SECONDS)
+            await self._follow_once()
+
+    async def _follow_once(self) -> None:
+        down = Fault.KUBELET_DOWN in self._truth().faults
+        if down and self._server is not None:
+            await self._close()
+        elif not down and self._server is None:
+            await self._open()
+
+    async def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        server = grpc.aio.server()
+        handlers = {
+            "List": self._handler(self._list),
+            "GetAllocatableResources": self._handler(self._allocatable),
+            "Get": self._handler(self._get),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._temporary.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{self._temporary.absolute()}")
+        await server.start()
+        self._temporary.replace(self._path)
+        self._server = server
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            self._path.unlink(missing_ok=True)
+            await server.stop(grace=None)
+
+    def _handler(self, answer: Callable[[NodeTruth, Any], Awaitable[bytes]]) -> Any:  # noqa: ANN401 - grpc's own type is private
+        async def handle(_request: bytes, context: Any) -> bytes:  # noqa: ANN401 - as above
+            truth = self._truth()
+            if Fault.KUBELET_SILENT in truth.faults:
+                await asyncio.Event().wait()
+            if Fault.KUBELET_DOWN in truth.faults:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "simulated kubelet is down")
+            if not self._take_token(truth):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, RATE_LIMIT_TEXT)
+            if Fault.KUBELET_GARBAGE in truth.faults:
+                return _GARBAGE
+            return await answer(truth, context)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def _take_token(self, truth: NodeTruth) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._tokens = min(BURST_CALLS, self._tokens + (now - self._refilled_at) * CALLS_PER_SECOND)
+        self._refilled_at = now
+        if Fault.KUBELET_RATE_LIMIT in truth.faults:
+            self._tokens = 0.0
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    async def _list(self, truth: NodeTruth, _context: object) -> bytes:
+        answer = list_response(truth)
+        if Fault.KUBELET_HUGE in truth.faults:
+            size = int(truth.faults[Fault.KUBELET_HUGE]) or HUGE_BYTES
+            if size not in self._padding:
+                self._padding = {size: _many_ids(size)}
+            answer += self._padding[size]  # concatenated messages are one message with the lists joined
+        return answer
+
+    async def _allocatable(self, truth: NodeTruth, _context: object) -> bytes:
+        return allocatable_response(truth)
+
+    async def _get(self, _truth: NodeTruth, context: Any) -> bytes:  # noqa: ANN401 - as _handler
+        await context.abort(grpc.StatusCode.UNKNOWN, GET_TEXT)
+        raise AssertionError  # abort raises
+
+
+def list_response(truth: NodeTruth) -> bytes:
+    """Give the bytes that the kubelet of this node would answer to ``List``: every pod, with or without devices."""
+    answer: Any = _MESSAGES["ListPodResourcesResponse"]()
+    held: dict[tuple[str, str, str], list[HolderTruth]] = {key: [] for key in truth.other_pods}
+    for holder in truth.holders:
+        held.setdefault((holder.namespace, holder.pod, holder.container), []).append(holder)
+    pods: dict[tuple[str, str], Any] = {}
+    for (namespace, pod, container), holders in held.items():
+        if (namespace, pod) not in pods:
+            pods[namespace, pod] = answer.pod_resources.add(
+                namespace=namespace, name=pod, cpu_ids=[0], not_yet_invented="simulated"
+            )
+        entry = pods[namespace, pod].containers.add(name=container, cpu_ids=[0, 1])
+        entry.memory.add(memory_type="memory", size=1 << 30).topology.nodes.add(ID=0)
+        _add_devices(entry.devices, _plain_ids(holders))
+        _add_claims(entry.dynamic_resources, holders)
+    return bytes(answer.SerializeToString())
+
+
+def allocatable_response(truth: NodeTruth) -> bytes:
+    """Give the bytes that the kubelet of this node would answer to ``GetAllocatableResources``."""
+    answer: Any = _MESSAGES["AllocatableResourcesResponse"](cpu_ids=range(16))
+    _add_devices(answer.devices, truth.allocatable.items())
+    return bytes(answer.SerializeToString())
+
+
+def _plain_ids(holders: Iterable[HolderTruth]) -> Iterable[tuple[str, tuple[str, ...]]]:
+    ids: dict[str, list[str]] = {}
+    for holder in holders:
+        plain = [device_id for device_id in holder.device_ids if not device_id.startswith(DRA_PREFIX)]
+        if plain:
+            ids.setdefault(holder.resource, []).extend(plain)
+    return [(resource, tuple(dict.fromkeys(of_resource))) for resource, of_resource in ids.items()]
+
+
+def _add_devices(devices: Any, ids: Iterable[tuple[str, Iterable[str]]]) -> None:  # noqa: ANN401 - class made at run time
+    for resource, of_resource in ids:
+        entry = devices.add(resource_name=resource, device_ids=of_resource, not_yet_invented="simulated")
+        entry.topology.nodes.add(ID=0)
+
+
+def _add_claims(claims: Any, holders: Iterable[HolderTruth]) -> None:  # noqa: ANN401 - class made at run time
+    """List ``dra:<driver>/<pool>/<device>[#<share id>]``; CDI names pile up within a driver, as the kubelet's do."""
+    for holder in holders:
+        devices = [text.removeprefix(DRA_PREFIX) for text in holder.device_ids if text.startswith(DRA_PREFIX)]
+        if not devices:
+            continue
+        name = holder.resource.removeprefix(DRA_PREFIX) or f"{holder.pod}-gpu"
+        claim = claims.add(claim_name=name, claim_namespace=holder.namespace)
+        claim_uid = uuid.uuid5(uuid.NAMESPACE_URL, f"simulated/{holder.namespace}/{name}")
+        cdi_names: dict[str, list[str]] = {}
+        for text in devices:
+            place, _, share_id = text.partition("#")
+            driver, pool, device = place.split("/", 2)
+            cdi_names.setdefault(driver, []).append(f"k8s.{driver}/claim={claim_uid}-{device}")
+            entry = claim.claim_resources.add(driver_name=driver, pool_name=pool, device_name=device)
+            for cdi_name in cdi_names[driver]:
+                entry.cdi_devices.add(name=cdi_name)
+            if share_id:
+                entry.share_id = share_id
+
+
+def _many_ids(size: int) -> bytes:
+    """Make a pod whose plugin has one id per MiB, about ``size`` bytes of it."""
+    answer: Any = _MESSAGES["ListPodResourcesResponse"]()
+    pod = answer.pod_resources.add(namespace="kube-system", name="simulated-many-ids")
+    ids = [f"GPU-00000000-0000-4000-8000-000000000000-memory-{number:08d}" for number in range(size // 59 + 1)]
+    pod.containers.add(name="main").devices.add(resource_name="volcano.sh/vgpu-memory", device_ids=ids)
+    return bytes(answer.SerializeToString())

@@ -1,0 +1,108 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from exporter.attribution.processes import NO_NAME, PidResolver, PodNames
+from exporter.errors import ConfigError
+from exporter.simulator.filesystem import write
+from exporter.simulator.truth import GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
+
+UID = "aaaaaaaa-0000-4000-8000-000000000001"
+GPU = "GPU-00000000-0000-4000-8000-000000000000"
+MODEL = ModelSpec(
+    name="NVIDIA T4",
+    memory_bytes=16 << 30,
+    memory_reserved_bytes=0,
+    power_limit_watts=70,
+    idle_watts=10,
+    max_sm_clock_mhz=1590,
+    max_mem_clock_mhz=5001,
+    multiprocessors=40,
+    gpm=False,
+)
+PROCESS = ProcessTruth(
+    pid=4242,
+    start_ticks=100,
+    comm="a) b",
+    cgroup=f"0::/kubepods/pod{UID}/{'ab' * 32}\n",
+    memory_used_bytes=1,
+    namespace="ml",
+    pod="a",
+    container="main",
+    pod_uid=UID,
+)
+HOLDER = HolderTruth(
+    namespace="ml",
+    pod="a",
+    container="main",
+    pod_uid=UID,
+    device_uuid=GPU,
+    resource="nvidia.com/gpu",
+    device_ids=(GPU,),
+    share_ratio=1,
+    activity_ratio=1,
+    started_seconds=0,
+)
+
+
+def node(*processes: ProcessTruth, holders: tuple[HolderTruth, ...] = (HOLDER,)) -> NodeTruth:
+    gpu = GpuTruth(
+        index=0, minor=0, uuid=GPU, pci_bus_id="00000000:17:00.0", serial="1", model=MODEL, processes=processes
+    )
+    return NodeTruth(at_seconds=0, node="n", driver_version="580.1", gpus=(gpu,), holders=holders)
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "proc", tmp_path / "pods"
+
+
+def test_the_product_finds_in_it_what_the_truth_says(roots: tuple[Path, Path]) -> None:
+    write(node(PROCESS), *roots)
+    uid = PidResolver(roots[0]).pod_uid(4242)
+    assert uid == UID
+    assert PodNames(roots[1]).name_of(uid) == ("ml", "a")
+    assert (roots[0] / "4242" / "comm").read_text() == "a) b\n"
+
+
+def test_what_ends_vanishes_and_what_stays_is_not_written_again(roots: tuple[Path, Path]) -> None:
+    other = dataclasses.replace(PROCESS, pid=4243)
+    write(node(PROCESS, other), *roots)
+    before = (roots[0] / "4242" / "stat").stat().st_mtime_ns
+    write(node(PROCESS), *roots)
+    assert (roots[0] / "4242" / "stat").stat().st_mtime_ns == before
+    assert not (roots[0] / "4243").exists()
+
+
+def test_a_pid_used_again_leads_to_the_new_pod(roots: tuple[Path, Path]) -> None:
+    resolver = PidResolver(roots[0])
+    write(node(PROCESS), *roots)
+    assert resolver.pod_uid(4242) == UID
+    write(node(dataclasses.replace(PROCESS, start_ticks=101, cgroup="0::/user.slice\n")), *roots)
+    assert resolver.pod_uid(4242) == ""
+
+
+def test_a_pod_that_is_gone_has_no_log_directory_though_its_process_lives_on(roots: tuple[Path, Path]) -> None:
+    write(node(PROCESS), *roots)
+    write(node(PROCESS, holders=()), *roots)
+    assert PidResolver(roots[0]).pod_uid(4242) == UID
+    assert PodNames(roots[1]).name_of(UID) == NO_NAME
+
+
+def test_a_listed_pod_without_a_device_has_a_log_directory(roots: tuple[Path, Path]) -> None:
+    truth = dataclasses.replace(node(PROCESS, holders=()), other_pods=(("ml", "a", "main"),))
+    write(truth, *roots)
+    assert PodNames(roots[1]).name_of(UID) == ("ml", "a")
+
+
+def test_it_says_that_nothing_in_it_is_real(roots: tuple[Path, Path]) -> None:
+    write(node(PROCESS), *roots)
+    assert all("simulator" in (root / "simulated").read_text() for root in roots)
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "1").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="not empty"):
+        write(node(PROCESS), tmp_path / "proc", tmp_path / "pods")
+    assert (tmp_path / "proc" / "1").exists()

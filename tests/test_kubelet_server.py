@@ -1,0 +1,111 @@
+# ruff: noqa: ASYNC240 - files of one test, with nothing else in its loop
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from exporter.attribution import _proto
+from exporter.errors import ConfigError
+from exporter.simulator.kubelet import BURST_CALLS, KubeletServer, list_response
+from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
+
+GPU = "GPU-00000000-0000-4000-8000-000000000000"
+
+
+def truth(*faults: Fault) -> NodeTruth:
+    holder = HolderTruth(
+        namespace="ml",
+        pod="train",
+        container="main",
+        pod_uid="u",
+        device_uuid=GPU,
+        resource="nvidia.com/gpu",
+        device_ids=(GPU,),
+        share_ratio=1,
+        activity_ratio=1,
+        started_seconds=0,
+    )
+    return NodeTruth(
+        at_seconds=0,
+        node="n",
+        driver_version="580",
+        holders=(holder,),
+        other_pods=(("kube-system", "dns", "main"), ("ml", "train", "sidecar")),
+        faults=dict.fromkeys(faults, 0.0),
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pod-resources" / "kubelet.sock"
+
+
+@pytest.fixture
+async def server(path: Path) -> AsyncIterator[KubeletServer]:
+    kubelet = KubeletServer(path, truth)
+    await kubelet.start()
+    yield kubelet
+    await kubelet.stop()
+
+
+async def call(path: Path, method: str, times: int = 1) -> list[tuple[grpc.StatusCode, str]]:
+    answers = []
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        ask = channel.unary_unary(f"/{_proto.SERVICE}/{method}", request_serializer=None, response_deserializer=None)
+        for _ in range(times):
+            try:
+                await ask(b"", timeout=5)
+                answers.append((grpc.StatusCode.OK, ""))
+            except grpc.aio.AioRpcError as error:
+                answers.append((error.code(), error.details() or ""))
+    return answers
+
+
+def test_every_pod_is_listed_once_with_and_without_devices() -> None:
+    answer = _proto.build_messages()["ListPodResourcesResponse"].FromString(list_response(truth()))
+    assert [(pod.name, [c.name for c in pod.containers]) for pod in answer.pod_resources] == [  # type: ignore[attr-defined] # made at run time
+        ("dns", ["main"]),
+        ("train", ["sidecar", "main"]),
+    ]
+
+
+def test_an_answer_has_fields_that_no_client_knows_yet() -> None:
+    assert b"simulated" in list_response(truth())
+
+
+@pytest.mark.usefixtures("server")
+async def test_get_is_switched_off_as_in_a_kubelet_before_1_34(path: Path) -> None:
+    assert await call(path, "Get") == [(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")]
+
+
+@pytest.mark.usefixtures("server")
+async def test_more_than_a_burst_of_calls_is_refused_in_the_kubelets_words(path: Path) -> None:
+    answers = await call(path, "GetAllocatableResources", times=200)
+    assert [code for code, _ in answers[:BURST_CALLS]] == [grpc.StatusCode.OK] * BURST_CALLS
+    assert (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit") in answers
+
+
+async def test_a_restart_puts_a_new_socket_over_the_old_path_and_a_stop_removes_it(
+    server: KubeletServer, path: Path
+) -> None:
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    assert [entry.name for entry in path.parent.iterdir()] == ["kubelet.sock"]
+    await server.restart()
+    assert await call(path, "List") == [(grpc.StatusCode.OK, "")]
+    await server.stop()
+    assert list(path.parent.iterdir()) == []
+
+
+async def test_a_kubelet_that_is_down_from_the_start_has_no_socket(path: Path) -> None:
+    kubelet = KubeletServer(path, lambda: truth(Fault.KUBELET_DOWN))
+    await kubelet.start()
+    assert not path.exists()
+    await kubelet.stop()
+
+
+async def test_a_path_too_long_for_a_socket_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long for a unix socket"):
+        await KubeletServer(tmp_path / ("x" * 120), truth).start()

@@ -1,0 +1,354 @@
+# ruff: noqa: ASYNC240 - files of one test, with nothing else in its loop
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from exporter.attribution import _proto
+from exporter.attribution.podresources import KubeletClient, KubeletPoller
+from exporter.errors import AttributionError
+from exporter.model import ClaimedDevice, ContainerAllocation, DeviceIds
+from exporter.simulator.kubelet import KubeletServer
+from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
+
+NOW = 1_000_000.0
+GPU = "GPU-00000000-0000-4000-8000-000000000000"
+
+
+def holder(*ids: str, pod: str = "train", resource: str = "nvidia.com/gpu", container: str = "main") -> HolderTruth:
+    return HolderTruth(
+        namespace="ml",
+        pod=pod,
+        container=container,
+        pod_uid="u",
+        device_uuid=GPU,
+        resource=resource,
+        device_ids=ids,
+        share_ratio=1,
+        activity_ratio=1,
+        started_seconds=0,
+    )
+
+
+class Node:
+    """The truth, changeable by a test."""
+
+    def __init__(self) -> None:
+        self.holders: tuple[HolderTruth, ...] = (holder(GPU),)
+        self.allocatable: Mapping[str, tuple[str, ...]] = {"nvidia.com/gpu": (GPU,), "cpu.example/x": ("1",)}
+        self.faults: dict[Fault, float] = {}
+
+    def truth(self) -> NodeTruth:
+        return NodeTruth(
+            at_seconds=0,
+            node="n",
+            driver_version="580",
+            holders=self.holders,
+            other_pods=(("kube-system", "dns", "main"),),
+            allocatable=self.allocatable,
+            faults=dict(self.faults),
+        )
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pod-resources" / "kubelet.sock"
+
+
+@pytest.fixture
+async def server(node: Node, path: Path) -> AsyncIterator[KubeletServer]:
+    kubelet = KubeletServer(path, node.truth)
+    await kubelet.start()
+    yield kubelet
+    await kubelet.stop()
+
+
+@pytest.fixture
+async def client(path: Path) -> AsyncIterator[KubeletClient]:
+    kubelet = KubeletClient(str(path), deadline_seconds=1.0)
+    yield kubelet
+    await kubelet.close()
+
+
+async def failure(client: KubeletClient) -> AttributionError:
+    with pytest.raises(AttributionError) as caught:
+        await client.fetch(NOW)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - waits for another process's socket, which sets no event
+            await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def user(uid: int) -> Iterator[None]:
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.usefixtures("server")
+async def test_only_containers_with_gpus_are_kept(client: KubeletClient, node: Node) -> None:
+    node.holders = (holder(GPU), holder("nic-1", pod="net", resource="nic.example.com/vf"))
+    answer = await client.fetch(NOW)
+    gpus = DeviceIds(resource="nvidia.com/gpu", ids=(GPU,))
+    assert answer.answered_at_seconds == NOW
+    assert answer.containers == (ContainerAllocation(namespace="ml", pod="train", container="main", devices=(gpus,)),)
+    assert answer.allocatable == (gpus,)
+
+
+@pytest.mark.usefixtures("server")
+async def test_resource_names_are_matched_by_pattern(path: Path, node: Node) -> None:
+    names = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.me")
+    node.holders = tuple(
+        holder(f"id-{name}", resource=name) for name in (*names, "example.com/gpu-a", "x.nvidia.com/gpu")
+    )
+    for patterns, expected in (
+        (None, names),
+        (("example.com/gpu-*",), ("example.com/gpu-a",)),
+        (("nvidia.com/gpu",), ("nvidia.com/gpu",)),
+    ):
+        client = KubeletClient(str(path)) if patterns is None else KubeletClient(str(path), resources=patterns)
+        (container,) = (await client.fetch(NOW)).containers
+        await client.close()
+        assert tuple(devices.resource for devices in container.devices) == expected
+
+
+@pytest.mark.usefixtures("server")
+async def test_claims_are_read_and_those_of_other_drivers_dropped(client: KubeletClient, node: Node) -> None:
+    ids = ("dra:gpu.nvidia.com/n/gpu-0", "dra:gpu.nvidia.com/n/gpu-1#s1", "dra:compute-domain.nvidia.com/n/channel-0")
+    node.holders = (holder(*ids, resource="dra:my-claim"),)
+    (container,) = (await client.fetch(NOW)).containers
+    assert container.devices == ()
+    first, second = container.claims
+    assert first == ClaimedDevice(
+        claim_name="my-claim",
+        claim_namespace="ml",
+        driver="gpu.nvidia.com",
+        pool="n",
+        device="gpu-0",
+        share_id=None,
+        cdi_names=first.cdi_names,
+    )
+    assert (second.device, second.share_id) == ("gpu-1", "s1")
+    assert second.cdi_names[:1] == first.cdi_names
+    assert len(second.cdi_names) == 2
+
+
+def test_the_messages_read_bytes_that_were_encoded_by_hand() -> None:
+    devices = b"\x0a\x0envidia.com/gpu\x12\x05GPU-0\x12\x05GPU-1"
+    container = b"\x0a\x01c\x12" + bytes([len(devices)]) + devices + b"\x18\x07\xfa\x07\x01?"
+    pod = b"\x0a\x03pod\x12\x02ns\x1a" + bytes([len(container)]) + container
+    answer = _proto.build_messages()["ListPodResourcesResponse"].FromString(b"\x0a" + bytes([len(pod)]) + pod)
+    assert '"GPU-1"' in str(answer)
+    assert 'namespace: "ns"' in str(answer)
+
+
+async def test_no_socket_is_said_with_what_to_do(client: KubeletClient, path: Path) -> None:
+    error = await failure(client)
+    assert error.reason == "no_socket"
+    assert "mount the directory" in str(error)
+    path.parent.mkdir()
+    assert "is the kubelet running" in str(await failure(client))
+
+
+async def test_a_socket_that_is_a_file_is_said(client: KubeletClient, path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("")
+    assert (await failure(client)).reason == "not_a_socket"
+
+
+async def test_a_socket_that_nobody_listens_on_is_said(client: KubeletClient, path: Path) -> None:
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+    assert (await failure(client)).reason == "refused"
+
+
+async def test_a_path_too_long_for_a_socket_is_said(tmp_path: Path) -> None:
+    client = KubeletClient(str(tmp_path / ("x" * 200)))
+    error = await failure(client)
+    assert error.reason == "bad_path"
+    assert "allowed: 107" in str(error)
+    await client.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop its rights")
+@pytest.mark.usefixtures("server")
+async def test_a_socket_without_permission_is_said(path: Path) -> None:
+    path.parent.chmod(0o750)
+    client = KubeletClient(str(path), deadline_seconds=1.0)
+    with user(65534):
+        error = await failure(client)
+    await client.close()
+    assert error.reason == "no_permission"
+    assert "run as user 0" in str(error)
+
+
+async def test_a_server_that_does_not_speak_the_protocol_is_said(client: KubeletClient, path: Path) -> None:
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 this is another protocol\r\n")
+        writer.close()
+
+    path.parent.mkdir()
+    async with await asyncio.start_unix_server(answer, path):
+        assert (await failure(client)).reason == "unavailable"
+
+
+@pytest.mark.usefixtures("server")
+async def test_a_kubelet_that_answers_garbage_is_said_and_heals(client: KubeletClient, node: Node) -> None:
+    node.faults[Fault.KUBELET_GARBAGE] = 0
+    assert (await failure(client)).reason == "garbage"
+    node.faults.clear()
+    assert (await client.fetch(NOW)).containers
+
+
+@pytest.mark.usefixtures("server")
+async def test_a_silent_kubelet_costs_no_more_than_the_deadline(path: Path, node: Node) -> None:
+    node.faults[Fault.KUBELET_SILENT] = 0
+    client = KubeletClient(str(path), deadline_seconds=0.2)
+    async with asyncio.timeout(2):
+        error = await failure(client)
+    await client.close()
+    assert error.reason == "deadline"
+    assert "0.2 s" in str(error)
+
+
+@pytest.mark.usefixtures("server")
+async def test_an_answer_of_5_mb_is_read_and_does_not_live_on(client: KubeletClient, node: Node) -> None:
+    node.faults[Fault.KUBELET_HUGE] = 5_000_000
+    assert [container.pod for container in (await client.fetch(NOW)).containers] == ["train"]
+
+
+@pytest.mark.usefixtures("server")
+async def test_an_answer_over_the_limit_is_told_from_a_rate_limit(client: KubeletClient, node: Node) -> None:
+    node.faults[Fault.KUBELET_HUGE] = 0
+    error = await failure(client)
+    assert error.reason == "too_large"
+    assert "32 MiB" in str(error)
+    node.faults = {Fault.KUBELET_RATE_LIMIT: 0}
+    error = await failure(client)
+    assert error.reason == "rate_limited"
+    assert "100 calls/s" in str(error)
+
+
+async def test_a_kubelet_without_allocatable_resources_is_still_read(path: Path) -> None:
+    async def empty(_request: bytes, _context: object) -> bytes:
+        return b""
+
+    handlers = {"List": grpc.unary_unary_rpc_method_handler(empty)}
+    old_kubelet = grpc.aio.server()
+    old_kubelet.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_proto.SERVICE, handlers),))
+    path.parent.mkdir()
+    old_kubelet.add_insecure_port(f"unix:{path}")
+    await old_kubelet.start()
+    client = KubeletClient(str(path))
+    answer = await client.fetch(NOW)
+    assert (answer.containers, answer.allocatable) == ((), None)
+    assert client.allocatable_error is None
+    await client.close()
+    await old_kubelet.stop(None)
+
+
+async def test_a_server_without_the_service_is_said(path: Path) -> None:
+    other = grpc.aio.server()
+    path.parent.mkdir()
+    other.add_insecure_port(f"unix:{path}")
+    await other.start()
+    client = KubeletClient(str(path))
+    assert (await failure(client)).reason == "unimplemented"
+    await client.close()
+    await other.stop(None)
+
+
+async def test_a_restarted_kubelet_is_read_at_the_next_question(server: KubeletServer, client: KubeletClient) -> None:
+    await client.fetch(NOW)
+    await server.restart()
+    assert (await client.fetch(NOW)).containers
+
+
+async def test_after_an_outage_the_first_question_is_answered(server: KubeletServer, client: KubeletClient) -> None:
+    await client.fetch(NOW)
+    await server.stop()
+    for _ in range(5):
+        assert (await failure(client)).reason == "no_socket"
+    await server.start()
+    assert (await client.fetch(NOW)).containers
+
+
+async def test_a_kubelet_that_dies_while_it_answers_is_said(
+    server: KubeletServer, client: KubeletClient, node: Node
+) -> None:
+    await client.fetch(NOW)
+    node.faults[Fault.KUBELET_SILENT] = 0
+    question = asyncio.create_task(failure(client))
+    await asyncio.sleep(0.05)
+    await server.stop()
+    assert (await question).reason in {"no_socket", "unavailable"}
+
+
+@pytest.mark.usefixtures("server")
+async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_newer_one(path: Path, node: Node) -> None:
+    times = iter([NOW, NOW + 5, NOW + 10])
+    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: next(times))
+    assert (poller.latest, poller.problem, poller.errors) == (None, "", {})
+    assert await poller.poll() == 5
+    good = poller.latest
+    assert good is not None
+    node.faults[Fault.KUBELET_GARBAGE] = 0
+    await poller.poll()
+    assert poller.latest is good
+    assert "no pod-resources v1 message" in poller.problem
+    assert poller.errors == {"garbage": 1}
+    node.faults.clear()
+    await poller.poll()
+    assert poller.problem == ""
+    assert poller.latest is not None
+    assert poller.latest.answered_at_seconds == NOW + 10
+
+
+async def test_the_poller_leaves_a_suffering_kubelet_in_peace_and_looks_often_for_one_that_is_gone(
+    server: KubeletServer, path: Path, node: Node
+) -> None:
+    poller = KubeletPoller(socket_path=str(path), interval_seconds=0.5, clock=lambda: NOW)
+    node.faults[Fault.KUBELET_GARBAGE] = 0
+    assert [await poller.poll() for _ in range(8)] == [1, 1, 2, 4, 8, 16, 30, 30]
+    node.faults.clear()
+    assert await poller.poll() == 0.5
+    await server.stop()
+    assert [await poller.poll() for _ in range(3)] == [0.5, 0.5, 0.5]
+    assert poller.errors == {"garbage": 8, "no_socket": 3}
+
+
+@pytest.mark.usefixtures("server")
+async def test_the_poller_runs_until_it_is_cancelled_and_follows_a_kubelet_that_comes_and_goes(
+    path: Path, node: Node
+) -> None:
+    poller = KubeletPoller(socket_path=str(path), interval_seconds=0.05, clock=lambda: NOW)
+    task = asyncio.create_task(poller.run())
+    await eventually(lambda: poller.latest is not None)
+    node.faults[Fault.KUBELET_DOWN] = 0
+    await eventually(lambda: "no_socket" in poller.errors)
+    assert poller.latest is not None
+    node.faults.clear()
+    node.holders = ()
+    await eventually(lambda: poller.latest is not None and not poller.latest.containers)
+    assert poller.problem == ""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,165 @@
+from pathlib import Path
+
+import pytest
+
+from exporter.attribution.processes import NO_NAME, NO_POD, PidResolver, PodNames, match
+from exporter.model import Holder, ProcessUse, ShareMode
+
+UID_A = "aaaaaaaa-0000-4000-8000-000000000001"
+UID_B = "bbbbbbbb-0000-4000-8000-000000000002"
+UID_OLD = "cccccccc-0000-4000-8000-000000000003"
+
+
+def holder(pod: str, container: str = "main", uid: str | None = None) -> Holder:
+    return Holder(
+        namespace="ml",
+        pod=pod,
+        container=container,
+        device_uuid="GPU-0",
+        mode=ShareMode.SHARED,
+        resource="nvidia.com/gpu",
+        source="device-plugin",
+        share_ratio=0.5,
+        device_share_ratio=0.5,
+        pod_uid=uid,
+    )
+
+
+A, B = holder("a"), holder("b")
+P1, P2, P3 = (ProcessUse(pid=pid) for pid in (1, 2, 3))
+NAMES = {UID_A: ("ml", "a"), UID_B: ("ml", "b"), UID_OLD: ("ml", "gone")}
+
+
+def name_of(uid: str) -> tuple[str, str] | None:
+    return NAMES.get(uid, NO_NAME)
+
+
+def no_names(_uid: str) -> tuple[str, str] | None:
+    return None
+
+
+def write_process(proc: Path, pid: int, *, uid: str | None, started: int = 100, comm: str = "python3") -> None:
+    directory = proc / str(pid)
+    directory.mkdir(parents=True, exist_ok=True)
+    cgroup = "0::/user.slice" if uid is None else f"0::/kubepods/pod{uid}/{'ab' * 32}"
+    (directory / "cgroup").write_text(f"{cgroup}\n")
+    (directory / "stat").write_text(f"{pid} ({comm}) S {'0 ' * 18}{started} {'0 ' * 30}\n")
+
+
+def test_processes_go_to_the_holder_whose_pod_they_are_in() -> None:
+    matched = match([A, B], [P1, P2, P3], {1: UID_A, 2: UID_B, 3: UID_A}.get, name_of)
+    assert matched.by_holder == {A: (P1, P3), B: (P2,)}
+    assert (matched.unattributed, matched.ambiguous, matched.complete) == ((), (), True)
+
+
+def test_a_holder_without_processes_is_listed_with_none() -> None:
+    assert match([A, B], [P1], {1: UID_A}.get, name_of).by_holder == {A: (P1,), B: ()}
+
+
+def test_a_pod_that_holds_nothing_is_unattributed_even_beside_a_single_holder() -> None:
+    matched = match([A], [P1], {1: UID_OLD}.get, name_of)
+    assert (matched.by_holder, matched.unattributed, matched.complete) == ({A: ()}, (P1,), True)
+
+
+def test_a_pod_whose_log_directory_is_gone_is_unattributed() -> None:
+    matched = match([A], [P1], {1: "dddddddd-0000-4000-8000-000000000004"}.get, name_of)
+    assert (matched.unattributed, matched.complete) == ((P1,), True)
+
+
+def test_a_host_process_is_unattributed() -> None:
+    matched = match([A], [P1, P2], {1: NO_POD, 2: UID_A}.get, name_of)
+    assert (matched.by_holder, matched.unattributed) == ({A: (P2,)}, (P1,))
+
+
+def test_a_process_that_vanished_is_unattributed_and_the_rest_stands() -> None:
+    matched = match([A], [P1, P2], {2: UID_A}.get, name_of)
+    assert (matched.unattributed, matched.complete) == ((P1,), True)
+
+
+def test_processes_none_of_which_can_be_seen_divide_nothing() -> None:
+    matched = match([A], [P1, P2], {}.get, name_of)
+    assert (matched.unattributed, matched.complete) == ((P1, P2), False)
+
+
+def test_an_unheld_device_needs_nothing_told_apart() -> None:
+    matched = match([], [P1], {}.get, no_names)
+    assert (matched.unattributed, matched.complete) == ((P1,), True)
+
+
+def test_without_names_nobody_is_made_the_owner_by_elimination() -> None:
+    matched = match([A], [P1], {1: UID_A}.get, no_names)
+    assert (matched.by_holder, matched.ambiguous, matched.complete) == ({A: ()}, (P1,), False)
+
+
+def test_a_known_pod_uid_needs_no_name() -> None:
+    known = holder("a", uid=UID_A)
+    assert match([known, B], [P1], {1: UID_A}.get, no_names).by_holder[known] == (P1,)
+
+
+def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_processes() -> None:
+    new = holder("a", uid=UID_B)
+    matched = match([new], [P1], {1: UID_A}.get, name_of)
+    assert (matched.by_holder, matched.unattributed, matched.complete) == ({new: ()}, (P1,), True)
+
+
+def test_two_containers_of_one_pod_on_one_device_cannot_be_told_apart() -> None:
+    side = holder("a", "side")
+    matched = match([A, side, B], [P1, P2], {1: UID_A, 2: UID_B}.get, name_of)
+    assert (matched.by_holder, matched.ambiguous) == ({A: (), side: (), B: (P2,)}, (P1,))
+    assert not matched.complete
+
+
+@pytest.mark.parametrize("comm", ["python3", "a) b (c", "tmux: server", ") S 1 2 3"])
+def test_a_process_leads_to_its_pod_whatever_it_is_called(tmp_path: Path, comm: str) -> None:
+    write_process(tmp_path, 7, uid=UID_A, comm=comm)
+    assert PidResolver(tmp_path).pod_uid(7) == UID_A
+
+
+def test_a_pid_that_is_used_again_is_looked_up_again(tmp_path: Path) -> None:
+    resolver = PidResolver(tmp_path)
+    write_process(tmp_path, 7, uid=UID_A, started=100)
+    assert resolver.pod_uid(7) == UID_A
+    write_process(tmp_path, 7, uid=UID_B, started=200)
+    assert resolver.pod_uid(7) == UID_B
+
+
+def test_a_process_outside_every_pod_and_one_that_is_gone_are_told_apart(tmp_path: Path) -> None:
+    write_process(tmp_path, 7, uid=None)
+    resolver = PidResolver(tmp_path)
+    assert (resolver.pod_uid(7), resolver.pod_uid(8)) == (NO_POD, None)
+
+
+def test_a_stat_file_that_is_cut_short_is_a_process_that_cannot_be_seen(tmp_path: Path) -> None:
+    write_process(tmp_path, 7, uid=UID_A)
+    (tmp_path / "7" / "stat").write_text("7 (python3) S 1\n")
+    assert PidResolver(tmp_path).pod_uid(7) is None
+
+
+def test_pod_names_come_from_log_directories_as_they_come_and_go(tmp_path: Path) -> None:
+    names = PodNames(tmp_path)
+    assert names.name_of(UID_A) == NO_NAME
+    (tmp_path / f"ml_a_{UID_A}").mkdir()
+    (tmp_path / "lost+found").mkdir()
+    assert names.name_of(UID_A) == ("ml", "a")
+    (tmp_path / f"ml_b_{UID_B}").mkdir()
+    assert names.name_of(UID_B) == ("ml", "b")
+    (tmp_path / f"ml_a_{UID_A}").rmdir()
+    assert names.name_of(UID_A) == NO_NAME
+
+
+def test_two_pods_of_one_name_are_told_to_be_unknown_until_one_is_gone(tmp_path: Path) -> None:
+    names = PodNames(tmp_path)
+    (tmp_path / f"ml_a_{UID_OLD}").mkdir()
+    assert names.name_of(UID_OLD) == ("ml", "a")
+    (tmp_path / f"ml_a_{UID_A}").mkdir()
+    assert names.name_of(UID_A) is None
+    assert names.name_of(UID_OLD) is None
+    (tmp_path / f"ml_a_{UID_OLD}").rmdir()
+    assert names.name_of(UID_A) == ("ml", "a")
+
+
+def test_a_log_directory_that_is_not_mounted_names_nobody(tmp_path: Path) -> None:
+    names = PodNames(tmp_path / "pods")
+    assert names.name_of(UID_A) is None
+    (tmp_path / "pods" / f"ml_a_{UID_A}").mkdir(parents=True)
+    assert names.name_of(UID_A) == ("ml", "a")
