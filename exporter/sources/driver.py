@@ -16,11 +16,14 @@ DRIVER_NOT_LOADED = 9
 TIMEOUT = 10
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
+CORRUPTED_INFOROM = 14
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 LIBRARY_MISMATCH = 18
 VERSION_MISMATCH = 25
+DEPRECATED = 26
 NOT_READY = 27
+GPU_NOT_FOUND = 28
 
 _REASONS = {
     UNINITIALIZED: "uninitialized",
@@ -33,7 +36,7 @@ _REASONS = {
     TIMEOUT: "timeout",
     LIBRARY_NOT_FOUND: "library_not_found",
     FUNCTION_NOT_FOUND: "function_not_found",
-    14: "corrupted_inforom",
+    CORRUPTED_INFOROM: "corrupted_inforom",
     GPU_IS_LOST: "gpu_is_lost",
     RESET_REQUIRED: "reset_required",
     17: "operating_system",
@@ -43,8 +46,9 @@ _REASONS = {
     21: "no_data",
     23: "insufficient_resources",
     VERSION_MISMATCH: "argument_version_mismatch",
+    DEPRECATED: "deprecated",
     NOT_READY: "not_ready",
-    28: "gpu_not_found",
+    GPU_NOT_FOUND: "gpu_not_found",
     29: "invalid_state",
     999: "unknown_error",
 }
@@ -52,7 +56,9 @@ _REASONS = {
 DRIVER_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_MISMATCH, NOT_READY})
 """Codes that speak of the driver as a whole, whichever device they were said of."""
 
-UNAVAILABLE = frozenset({NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VERSION_MISMATCH})
+UNAVAILABLE = frozenset(
+    {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, CORRUPTED_INFOROM, VERSION_MISMATCH, DEPRECATED}
+)
 """Codes that will be the same at the next sample, so the call is left out for a while."""
 
 _MENDS = {
@@ -68,6 +74,7 @@ _MENDS = {
     "timeout": "the driver did not start in time: see dmesg for NVRM lines; it is tried again",
     "no_gpus": "the driver is loaded and shows no GPU: check lspci and dmesg for NVRM lines; in a container set"
     " NVIDIA_VISIBLE_DEVICES=all; keep this agent off nodes without GPUs with a node selector",
+    "gpu_is_lost": "no GPU answers; they fell off the bus: see dmesg for Xid 79, then reset them or restart the node",
     "wrong_package": "the module pynvml is not nvidia-ml-py: uninstall the package pynvml and install nvidia-ml-py",
 }
 

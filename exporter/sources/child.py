@@ -1,0 +1,197 @@
+"""The process that owns the driver: samples in step and writes one line per reading, until told to stop."""
+
+import argparse
+import ctypes
+import gc
+import logging
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import BinaryIO, Protocol
+
+from exporter.errors import SourceError
+from exporter.model import Field, Reading, SourceState, SourceStatus
+from exporter.sources import wire
+
+EXIT_FRESH_PROCESS_NEEDED = 3
+_FRESH_PROCESS_REASONS = frozenset({"library_mismatch"})
+"""A library that was replaced on disk stays mapped in this process for ever."""
+_FIRST_BACKOFF_SECONDS = 1.0
+_LONGEST_BACKOFF_SECONDS = 30.0
+_HEARTBEAT_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger("exporter.sources.child")
+
+
+class Source(Protocol):
+    """What can be run in a child process."""
+
+    name: str
+    announce: Callable[[], None]
+    """Set by ``run``; the source calls it before something within a sample that may take long."""
+
+    def open(self) -> None:
+        """Get ready to sample; raises SourceError."""
+
+    def sample(self, now: float) -> Reading:
+        """Return one reading; raises SourceError when the source has to be opened again."""
+
+    def close(self) -> None:
+        """Let go of the driver; may be called when it is not open."""
+
+
+class _Stop:
+    """Turns SIGTERM and SIGINT into a flag that also ends a pause at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        self.asked = True
+
+    def pause(self, seconds: float) -> None:
+        if not self.asked and seconds > 0:
+            select.select([self._reader], [], [], seconds)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the NVML source in this process; see ``--help`` for the arguments. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m exporter.sources.child", description=__doc__)
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    out = prepare_process()
+    # The binding is loaded only now, so that nothing of it can write to the stream of readings.
+    from exporter.sources.nvml import NvmlSource  # noqa: PLC0415 - see above
+
+    return run(NvmlSource(parse_fields(arguments.fields)), out, arguments.interval)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that every source's child has: ``--interval`` and ``--fields``."""
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between samples")
+    parser.add_argument("--fields", default="", metavar="IDS", help="comma-separated field ids to read")
+
+
+def parse_fields(text: str) -> frozenset[Field]:
+    """Return the fields of a comma-separated list of ids.
+
+    Raises:
+        ValueError: something in it is not the id of a field.
+    """
+    return frozenset(Field(int(part)) for part in text.split(",") if part.strip())
+
+
+def prepare_process() -> BinaryIO:
+    """Make this process a good child and return the stream for its readings.
+
+    It ends with its parent whatever it is doing, and what a library prints goes to standard error, where it
+    cannot garble the readings.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        _log.warning("this system cannot end a process with its parent; a closed pipe will end this one")
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return out
+
+
+def run(
+    source: Source,
+    out: BinaryIO,
+    interval_seconds: float,
+    *,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> int:
+    """Open the source, write a line per sample, and open it again whenever it fails, until SIGTERM.
+
+    Args:
+        source: What to sample.
+        out: Where the lines go; ``prepare_process`` gives it.
+        interval_seconds: Time between the starts of two samples; a sample that takes longer skips beats.
+        clock: Unix time in seconds, which the readings carry.
+        monotonic: Clock of the beat.
+
+    Returns:
+        The exit code: 0 after SIGTERM or when nobody reads any more, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
+        new process can open the source.
+    """
+    stop = _Stop()
+    backoff_seconds = _FIRST_BACKOFF_SECONDS
+
+    def say(state: SourceState, reason: str = "", message: str = "") -> None:
+        _write(out, wire.encode(SourceStatus(name=source.name, state=state, reason=reason, message=message)))
+
+    source.announce = lambda: say(SourceState.STARTING)
+    try:
+        while not stop.asked:
+            try:
+                say(SourceState.STARTING)
+                source.open()
+                gc.collect()
+                gc.freeze()
+                for reading in _samples(source, stop, interval_seconds, clock, monotonic):
+                    _write(out, wire.encode(reading))
+                    backoff_seconds = _FIRST_BACKOFF_SECONDS
+            except SourceError as error:
+                source.close()
+                _log.warning("%s: %s", error.reason, error)
+                tell = partial(say, SourceState.FAILED, error.reason, str(error))
+                tell()
+                if error.reason in _FRESH_PROCESS_REASONS:
+                    return EXIT_FRESH_PROCESS_NEEDED
+                _wait(stop, backoff_seconds, tell, monotonic)
+                backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
+    except BrokenPipeError:
+        _log.info("nobody reads any more; this process ends")
+    finally:
+        source.close()
+    return 0
+
+
+def _samples(
+    source: Source,
+    stop: _Stop,
+    interval_seconds: float,
+    clock: Callable[[], float],
+    monotonic: Callable[[], float],
+) -> Iterator[Reading]:
+    """Yield a reading per beat; beats that a slow sample missed are skipped, not made up for."""
+    due = monotonic()
+    while not stop.asked:
+        yield source.sample(clock())
+        late = monotonic() - due
+        due += interval_seconds * max(1, math.ceil(late / interval_seconds))
+        stop.pause(due - monotonic())
+
+
+def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None], monotonic: Callable[[], float]) -> None:
+    """Let time pass and say so meanwhile, for a silent child is taken for a hanging one."""
+    until = monotonic() + seconds
+    while not stop.asked and (left := until - monotonic()) > 0:
+        stop.pause(min(left, _HEARTBEAT_SECONDS))
+        heartbeat()
+
+
+def _write(out: BinaryIO, line: bytes) -> None:
+    """Write a whole line: a pipe takes a long one in pieces."""
+    rest = memoryview(line)
+    while rest:
+        rest = rest[out.write(rest) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

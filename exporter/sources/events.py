@@ -1,0 +1,160 @@
+"""Driver events, waited for on a thread of their own: Xids and changes of the MIG layout."""
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+
+from exporter.sources import driver
+
+_XID = 0x8
+_MIG_CHANGE = 0x100
+_WAIT_MILLISECONDS = 500
+_PAUSE_SECONDS = 0.05
+_RETRY_SECONDS = 10.0
+_UNAVAILABLE_RETRY_SECONDS = 600.0
+_JOIN_SECONDS = 5.0
+_WHOLE_GPU = 0xFFFFFFFF
+_LIMIT = 4096
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event of one GPU; ``xid`` is ``None`` for a change of the MIG layout."""
+
+    uuid: str
+    xid: int | None = None
+    gpu_instance_id: int | None = None
+
+
+class EventWatch:
+    """Owns one event set from start to end: operations on a set are not thread-safe.
+
+    Args:
+        handles: Of the GPUs to watch, by UUID.
+    """
+
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        self._handles = dict(handles)
+        self._events: deque[Event] = deque(maxlen=_LIMIT)
+        self._errors: deque[str] = deque(maxlen=_LIMIT)
+        self._stopping = False
+        self._renewed = threading.Event()
+        """Set when what the thread works on is out of date, and to wake it."""
+        self._registered = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+
+    def start(self) -> None:
+        """Start waiting; returns at once."""
+        self._thread.start()
+
+    def wait_until_registered(self, timeout_seconds: float) -> bool:
+        """Return whether the first attempt to register came to its end in time."""
+        return self._registered.wait(timeout_seconds)
+
+    def renew(self, handles: Mapping[str, Any]) -> None:
+        """Watch other GPUs from now on; returns at once, the thread changes over by itself."""
+        self._handles = dict(handles)
+        self._renewed.set()
+
+    def close(self) -> None:
+        """Stop waiting; to be called before the driver is shut down."""
+        self._stopping = True
+        self._renewed.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_SECONDS)
+
+    def drain(self) -> tuple[list[Event], list[str]]:
+        """Return the events, and the reasons of what went wrong, since the last call."""
+        return _emptied(self._events), _emptied(self._errors)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._renewed.clear()
+            pause_seconds = _RETRY_SECONDS
+            try:
+                if not self._watch():
+                    pause_seconds = _UNAVAILABLE_RETRY_SECONDS
+            except pynvml.NVMLError as error:
+                # A lost GPU makes every wait fail at once: register without it.
+                self._errors.append(f"events_{driver.reason_of(driver.code_of(error))}")
+            self._registered.set()
+            if not self._stopping:
+                self._renewed.wait(pause_seconds)
+
+    def _watch(self) -> bool:
+        """Wait on one set until it is out of date; return False where there is nothing to wait for."""
+        try:
+            event_set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            self._errors.append("events_unavailable")
+            return False
+        try:
+            uuids = self._register(event_set)
+            self._registered.set()
+            while uuids and not self._renewed.is_set():
+                self._wait(event_set, uuids)
+        finally:
+            try:
+                pynvml.nvmlEventSetFree(event_set)
+            except pynvml.NVMLError:
+                self._errors.append("events_not_freed")
+        return bool(uuids)
+
+    def _register(self, event_set: Any) -> dict[int, str]:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Return the UUIDs of the GPUs that are watched now, by the number of their handle."""
+        uuids = {}
+        for uuid, handle in self._handles.items():
+            try:
+                mask = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & (_XID | _MIG_CHANGE)
+                if not mask & _XID:
+                    self._errors.append("events_unavailable")
+                    continue
+                self._register_one(handle, mask, event_set)
+            except pynvml.NVMLError:
+                self._errors.append("events_unavailable")
+                continue
+            uuids[_number(handle)] = uuid
+        return uuids
+
+    @staticmethod
+    def _register_one(handle: Any, mask: int, event_set: Any) -> None:  # noqa: ANN401 - handles are whatever pynvml gave
+        try:
+            pynvml.nvmlDeviceRegisterEvents(handle, mask, event_set)
+        except pynvml.NVMLError:
+            if mask == _XID:
+                raise
+            # Some GPUs list the MIG event and then refuse it.
+            pynvml.nvmlDeviceRegisterEvents(handle, _XID, event_set)
+
+    def _wait(self, event_set: Any, uuids: Mapping[int, str]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        try:
+            data = pynvml.nvmlEventSetWait_v2(event_set, _WAIT_MILLISECONDS)
+        except pynvml.NVMLError as error:
+            if driver.code_of(error) != driver.TIMEOUT:
+                raise
+            # A driver that answers "timeout" without waiting must not make this a busy loop.
+            self._renewed.wait(_PAUSE_SECONDS)
+            return
+        uuid = uuids.get(_number(data.device))
+        instance = None if data.gpuInstanceId == _WHOLE_GPU else int(data.gpuInstanceId)
+        if data.eventType == _MIG_CHANGE:
+            changed = [uuid] if uuid else list(uuids.values())
+            self._events.extend(Event(uuid=one) for one in changed)
+        elif data.eventType == _XID and uuid is not None:
+            self._events.append(Event(uuid=uuid, xid=int(data.eventData), gpu_instance_id=instance))
+        else:
+            self._errors.append("events_unknown_device" if uuid is None else "events_unknown_type")
+
+
+def _number(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _emptied(queue: deque[_Item]) -> list[_Item]:
+    return [queue.popleft() for _ in range(len(queue))]

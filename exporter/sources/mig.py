@@ -1,0 +1,167 @@
+"""MIG: whether a GPU is partitioned, how it can be, and into which instances it is now."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from exporter.model import MigInstance
+from exporter.sources import driver
+
+_OLD_UUID = re.compile(r"^MIG-(?P<parent>GPU-[0-9a-fA-F-]+)/(?P<gpu_instance>\d+)/(?P<compute_instance>\d+)$")
+_FULL_COMPUTE_SLICES = 7
+_FULL_MEMORY_SLICES = 8
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How a GPU can be partitioned; zeros where it cannot."""
+
+    enabled: bool = False
+    compute_slices: int = 0
+    memory_slices: int = 0
+    memory_mib: int = 0
+    """Of the largest profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One MIG instance with the handle that is good until the instance is destroyed."""
+
+    instance: MigInstance
+    handle: Any
+    gpu_instance_slices: int
+
+    @property
+    def fills_its_gpu_instance(self) -> bool:
+        """Whether this compute instance is all of its GPU instance."""
+        return self.instance.compute_slices == self.gpu_instance_slices
+
+
+def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return whether MIG is on and how large the largest profile is.
+
+    Raises:
+        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+    """
+    try:
+        current = pynvml.nvmlDeviceGetMigMode(handle)[0]
+    except pynvml.NVMLError as error:
+        _reraise_fatal(error)
+        return Shape()
+    largest = (0, 0)
+    for profile in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=1)
+        except pynvml.NVMLError as error:
+            # Not every GPU offers every profile.
+            _reraise_fatal(error)
+            continue
+        largest = max(largest, (int(info.sliceCount), int(info.memorySizeMB)))
+    slices, memory_mib = largest
+    # The driver tells compute slices only; GPUs with 7 of them have 8 of memory, others as many as of compute.
+    memory_slices = _FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices
+    return Shape(enabled=bool(current), compute_slices=slices, memory_slices=memory_slices, memory_mib=memory_mib)
+
+
+def enabled(handle: Any) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return whether MIG is on now.
+
+    Raises:
+        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+    """
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    except pynvml.NVMLError as error:
+        _reraise_fatal(error)
+        return False
+
+
+def uuids(handle: Any) -> frozenset[str]:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return the UUIDs of all MIG instances now: a cheap way to see that the layout changed.
+
+    Raises:
+        pynvml.NVMLError: an instance vanished meanwhile, the device is lost, or the driver as a whole is gone.
+    """
+    return frozenset(str(pynvml.nvmlDeviceGetUUID(one)) for one in _handles(handle))
+
+
+def instances(handle: Any, parent_uuid: str, of: Shape) -> tuple[Found, ...]:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return every compute instance of a GPU, in the driver's order; one that vanishes meanwhile is left out.
+
+    Raises:
+        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+    """
+    result = []
+    for one in _handles(handle):
+        try:
+            result.append(_describe(one, parent_uuid, of))
+        except pynvml.NVMLError as error:
+            _reraise_fatal(error)
+    return tuple(result)
+
+
+def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, total_mib: int) -> str:
+    """Return the profile's name from its size, for drivers that do not put it into the device's name."""
+    eighths = -(-_FULL_MEMORY_SLICES * memory_mib // total_mib) if total_mib else 0
+    gigabytes = round(eighths / _FULL_MEMORY_SLICES * -(-total_mib // 1024))
+    prefix = f"{compute_slices}c." if compute_slices < instance_slices else ""
+    return f"{prefix}{instance_slices}g.{gigabytes}gb"
+
+
+def _handles(handle: Any) -> list[Any]:  # noqa: ANN401 - a handle is whatever pynvml gave
+    found: list[Any] = []
+    try:
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError as error:
+        _reraise_fatal(error)
+        return found
+    for index in range(count):
+        try:
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+        except pynvml.NVMLError as error:
+            # A hole: instances keep their index when another one is destroyed.
+            _reraise_fatal(error)
+    return found
+
+
+def _describe(handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - a handle is whatever pynvml gave
+    uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+    old = _OLD_UUID.match(uuid)
+    gpu_instance = int(old["gpu_instance"]) if old else int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
+    compute_instance = int(old["compute_instance"]) if old else int(pynvml.nvmlDeviceGetComputeInstanceId(handle))
+    attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
+    compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
+    name = driver.read_text(pynvml.nvmlDeviceGetName, handle) or ""
+    _, told, profile = name.rpartition(" MIG ")
+    if not told:
+        profile = profile_name(
+            compute_slices=compute_slices,
+            instance_slices=instance_slices,
+            memory_mib=attributes.memorySizeMB,
+            total_mib=of.memory_mib,
+        )
+    # Rounded: an instance has a little less memory than its slices, for the driver keeps some.
+    parts = round(of.memory_slices * attributes.memorySizeMB / of.memory_mib) if of.memory_mib else 0
+    return Found(
+        instance=MigInstance(
+            uuid=uuid,
+            parent_uuid=parent_uuid,
+            gpu_instance_id=gpu_instance,
+            compute_instance_id=compute_instance,
+            profile=profile,
+            compute_slices=compute_slices,
+            memory_slices=max(1, parts),
+        ),
+        handle=handle,
+        gpu_instance_slices=instance_slices,
+    )
+
+
+def _reraise_fatal(error: pynvml.NVMLError) -> None:
+    """Let through what is not about the one call: a lost device, a driver that is gone."""
+    code = driver.code_of(error)
+    if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
+        raise error

@@ -1,0 +1,282 @@
+"""Readings of all GPUs of a node through NVML, and the states of GPUs that do not answer."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from exporter.errors import SourceError
+from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
+from exporter.sources import driver, identity, nvml_fields, processes
+from exporter.sources.device import Plan
+from exporter.sources.events import EventWatch
+from exporter.sources.unit import Unit, Wanted
+
+NAME = "nvml"
+_FAILURES_BEFORE_ATTACHING_ANEW = 3
+_LONGEST_REOPEN_SECONDS = 600.0
+_NOT_THERE = frozenset({driver.INVALID_ARGUMENT, driver.NOT_FOUND, driver.GPU_NOT_FOUND})
+
+
+@dataclass(slots=True)
+class _Down:
+    """A GPU that is known and not attached."""
+
+    state: DeviceState
+    reason: str
+    look_at: float
+
+
+class NvmlSource:
+    """Owns the driver library of this process; open, sample again and again, close; may be opened again.
+
+    Args:
+        fields: What to read beside ``nvml_fields.ALWAYS``; others than NVML's are left absent.
+        retry_seconds: How long to leave a GPU alone before looking for it again.
+        reopen_seconds: How long to wait before the whole driver is opened anew because a GPU stays away; the driver
+            fixes its list of devices when it is opened. Doubles up to ten minutes while that does not help.
+        monotonic: Clock that times the samples, in seconds.
+    """
+
+    name = NAME
+
+    def __init__(
+        self,
+        fields: frozenset[Field],
+        *,
+        retry_seconds: float = 10.0,
+        reopen_seconds: float = 60.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.announce: Callable[[], None] = lambda: None
+        """Called before the driver is opened anew within a sample, which may take seconds for each GPU."""
+        self._fields = fields | nvml_fields.ALWAYS
+        self._retry_seconds = retry_seconds
+        self._first_reopen_seconds = self._reopen_seconds = reopen_seconds
+        self._monotonic = monotonic
+        self._errors: Counter[str] = Counter()
+        self._known: dict[str, Gpu] = {}
+        self._units: dict[str, Unit] = {}
+        self._down: dict[str, _Down] = {}
+        self._failures: Counter[str] = Counter()
+        self._events: EventWatch | None = None
+        self._wanted: Wanted | None = None
+        self._count_at_open = 0
+        self._unwell_since: float | None = None
+        self._counted_at: float | None = None
+        self._driver_version: str | None = None
+        self._nvml_version: str | None = None
+
+    def open(self) -> None:
+        """Open the driver and attach every GPU that answers.
+
+        Raises:
+            SourceError: there is no library, no driver, no permission, no GPU, ...; the message tells the mend.
+        """
+        driver.open_driver()
+        try:
+            self._attach_all()
+        except pynvml.NVMLError as error:
+            self.close()
+            raise driver.error_of(driver.code_of(error)) from error
+        except SourceError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the driver, so that a GPU can be reset; GPUs that were seen stay known."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        for unit in self._units.values():
+            unit.close()
+        self._units.clear()
+        self._unwell_since = None
+        driver.close_driver()
+
+    def sample(self, now: float) -> Reading:
+        """Return one reading of every GPU that was ever seen.
+
+        Args:
+            now: Unix time at the start of the sample, in seconds.
+
+        Raises:
+            SourceError: the driver as a whole is gone; close, and open again later.
+        """
+        started = self._monotonic()
+        try:
+            self._reopen_when_due(now)
+            gpus = tuple(self._read(uuid, now) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
+        except pynvml.NVMLError as error:
+            raise driver.error_of(driver.code_of(error)) from error
+        self._note_health(gpus, now)
+        xids = self._drain_events(now)
+        errors, self._errors = self._errors, Counter()
+        took = self._monotonic() - started
+        return Reading(
+            source=NAME,
+            taken_at_seconds=now + took,
+            duration_seconds=took,
+            driver_version=self._driver_version,
+            nvml_version=self._nvml_version,
+            gpus=gpus,
+            xids=xids,
+            errors=dict(errors),
+        )
+
+    def _count(self, reason: str) -> None:
+        self._errors[reason] += 1
+
+    def _attach_all(self) -> None:
+        """Attach the GPUs that are enumerated, and say of the other known ones what is wrong with them."""
+        self._driver_version = driver.read_text(pynvml.nvmlSystemGetDriverVersion)
+        self._nvml_version = driver.read_text(pynvml.nvmlSystemGetNVMLVersion)
+        self._wanted = self._wanted_of(self._driver_version)
+        self._down.clear()
+        self._failures.clear()
+        self._count_at_open = pynvml.nvmlDeviceGetCount()
+        unreadable: dict[int, str] = {}
+        for index in range(self._count_at_open):
+            try:
+                self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+            except SourceError as error:
+                unreadable[index] = error.reason
+            except pynvml.NVMLError as error:
+                if driver.code_of(error) in driver.DRIVER_GONE:
+                    raise
+                unreadable[index] = driver.reason_of(driver.code_of(error))
+        for reason in unreadable.values():
+            self._count(reason)
+        for uuid, gpu in self._known.items():
+            if uuid not in self._units:
+                reason = unreadable.get(gpu.index, "not_enumerated")
+                self._down[uuid] = _Down(state=_state_of(reason), reason=reason, look_at=-1.0)
+        if not self._known:
+            raise driver.problem(next(iter(unreadable.values()), "no_gpus"))
+        self._watch_events()
+
+    def _wanted_of(self, driver_version: str | None) -> Wanted:
+        major = (driver_version or "").split(".")[0]
+        plan = Plan(
+            getters=nvml_fields.getters(self._fields),
+            items=nvml_fields.field_values(self._fields, int(major) if major.isdigit() else 0),
+            nvlink_rate=Field.NVLINK_BANDWIDTH_TOTAL in self._fields,
+        )
+        return Wanted(fields=self._fields, plan=plan, record=processes.record_type(), count=self._count)
+
+    def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Attach one GPU; return False where it is not the expected one."""
+        gpu = identity.read(handle, index)
+        if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
+            return False
+        self._known[gpu.uuid] = gpu
+        self._units[gpu.uuid] = Unit(handle, gpu, self._wanted)
+        self._down.pop(gpu.uuid, None)
+        return True
+
+    def _watch_events(self) -> None:
+        handles = {uuid: unit.handle for uuid, unit in self._units.items()}
+        if self._events is None:
+            self._events = EventWatch(handles)
+            self._events.start()
+        else:
+            self._events.renew(handles)
+
+    def _read(self, uuid: str, now: float) -> GpuReading:
+        if uuid not in self._units:
+            self._look_for(uuid, now)
+        unit = self._units.get(uuid)
+        if unit is None:
+            down = self._down[uuid]
+            return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
+        reading = unit.sample(now)
+        if unit.out_of_date:
+            self._detach(uuid, DeviceState.FAILED, "mig_mode_changed", look_at=now)
+        elif reading.state is DeviceState.LOST:
+            self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
+        elif reading.state is DeviceState.FAILED:
+            self._failures[uuid] += 1
+            if self._failures[uuid] >= _FAILURES_BEFORE_ATTACHING_ANEW:
+                self._failures[uuid] = 0
+                self._detach(uuid, reading.state, reading.reason, look_at=now)
+        else:
+            self._failures[uuid] = 0
+        return reading
+
+    def _detach(self, uuid: str, state: DeviceState, reason: str, *, look_at: float) -> None:
+        self._units.pop(uuid).close()
+        self._down[uuid] = _Down(state=state, reason=reason, look_at=look_at)
+        self._watch_events()
+
+    def _look_for(self, uuid: str, now: float) -> None:
+        """Attach a GPU again where it answers at its place under its UUID; its handle is not to be trusted."""
+        down = self._down[uuid]
+        if down.look_at > now:
+            return
+        gpu = self._known[uuid]
+        down.look_at = now + self._retry_seconds
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.pci_bus_id)
+            if self._attach(handle, gpu.index, expected_uuid=uuid):
+                self._watch_events()
+            else:
+                down.state, down.reason = DeviceState.MISSING, "replaced"
+        except SourceError as error:
+            down.state, down.reason = DeviceState.FAILED, error.reason
+        except pynvml.NVMLError as error:
+            code = driver.code_of(error)
+            if code in driver.DRIVER_GONE:
+                raise
+            down.reason = "not_enumerated" if code in _NOT_THERE else driver.reason_of(code)
+            down.state = _state_of(down.reason)
+            self._count(driver.reason_of(code))
+
+    def _note_health(self, gpus: tuple[GpuReading, ...], now: float) -> None:
+        if all(gpu.state is DeviceState.UP for gpu in gpus):
+            self._unwell_since = None
+            self._reopen_seconds = self._first_reopen_seconds
+        elif self._unwell_since is None:
+            self._unwell_since = now
+
+    def _reopen_when_due(self, now: float) -> None:
+        """Open the driver anew where that may bring a GPU back, or where its number of devices changed."""
+        changed = False
+        if self._counted_at is None or not 0 <= now - self._counted_at < self._retry_seconds:
+            self._counted_at = now
+            changed = pynvml.nvmlDeviceGetCount() != self._count_at_open
+        unwell_since = self._unwell_since
+        waited = unwell_since is not None and now - unwell_since >= self._reopen_seconds
+        if not changed and not waited:
+            return
+        if waited:
+            self._reopen_seconds = min(2 * self._reopen_seconds, _LONGEST_REOPEN_SECONDS)
+        self.announce()
+        self.close()
+        self.open()
+
+    def _drain_events(self, now: float) -> tuple[XidEvent, ...]:
+        if self._events is None:
+            return ()
+        events, errors = self._events.drain()
+        self._errors.update(errors)
+        xids = []
+        for event in events:
+            if event.xid is not None:
+                xids.append(
+                    XidEvent(uuid=event.uuid, xid=event.xid, at_seconds=now, gpu_instance_id=event.gpu_instance_id)
+                )
+            elif event.uuid in self._units:
+                self._units[event.uuid].layout_changed()
+        return tuple(xids)
+
+
+def _state_of(reason: str) -> DeviceState:
+    states = {
+        "gpu_is_lost": DeviceState.LOST,
+        "reset_required": DeviceState.RESET_REQUIRED,
+        "not_enumerated": DeviceState.MISSING,
+    }
+    return states.get(reason, DeviceState.FAILED)

@@ -1,0 +1,219 @@
+"""Which processes use a device, how much of its memory, and how much of its time by the driver's samples."""
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from exporter.model import ProcessUse
+from exporter.sources import driver
+
+_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
+_NO_VALUE = 2**64 - 1
+_SUCCESS = 0
+_ATTEMPTS = 3
+_RETRY_SECONDS = 600.0
+_PERCENT = 100
+
+
+class _LongProcessInfo(ctypes.Structure):
+    """Record of the R535 drivers up to about 535.86: 8 bytes longer under the same function name."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("usedGpuMemory", ctypes.c_ulonglong),
+        ("gpuInstanceId", ctypes.c_uint),
+        ("computeInstanceId", ctypes.c_uint),
+        ("usedGpuCcProtectedMemory", ctypes.c_ulonglong),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One record of the driver's utilisation ring: percent, and microseconds of the driver's clock."""
+
+    pid: int
+    timestamp_us: int
+    sm: int
+    enc: int
+    dec: int
+
+
+def record_type() -> type[ctypes.Structure]:
+    """Return the layout of a process record in the library that is loaded.
+
+    Between the two symbols lie just the drivers with the long record.
+    """
+    long = driver.function("nvmlDeviceGetConfComputeMemSizeInfo") is not None
+    fixed = driver.function("nvmlDeviceGetRunningProcessDetailList") is not None
+    if long and not fixed:
+        return _LongProcessInfo
+    layout: type[ctypes.Structure] = pynvml.c_nvmlProcessInfo_v3_t
+    return layout
+
+
+def good_samples(samples: Iterable[Sample], last_us: int) -> list[Sample]:
+    """Drop what the driver left unfilled: it answers with more slots than it has samples, and with garbage in them."""
+    return [
+        one
+        for one in samples
+        if one.pid != 0
+        and one.timestamp_us > last_us
+        and 0 <= one.sm <= _PERCENT
+        and 0 <= one.enc <= _PERCENT
+        and 0 <= one.dec <= _PERCENT
+    ]
+
+
+class Poller:
+    """Processes of one GPU or MIG instance, from poll to poll.
+
+    Args:
+        handle: Of the GPU or MIG instance.
+        utilisation: Whether the driver has utilisation samples for it; it has none for MIG instances.
+        record: Layout of a process record, from ``record_type``.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(
+        self,
+        handle: Any,  # noqa: ANN401 - a handle is whatever pynvml gave
+        *,
+        utilisation: bool,
+        record: type[ctypes.Structure],
+        count: Callable[[str], None],
+    ) -> None:
+        self._handle = handle
+        self._record = record
+        self._count = count
+        self._last_us = 0
+        self._baseline = False
+        self._no_utilisation_before = -math.inf if utilisation else math.inf
+        self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
+
+    def poll(self, now: float) -> tuple[ProcessUse, ...] | None:
+        """Return the processes now; ``None`` where the driver does not tell.
+
+        A process with samples that is listed no more has ended since the last poll, and is there once more.
+
+        Raises:
+            pynvml.NVMLError: the device is lost or the driver is gone.
+        """
+        memory = self._listed(now)
+        if memory is None:
+            return None
+        samples = self._samples(now)
+        pids = dict.fromkeys(memory)
+        pids.update(dict.fromkeys(samples or ()))
+        none = Sample(pid=0, timestamp_us=0, sm=0, enc=0, dec=0)
+        result = []
+        for pid in sorted(pids):
+            use = None if samples is None else samples.get(pid, none)
+            result.append(
+                ProcessUse(
+                    pid=pid,
+                    memory_used_bytes=memory.get(pid),
+                    sm_ratio=None if use is None else use.sm / _PERCENT,
+                    enc_ratio=None if use is None else use.enc / _PERCENT,
+                    dec_ratio=None if use is None else use.dec / _PERCENT,
+                )
+            )
+        return tuple(result)
+
+    def _listed(self, now: float) -> dict[int, int | None] | None:
+        """Return memory by pid over all kinds of contexts, or ``None`` when no kind could be listed."""
+        found: dict[int, int | None] = {}
+        answered = False
+        for name in _LISTS:
+            if now < self._no_list_before[name]:
+                continue
+            try:
+                rows = self._ask_list(name)
+            except pynvml.NVMLError as error:
+                self._no_list_before[name] = self._later(error, now)
+                continue
+            answered = True
+            for pid, memory in rows:
+                # A process with both compute and graphics contexts is in two lists, with the same memory.
+                known = found.get(pid)
+                found[pid] = memory if known is None else max(known, memory or 0)
+        return found if answered else None
+
+    def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
+        call = driver.function(name)
+        if call is None:
+            raise pynvml.NVMLError(driver.FUNCTION_NOT_FOUND)
+        size = ctypes.c_uint(0)
+        code = call(self._handle, ctypes.byref(size), None)
+        for _ in range(_ATTEMPTS):
+            if code != driver.INSUFFICIENT_SIZE:
+                break
+            # Room for processes that start between the two calls.
+            size.value = size.value * 2 + 5
+            records = (self._record * size.value)()
+            code = call(self._handle, ctypes.byref(size), records)
+            if code == _SUCCESS:
+                return [
+                    (one.pid, None if one.usedGpuMemory == _NO_VALUE else one.usedGpuMemory)
+                    for one in records[: size.value]
+                    if one.pid
+                ]
+        if code != _SUCCESS:
+            raise pynvml.NVMLError(code)
+        return []
+
+    def _samples(self, now: float) -> dict[int, Sample] | None:
+        """Return the samples since the last poll by pid; ``None`` where the driver has none to give."""
+        if now < self._no_utilisation_before:
+            return None
+        try:
+            samples = good_samples(self._ask_samples(), self._last_us)
+        except pynvml.NVMLError as error:
+            self._no_utilisation_before = self._later(error, now)
+            return None
+        first = not self._baseline
+        self._baseline = True
+        self._last_us = max((one.timestamp_us for one in samples), default=self._last_us)
+        # The first answer is the whole ring, that is the mean of ten seconds nobody asked about.
+        return None if first else {one.pid: one for one in samples}
+
+    def _ask_samples(self) -> list[Sample]:
+        code = driver.NOT_SUPPORTED
+        for call in (pynvml.nvmlDeviceGetProcessesUtilizationInfo, pynvml.nvmlDeviceGetProcessUtilization):
+            for _ in range(_ATTEMPTS):
+                try:
+                    rows = call(self._handle, self._last_us)
+                except pynvml.NVMLError as error:
+                    code = driver.code_of(error)
+                    if code in (_SUCCESS, driver.NOT_FOUND):
+                        return []
+                    if code == driver.INSUFFICIENT_SIZE:
+                        # More processes since the first of the binding's two calls.
+                        continue
+                    if code in driver.UNAVAILABLE or code == driver.INVALID_ARGUMENT:
+                        # Perhaps the older call is there.
+                        break
+                    raise
+                return [
+                    Sample(pid=row.pid, timestamp_us=row.timeStamp, sm=row.smUtil, enc=row.encUtil, dec=row.decUtil)
+                    for row in rows
+                ]
+        raise pynvml.NVMLError(code)
+
+    def _later(self, error: pynvml.NVMLError, now: float) -> float:
+        """Return when to ask again, after an error of one call."""
+        code = driver.code_of(error)
+        if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
+            raise error
+        if code == driver.FUNCTION_NOT_FOUND:
+            return math.inf
+        if code != driver.NOT_SUPPORTED:
+            self._count(f"processes_{driver.reason_of(code)}")
+        return now + _RETRY_SECONDS if code in driver.UNAVAILABLE else now

@@ -1,0 +1,194 @@
+"""One attached GPU with all that is read of it: numbers, engines, MIG instances, processes."""
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
+from exporter.sources import driver, gpm, mig, nvml_fields
+from exporter.sources.device import Device, Plan
+from exporter.sources.processes import Poller
+
+_PROCESS_SECONDS = 1.9
+"""A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
+_LAYOUT_SECONDS = 4.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is read of every GPU of this driver."""
+
+    fields: frozenset[Field]
+    plan: Plan
+    record: type[ctypes.Structure]
+    """Layout of a process record in the loaded library."""
+    count: Callable[[str], None]
+    """Called with the reason of everything that goes wrong."""
+
+
+class _Instance:
+    """One MIG instance and what is kept of it between samples."""
+
+    def __init__(self, found: mig.Found, parent: Any, wanted: Wanted, *, has_gpm: bool) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        self.found = found
+        self.processes: tuple[ProcessUse, ...] | None = None
+        self._fields = wanted.fields
+        self._memory_before = -math.inf
+        self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
+        level = gpm.Level.GPU_INSTANCE if found.fills_its_gpu_instance else gpm.Level.COMPUTE_INSTANCE
+        fields = gpm.fields_at(level, wanted.fields) if has_gpm else {}
+        gpu_instance_id = found.instance.gpu_instance_id
+
+        def take(sample: Any) -> None:  # noqa: ANN401 - a GPM sample is whatever pynvml gave
+            if level is gpm.Level.GPU_INSTANCE:
+                pynvml.nvmlGpmMigSampleGet(parent, gpu_instance_id, sample)
+            else:
+                pynvml.nvmlGpmSampleGet(found.handle, sample)
+
+        self.sampler = gpm.Sampler(take, fields, wanted.count)
+
+    def read(self, now: float, *, poll: bool) -> MigReading:
+        values: dict[Field, int | float] = {}
+        told = zip(nvml_fields.MEMORY_FIELDS, nvml_fields.memory(self.found.handle), strict=True)
+        values.update({field: value for field, value in told if value is not None and field in self._fields})
+        values.update(self.sampler.sample(now))
+        if poll:
+            self.processes = self.poller.poll(now)
+        return MigReading(instance=self.found.instance, values=values, processes=self.processes)
+
+
+class Unit:
+    """One GPU from attaching to losing it; never used after the driver was shut down.
+
+    Args:
+        handle: Of this GPU, in the present generation of the driver.
+        gpu: Its identity.
+        wanted: What to read.
+    """
+
+    def __init__(self, handle: Any, gpu: Gpu, wanted: Wanted) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        self.handle = handle
+        self.gpu = gpu
+        self.out_of_date = False
+        """Set when MIG was switched on or off, so that the GPU has to be attached anew."""
+        self._wanted = wanted
+        self._device = Device(handle, wanted.plan, wanted.count)
+        self._has_gpm = gpm.supported(handle)
+        self._sampler = gpm.Sampler(
+            lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
+            gpm.fields_at(gpm.Level.GPU, wanted.fields) if self._has_gpm else {},
+            wanted.count,
+        )
+        # Of a partitioned GPU only the instances say who uses them.
+        self._poller = (
+            None if gpu.mig_enabled else Poller(handle, utilisation=True, record=wanted.record, count=wanted.count)
+        )
+        self._processes: tuple[ProcessUse, ...] | None = None
+        self._polled_at = -math.inf
+        self._instances: tuple[_Instance, ...] = ()
+        self._layout: frozenset[str] | None = None
+        self._layout_at = -math.inf
+
+    def layout_changed(self) -> None:
+        """Look at the MIG layout again at the next sample, though its time has not come."""
+        self._layout_at = -math.inf
+
+    def sample(self, now: float) -> GpuReading:
+        """Return everything that the GPU tells now, and its state.
+
+        Raises:
+            pynvml.NVMLError: the driver as a whole is gone.
+        """
+        outcome = self._device.read(now)
+        if driver.GPU_IS_LOST in outcome.codes:
+            return self._down(DeviceState.LOST, driver.GPU_IS_LOST)
+        needs_reset = driver.RESET_REQUIRED in outcome.codes
+        if outcome.silent:
+            code = outcome.codes[0] if outcome.codes else driver.NOT_SUPPORTED
+            state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
+            return self._down(state, driver.RESET_REQUIRED if needs_reset else code)
+        try:
+            values = {**self._own(outcome.values), **self._sampler.sample(now)}
+            poll = not 0 <= now - self._polled_at < _PROCESS_SECONDS
+            if poll:
+                self._polled_at = now
+                self._processes = None if self._poller is None else self._poller.poll(now)
+            self._follow_layout(now)
+            instances = self._read_instances(now, poll=poll)
+        except pynvml.NVMLError as error:
+            if driver.code_of(error) != driver.GPU_IS_LOST:
+                raise
+            self._wanted.count(driver.reason_of(driver.GPU_IS_LOST))
+            return self._down(DeviceState.LOST, driver.GPU_IS_LOST)
+        return GpuReading(
+            gpu=self.gpu,
+            state=DeviceState.RESET_REQUIRED if needs_reset else DeviceState.UP,
+            reason=driver.reason_of(driver.RESET_REQUIRED) if needs_reset else "",
+            values=values,
+            instances=instances,
+            processes=self._processes,
+        )
+
+    def close(self) -> None:
+        """Free what the driver holds for this GPU; to be called before the driver is shut down."""
+        self._sampler.close()
+        self._drop_instances()
+
+    def _own(self, values: Mapping[Field, int | float]) -> dict[Field, int | float]:
+        """Leave out what came along with a wanted field in the same call."""
+        return {field: value for field, value in values.items() if field in self._wanted.fields}
+
+    def _down(self, state: DeviceState, code: int) -> GpuReading:
+        return GpuReading(gpu=self.gpu, state=state, reason=driver.reason_of(code))
+
+    def _follow_layout(self, now: float) -> None:
+        """See whether MIG was switched, or its instances are others than before."""
+        if 0 <= now - self._layout_at < _LAYOUT_SECONDS:
+            return
+        self._layout_at = now
+        if mig.enabled(self.handle) != self.gpu.mig_enabled:
+            self.out_of_date = True
+            return
+        if not self.gpu.mig_enabled:
+            self._layout = frozenset()
+            return
+        try:
+            layout = mig.uuids(self.handle)
+        except pynvml.NVMLError as error:
+            self._rethrow_fatal(error)
+            self.layout_changed()
+            return
+        if layout != self._layout:
+            self._drop_instances()
+            found = mig.instances(self.handle, self.gpu.uuid, mig.shape(self.handle))
+            self._instances = tuple(_Instance(one, self.handle, self._wanted, has_gpm=self._has_gpm) for one in found)
+            self._layout = frozenset(one.instance.uuid for one in found)
+            self._polled_at = -math.inf
+
+    def _read_instances(self, now: float, *, poll: bool) -> tuple[MigReading, ...]:
+        readings = []
+        for one in self._instances:
+            try:
+                readings.append(one.read(now, poll=poll or one.processes is None))
+            except pynvml.NVMLError as error:
+                # Its handle died with it: the layout changed since we looked.
+                self._rethrow_fatal(error)
+                self._wanted.count(f"mig_{driver.reason_of(driver.code_of(error))}")
+                self.layout_changed()
+        return tuple(readings)
+
+    def _drop_instances(self) -> None:
+        for one in self._instances:
+            one.sampler.close()
+        self._instances = ()
+        self._layout = None
+
+    @staticmethod
+    def _rethrow_fatal(error: pynvml.NVMLError) -> None:
+        code = driver.code_of(error)
+        if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
+            raise error

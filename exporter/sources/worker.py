@@ -1,0 +1,309 @@
+"""The parent's side of a source: keeps a child process alive, kills it when it hangs, and never blocks."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from exporter.errors import SourceError
+from exporter.model import Field, Reading, SourceState, SourceStatus
+from exporter.sources import wire
+
+_LINE_LIMIT_BYTES = 8 * 2**20
+_KEPT_READINGS = 600
+_GRACE_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS = 1.0
+_LONGEST_BACKOFF_SECONDS = 30.0
+_SETTLED_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+_STUCK_LIMIT = 3
+
+_log = logging.getLogger("exporter.sources.worker")
+
+
+def nvml_command(interval_seconds: float, fields: Iterable[Field]) -> tuple[str, ...]:
+    """Return the command line of the child that owns NVML.
+
+    Args:
+        interval_seconds: Time between samples.
+        fields: What to read beside what is always read.
+    """
+    ids = ",".join(str(int(field)) for field in sorted(fields))
+    return (sys.executable, "-m", "exporter.sources.child", "--interval", str(interval_seconds), "--fields", ids)
+
+
+class Worker:
+    """One source in a child process.
+
+    Args:
+        name: Of the source; the status carries it.
+        command: Program and arguments of the child, which writes wire lines to its standard output.
+        interval_seconds: Time between the child's samples, told in messages.
+        deadline_seconds: How long a child that has read once may be silent before it is killed.
+        start_deadline_seconds: How long it may be silent while it opens the driver.
+        env: Environment of the child in addition to this process's own.
+        clock: Unix time in seconds; ``released_until`` is in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: Sequence[str],
+        interval_seconds: float,
+        deadline_seconds: float = 10.0,
+        start_deadline_seconds: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._command = tuple(command)
+        self._deadline_seconds = max(deadline_seconds, 3 * interval_seconds)
+        self._start_deadline_seconds = start_deadline_seconds
+        self._env = None if env is None else {**os.environ, **env}
+        self._clock = clock
+        self._readings: deque[Reading] = deque(maxlen=_KEPT_READINGS)
+        self._errors: Counter[str] = Counter()
+        self._process: asyncio.subprocess.Process | None = None
+        self._patience: asyncio.Timeout | None = None
+        self._stuck: set[asyncio.Task[int]] = set()
+        self._backoff_seconds = 0.0
+        self._heard = False
+        self._failure = ""
+        self._told_to_go = False
+        self._released_until: float | None = None
+        self._release_asked = asyncio.Event()
+        self._status = SourceStatus(name=name, state=SourceState.STARTING)
+
+    @property
+    def status(self) -> SourceStatus:
+        """How the source is doing now."""
+        return self._status
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts since start by reason; what readings count themselves is not in here.
+
+        ``hung``, ``died``, ``garbled``, ``unkillable``, ``dropped``, ``not_started``, and the reasons for which
+        the source said that it failed.
+        """
+        return dict(self._errors)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child that is working now."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def released_until(self) -> float | None:
+        """Unix time until which the driver is left alone; ``None`` when it is not."""
+        until = self._released_until
+        if until is None or until <= self._clock():
+            return None
+        return until
+
+    def _is_released(self) -> bool:
+        return self.released_until is not None
+
+    def take(self) -> tuple[Reading, ...]:
+        """Return the readings since the last call, oldest first."""
+        return tuple(self._readings.popleft() for _ in range(len(self._readings)))
+
+    def release(self, seconds: float) -> None:
+        """Close the driver for a time, so that a GPU can be reset or the driver replaced; 0 ends that time now."""
+        self._released_until = self._clock() + seconds
+        if seconds <= 0:
+            return
+        self._release_asked.set()
+        if self._process is not None:
+            self._told_to_go = True
+            self._signal(self._process, signal.SIGTERM)
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time() + _GRACE_SECONDS)
+
+    async def run(self) -> None:
+        """Keep the source going until cancelled; the child is dead when this returns."""
+        while True:
+            await self._stay_released()
+            started = asyncio.get_running_loop().time()
+            await self._live_once()
+            if self._is_released():
+                self._backoff_seconds = 0.0
+                continue
+            self._status = replace(self._status, restarts=self._status.restarts + 1)
+            await self._back_off(asyncio.get_running_loop().time() - started)
+
+    async def _stay_released(self) -> None:
+        if not self._is_released():
+            return
+        self._set(
+            SourceState.RELEASED,
+            "released",
+            "the driver is closed on request, for a GPU reset or a driver upgrade; it opens again by itself",
+        )
+        while self._is_released():  # noqa: ASYNC110 - the clock is an argument, only looking tells
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._set(SourceState.STARTING)
+
+    async def _back_off(self, lived_seconds: float) -> None:
+        """Wait before the next child: not at all after a long life, ever longer when they fail one after another."""
+        if self._heard and lived_seconds >= _SETTLED_SECONDS:
+            self._backoff_seconds = 0.0
+        seconds = self._backoff_seconds
+        self._backoff_seconds = min(max(2 * seconds, _FIRST_BACKOFF_SECONDS), _LONGEST_BACKOFF_SECONDS)
+        self._release_asked.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._release_asked.wait()
+        while len(self._stuck) >= _STUCK_LIMIT:  # noqa: ASYNC110 - ends when any of several tasks does, rarely
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _live_once(self) -> None:
+        """Start a child, listen to it until it ends or hangs, and see that it is gone."""
+        self._heard = self._told_to_go = False
+        self._failure = ""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=_LINE_LIMIT_BYTES,
+                env=self._env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._errors["not_started"] += 1
+            message = f"the source's process could not be started: {error.strerror}: {self._command[0]}"
+            self._set(SourceState.FAILED, "not_started", message)
+            return
+        relay = asyncio.create_task(_relay_log(self._process))
+        silent = ended = False
+        try:
+            if not self._is_released():
+                await self._listen(self._process)
+                ended = True
+        except TimeoutError:
+            silent = True
+        finally:
+            process, self._process = self._process, None
+            code = await self._bury(process, at_once=not ended)
+            relay.cancel()
+        if not self._told_to_go and not self._is_released():
+            self._note_end(code, hung=silent)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Take in what the child says until it ends.
+
+        Raises:
+            TimeoutError: it was silent for too long.
+        """
+        async with asyncio.timeout(self._start_deadline_seconds) as patience:
+            self._patience = patience
+            try:
+                async for message in self._messages(process):
+                    self._take_in(message)
+                    if not self._told_to_go:
+                        working = isinstance(message, Reading)
+                        seconds = self._deadline_seconds if working else self._start_deadline_seconds
+                        patience.reschedule(asyncio.get_running_loop().time() + seconds)
+            finally:
+                self._patience = None
+
+    async def _messages(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading | SourceStatus]:
+        if process.stdout is None:
+            return
+        while True:
+            try:
+                line = await process.stdout.readline()
+                if not line:
+                    return
+                yield wire.decode(line)
+            except (SourceError, ValueError) as error:
+                # ValueError: the stream's, for a line without end.
+                self._errors["garbled"] += 1
+                _log.warning("garbled: %s", error)
+
+    def _take_in(self, message: Reading | SourceStatus) -> None:
+        if isinstance(message, Reading):
+            self._heard, self._failure = True, ""
+            if len(self._readings) == _KEPT_READINGS:
+                self._errors["dropped"] += 1
+            self._readings.append(message)
+            if not self._told_to_go:
+                self._set(SourceState.UP)
+        elif message.state is not SourceState.STARTING and not self._told_to_go:
+            # Starting again after a failure: until that has worked, the failure is what there is to tell.
+            if message.reason != self._failure:
+                self._errors[message.reason] += 1
+            self._failure = message.reason
+            self._set(message.state, message.reason, message.message)
+
+    def _note_end(self, code: int | None, *, hung: bool) -> None:
+        if hung:
+            self._errors["hung"] += 1
+            seconds = self._deadline_seconds if self._heard else self._start_deadline_seconds
+            message = (
+                f"the driver did not answer for {seconds:g} seconds; its process was killed and another one is started;"
+                " see dmesg for NVRM and Xid lines"
+            )
+            self._set(SourceState.HUNG, "hung", message)
+        elif not self._failure:
+            # A child that said why it fails, and ended, has failed; it did not die.
+            self._errors["died"] += 1
+            how = "cannot be killed" if code is None else _how_it_ended(code)
+            self._set(SourceState.DIED, "died", f"the source's process {how}; another one is started")
+
+    async def _bury(self, process: asyncio.subprocess.Process, *, at_once: bool) -> int | None:
+        """Wait until a child is gone, killing it when it does not go; ``None`` where it cannot be killed."""
+        if not at_once and process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(process.wait(), _GRACE_SECONDS)
+        self._signal(process, signal.SIGKILL)
+        waiting = asyncio.create_task(process.wait())
+        done, _ = await asyncio.wait({waiting}, timeout=_GRACE_SECONDS)
+        if done:
+            return waiting.result()
+        # In the kernel, where no signal reaches it: leave it behind, its death is noticed whenever it comes.
+        self._errors["unkillable"] += 1
+        _log.warning("process %d cannot be killed: it is stuck in the driver", process.pid)
+        self._stuck.add(waiting)
+        waiting.add_done_callback(self._stuck.discard)
+        return None
+
+    def _signal(self, process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        # The child leads a group of its own, so that nothing it started stays behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    def _set(self, state: SourceState, reason: str = "", message: str = "") -> None:
+        if (state, reason) != (self._status.state, self._status.reason):
+            _log.info("source %s is %s%s", self._status.name, state, f": {message}" if message else "")
+        self._status = replace(self._status, state=state, reason=reason, message=message)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended by itself with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+async def _relay_log(process: asyncio.subprocess.Process) -> None:
+    """Pass on what the child, or a library in it, writes to standard error."""
+    if process.stderr is None:
+        return
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        _log.info("child %d: %s", process.pid, line.decode("utf-8", "replace").rstrip())
