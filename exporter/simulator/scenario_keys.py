@@ -49,7 +49,7 @@ class Section:
         if isinstance(item.value, Mapping):
             self._values = item.value
         else:
-            problems.add(item.line, f"{path}: is {_told(item)}; allowed: keys with values")
+            problems.add(item.line, f"{path or 'the file'}: is {_told(item)}; allowed: keys with values")
 
     def _name(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key

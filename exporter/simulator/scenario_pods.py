@@ -186,7 +186,7 @@ def _check_conflicts(places: Sequence[tuple[Section, PodPlan]], gpus: Sequence[G
         for claim in (claim for container in pod.containers for claim in container.claims):
             for number in claim.replicas or (0,):
                 slot = (claim.gpu, claim.instance, number)
-                others = [other for other in taken[slot] if other is not pod and _overlap(other.window, pod.window)]
+                others = [other for other in taken[slot] if other is pod or _overlap(other.window, pod.window)]
                 if others:
                     what = f"GPU {claim.gpu}" + (f" MIG {claim.instance}" if claim.instance is not None else "")
                     what += f" replica {number}" if gpus[claim.gpu].replicas > 1 else ""

@@ -1,0 +1,232 @@
+"""Scenarios as ground truth: pure, exact in their integrals, and like the hardware that they stand for."""
+
+import math
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.attribution import cgroup
+from exporter.errors import ConfigError
+from exporter.model import Field
+from exporter.simulator import scenario
+from exporter.simulator.mig_layout import LayoutError, place
+from exporter.simulator.models import MIB, MODELS, instance_memory_bytes
+from exporter.simulator.profiles import IdleAfter, Ramp, Signal, Sine, Square, Steady, Steps, noise
+from exporter.simulator.truth import Fault
+
+LEVEL = st.floats(0.0, 1.0)
+SECONDS = st.floats(0.5, 1000.0)
+
+SIGNALS = st.one_of(
+    st.builds(lambda level: Steady(level=level), LEVEL),
+    st.builds(
+        lambda high, low, period, duty, phase: Square(
+            high=high, low=low, period_seconds=period, duty=duty, phase_seconds=phase
+        ),
+        LEVEL,
+        LEVEL,
+        SECONDS,
+        LEVEL,
+        SECONDS,
+    ),
+    st.builds(
+        lambda part, period, phase: Sine(mean=0.5, amplitude=part / 2, period_seconds=period, phase_seconds=phase),
+        LEVEL,
+        SECONDS,
+        SECONDS,
+    ),
+    st.builds(lambda first, last, seconds: Ramp(first=first, last=last, seconds=seconds), LEVEL, LEVEL, SECONDS),
+    st.builds(
+        lambda times, level: Steps(points=tuple((at, level * (n % 2)) for n, at in enumerate(sorted(times)))),
+        st.lists(st.floats(0.0, 500.0), min_size=1, max_size=5),
+        LEVEL,
+    ),
+    st.builds(lambda seed, slot: noise(low=0.1, high=0.9, slot_seconds=slot, seed=seed), st.text(), SECONDS),
+)
+
+
+def summed(signal: Signal, start: float, end: float, parts: int = 4000) -> float:
+    step = (end - start) / parts
+    return math.fsum(signal.value(start + (n + 0.5) * step) for n in range(parts)) * step
+
+
+@given(SIGNALS, st.floats(0.0, 2000.0), st.floats(0.1, 60.0))
+def test_the_integral_of_every_form_is_the_area_under_its_values(signal: Signal, start: float, width: float) -> None:
+    exact = signal.integral(start + width) - signal.integral(start)
+    assert exact == pytest.approx(summed(signal, start, start + width), abs=width * 2e-3 + 1e-6)
+
+
+@given(SIGNALS, st.floats(0.0, 5000.0))
+def test_no_form_leaves_0_to_1_or_passes_its_peak(signal: Signal, t: float) -> None:
+    assert 0.0 <= signal.value(t) <= min(1.0, signal.peak + 1e-12)
+
+
+@given(SIGNALS, SECONDS, st.floats(0.0, 3000.0))
+def test_after_idle_after_nothing_is_added(signal: Signal, after: float, more: float) -> None:
+    idle = IdleAfter(signal=signal, seconds=after)
+    assert idle.value(after + more) == 0.0
+    assert idle.integral(after + more) == idle.integral(after)
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+def test_a_shipped_scenario_gives_the_same_truth_whenever_and_whoever_asks(name: str) -> None:
+    one, other = scenario.load(name), scenario.load(name)
+    assert one.at(777.7) == other.at(777.7)
+    other.at(3.0)
+    assert one.at(777.7) == other.at(777.7)
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+@given(t=st.floats(0.0, 20_000.0))
+def test_holders_parts_never_pass_their_device_or_their_gpu(name: str, t: float) -> None:
+    truth = _LOADED[name].at(t)
+    for gpu in truth.gpus:
+        devices = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
+        holders = [holder for holder in truth.holders if holder.device_uuid in devices]
+        assert sum(holder.share_ratio for holder in holders) <= 1 + 1e-12
+        for device, load in [(gpu.uuid, gpu.load), *((i.uuid, i.load) for i in gpu.instances)]:
+            parts = sum(holder.activity_ratio for holder in holders if holder.device_uuid == device)
+            compute = load.engine if gpu.model.gpm else load.utilisation
+            busiest = max(compute, load.encode, load.decode, load.jpeg, load.optical_flow)
+            assert parts <= busiest + 1e-9
+            assert max(busiest, load.sm, load.dram) <= 1.0
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+@given(t=st.floats(0.0, 5000.0), dt=st.floats(0.5, 400.0))
+def test_integrals_and_energy_only_grow_and_never_faster_than_the_hardware_can(name: str, t: float, dt: float) -> None:
+    before, after = _LOADED[name].at(t), _LOADED[name].at(t + dt)
+    for old, new in zip(before.gpus, after.gpus, strict=True):
+        assert -1e-9 <= new.load_integral.engine - old.load_integral.engine <= dt + 1e-6
+        energy = new.energy_joules - old.energy_joules
+        assert old.model.idle_watts * dt - 1e-3 <= energy <= old.model.power_limit_watts * dt + 1e-3
+        for was, now in zip(old.instances, new.instances, strict=True):
+            assert -1e-9 <= now.load_integral.engine - was.load_integral.engine <= dt + 1e-6
+
+
+def test_the_mean_of_a_window_follows_from_two_integrals_also_across_pods_that_come_and_go() -> None:
+    loaded = scenario.load("chaos")
+    start, end = 3.0, 50.0
+    instance = [loaded.at(t).gpus[2].instances[1] for t in (start, end)]
+    exact = instance[1].load_integral.engine - instance[0].load_integral.engine
+    # short runs 5-12, 20-27, 35-42 at 0.9, and begins again at 50.
+    assert exact == pytest.approx(3 * 7 * 0.9)
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+@given(t=st.floats(0.0, 5000.0))
+def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: float) -> None:
+    truth = _LOADED[name].at(t)
+    processes = [p for gpu in truth.gpus for part in (gpu, *gpu.instances) for p in part.processes]
+    assert len({process.pid for process in processes}) == len(processes)
+    for process in processes:
+        found = cgroup.pod_of(process.cgroup)
+        assert (found[0] if found else "") == process.pod_uid
+
+
+def test_a_pods_processes_keep_their_pids_while_it_lives() -> None:
+    pids = [{p.pid for p in _LOADED["demo"].at(t).gpus[2].processes} for t in (0.0, 60.0, 9000.0)]
+    assert pids[0] == pids[1] == pids[2]
+    assert len(pids[0]) == 2
+
+
+def test_a_pod_that_comes_again_is_another_pod_with_other_pids() -> None:
+    first, second = ([*_LOADED["t4-timeslicing"].at(t).gpus[1].processes] for t in (30.0, 150.0))
+    uids = [{p.pod_uid for p in processes if p.pod.startswith("thumbnails")} for processes in (first, second)]
+    assert len(uids[0]) == len(uids[1]) == 1
+    assert uids[0] != uids[1]
+
+
+def test_processes_can_outlive_their_pod_and_then_belong_to_no_holder() -> None:
+    truth = _LOADED["t4-timeslicing"].at(75.0)
+    assert any(process.pod.startswith("thumbnails") for process in truth.gpus[1].processes)
+    assert not any(holder.pod.startswith("thumbnails") for holder in truth.holders)
+
+
+def test_the_demo_has_what_the_documentation_promises() -> None:
+    truth = _LOADED["demo"].at(100.0)
+    held = {holder.device_uuid for holder in truth.holders}
+    notebook = next(holder for holder in truth.holders if holder.pod == "jupyter-mkowalski")
+    assert len(truth.gpus) == 8
+    assert notebook.activity_ratio == 0.0
+    assert _LOADED["demo"].at(10.0).gpus[3].load.engine > 0.5
+    assert [gpu.index for gpu in truth.gpus if gpu.mig_enabled] == [4, 5]
+    assert truth.gpus[7].uuid not in held
+    assert truth.gpus[7].load.engine == 0.0
+    shared = [holder for holder in truth.holders if holder.device_uuid == truth.gpus[6].uuid]
+    assert [holder.device_ids[0].rpartition("::")[2] for holder in shared] == ["0", "1", "2"]
+
+
+def test_the_demos_gpu_fails_with_xid_79_and_returns() -> None:
+    demo = _LOADED["demo"]
+    faults = [demo.at(t).gpus[1].fault for t in (179.0, 180.0, 239.0, 240.0, 781.0)]
+    assert faults == [None, Fault.GPU_LOST, Fault.GPU_LOST, None, Fault.GPU_LOST]
+    assert demo.at(781.0).gpus[1].xids == ((180.0, 79), (780.0, 79))
+    lost = demo.at(200.0)
+    assert lost.gpus[1].uuid not in lost.allocatable["nvidia.com/gpu"]
+
+
+def test_chaos_shows_every_fault_and_health_between_them() -> None:
+    seen: set[Fault] = set()
+    healthy = 0
+    for t in range(0, 660, 5):
+        truth = _LOADED["chaos"].at(float(t))
+        now = {gpu.fault for gpu in truth.gpus if gpu.fault} | set(truth.faults)
+        seen |= now
+        healthy += not now
+    assert seen == set(Fault)
+    assert healthy > 40
+
+
+def test_mig_instances_sit_and_are_numbered_as_recorded_on_a_real_h100() -> None:
+    placed = place(MODELS["h100"], ["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"])
+    assert [(p.start, p.gpu_instance_id) for p in placed] == [(4, 2), (0, 3), (2, 9), (3, 10)]
+    assert [instance_memory_bytes(MODELS["h100"], p.memory_slices) // MIB for p in placed] == [40448, 20096, 9984, 9984]
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS.values() if model.mig_profiles])
+@given(data=st.data())
+def test_instances_of_a_layout_that_is_accepted_never_overlap(model: object, data: st.DataObject) -> None:
+    spec = next(m for m in MODELS.values() if m is model)
+    wanted = data.draw(st.lists(st.sampled_from(sorted(spec.mig_profiles)), max_size=8))
+    try:
+        placed = place(spec, wanted)
+    except LayoutError as error:
+        assert re.search("does not fit", str(error))  # noqa: PT017 - refusing is one of two right outcomes
+        return
+    spans = sorted((p.start, p.start + p.memory_slices) for p in placed)
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    assert sum(p.compute_slices for p in placed) <= spec.compute_slices
+    assert len({p.gpu_instance_id for p in placed}) == len(placed)
+
+
+@pytest.mark.parametrize(("profiles", "fits"), [(["3g.40gb", "3g.40gb"], True), (["4g.40gb", "4g.40gb"], False)])
+def test_two_thirds_fit_and_two_halves_of_four_slices_do_not(profiles: list[str], fits: bool) -> None:  # noqa: FBT001 - a table
+    if fits:
+        assert len(place(MODELS["h100"], profiles)) == 2
+    else:
+        with pytest.raises(LayoutError, match="3 of 7 compute"):
+            place(MODELS["h100"], profiles)
+
+
+def test_what_a_partitioned_board_no_longer_tells_is_not_told() -> None:
+    board = _LOADED["capture-h100-mig"].at(100.0).gpus[0]
+    assert board.overrides[Field.GPU_UTIL] is None
+    assert board.overrides[Field.FB_USED] == 11125
+    assert _LOADED["capture-h100-mig"].at(10.0).gpus[0].overrides[Field.FB_USED] == 59
+
+
+def test_a_misspelt_shipped_scenario_is_met_with_the_right_name() -> None:
+    with pytest.raises(ConfigError, match=r"'dmeo'.*did you mean 'demo'.*a100-mig"):
+        scenario.load("dmeo")
+
+
+def test_a_scenario_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere/x\.yaml: cannot be read: No such file"):
+        scenario.load("nowhere/x.yaml")
+
+
+_LOADED = {name: scenario.load(name) for name in scenario.shipped()}
