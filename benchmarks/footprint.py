@@ -29,23 +29,26 @@ class Cpu:
     """Nanosecond counters of the living threads; an ended thread takes its time along."""
     ticks_seconds: float
     """Hundredths of a second, ended threads included."""
+    rounding_seconds: float
+    """How far the second counter may lag by rounding."""
 
 
 def cpu(pids: Iterable[int]) -> Cpu:
     """Read both counters of the processes; one that is gone counts 0."""
-    exact = ticks = 0.0
+    exact = ticks = rounding = 0.0
     for pid in pids:
+        rounding += 1 / _TICKS_PER_SECOND
         fields = _stat(pid)
         ticks += (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if fields else 0.0
         exact += sum(_nanoseconds(path) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-    return Cpu(exact_seconds=exact, ticks_seconds=ticks)
+    return Cpu(exact_seconds=exact, ticks_seconds=ticks, rounding_seconds=rounding)
 
 
 def spent_seconds(before: Cpu, after: Cpu) -> float:
-    """Return the CPU time between two readings: the exact one, unless an ended thread or the kernel spoilt it."""
+    """Return the CPU time between two readings: the exact one, unless it misses what ended threads used."""
     exact = after.exact_seconds - before.exact_seconds
     ticks = after.ticks_seconds - before.ticks_seconds
-    return exact if abs(exact - ticks) <= 0.05 + 0.1 * ticks else ticks
+    return exact if exact >= ticks - before.rounding_seconds else ticks
 
 
 def pss_bytes(pid: int) -> int:
