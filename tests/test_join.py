@@ -191,6 +191,22 @@ def test_replicas_of_one_container_are_one_holder_with_a_count() -> None:
     assert (second.replicas, second.share_ratio, second.share_estimated) == (1, 0.25, False)
 
 
+def test_a_container_that_has_one_gpu_by_two_resources_is_one_holder() -> None:
+    both = ContainerAllocation(
+        namespace="ml",
+        pod="a",
+        container="main",
+        devices=(
+            DeviceIds(resource="nvidia.com/gpu", ids=(f"{gpu_uuid(0)}::0",)),
+            DeviceIds(resource="nvidia.com/gpu.shared", ids=(f"{gpu_uuid(0)}::0",)),
+        ),
+    )
+    ids = [f"{gpu_uuid(0)}::{number}" for number in range(4)]
+    attribution = join([both], [gpu(0)], allocatable={"nvidia.com/gpu": ids, "nvidia.com/gpu.shared": ids})
+    holder = only(attribution, gpu_uuid(0))
+    assert (holder.resource, holder.replicas, holder.share_ratio) == ("nvidia.com/gpu", 2, 0.5)
+
+
 def test_without_advertised_replicas_the_share_is_estimated_from_the_numbers_seen() -> None:
     attribution = join([held("a", f"{gpu_uuid(0)}::3")], [gpu(0)])
     assert only(attribution, gpu_uuid(0)).share_ratio == 0.25
@@ -352,7 +368,7 @@ def nodes(
     ids = st.lists(st.tuples(bases, suffixes).map("".join), max_size=4)
     resources = st.sampled_from(["nvidia.com/gpu", "nvidia.com/gpu.shared", "k8s.amazonaws.com/vgpu"])
     containers = [
-        held(draw(st.sampled_from("abc")), *draw(ids), resource=draw(resources), container=f"c{number}")
+        held(draw(st.sampled_from("abc")), *draw(ids), resource=draw(resources), container=f"c{number % 2}")
         for number in range(draw(st.integers(0, 6)))
     ] + draw(
         st.lists(st.sampled_from("abc").map(lambda pod: claimed(pod, "gpu-0", "gpu-1-mig-1g10gb-19-0")), max_size=3)
@@ -373,6 +389,7 @@ def test_shares_of_one_gpu_never_sum_to_more_than_it_and_no_holder_is_invented(
     for uuid, holders in attribution.holders.items():
         assert uuid in parents
         assert holders
+        assert len({(h.namespace, h.pod, h.container) for h in holders}) == len(holders)
         assert sum(holder.device_share_ratio for holder in holders) <= 1 + 1e-12
         for holder in holders:
             assert holder.device_uuid == uuid

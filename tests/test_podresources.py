@@ -164,7 +164,7 @@ async def test_no_socket_is_said_with_what_to_do(client: KubeletClient, path: Pa
     assert error.reason == "no_socket"
     assert "mount the directory" in str(error)
     path.parent.mkdir()
-    assert "is the kubelet running" in str(await failure(client))
+    assert "start the kubelet" in str(await failure(client))
 
 
 async def test_a_socket_that_is_a_file_is_said(client: KubeletClient, path: Path) -> None:

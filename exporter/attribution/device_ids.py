@@ -7,6 +7,7 @@ AliCloud, Tencent: the truth is in a pod annotation) the answer says so instead 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 GPU_DRA_DRIVER = "gpu.nvidia.com"
 
@@ -73,6 +74,7 @@ class ParsedId:
 _UNKNOWN = ParsedId(kind=IdKind.UNKNOWN, reason="unknown_form")
 
 
+@lru_cache(maxsize=4096)
 def parse(resource: str, device_id: str) -> ParsedId:
     """Take a device-plugin id apart.
 
@@ -83,6 +85,7 @@ def parse(resource: str, device_id: str) -> ParsedId:
     Returns:
         What the id says; ``IdKind.UNKNOWN`` with a reason for anything else. Never raises.
     """
+    # Remembered, as the same few ids are asked for with every sample.
     if resource.startswith(_ANNOTATED_RESOURCES):
         named = _PLACEHOLDER.fullmatch(device_id)
         return _needs_annotation(f"GPU-{named['uuid'].lower()}" if named else None)

@@ -117,7 +117,7 @@ class KubeletClient:
             raise AttributionError(
                 "garbage",
                 f"kubelet answered {len(raw)} bytes on {self._path} that are no pod-resources v1 message;"
-                f" {MEND_PATH}, and the kubelet be 1.20 or newer",
+                f" {MEND_PATH} of a kubelet of 1.20 or newer",
             ) from error
         return message
 

@@ -78,26 +78,26 @@ def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[P
         counts: As ``replica_counts`` made them.
 
     Returns:
-        One part per container and resource; the ratios sum to at most 1.
+        One part per container, whatever resources it holds the device by; the ratios sum to at most 1.
     """
-    grouped: dict[tuple[tuple[str, str, str], str, str], list[Claim]] = {}
+    grouped: dict[tuple[str, str, str], list[Claim]] = {}
     for claim in claims:
-        grouped.setdefault((claim.holder, claim.resource, claim.source), []).append(claim)
-    weights = {key: _weight(uuid, group, counts) for key, group in grouped.items()}
+        grouped.setdefault(claim.holder, []).append(claim)
+    weights = {holder: _weight(uuid, group, counts) for holder, group in grouped.items()}
     excess = max(sum(weights.values()), 1.0)
     # An even split of a claim that several containers name is how it is shared; of device-plugin ids it is a guess.
     odd_split = excess > WHOLE_WITHIN_ROUNDING and any(claim.source != "dra" for claim in claims)
     return tuple(
         Part(
             holder=holder,
-            resource=resource,
-            source=source,
-            ratio=weights[holder, resource, source] / excess,
-            replicas=len({(claim.replica, claim.share_id) for claim in group}),
+            resource=group[0].resource,
+            source=group[0].source,
+            ratio=weights[holder] / excess,
+            replicas=len({(claim.resource, claim.replica, claim.share_id) for claim in group}),
             shared=len(grouped) > 1 or any(_is_share(claim) for claim in group),
-            estimated=odd_split or not _is_certain(uuid, group, counts),
+            estimated=odd_split or not all(_is_certain(uuid, claim, counts) for claim in group),
         )
-        for (holder, resource, source), group in grouped.items()
+        for holder, group in grouped.items()
     )
 
 
@@ -109,17 +109,16 @@ def mode(part: Part, *, is_instance: bool) -> ShareMode:
 
 
 def _weight(uuid: str, group: Sequence[Claim], counts: ReplicaCounts) -> float:
-    held = {claim.replica for claim in group}
-    if None in held:
+    if any(claim.replica is None for claim in group):
         return 1.0
-    resource = group[0].resource
-    return len(held) / (counts.known.get((uuid, resource)) or counts.least[resource])
+    held = {(claim.resource, claim.replica) for claim in group}
+    return min(sum(1 / (counts.known.get((uuid, name)) or counts.least[name]) for name, _ in held), 1.0)
 
 
-def _is_certain(uuid: str, group: Sequence[Claim], counts: ReplicaCounts) -> bool:
-    if any(claim.share_id is not None for claim in group):
+def _is_certain(uuid: str, claim: Claim, counts: ReplicaCounts) -> bool:
+    if claim.share_id is not None:
         return False  # how much of the device's capacity a share has is not in the kubelet's answer
-    return any(claim.replica is None for claim in group) or (uuid, group[0].resource) in counts.known
+    return claim.replica is None or (uuid, claim.resource) in counts.known
 
 
 def _is_share(claim: Claim) -> bool:

@@ -9,7 +9,7 @@ from exporter.errors import AttributionError
 
 _CONNECT_SECONDS = 0.2
 LONGEST_PATH_BYTES = 107
-MEND_PATH = "--kubelet-socket must name <kubelet root>/pod-resources/kubelet.sock"
+MEND_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
 
 
 def check(path: str) -> None:
@@ -63,5 +63,5 @@ def check_length(path: str) -> None:
 
 def _missing(path: str) -> str:
     if Path(path).parent.is_dir():
-        return f"no kubelet socket at {path}: is the kubelet running? {MEND_PATH}"
-    return f"no directory for the kubelet socket {path}: mount the directory, never the socket file; {MEND_PATH}"
+        return f"no kubelet socket at {path}: start the kubelet, or {MEND_PATH}"
+    return f"no directory for the kubelet socket {path}: mount the directory, never the socket file, and {MEND_PATH}"
