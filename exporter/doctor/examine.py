@@ -1,0 +1,61 @@
+"""Runs all checks, in the order in which they build on each other."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.config import AgentConfig, read_collectors
+from exporter.doctor import driver, host, kubelet
+from exporter.doctor.finding import Finding
+from exporter.errors import ConfigError
+from exporter.model import Field
+from exporter.sources.worker import nvml_command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the checks look at. ``worker_command`` replaces the NVML child: a simulated driver, or a test's."""
+
+    config: AgentConfig
+    wall: Callable[[], float]
+    """Unix time in seconds."""
+    monotonic: Callable[[], float]
+    worker_command: Sequence[str] | None = None
+    worker_env: Mapping[str, str] | None = None
+    simulated: bool = False
+    dev_root: Path = Path("/dev")
+    driver_deadline_seconds: float = 20.0
+
+
+async def examine(around: Surroundings) -> tuple[Finding, ...]:
+    """All findings; takes some seconds, at most the driver's deadline and the kubelet's."""
+    config = around.config
+    wall, monotonic = around.wall(), around.monotonic()
+    found = [host.package()]
+    if not around.simulated:
+        found += [host.device_nodes(around.dev_root), host.kernel_module(config.proc_root)]
+    finding, reading = await driver.read(
+        around.worker_command or nvml_command(config.sample_interval_seconds, _fields(config)),
+        env=around.worker_env,
+        interval_seconds=config.sample_interval_seconds,
+        deadline_seconds=around.driver_deadline_seconds,
+        clock=around.wall,
+    )
+    found.append(finding)
+    if reading:
+        found += [driver.devices(reading), driver.activity(reading), driver.processes(reading)]
+    finding, allocations = await kubelet.ask(config, clock=around.wall, monotonic=around.monotonic)
+    found.append(finding)
+    if allocations and reading:
+        found.append(kubelet.agreement(config, allocations, reading))
+    found += [host.process_tree(config.proc_root), host.pod_logs(config.pod_log_root), host.state_dir(config.state_dir)]
+    found += [host.port(config.listen_host, config.listen_port), host.collectors(config)]
+    found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
+    return tuple(found)
+
+
+def _fields(config: AgentConfig) -> frozenset[Field]:
+    try:
+        return read_collectors(config.collectors).fields
+    except ConfigError:
+        return read_collectors(None).fields  # the file's mistakes are a finding of their own
