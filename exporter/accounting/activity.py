@@ -150,7 +150,7 @@ class Samples:
 def split_activity(device: Activity | None, holders: Sequence[Holder], samples: Samples | None) -> Split:
     """Divide a device's activity among its holders.
 
-    A single holder of a whole device gets everything but what foreign processes were sampled to use. Several holders
+    A single holder gets everything but what foreign processes were sampled to use. Several holders
     get it in proportion to the process samples; the samples tell *whose*, the device tells *how much*. Without
     samples, or when they show nothing on a busy device, it is divided by share and marked as estimated.
 
@@ -172,7 +172,7 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
         source = device.source if alone else ActivitySource.PROCESS_SAMPLES
         parts = tuple(Activity(ratio=device.ratio * part / sampled, source=source) for part in samples.by_holder)
         return Split(parts=parts, remainder_ratio=device.ratio * samples.others / sampled)
-    if len(holders) == 1 and holders[0].device_share_ratio >= 1:
+    if len(holders) == 1:
         return Split(parts=(device,), remainder_ratio=0.0)
     shares = sum(holder.device_share_ratio for holder in holders)
     return Split(
