@@ -96,7 +96,7 @@ def holder(pod: str, device_uuid: str, mode: ShareMode = ShareMode.EXCLUSIVE, *,
         resource="nvidia.com/gpu",
         source="device-plugin",
         share_ratio=1 / parts,
-        device_share_ratio=1 / parts,
+        device_share_ratio=1 if mode is ShareMode.MIG else 1 / parts,
         pod_uid=f"uid-{pod}",
     )
 

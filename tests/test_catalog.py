@@ -1,0 +1,54 @@
+import dataclasses
+import re
+
+from exposition_support import exclusive, lost, partitioned, shared, snapshot
+
+from exporter.exposition import catalog
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.family import Kind
+from exporter.exposition.process import ProcessMetrics
+from exporter.model import AllocationState, DeviceView, Field, Snapshot
+
+
+def everything() -> Snapshot:
+    """A node that has something to say in every metric."""
+    first = exclusive()
+    values = {**first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
+    return snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
+
+
+def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> None:
+    names = [metric.name for metric in catalog.ALL]
+    assert len(set(names)) == len(names)
+    for metric in catalog.ALL:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+        assert metric.help.endswith(".")
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+
+
+def test_what_is_shown_is_what_the_catalogue_says_and_all_of_it() -> None:
+    own = [family for family in families(everything(), ExpositionOptions()) if not family.name.startswith("DCGM_")]
+    page = [*own, *ProcessMetrics().families()]
+    assert {family.name for family in page} == {metric.name for metric in catalog.ALL}
+    for family in page:
+        metric = catalog.BY_NAME[family.name]
+        assert (family.kind, family.help) == (metric.kind, metric.help)
+        seen = {label for sample in family.samples for label, _ in sample.labels.pairs}
+        assert seen <= set(metric.labels), family.name
+        for sample in family.samples:
+            order = [label for label, _ in sample.labels.pairs]
+            assert order == [label for label in metric.labels if label in order], family.name
+        unused = set(metric.labels) - seen - {"gpu_instance", "mig_profile"}
+        assert not unused, family.name
+
+
+def test_families_stand_in_the_order_of_the_catalogue() -> None:
+    shown = [family.name for family in families(everything(), ExpositionOptions())]
+    own = [name for name in shown if name in catalog.BY_NAME]
+    assert own == [metric.name for metric in catalog.ALL if metric.name in own]
+
+
+def test_an_unallocated_device_says_so_without_any_pod_series() -> None:
+    view = DeviceView(gpu=exclusive().gpu, allocation=AllocationState.UNALLOCATED)
+    empty = dataclasses.replace(snapshot(view), unresolved=())
+    assert not [family.name for family in families(empty, ExpositionOptions()) if family.name.startswith("gpu_pod_")]

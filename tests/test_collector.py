@@ -1,0 +1,343 @@
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from exposition_support import (
+    BOARD,
+    PER_DEVICE,
+    WHOLE,
+    exclusive,
+    gpu,
+    holder,
+    instance,
+    lost,
+    partitioned,
+    shared,
+    snapshot,
+)
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.collectors_file import parse
+from exporter.exposition.family import Family, duplicate_series
+from exporter.exposition.text import render
+from exporter.model import (
+    AllocationState,
+    DeviceState,
+    DeviceView,
+    Field,
+    PodUse,
+    ShareMode,
+    Snapshot,
+    SourceState,
+    SourceStatus,
+)
+
+# dcgm-exporter's default file, releases up to 4.8: name and type. It typed NVLINK_BANDWIDTH_TOTAL, a rate, as a
+# counter up to 4.8.2 and as a gauge from 4.8.3 on.
+DROP_IN = {
+    "DCGM_FI_DEV_SM_CLOCK": "gauge",
+    "DCGM_FI_DEV_MEM_CLOCK": "gauge",
+    "DCGM_FI_DEV_MEMORY_TEMP": "gauge",
+    "DCGM_FI_DEV_GPU_TEMP": "gauge",
+    "DCGM_FI_DEV_POWER_USAGE": "gauge",
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": "counter",
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "counter",
+    "DCGM_FI_DEV_GPU_UTIL": "gauge",
+    "DCGM_FI_DEV_MEM_COPY_UTIL": "gauge",
+    "DCGM_FI_DEV_ENC_UTIL": "gauge",
+    "DCGM_FI_DEV_DEC_UTIL": "gauge",
+    "DCGM_FI_DEV_XID_ERRORS": "gauge",
+    "DCGM_FI_DEV_FB_FREE": "gauge",
+    "DCGM_FI_DEV_FB_USED": "gauge",
+    "DCGM_FI_DEV_FB_RESERVED": "gauge",
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "gauge",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "gauge",
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "counter",
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "counter",
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": "gauge",
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "gauge",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "gauge",
+    "DCGM_FI_PROF_DRAM_ACTIVE": "gauge",
+    "DCGM_FI_PROF_PCIE_TX_BYTES": "gauge",
+    "DCGM_FI_PROF_PCIE_RX_BYTES": "gauge",
+}
+GPU_LABELS = ["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"]
+HOLDER_LABELS = ["container", "namespace", "pod"]
+MIG_LABELS = [*GPU_LABELS[:5], "GPU_I_PROFILE", "GPU_I_ID", *GPU_LABELS[5:]]
+LEGACY = ExpositionOptions()
+
+
+def shown(view: Snapshot, options: ExpositionOptions = LEGACY) -> dict[str, Family]:
+    return {family.name: family for family in families(view, options)}
+
+
+def rows(page: dict[str, Family], name: str) -> list[tuple[dict[str, str], float]]:
+    return [(dict(sample.labels.pairs), sample.value) for sample in page[name].samples] if name in page else []
+
+
+def drop_in(page: dict[str, Family]) -> Iterator[tuple[str, dict[str, str], float]]:
+    for name in page:
+        if name.startswith("DCGM_FI_"):
+            for pairs, value in rows(page, name):
+                yield name, pairs, value
+
+
+def test_the_default_set_of_dcgm_exporter_is_met_in_names_types_and_label_order() -> None:
+    page = shown(snapshot(exclusive()))
+    assert {name: str(family.kind) for name, family in page.items() if name.startswith("DCGM_")} == DROP_IN
+    for name in DROP_IN:
+        (sample,) = page[name].samples
+        errors = ["err_code", "err_msg"] if name == "DCGM_FI_DEV_XID_ERRORS" else []
+        assert [label for label, _ in sample.labels.pairs] == [
+            *GPU_LABELS,
+            "container",
+            *errors,
+            *HOLDER_LABELS[1:],
+        ], name
+
+
+def test_an_exclusive_holder_is_named_on_every_row_of_its_gpu() -> None:
+    ((pairs, value),) = rows(shown(snapshot(exclusive())), "DCGM_FI_DEV_GPU_UTIL")
+    assert value == 87
+    assert pairs == {
+        "gpu": "0",
+        "UUID": "GPU-00000000-0000-0000-0000-000000000000",
+        "pci_bus_id": "00000000:01:00.0",
+        "device": "nvidia0",
+        "modelName": "NVIDIA H100 80GB HBM3",
+        "Hostname": "node-a",
+        "DCGM_FI_DRIVER_VERSION": "580.65.06",
+        "container": "main",
+        "namespace": "vision",
+        "pod": "resnet-0",
+    }
+
+
+def test_the_pod_uid_is_on_the_drop_in_family_only_on_request() -> None:
+    asked = dataclasses.replace(LEGACY, pod_uid=True)
+    ((pairs, _),) = rows(shown(snapshot(exclusive()), asked), "DCGM_FI_DEV_GPU_UTIL")
+    assert pairs["pod_uid"] == "uid-resnet-0"
+
+
+def test_device_values_of_a_shared_gpu_stand_once_and_only_measured_parts_per_holder() -> None:
+    page = shown(snapshot(shared()))
+    (power,) = rows(page, "DCGM_FI_DEV_POWER_USAGE")
+    assert not set(HOLDER_LABELS) & set(power[0])
+    bare, first, second = rows(page, "DCGM_FI_DEV_GPU_UTIL")
+    assert (bare[1], bare[0].get("pod")) == (87, None)
+    assert (first[1], first[0]["pod"]) == (25, "llm-a")
+    assert (second[1], second[0]["pod"]) == (50, "llm-b")
+    per_holder = {name for name, pairs, _ in drop_in(page) if "pod" in pairs}
+    assert per_holder == {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"}
+
+
+def test_the_only_holder_of_a_part_of_a_gpu_does_not_get_the_whole_gpus_values() -> None:
+    view = shared()
+    alone = dataclasses.replace(view, pods=view.pods[:1])
+    rows_of_power = rows(shown(snapshot(alone)), "DCGM_FI_DEV_POWER_USAGE")
+    assert ["pod" in pairs for pairs, _ in rows_of_power] == [False]
+
+
+def test_mig_rows_carry_the_parents_identity_and_only_what_the_instance_measured() -> None:
+    page = shown(snapshot(*partitioned()))
+    held, free = rows(page, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+    assert list(held[0]) == [*MIG_LABELS, *HOLDER_LABELS]
+    assert list(free[0]) == MIG_LABELS
+    assert held[0]["UUID"] == gpu(2).uuid
+    assert (held[0]["GPU_I_PROFILE"], held[0]["GPU_I_ID"], held[0]["pod"]) == ("1g.10gb", "9", "notebook")
+    for name in ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"):
+        (board,) = rows(page, name)
+        assert "GPU_I_ID" not in board[0]
+    assert rows(page, "DCGM_FI_DEV_GPU_UTIL") == []
+    assert [pairs.get("gpu_instance") for pairs, _ in rows(page, "gpu_power_watts")] == [None]
+
+
+def test_two_compute_instances_of_one_gpu_instance_are_kept_apart() -> None:
+    parent = gpu(0, mig=True)
+    views = [
+        DeviceView(gpu=parent, instance=instance(parent, 3, compute=compute), values=PER_DEVICE) for compute in (0, 1)
+    ]
+    page = shown(snapshot(*views))
+    assert [pairs["GPU_CI_ID"] for pairs, _ in rows(page, "DCGM_FI_PROF_DRAM_ACTIVE")] == ["0", "1"]
+    assert not duplicate_series(page.values())
+
+
+def test_an_unallocated_gpu_has_its_rows_without_a_pod() -> None:
+    view = DeviceView(gpu=gpu(0), values=WHOLE, allocation=AllocationState.UNALLOCATED)
+    page = shown(snapshot(view))
+    assert all(list(pairs) == GPU_LABELS for name, pairs, _ in drop_in(page))
+    states = {pairs["state"]: value for pairs, value in rows(page, "gpu_allocation_state")}
+    assert states == {"allocated": 0, "unallocated": 1, "unknown": 0}
+
+
+def test_allocation_that_could_not_be_asked_is_a_state_of_its_own() -> None:
+    page = shown(snapshot(DeviceView(gpu=gpu(0), values=WHOLE)))
+    states = {pairs["state"]: value for pairs, value in rows(page, "gpu_allocation_state")}
+    assert states == {"allocated": 0, "unallocated": 0, "unknown": 1}
+
+
+def test_a_lost_gpu_has_no_values_but_is_down_held_and_counted() -> None:
+    page = shown(snapshot(exclusive(), lost(1)))
+    assert {pairs["gpu"] for _, pairs, _ in drop_in(page)} == {"0"}
+    assert [value for _, value in rows(page, "gpu_up")] == [1, 0]
+    assert [pairs["gpu"] for pairs, _ in rows(page, "gpu_power_watts")] == ["0"]
+    assert [pairs["pod_name"] for pairs, _ in rows(page, "gpu_pod_info")] == ["resnet-0", "stuck"]
+    assert [pairs["pod_name"] for pairs, _ in rows(page, "gpu_pod_idle_for_seconds")] == ["resnet-0"]
+    assert {pairs["state"]: value for pairs, value in rows(page, "gpu_devices")} == {"present": 1, "expected": 5}
+    assert [pairs["xid"] for pairs, _ in rows(page, "gpu_xid_errors_total")] == ["31", "94", "79"]
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    page = shown(snapshot(DeviceView(gpu=gpu(0))))
+    assert list(drop_in(page)) == []
+    for name in ("gpu_activity_ratio", "gpu_memory_used_bytes", "gpu_power_watts", "gpu_throttle_active"):
+        assert name not in page
+    empty = Snapshot(taken_at_seconds=1.0, node="node-a", attribution_enabled=False)
+    assert [name for name in shown(empty) if not name.startswith("gpu_exporter_")] == []
+
+
+def test_a_value_that_is_no_number_is_left_out_and_counted() -> None:
+    broken = dataclasses.replace(exclusive(), values={**WHOLE, Field.POWER_USAGE: float("nan")})
+    page = shown(snapshot(broken))
+    assert "DCGM_FI_DEV_POWER_USAGE" not in page
+    assert ({"part": "exposition", "reason": "not_finite"}, 2) in rows(page, "gpu_exporter_errors_total")
+
+
+def test_the_last_xid_has_its_code_and_meaning_and_is_absent_before_the_first() -> None:
+    ((pairs, value),) = rows(shown(snapshot(exclusive())), "DCGM_FI_DEV_XID_ERRORS")
+    assert (value, pairs["err_code"], pairs["err_msg"]) == (94, "94", "Contained memory error")
+    assert "DCGM_FI_DEV_XID_ERRORS" not in shown(snapshot(shared()))
+
+
+def test_own_units_are_base_units() -> None:
+    page = shown(snapshot(exclusive()))
+    assert rows(page, "gpu_energy_joules_total")[0][1] == 8_123_456.789
+    assert rows(page, "gpu_memory_total_bytes")[0][1] == 81_559 * 1024 * 1024
+    assert [(pairs["reason"], value) for pairs, value in rows(page, "gpu_throttle_seconds_total")] == [("power", 1.5)]
+    active = [pairs["reason"] for pairs, value in rows(page, "gpu_throttle_active") if value]
+    assert active == ["power_cap"]
+
+
+def test_own_labels_stay_clear_of_prometheus_target_labels() -> None:
+    names = {
+        label
+        for name, family in shown(snapshot()).items()
+        if not name.startswith("DCGM_FI_")
+        for sample in family.samples
+        for label, _ in sample.labels.pairs
+    }
+    assert not names & {"instance", "job", "namespace", "pod", "container", "service", "endpoint", "hostname"}
+
+
+def test_a_pods_share_and_use_are_told_with_their_source() -> None:
+    page = shown(snapshot(shared()))
+    infos = [pairs for pairs, _ in rows(page, "gpu_pod_info")]
+    assert [(one["share_mode"], one["attribution_source"], one["pod_uid"]) for one in infos] == [
+        ("shared", "device-plugin", "uid-llm-a"),
+        ("shared", "device-plugin", "uid-llm-b"),
+    ]
+    parts = [(pairs["source"], value) for pairs, value in rows(page, "gpu_pod_activity_ratio")]
+    assert parts == [("process_samples", 0.25), ("process_samples", 0.5)]
+    assert rows(page, "gpu_unattributed_activity_ratio")[0][1] == 0.12
+
+
+def test_devices_that_could_not_be_matched_are_counted_by_reason() -> None:
+    ((pairs, value),) = rows(shown(snapshot(exclusive())), "gpu_pod_unresolved_devices")
+    assert (pairs["pod_name"], pairs["reason"], value) == ("odd", "unknown_uuid", 1)
+
+
+def test_the_exporter_tells_of_its_sources_and_of_the_kubelet() -> None:
+    hung = dataclasses.replace(
+        snapshot(exclusive()),
+        sources=(SourceStatus(name="nvml", state=SourceState.HUNG, restarts=3),),
+        attribution_problem="the kubelet does not answer",
+    )
+    page = shown(hung)
+    assert {pairs["source"]: value for pairs, value in rows(page, "gpu_exporter_source_up")} == {
+        "nvml": 0,
+        "kubelet": 0,
+    }
+    assert rows(page, "gpu_exporter_worker_restarts_total") == [({"source": "nvml"}, 3)]
+    assert rows(page, "gpu_exporter_simulated") == [({}, 1)]
+    assert ({"part": "attribution", "reason": "unavailable"}, 3) in rows(page, "gpu_exporter_errors_total")
+
+
+def test_no_series_is_on_a_page_twice() -> None:
+    for options in (LEGACY, ExpositionOptions(names="4.9", hostname_label="hostname")):
+        assert duplicate_series(families(snapshot(), options)) == []
+
+
+def test_a_series_that_would_be_there_twice_is_dropped_and_counted() -> None:
+    view = shared()
+    twice = dataclasses.replace(view, pods=(view.pods[0], view.pods[0]))
+    page = shown(snapshot(twice))
+    assert duplicate_series(page.values()) == []
+    counted = {pairs["reason"]: value for pairs, value in rows(page, "gpu_exporter_errors_total")}
+    assert counted["duplicate_series"] > 0
+
+
+def test_a_holder_that_does_not_fit_the_series_limit_is_left_out_whole_and_counted() -> None:
+    page = shown(snapshot(shared()), dataclasses.replace(LEGACY, series_limit=7))
+    assert [pairs["pod_name"] for pairs, _ in rows(page, "gpu_pod_info")] == ["llm-a"]
+    assert rows(page, "gpu_exporter_dropped_series_total") == [({}, 6)]
+    assert len(rows(page, "DCGM_FI_DEV_FB_USED")) == 3
+
+
+def test_the_new_names_come_with_the_new_units_and_the_new_label_names() -> None:
+    page = shown(snapshot(exclusive()), ExpositionOptions(names="4.9", hostname_label="hostname"))
+    ((pairs, value),) = rows(page, "DCGM_FI_DEV_GPU_UTIL_RATIO")
+    assert (value, pairs["hostname"], pairs["DCGM_FI_SYSTEM_DRIVER_VERSION"]) == (0.87, "node-a", "580.65.06")
+    assert rows(page, "DCGM_FI_DEV_FB_USED_BYTES")[0][1] == 41_000 * 1024 * 1024
+    assert rows(page, "DCGM_FI_DEV_FB_CAPACITY_BYTES")[0][1] == 81_559 * 1024 * 1024
+    assert "DCGM_FI_DEV_GPU_UTIL" not in page
+
+
+def test_a_collectors_file_replaces_the_default_whatever_the_names_option_says() -> None:
+    chosen = parse("DCGM_FI_DEV_FB_TOTAL, gauge, Memory\nDCGM_FI_DEV_SERIAL, label, Serial\n", "c.csv")
+    page = shown(snapshot(exclusive()), ExpositionOptions(collectors=chosen, names="4.9"))
+    ((name, pairs, value),) = drop_in(page)
+    assert (name, value, pairs["DCGM_FI_DEV_SERIAL"]) == ("DCGM_FI_DEV_FB_TOTAL", 81_559, "165000")
+    assert "DCGM_FI_DRIVER_VERSION" not in pairs
+
+
+def test_a_gpu_with_two_whole_holders_is_shared() -> None:
+    device = gpu(0)
+    uses = tuple(PodUse(holder=holder(pod, device.uuid), age_seconds=1.0) for pod in ("a", "b"))
+    page = shown(snapshot(DeviceView(gpu=device, values=BOARD, pods=uses)))
+    assert ["pod" in pairs for _, pairs, _ in drop_in(page)] == [False] * len(list(drop_in(page)))
+
+
+def test_a_mig_instance_that_is_shared_names_no_holder_on_its_own_rows() -> None:
+    parent = gpu(0, mig=True)
+    part = instance(parent, 1)
+    use = PodUse(holder=holder("a", part.uuid, ShareMode.SHARED, parts=2), age_seconds=1.0)
+    page = shown(snapshot(DeviceView(gpu=parent, instance=part, values=PER_DEVICE, pods=(use,))))
+    assert all("pod" not in pairs for _, pairs, _ in drop_in(page))
+
+
+def test_a_missing_gpu_is_expected_and_not_present() -> None:
+    gone = DeviceView(gpu=gpu(1), state=DeviceState.MISSING)
+    page = shown(snapshot(exclusive(), gone))
+    assert {pairs["state"]: value for pairs, value in rows(page, "gpu_devices")}["present"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "openmetrics"),
+    [
+        ("exposition_legacy.txt", LEGACY, False),
+        ("exposition_4.9.openmetrics.txt", ExpositionOptions(names="4.9", hostname_label="hostname"), True),
+    ],
+)
+def test_the_page_of_a_known_node_is_the_golden_one(
+    name: str, options: ExpositionOptions, *, openmetrics: bool
+) -> None:
+    golden = Path(__file__).parent / "golden" / name
+    page = render(
+        [family for family in families(snapshot(), options) if family.name != "gpu_exporter_build_info"],
+        openmetrics=openmetrics,
+    )
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_bytes(page)
+    assert page.decode() == golden.read_text()

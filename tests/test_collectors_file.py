@@ -1,0 +1,161 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.errors import ConfigError
+from exporter.exposition.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
+from exporter.exposition.dcgm_fields import Era
+from exporter.exposition.family import Kind
+from exporter.model import Field
+
+
+def problems(text: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "counters.csv")
+    return caught.value.problems
+
+
+def names(collectors: Collectors) -> list[str]:
+    return [row.name for row in collectors.rows]
+
+
+def test_a_file_of_dcgm_exporter_is_read_as_it_reads_it() -> None:
+    read = parse(
+        "# Format,,\n"
+        "\n"
+        "DCGM_FI_DEV_SM_CLOCK,  gauge, SM clock frequency (in MHz).\r\n"
+        "DCGM_FI_DEV_DEC_UTIL ,gauge,Decoder utilization (in %).\n"
+        'DCGM_FI_DEV_XID_ERRORS, gauge,"Last XID, if any."\n'
+        "DCGM_FI_DRIVER_VERSION, label, Driver Version\n",
+        "counters.csv",
+    )
+    assert [(row.name, row.kind, row.help) for row in read.rows] == [
+        ("DCGM_FI_DEV_SM_CLOCK", Kind.GAUGE, "SM clock frequency (in MHz)."),
+        ("DCGM_FI_DEV_DEC_UTIL", Kind.GAUGE, "Decoder utilization (in %)."),
+        ("DCGM_FI_DEV_XID_ERRORS", Kind.GAUGE, "Last XID, if any."),
+        ("DCGM_FI_DRIVER_VERSION", Kind.LABEL, "Driver Version"),
+    ]
+    assert read.warnings == ()
+
+
+def test_the_printed_name_is_the_written_one_and_the_name_decides_the_unit() -> None:
+    read = parse(
+        "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, x\n"
+        "DCGM_FI_DEV_FB_USED_BYTES, gauge, x\n"
+        "DCGM_FI_DEV_FB_FREE, gauge, x\n"
+        "150, gauge, again\n"
+        "1603, gauge, by number\n"
+        "DCGM_FI_PROF_SM_ACTIVE, gauge, x\n",
+        "counters.csv",
+    )
+    assert [(row.name, row.era) for row in read.rows] == [
+        ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", Era.LEGACY),
+        ("DCGM_FI_DEV_FB_USED_BYTES", Era.NEW),
+        ("DCGM_FI_DEV_FB_FREE", Era.LEGACY),
+        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", Era.NEW),
+        ("DCGM_FI_PROF_SM_ACTIVE", Era.LEGACY),
+    ]
+    assert read.warnings == (
+        "counters.csv:4: DCGM_FI_DEV_GPU_TEMP is the same field as DCGM_FI_DEV_GPU_TEMP_CELSIUS above and is left out",
+    )
+
+
+def test_every_mistake_is_told_at_once_with_its_line() -> None:
+    assert problems(
+        "# comment\n"
+        "DCGM_FI_DEV_GPU_UTILL, gauge, x\n"
+        "DCGM_FI_DEV_SM_CLOCK, Gauge, x\n"
+        "DCGM_FI_DEV_SM_CLOCK, gauge\n"
+        "DCGM_FI_DEV_SM_CLOCK, gauge, a, b\n"
+        "DCGM_FI_DEV_SM_CLOCK, label, x\n"
+        "DCGM_FI_DRIVER_VERSION, gauge, x\n"
+        'DCGM_FI_DEV_SM_CLOCK,gauge,"x\n'
+        "99999, gauge, x\n"
+        "nonsense, gauge, x\n"
+    ) == (
+        (
+            "counters.csv:2: unknown field 'DCGM_FI_DEV_GPU_UTILL': did you mean DCGM_FI_DEV_GPU_UTIL?; "
+            "allowed are DCGM field names and ids"
+        ),
+        "counters.csv:3: type 'Gauge' of DCGM_FI_DEV_SM_CLOCK: allowed are gauge, counter and label",
+        "counters.csv:4: 2 columns instead of 3 (field, type, help)",
+        (
+            "counters.csv:5: 4 columns instead of 3 (field, type, help); put a help that has a comma in quotes, "
+            "straight after the comma"
+        ),
+        "counters.csv:6: DCGM_FI_DEV_SM_CLOCK is a number and cannot be a label: allowed are gauge and counter",
+        "counters.csv:7: DCGM_FI_DRIVER_VERSION is a text and cannot be a gauge: allowed is label",
+        (
+            "counters.csv:8: not valid CSV (unexpected end of data): write field, type, help; "
+            "a help with a comma in quotes"
+        ),
+        "counters.csv:9: unknown field '99999'; allowed are DCGM field names and ids",
+        "counters.csv:10: unknown field 'nonsense'; allowed are DCGM field names and ids",
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE",
+        "1013",
+        "1200",
+        "DCGM_FI_DEV_NVLINK_COUNT_TX_PACKETS",
+        "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND",
+        "DCGM_EXP_XID_ERRORS_COUNT",
+        "DCGM_EXP_GPU_HEALTH_STATUS",
+        "DCGM_FI_DEV_PCIE_TX_THROUGHPUT",
+    ],
+)
+def test_a_real_field_that_is_not_measured_is_warned_of_and_shows_nothing(name: str) -> None:
+    read = parse(f"{name}, counter, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x\n", "counters.csv")
+    assert names(read) == ["DCGM_FI_DEV_GPU_TEMP"]
+    assert read.warnings == (f"counters.csv:1: {name} is not measured by this agent; the row shows nothing",)
+
+
+def test_gpu_util_ratio_is_told_to_be_a_ratio() -> None:
+    read = parse("DCGM_FI_DEV_GPU_UTIL_RATIO, gauge, x\n", "counters.csv")
+    assert read.rows[0].field.convert(87, read.rows[0].era) == 0.87
+    assert read.warnings == (
+        (
+            "counters.csv:1: DCGM_FI_DEV_GPU_UTIL_RATIO is shown as 0-1, as dcgm-exporter 4.9 does; "
+            "in DCGM 4.6 the same name meant 0-100"
+        ),
+    )
+
+
+def test_an_empty_file_leaves_only_the_own_metrics_and_says_so() -> None:
+    read = parse("# nothing\n", "counters.csv")
+    assert read.rows == ()
+    assert read.fields == ALWAYS_READ
+    assert len(read.warnings) == 1
+
+
+def test_the_sources_are_asked_for_the_rows_fields_and_for_what_the_own_metrics_need() -> None:
+    assert Field.MEMORY_TEMP in DEFAULT.fields
+    assert Field.PROF_SM_ACTIVE not in DEFAULT.fields
+    read = parse("DCGM_FI_PROF_SM_ACTIVE, gauge, x\n", "counters.csv")
+    assert read.fields == ALWAYS_READ | {Field.PROF_SM_ACTIVE}
+
+
+def test_the_new_default_set_has_capacity_and_no_underivable_field() -> None:
+    shown = names(default("4.9"))
+    assert "DCGM_FI_DEV_FB_CAPACITY_BYTES" in shown
+    assert "DCGM_FI_SYSTEM_DRIVER_VERSION" in shown
+    assert not [name for name in shown if "NVLINK" in name]
+    assert len(shown) == 26
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_the_parser_fail_otherwise_than_by_a_told_mistake(text: str) -> None:
+    try:
+        told = parse(text, "counters.csv").warnings
+    except ConfigError as mistake:
+        told = mistake.problems
+    assert all(line.startswith("counters.csv:") for line in told)
+
+
+@given(st.lists(st.sampled_from(DEFAULT.rows), unique=True, min_size=1))
+def test_a_written_set_reads_back_as_itself(rows: list[Row]) -> None:
+    read = parse("".join(f'{row.name},{row.kind},"{row.help}"\n' for row in rows), "counters.csv")
+    assert list(read.rows) == rows
