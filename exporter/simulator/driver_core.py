@@ -29,10 +29,12 @@ GPU_NOT_FOUND = 28
 UNKNOWN = 999
 
 _NODE_FAULTS = {
-    Fault.DRIVER_UNLOADED: DRIVER_NOT_LOADED,
-    Fault.LIBRARY_MISMATCH: LIB_RM_VERSION_MISMATCH,
-    Fault.LIBRARY_MISSING: LIBRARY_NOT_FOUND,
+    Fault.DRIVER_UNLOADED: (DRIVER_NOT_LOADED, DRIVER_NOT_LOADED),
+    Fault.LIBRARY_MISMATCH: (LIB_RM_VERSION_MISMATCH, LIB_RM_VERSION_MISMATCH),
+    Fault.LIBRARY_MISSING: (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED),
 }
+"""Codes of (initialisation, other calls). A driver that is uninstalled takes its module and its library along: who
+has the library mapped finds no driver, who comes later finds no library."""
 _GPU_FAULTS = {
     Fault.GPU_LOST: GPU_IS_LOST,
     Fault.GPU_ABSENT: GPU_IS_LOST,
@@ -168,20 +170,20 @@ class Session:
         if seconds := node.faults.get(Fault.SLOW):
             self.sleep(seconds)
         self._refuse_injected(name, None)
-        for fault, code in _NODE_FAULTS.items():
+        for fault, codes in _NODE_FAULTS.items():
             if fault in node.faults:
                 self._remember_death(fault)
-                raise Refused(code)
+                raise Refused(codes[needs_init])
         if self.dead_code == LIB_RM_VERSION_MISMATCH or (self.dead_code and needs_init):
             raise Refused(self.dead_code)
         if needs_init and self.references == 0:
             raise Refused(UNINITIALIZED)
 
     def _remember_death(self, fault: Fault) -> None:
-        """A mapped library stays mismatched for the life of its process; an unloaded driver needs a new init."""
+        """A mapped library stays mismatched for the life of its process; a driver that was gone needs a new init."""
         if fault is Fault.LIBRARY_MISMATCH:
             self.dead_code = LIB_RM_VERSION_MISMATCH
-        elif fault is Fault.DRIVER_UNLOADED and self.references and not self.dead_code:
+        elif self.references and not self.dead_code:
             self.dead_code = UNINITIALIZED
 
     def pointer(self, key: tuple[str, str]) -> int:

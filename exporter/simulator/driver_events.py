@@ -75,7 +75,7 @@ def _next_event(registered: EventSet, node: NodeTruth) -> tuple[str, int, int] |
         if mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu):
             registered.layouts[gpu.uuid] = _layout(gpu)
             return (gpu.uuid, _MIG_CONFIG_CHANGE, 0)
-        told = min(registered.told.get(gpu.uuid, 0), len(gpu.xids))
+        told = registered.told[gpu.uuid] = min(registered.told.get(gpu.uuid, 0), len(gpu.xids))
         if mask & _XID and told < len(gpu.xids):
             due.append((gpu.xids[told][0], gpu.uuid, gpu.xids[told][1]))
     if not due:

@@ -1,0 +1,195 @@
+"""The NVML source over the simulated driver: what it reads is the truth."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned, process
+
+from exporter.errors import SourceError
+from exporter.model import DeviceState, Field, GpuReading, Reading
+from exporter.simulator import driver
+from exporter.simulator.driver_board import read
+from exporter.simulator.truth import Fault, GpuTruth, NodeTruth
+from exporter.sources.nvml import NvmlSource
+
+_ALL = frozenset(Field)
+_EPOCH = 1_700_000_000.0
+_START = 100.0
+_NEEDS_TWO_SAMPLES = {field for field in Field if field.name.startswith("PROF_")} | {Field.NVLINK_BANDWIDTH_TOTAL}
+_WHOLE_WATTS = {
+    Field.POWER_MGMT_LIMIT,
+    Field.POWER_MGMT_LIMIT_MIN,
+    Field.POWER_MGMT_LIMIT_MAX,
+    Field.POWER_MGMT_LIMIT_DEF,
+    Field.ENFORCED_POWER_LIMIT,
+}
+_KIB = 1024
+
+
+@contextmanager
+def _running(*gpus: GpuTruth, reopen_seconds: float = 60.0) -> Iterator[tuple[Node, Callable[[float], Reading]]]:
+    """A node by hand and how to take a reading of it some seconds after the start."""
+    node = Node(NodeTruth(at_seconds=_START, node="simulated", driver_version="590.48.01", gpus=gpus))
+    driver.install(lambda: node.truth, cache_seconds=0.0, epoch_seconds=_EPOCH)
+    source = NvmlSource(_ALL, reopen_seconds=reopen_seconds)
+    try:
+        source.open()
+
+        def sample(seconds: float) -> Reading:
+            node.set(at=_START + seconds)
+            return source.sample(_EPOCH + _START + seconds)
+
+        yield node, sample
+    finally:
+        source.close()
+        driver.uninstall()
+
+
+def _of(reading: Reading, index: int = 0) -> GpuReading:
+    return next(one for one in reading.gpus if one.gpu.index == index)
+
+
+def _expected(truth: GpuTruth) -> dict[Field, int | float]:
+    """What a source should tell of a whole GPU: the truth, as whole as NVML's units let it be."""
+    expected = {}
+    for field in Field:
+        value = read(truth, field)
+        if value is None or field in _NEEDS_TWO_SAMPLES:
+            continue
+        if (field.name.startswith(("FB_", "BAR1_")) and field is not Field.FB_USED_PERCENT) or field in _WHOLE_WATTS:
+            value = int(value)
+        elif field in (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL):
+            value = value // _KIB * _KIB
+        expected[field] = value
+    return expected
+
+
+@pytest.mark.parametrize("model", [H100, T4])
+def test_every_field_of_a_whole_gpu_is_read_as_it_is(model: object) -> None:
+    truth = gpu(
+        0,
+        model=model,
+        memory_temp_celsius=48 if model is H100 else None,
+        power_watts=61.5,
+        energy_joules=123456.789,
+        gpu_temp_celsius=55,
+        clock_event_reasons=0x4,
+        performance_state=2,
+        load=load(utilisation=0.42, memory_copy=0.2, encode=0.1, decode=0.3, jpeg=0.05, memory_used_bytes=777 * MIB),
+        load_integral=load(pcie_tx_bytes_per_second=1e9, nvlink_tx_bytes_per_second=5e9),
+        overrides={
+            Field.ECC_SBE_AGG_TOTAL: 7,
+            Field.PCIE_REPLAY_COUNTER: 9,
+            Field.POWER_VIOLATION: 5_000_000,
+            Field.RETIRED_SBE: 1,
+            Field.UNCORRECTABLE_REMAPPED_ROWS: 3,
+        },
+    )
+    with _running(truth) as (_, sample):
+        reading = _of(sample(0))
+    assert reading.state is DeviceState.UP
+    expected = _expected(truth)
+    assert {field: reading.values.get(field) for field in expected} == pytest.approx(expected)
+    assert set(reading.values) == set(expected)
+    assert reading.gpu.uuid == truth.uuid
+    assert (reading.gpu.minor, reading.gpu.pci_bus_id) == (2, "00000000:17:00.0")
+    assert reading.gpu.labels[Field.SERIAL] == truth.serial
+
+
+def test_engine_activity_is_the_mean_over_the_interval() -> None:
+    with _running(gpu(0)) as (node, sample):
+        assert not _NEEDS_TWO_SAMPLES & set(_of(sample(0)).values)
+        node.change(load_integral=load(engine=1.5, sm=0.5, tensor=0.25, pcie_tx_bytes_per_second=4e9))
+        values = _of(sample(2)).values
+    assert values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.75)
+    assert values[Field.PROF_SM_ACTIVE] == pytest.approx(0.25)
+    assert values[Field.PROF_PIPE_TENSOR_ACTIVE] == pytest.approx(0.125)
+    assert values[Field.PROF_PCIE_TX_BYTES] == pytest.approx(2e9, rel=1e-6)
+
+
+def test_instances_are_read_with_memory_activity_and_processes_across_a_new_layout() -> None:
+    big = instance(2, "3g.40gb", compute_slices=3, memory_slices=4, memory_bytes=40448 * MIB)
+    small = instance(9, processes=(process(11),), load=load(memory_used_bytes=9 * MIB))
+    with _running(partitioned(big, small)) as (node, sample):
+        first = _of(sample(0))
+        assert Field.GPU_UTIL not in first.values
+        assert [one.instance.profile for one in first.instances] == ["3g.40gb", "1g.10gb"]
+        assert [one.instance.memory_slices for one in first.instances] == [4, 1]
+        assert first.instances[1].values[Field.FB_USED] == 9
+        assert [one.pid for one in first.instances[1].processes or ()] == [11]
+        node.change(instances=(instance(2, "3g.40gb", load_integral=load(engine=0.6)), small))
+        second = _of(sample(1))
+        assert second.instances[0].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.6)
+        assert second.instances[1].values[Field.PROF_GR_ENGINE_ACTIVE] == 0.0
+        assert Field.PROF_PCIE_TX_BYTES not in second.instances[0].values
+        node.change(instances=(small, instance(10)))
+        for seconds in range(2, 12):
+            last = _of(sample(seconds))
+        assert [one.instance.uuid for one in last.instances] == [instance(10).uuid, small.uuid]
+
+
+def test_processes_of_a_shared_gpu_get_their_parts_of_it() -> None:
+    processes = (process(11, sm=0.6, memory=3 * MIB), process(12, sm=0.2), process(13))
+    with _running(gpu(0, processes=processes, load=load(utilisation=0.8))) as (_, sample):
+        sample(0)
+        parts: dict[int, list[float]] = {11: [], 12: [], 13: []}
+        for seconds in range(1, 61):
+            for one in _of(sample(seconds)).processes or ():
+                if one.sm_ratio is not None:
+                    parts[one.pid].append(one.sm_ratio)
+    means = {pid: sum(values) / len(values) for pid, values in parts.items()}
+    assert means == pytest.approx({11: 0.6, 12: 0.2, 13: 0.0}, abs=0.02)
+
+
+def test_a_lost_gpu_is_told_with_its_xid_and_comes_back_by_itself() -> None:
+    with _running(gpu(0), gpu(1)) as (node, sample):
+        assert {one.state for one in sample(0).gpus} == {DeviceState.UP}
+        node.change(0, fault=Fault.GPU_LOST, xids=((_START + 1, 79),))
+        lost = sample(1)
+        assert (_of(lost, 0).state, _of(lost, 1).state) == (DeviceState.LOST, DeviceState.UP)
+        assert _of(lost, 0).reason == "gpu_is_lost"
+        node.change(0, fault=None)
+        assert _of(sample(30), 0).state is DeviceState.UP
+
+
+def test_a_gpu_that_needs_a_reset_says_so() -> None:
+    with _running(gpu(0), gpu(1)) as (node, sample):
+        sample(0)
+        node.change(1, fault=Fault.RESET_REQUIRED)
+        after = sample(20)
+        assert _of(after, 1).state is DeviceState.RESET_REQUIRED
+        assert _of(after, 0).state is DeviceState.UP
+
+
+def test_an_unknown_error_is_a_failed_gpu_until_it_passes() -> None:
+    with _running(gpu(0)) as (node, sample):
+        sample(0)
+        node.change(0, fault=Fault.UNKNOWN_ERROR)
+        assert _of(sample(1)).state is DeviceState.FAILED
+        node.change(0, fault=None)
+        for seconds in range(2, 40, 5):
+            last = _of(sample(seconds))
+        assert last.state is DeviceState.UP
+
+
+def test_a_gpu_that_is_pulled_out_is_missing_once_the_driver_is_opened_again() -> None:
+    with _running(gpu(0), gpu(1), reopen_seconds=15.0) as (node, sample):
+        sample(0)
+        node.change(0, fault=Fault.GPU_ABSENT)
+        for seconds in (1, 12, 30, 31):
+            states = {one.gpu.uuid: one.state for one in sample(seconds).gpus}
+        assert states == {gpu(0).uuid: DeviceState.MISSING, gpu(1).uuid: DeviceState.UP}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(Fault.DRIVER_UNLOADED, "driver_not_loaded"), (Fault.LIBRARY_MISMATCH, "library_mismatch")],
+)
+def test_a_driver_that_goes_is_one_stated_error(fault: Fault, reason: str) -> None:
+    with _running(gpu(0)) as (node, sample):
+        sample(0)
+        node.set(faults={fault: 0.0})
+        with pytest.raises(SourceError) as caught:
+            sample(1)
+        assert caught.value.reason == reason
