@@ -9,6 +9,9 @@ from exporter.simulator.truth import NodeTruth, ProcessTruth
 MARK = "simulated"
 """Name of the file that marks a directory as ours: without it nothing in a directory is ever removed."""
 
+_KTHREADD = ProcessTruth(pid=2, start_ticks=0, comm="kthreadd", cgroup="0::/\n", memory_used_bytes=0)
+"""The kernel's thread daemon: process 2 of every host, and how a host's /proc is told from a container's."""
+
 
 def write(truth: NodeTruth, proc_root: Path, pod_log_root: Path) -> None:
     """Make both trees agree with the truth; only what differs is touched.
@@ -51,6 +54,7 @@ def _claim(root: Path) -> None:
 
 
 def _processes(truth: NodeTruth) -> Iterator[ProcessTruth]:
+    yield _KTHREADD
     for gpu in truth.gpus:
         yield from gpu.processes
         for instance in gpu.instances:
