@@ -1,0 +1,133 @@
+"""Writes docs/metrics.md from the catalogue and the DCGM table; ``--check`` only says whether it is up to date."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from exporter.exposition import catalog
+from exporter.exposition.dcgm_fields import TABLE, DcgmField
+from exporter.exposition.family import Kind
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+
+HEAD = """\
+# Metrics
+
+Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py` and `dcgm_table.py`; do not edit.
+
+A quantity that was not measured is absent: never 0, NaN or a guess. `/metrics` speaks text format 0.0.4 and
+OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no work in driver or kubelet:
+`gpu_exporter_sample_timestamp_seconds` tells how old it is.
+"""
+
+LABELS = """\
+Labels of every device series: {device}.
+`gpu` is the index, `uuid` that of the GPU or MIG instance; `gpu_instance` and `mig_profile` are there on MIG instances
+only. Pod series add {pod}; `pod_uid` only where it is known.
+None of these collides with a target label of Prometheus, so `honorLabels` makes no difference. The tables list the
+labels that a metric has beside those.
+"""
+
+DROP_IN = """\
+## Drop-in family
+
+Names, types, units and labels of dcgm-exporter's default file: those of its releases up to 4.8 (`--dcgm-names legacy`,
+the default) or of 4.9 (`--dcgm-names 4.9`). A collectors file (`--collectors`) takes any name or id of the tables; the
+name that is written is the name that is printed, and it decides the unit.
+
+Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
+then `Hostname` (`hostname` with 4.9 names; `--hostname-label` decides), the label rows, and where one container holds
+the whole device `container`, `namespace`, `pod`.
+
+What differs from dcgm-exporter, on purpose:
+
+- A value of the whole board (power, temperature, clocks, energy) stands once, on the board's row. dcgm-exporter copies
+  it to every MIG instance. MIG rows show what was measured on the instance: the fields marked MIG below.
+- A shared device has one row without a pod per field, and one row per holder only for what was measured per holder.
+  dcgm-exporter copies the device's value to every holder.
+- A GPU that does not answer has no rows here; `gpu_up` tells.
+- `GPU_CI_ID` is added where several compute instances share a GPU instance, which would else be the same series twice.
+- `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate and typed gauge, as in 4.8.3 and later; up to 4.8.2 it was a counter.
+  4.9's `DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND` measures something else and is absent.
+- `DCGM_FI_DEV_GPU_UTIL_RATIO` is 0-1, as in 4.9. DCGM 4.6 used that name for percent.
+- In OpenMetrics, counters whose name does not end in `_total` are typed `unknown`, as that format demands.
+- Parts of a percentage stay fractions on a holder's row; dcgm-exporter shows whole numbers.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [
+        HEAD,
+        "## Own family\n\n" + LABELS.format(device=_code(catalog.DEVICE_LABELS), pod=_code(catalog.POD_LABELS)),
+        _own("Devices", [metric for metric in catalog.ALL if _level(metric) == "device"]),
+        _own("Pods", [metric for metric in catalog.ALL if _level(metric) == "pod"]),
+        _own("The exporter itself", [metric for metric in catalog.ALL if _level(metric) == "itself"]),
+        DROP_IN,
+        _fields("Default set", [row for row in TABLE if row.default or row.new_default]),
+        _fields("On request, in a collectors file", [row for row in TABLE if not (row.default or row.new_default)]),
+    ]
+    return "\n".join(parts)
+
+
+def _level(metric: catalog.Metric) -> str:
+    if metric.name.startswith("gpu_pod_"):
+        return "pod"
+    return "itself" if metric.name.startswith(("gpu_exporter_", "process_", "python_")) else "device"
+
+
+def _own(title: str, metrics: Iterable[catalog.Metric]) -> str:
+    usual = {*catalog.DEVICE_LABELS, *catalog.POD_LABELS}
+    rows = []
+    for metric in metrics:
+        whole = set(catalog.DEVICE_LABELS) <= set(metric.labels)
+        more = [label for label in metric.labels if not (whole and label in usual)]
+        rows.append((f"`{metric.name}`", metric.kind, _code(more), metric.help))
+    return _table(f"### {title}", ("Metric", "Type", "Labels", "Meaning"), rows)
+
+
+def _fields(title: str, fields: Iterable[DcgmField]) -> str:
+    rows = []
+    for row in fields:
+        new = "absent" if row.new_name is None else "same" if row.new_name == row.legacy_name else f"`{row.new_name}`"
+        unit = row.unit if row.new_unit == row.unit else f"{row.unit}; {row.new_unit}"
+        where = "whole" if row.kind is Kind.LABEL or not row.per_instance else "whole, MIG"
+        rows.append((str(int(row.field)), f"`{row.legacy_name}`", new, row.kind, unit, where, row.help))
+    return _table(f"### {title}", ("Id", "Up to 4.8", "4.9", "Type", "Unit; in 4.9", "Rows", "Meaning"), rows)
+
+
+def _table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    def lines() -> Iterator[str]:
+        yield title
+        yield ""
+        yield _line(head)
+        yield _line(tuple("---" for _ in head))
+        for row in rows:
+            yield _line(row)
+        yield ""
+
+    return "\n".join(lines())
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with ``--check`` compare it; 1 where it is out of date."""
+    text = document()
+    if "--check" in arguments:
+        if TARGET.exists() and TARGET.read_text() == text:
+            return 0
+        print("docs/metrics.md is out of date: run `python scripts/metrics_doc.py` and look at the difference")
+        return 1
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
