@@ -1,0 +1,134 @@
+"""A simulated node end to end: real gRPC, a real child process with the real NVML binding, real files."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from exporter.attribution.join import attribute
+from exporter.attribution.podresources import KubeletClient
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.errors import ConfigError
+from exporter.exposition.collectors_file import DEFAULT
+from exporter.model import DeviceState, Field, Reading, SourceState
+from exporter.simulator import scenario
+from exporter.simulator.child import main
+from exporter.simulator.node import SimulatedNode
+from exporter.simulator.truth import NodeTruth
+from exporter.sources.worker import Worker
+
+EPOCH = 1_700_000_000.0
+
+
+async def readings(node: SimulatedNode, directory: Path, count: int) -> list[Reading]:
+    """The first readings of a real child of this node."""
+    worker = Worker(
+        name="nvml", command=node.child_command(0.25, DEFAULT.fields), interval_seconds=0.25, clock=time.time
+    )
+    task = asyncio.create_task(worker.run())
+    taken: list[Reading] = []
+    try:
+        async with asyncio.timeout(30):
+            while len(taken) < count:
+                await asyncio.sleep(0.05)
+                taken += worker.take()
+    except TimeoutError:
+        pytest.fail(f"no readings in {directory}: {worker.status}")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert worker.status.state is not SourceState.FAILED
+    return taken
+
+
+def kubelet_view(truth: NodeTruth) -> set[tuple[str, str, str, str]]:
+    return {(h.device_uuid, h.namespace, h.pod, h.container) for h in truth.holders}
+
+
+async def test_kubelet_and_files_of_a_node_tell_the_scenarios_truth(tmp_path: Path) -> None:
+    now = EPOCH + 100.0
+    node = SimulatedNode(scenario.load("demo"), tmp_path, lambda: now, EPOCH)
+    await node.start()
+    client = KubeletClient(str(node.kubelet_socket))
+    try:
+        allocations = await client.fetch(now)
+    finally:
+        await client.close()
+        await node.stop()
+    truth = node.truth()
+    told = {(c.namespace, c.pod, c.container, i) for c in allocations.containers for d in c.devices for i in d.ids}
+    assert told == {(h.namespace, h.pod, h.container, i) for h in truth.holders for i in h.device_ids}
+    resolver, names = PidResolver(node.proc_root), PodNames(node.pod_log_root)
+    processes = [p for gpu in truth.gpus for part in (gpu, *gpu.instances) for p in part.processes]
+    assert len(processes) > 10
+    for process in processes:
+        uid = resolver.pod_uid(process.pid)
+        assert uid == process.pod_uid
+        assert names.name_of(uid) == (process.namespace, process.pod)
+
+
+async def test_the_child_of_a_node_reads_what_the_scenario_says_and_the_join_finds_every_holder(tmp_path: Path) -> None:
+    node = SimulatedNode(scenario.load("demo"), tmp_path, time.time, time.time() - 100.0)
+    await node.start()
+    client = KubeletClient(str(node.kubelet_socket))
+    try:
+        reading = (await readings(node, tmp_path, 4))[-1]
+        allocations = await client.fetch(reading.taken_at_seconds)
+    finally:
+        await client.close()
+        await node.stop()
+    truth = node.truth()
+    assert [gpu.gpu.uuid for gpu in reading.gpus] == [gpu.uuid for gpu in truth.gpus]
+    assert [gpu.state for gpu in reading.gpus] == [DeviceState.UP] * 8
+    instances = [part.instance for gpu in reading.gpus for part in gpu.instances]
+    assert [part.uuid for part in instances] == [i.uuid for gpu in truth.gpus for i in gpu.instances]
+    # student-05 and the notebook do nothing, the notebook not since second 20.
+    assert reading.gpus[3].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.0, abs=1e-6)
+    assert reading.gpus[5].instances[4].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.0, abs=1e-6)
+    assert reading.gpus[4].instances[2].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.3, abs=1e-3)
+    attribution = attribute(
+        allocations=allocations,
+        gpus=[gpu.gpu for gpu in reading.gpus],
+        instances=instances,
+        now=reading.taken_at_seconds,
+        expiry_seconds=60,
+    )
+    found = {(uuid, h.namespace, h.pod, h.container) for uuid, held in attribution.holders.items() for h in held}
+    assert found == kubelet_view(truth)
+    shares = {(h.device_uuid, h.pod): h.share_ratio for held in attribution.holders.values() for h in held}
+    assert shares == pytest.approx({(h.device_uuid, h.pod): h.share_ratio for h in truth.holders})
+
+
+async def test_a_fault_of_the_scenario_reaches_the_reading_of_a_real_child(tmp_path: Path) -> None:
+    node = SimulatedNode(scenario.load("demo"), tmp_path, time.time, time.time() - 185.0)
+    reading = (await readings(node, tmp_path, 3))[-1]
+    assert [gpu.gpu.index for gpu in reading.gpus if gpu.state is DeviceState.UP] == [0, 2, 3, 4, 5, 6, 7]
+
+
+async def test_files_follow_the_scenario(tmp_path: Path) -> None:
+    now = EPOCH + 30.0
+    node = SimulatedNode(scenario.load("t4-timeslicing"), tmp_path, lambda: now, EPOCH)
+    await node.start()
+    try:
+        before = {path.name for path in node.pod_log_root.iterdir()}
+        now = EPOCH + 100.0
+        async with asyncio.timeout(10):
+            while {path.name for path in node.pod_log_root.iterdir()} == before:  # noqa: ASYNC110 - files tell nobody
+                await asyncio.sleep(0.05)
+    finally:
+        await node.stop()
+    gone = before - {path.name for path in node.pod_log_root.iterdir()}
+    assert {name.split("_")[1] for name in gone} == {"thumbnails-0"}
+
+
+def test_a_scenario_made_in_memory_has_no_child(tmp_path: Path) -> None:
+    loaded = scenario.load("demo")
+    node = SimulatedNode(scenario.build(loaded.plan), tmp_path, lambda: EPOCH)
+    with pytest.raises(ConfigError, match="'demo' has no file"):
+        node.child_command(1.0, DEFAULT.fields)
+
+
+def test_a_child_of_a_scenario_that_is_not_there_ends_with_2_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--scenario", "dmeo", "--epoch", "0"]) == 2
+    assert "did you mean 'demo'" in capsys.readouterr().err
