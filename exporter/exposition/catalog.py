@@ -37,7 +37,8 @@ def _own(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
 
 GPU_INFO = _device(
     "gpu_info",
-    "Identity of a GPU or MIG instance; always 1. parent_uuid is set on MIG instances; minor is the number of its device node.",
+    "Identity of a GPU or MIG instance; always 1. parent_uuid is set on MIG instances; minor is the number of the "
+    "device node.",
     "parent_uuid",
     "pci_bus_id",
     "minor",
