@@ -139,13 +139,12 @@ def place(pods: Sequence[TracePod]) -> list[Node]:
     ending: list[tuple[float, int, Node, tuple[Claim, ...]]] = []
     for number, pod in enumerate(pods):
         while ending and ending[0][0] <= pod.start:
-            _, _, node, claims = heapq.heappop(ending)
-            node.give_back(claims)
+            _, _, leaving, left = heapq.heappop(ending)
+            leaving.give_back(left)
         shared = pod.replicas > 0
         candidates = [node for node in nodes if node.shared is shared]
         fresh = Node(shared)
-        fitting = ((node, claims) for node in (*candidates, fresh) if (claims := node.take(pod)))
-        found = next(fitting, None)
+        found = next(((node, taken) for node in (*candidates, fresh) if (taken := node.take(pod))), None)
         if found is None:
             raise SystemExit(f"{pod.name} asks for {pod.gpus} GPUs and fits no node")
         node, claims = found
