@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.attribution.cgroup import pod_of
@@ -63,6 +63,7 @@ def test_every_runtime_and_namespace_form_leads_to_its_pod(text: str, expected: 
     assert pod_of(text) == expected
 
 
+@settings(deadline=None)  # a busy machine is no error
 @given(st.text())
 def test_no_text_at_all_makes_it_fail(text: str) -> None:
     pod_of(text)

@@ -6,6 +6,7 @@ import pytest
 from exporter.attribution.processes import NO_NAME, PidResolver, PodNames
 from exporter.errors import ConfigError
 from exporter.simulator.filesystem import write
+from exporter.simulator.scenario import load, shipped
 from exporter.simulator.truth import GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
 
 UID = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -99,6 +100,23 @@ def test_a_listed_pod_without_a_device_has_a_log_directory(roots: tuple[Path, Pa
 def test_it_says_that_nothing_in_it_is_real(roots: tuple[Path, Path]) -> None:
     write(node(PROCESS), *roots)
     assert all("simulator" in (root / "simulated").read_text() for root in roots)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_process_of_a_shipped_scenario_leads_to_its_own_pod(name: str, roots: tuple[Path, Path]) -> None:
+    scenario = load(name)
+    resolver, names = PidResolver(roots[0]), PodNames(roots[1])
+    for now in (1.0, 60.0, 600.0, 6000.0):
+        truth = scenario.at(now)
+        write(truth, *roots)
+        listed = {(holder.namespace, holder.pod) for holder in truth.holders}
+        listed.update((namespace, pod) for namespace, pod, _ in truth.other_pods)
+        for gpu in truth.gpus:
+            for process in (*gpu.processes, *(process for one in gpu.instances for process in one.processes)):
+                uid = resolver.pod_uid(process.pid)
+                assert uid == process.pod_uid
+                pod = (process.namespace, process.pod)
+                assert not uid or names.name_of(uid) == (pod if pod in listed else NO_NAME)
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

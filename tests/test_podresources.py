@@ -75,7 +75,7 @@ async def server(node: Node, path: Path) -> AsyncIterator[KubeletServer]:
 
 @pytest.fixture
 async def client(path: Path) -> AsyncIterator[KubeletClient]:
-    kubelet = KubeletClient(str(path), deadline_seconds=1.0)
+    kubelet = KubeletClient(str(path), deadline_seconds=10.0)
     yield kubelet
     await kubelet.close()
 
@@ -200,14 +200,17 @@ async def test_a_socket_without_permission_is_said(path: Path) -> None:
     assert "run as user 0" in str(error)
 
 
-async def test_a_server_that_does_not_speak_the_protocol_is_said(client: KubeletClient, path: Path) -> None:
+async def test_a_server_that_does_not_speak_the_protocol_is_said(path: Path) -> None:
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 this is another protocol\r\n")
         writer.close()
 
     path.parent.mkdir()
+    client = KubeletClient(str(path), deadline_seconds=0.3)
     async with await asyncio.start_unix_server(answer, path):
-        assert (await failure(client)).reason == "unavailable"
+        error = await failure(client)
+    await client.close()
+    assert error.reason == "unavailable"
 
 
 @pytest.mark.usefixtures("server")

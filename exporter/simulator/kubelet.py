@@ -192,7 +192,8 @@ def list_response(truth: NodeTruth) -> bytes:
 def allocatable_response(truth: NodeTruth) -> bytes:
     """Give the bytes that the kubelet of this node would answer to ``GetAllocatableResources``."""
     answer: Any = _MESSAGES["AllocatableResourcesResponse"](cpu_ids=range(16))
-    _add_devices(answer.devices, truth.allocatable.items())
+    for resource, ids in truth.allocatable.items():  # never DRA devices
+        _add_devices(answer.devices, [(resource, ids)] if not resource.startswith(DRA_PREFIX) else ())
     return bytes(answer.SerializeToString())
 
 
