@@ -1,5 +1,6 @@
 """The NVML source over the simulated driver: what it reads is the truth."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -149,6 +150,12 @@ def test_a_lost_gpu_is_told_with_its_xid_and_comes_back_by_itself() -> None:
         lost = sample(1)
         assert (_of(lost, 0).state, _of(lost, 1).state) == (DeviceState.LOST, DeviceState.UP)
         assert _of(lost, 0).reason == "gpu_is_lost"
+        xids = list(lost.xids)
+        deadline = time.monotonic() + 10
+        while not xids and time.monotonic() < deadline:
+            time.sleep(0.02)
+            xids.extend(sample(2).xids)
+        assert [(event.uuid, event.xid) for event in xids] == [(gpu(0).uuid, 79)]
         node.change(0, fault=None)
         assert _of(sample(30), 0).state is DeviceState.UP
 
@@ -193,3 +200,25 @@ def test_a_driver_that_goes_is_one_stated_error(fault: Fault, reason: str) -> No
         with pytest.raises(SourceError) as caught:
             sample(1)
         assert caught.value.reason == reason
+
+
+def test_an_uninstalled_driver_is_no_library_until_it_is_installed_again() -> None:
+    node = Node(NodeTruth(at_seconds=_START, node="simulated", driver_version="590.48.01", gpus=(gpu(0),)))
+    driver.install(lambda: node.truth, cache_seconds=0.0, epoch_seconds=_EPOCH)
+    source = NvmlSource(_ALL)
+    try:
+        source.open()
+        node.set(faults={Fault.LIBRARY_MISSING: 0.0})
+        with pytest.raises(SourceError) as caught:
+            source.sample(_EPOCH + _START)
+        assert caught.value.reason == "driver_not_loaded"
+        source.close()
+        with pytest.raises(SourceError) as caught:
+            source.open()
+        assert caught.value.reason == "library_not_found"
+        node.set(faults={})
+        source.open()
+        assert _of(source.sample(_EPOCH + _START + 1)).state is DeviceState.UP
+    finally:
+        source.close()
+        driver.uninstall()
