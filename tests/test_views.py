@@ -48,7 +48,7 @@ def viewer(tmp_path: Path) -> Viewer:
         (logs / f"{name}_{uid}").mkdir(parents=True)
     return Viewer(
         attributor=Attributor(
-            poller=None, pids=PidResolver(tmp_path / "proc"), names=PodNames(logs), expiry_seconds=60.0
+            kubelet=None, pids=PidResolver(tmp_path / "proc"), names=PodNames(logs), expiry_seconds=60.0
         ),
         clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
     )

@@ -1,9 +1,10 @@
 """Joins what the driver sees with what the kubelet says, again only when one of the two has changed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from exporter.attribution.join import attribute
-from exporter.attribution.podresources import KubeletPoller
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import Allocations, AllocationState, Attribution, Gpu, MigInstance, Reading
 
@@ -11,14 +12,33 @@ HARMLESS_REASONS = frozenset({"unknown_uuid", "duplicate"})
 """Reasons why an id was not resolved that leave no doubt about the devices that *are* seen."""
 
 
+class Kubelet(Protocol):
+    """What the kubelet said last: ``attribution.podresources.KubeletPoller``, or an answer asked for in a replay."""
+
+    @property
+    def latest(self) -> Allocations | None:
+        """The last good answer, however old."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """One line on why there is no newer one; empty when all is well."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts since start by reason."""
+        ...
+
+
 @dataclass(slots=True)
 class Attributor:
     """Keeps the last join and the ways from a process to its pod.
 
-    ``poller`` is ``None`` where attribution is switched off: then nothing is known of any holder.
+    ``kubelet`` is ``None`` where attribution is switched off: then nothing is known of any holder.
     """
 
-    poller: KubeletPoller | None
+    kubelet: Kubelet | None
     pids: PidResolver
     names: PodNames
     expiry_seconds: float
@@ -27,7 +47,7 @@ class Attributor:
 
     def join(self, reading: Reading | None, now: float) -> Attribution:
         """Return the holders of every device of ``reading``, or that they are not known."""
-        allocations = self.poller.latest if self.poller else None
+        allocations = self.kubelet.latest if self.kubelet else None
         if allocations is None:
             return Attribution(known=False)
         gpus = tuple(gpu.gpu for gpu in reading.gpus) if reading else ()

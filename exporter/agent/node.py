@@ -1,17 +1,35 @@
 """The agent's tick: sources and attribution joined into one immutable snapshot. The only place where they meet."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from exporter.agent.attributor import Attributor
 from exporter.agent.record import SourceRecord
 from exporter.agent.views import Viewer, darkened
 from exporter.model import Attribution, DeviceView, Reading, Snapshot, SourceState, SourceStatus
-from exporter.sources.worker import Worker
 
 STALE_INTERVALS = 3
 """A reading older than so many sample intervals is not shown: what was not seen is unknown."""
+
+
+class Source(Protocol):
+    """Where readings come from: ``sources.worker.Worker``, or the same source without a child for a replay."""
+
+    @property
+    def status(self) -> SourceStatus:
+        """How the source is doing."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts since start by reason, beside those that readings carry."""
+        ...
+
+    def take(self) -> tuple[Reading, ...]:
+        """Readings since the last call, oldest first."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +37,7 @@ class Node:
     """One node as the agent knows it."""
 
     name: str
-    worker: Worker
+    source: Source
     viewer: Viewer
     sample_interval_seconds: float
     simulated: bool = False
@@ -36,9 +54,9 @@ class Node:
     def tick(self, now: float) -> Snapshot:
         """Take what has come in and return the node's picture at ``now`` (Unix time). Never blocks."""
         started = self.process_clock()
-        for reading in self.worker.take():
+        for reading in self.source.take():
             self.record.add(reading)
-        status = self.worker.status
+        status = self.source.status
         newest = self.record.newest
         fresh = newest is not None and self._is_fresh(newest, status, now)
         shown = newest if newest is None or fresh else darkened(newest, status.reason or "stale")
@@ -73,8 +91,8 @@ class Node:
         duration: float,
     ) -> Snapshot:
         newest = self.record.newest
-        poller = self.attributor.poller
-        allocations = poller.latest if poller else None
+        kubelet = self.attributor.kubelet
+        allocations = kubelet.latest if kubelet else None
         return Snapshot(
             taken_at_seconds=now,
             node=self.name,
@@ -86,10 +104,10 @@ class Node:
             devices=views,
             expected_devices=_expected(attribution, views),
             sources=(status,),
-            attribution_enabled=poller is not None,
+            attribution_enabled=kubelet is not None,
             attribution_known=attribution.known,
             attribution_at_seconds=allocations.answered_at_seconds if allocations else None,
-            attribution_problem=poller.problem if poller else "",
+            attribution_problem=kubelet.problem if kubelet else "",
             unresolved=attribution.unresolved,
             errors=self._errors(),
             tick_duration_seconds=duration,
@@ -99,12 +117,12 @@ class Node:
 
     def _errors(self) -> dict[tuple[str, str], int]:
         errors: Counter[tuple[str, str]] = Counter(self.own_errors)
-        name = self.worker.status.name
-        for source in (self.record.errors, self.worker.errors):
+        name = self.source.status.name
+        for source in (self.record.errors, self.source.errors):
             for reason, count in source.items():
                 errors[name, reason] += count
-        if self.attributor.poller:
-            for reason, count in self.attributor.poller.errors.items():
+        if self.attributor.kubelet:
+            for reason, count in self.attributor.kubelet.errors.items():
                 errors["attribution", reason] += count
         return dict(errors)
 

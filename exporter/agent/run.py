@@ -13,8 +13,8 @@ from pathlib import Path
 from aiohttp import web
 
 from exporter.accounting.idle import IdleClock
-from exporter.agent.attributor import Attributor
-from exporter.agent.node import STALE_INTERVALS, Node
+from exporter.agent.attributor import Attributor, Kubelet
+from exporter.agent.node import STALE_INTERVALS, Node, Source
 from exporter.agent.views import Viewer
 from exporter.attribution.podresources import KubeletPoller
 from exporter.attribution.processes import PidResolver, PodNames
@@ -55,8 +55,25 @@ async def run(
     collectors = load_collectors(config)
     listener = bind(config.listen_host, config.listen_port)
     command = worker_command or nvml_command(config.sample_interval_seconds, collectors.fields)
+    worker = Worker(
+        name="nvml",
+        command=command,
+        interval_seconds=config.sample_interval_seconds,
+        env=worker_env,
+        clock=time.time,
+    )
+    poller = None
+    if config.attribution:
+        poller = KubeletPoller(
+            socket_path=config.kubelet_socket,
+            interval_seconds=config.kubelet_interval_seconds,
+            resources=config.gpu_resources,
+            clock=time.time,
+        )
     agent = Agent(
-        node=_node(config, command, worker_env, simulated=simulated),
+        node=_node(config, worker, poller, simulated=simulated),
+        worker=worker,
+        poller=poller,
         renderer=Renderer(
             ExpositionOptions(
                 collectors=collectors,
@@ -100,19 +117,11 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _node(config: AgentConfig, command: Sequence[str], env: Mapping[str, str] | None, *, simulated: bool) -> Node:
-    poller = None
-    if config.attribution:
-        poller = KubeletPoller(
-            socket_path=config.kubelet_socket,
-            interval_seconds=config.kubelet_interval_seconds,
-            resources=config.gpu_resources,
-            clock=time.time,
-        )
+def _node(config: AgentConfig, source: Source, kubelet: Kubelet | None, *, simulated: bool) -> Node:
     proc_root = Path(config.proc_root)
     viewer = Viewer(
         attributor=Attributor(
-            poller=poller,
+            kubelet=kubelet,
             pids=PidResolver(proc_root),
             names=PodNames(Path(config.pod_log_root)),
             expiry_seconds=config.attribution_expiry_seconds,
@@ -123,16 +132,9 @@ def _node(config: AgentConfig, command: Sequence[str], env: Mapping[str, str] | 
         ),
         process_list_reliable=sees_host_processes(proc_root),
     )
-    worker = Worker(
-        name="nvml",
-        command=command,
-        interval_seconds=config.sample_interval_seconds,
-        env=env,
-        clock=time.time,
-    )
     return Node(
         name=config.node_name,
-        worker=worker,
+        source=source,
         viewer=viewer,
         sample_interval_seconds=config.sample_interval_seconds,
         simulated=simulated,
@@ -153,6 +155,8 @@ class Agent:
     """A running agent: one node, one renderer, one newest snapshot."""
 
     node: Node
+    worker: Worker
+    poller: KubeletPoller | None
     renderer: Renderer
     release_seconds: float
     snapshot: Snapshot | None = None
@@ -162,14 +166,14 @@ class Agent:
         stop = asyncio.Event()
         self._install_signals(stop)
         self._tick()
-        app = create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self.node.worker.release)
+        app = create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self.worker.release)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         await web.SockSite(runner, listener, backlog=128).start()
         LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
-        parts: list[Callable[[], Awaitable[None]]] = [self.node.worker.run, self._ticks]
-        if self.node.attributor.poller:
-            parts.append(self.node.attributor.poller.run)
+        parts: list[Callable[[], Awaitable[None]]] = [self.worker.run, self._ticks]
+        if self.poller:
+            parts.append(self.poller.run)
         tasks = [asyncio.ensure_future(part()) for part in parts]
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -190,7 +194,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGUSR1, self.node.worker.release, self.release_seconds)
+        loop.add_signal_handler(signal.SIGUSR1, self.worker.release, self.release_seconds)
 
     async def _ticks(self) -> None:
         loop = asyncio.get_running_loop()
