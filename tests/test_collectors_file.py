@@ -124,6 +124,21 @@ def test_gpu_util_ratio_is_told_to_be_a_ratio() -> None:
     )
 
 
+def test_the_names_of_the_1x_file_are_read_and_printed_as_written() -> None:
+    read = parse(
+        "dcgm_sm_clock, gauge, x\ndcgm_gpu_utilization, gauge, x\ndcgm_fi_prof_dram_active, gauge, x\n"
+        "dcgm_pcie_tx_throughput, counter, x\ndcgm_retired_pages_sbe, counter, x\n",
+        "1.x.csv",
+    )
+    assert [(row.name, row.field.field) for row in read.rows] == [
+        ("dcgm_sm_clock", Field.SM_CLOCK),
+        ("dcgm_gpu_utilization", Field.GPU_UTIL),
+        ("dcgm_fi_prof_dram_active", Field.PROF_DRAM_ACTIVE),
+        ("dcgm_retired_pages_sbe", Field.RETIRED_SBE),
+    ]
+    assert read.warnings == ("1.x.csv:4: dcgm_pcie_tx_throughput is not measured by this agent; the row shows nothing",)
+
+
 def test_an_empty_file_leaves_only_the_own_metrics_and_says_so() -> None:
     read = parse("# nothing\n", "counters.csv")
     assert read.rows == ()

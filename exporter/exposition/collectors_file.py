@@ -11,6 +11,7 @@ from exporter.exposition.family import Kind
 from exporter.model import Field
 
 _COLUMNS = 3
+_DEAD_NAMES = frozenset({"dcgm_pcie_tx_throughput", "dcgm_pcie_rx_throughput"})  # in dcgm-exporter's 1.x file
 _GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL_RATIO"
 
 ALWAYS_READ: frozenset[Field] = frozenset(
@@ -135,7 +136,11 @@ def _row(line: str) -> tuple[Row | None, str]:
         kind = Kind(kind_text)
     except ValueError:
         raise ValueError(f"type {kind_text!r} of {name}: allowed are gauge, counter and label") from None
-    if name in NOT_MEASURED or (name not in BY_NAME and name.isascii() and name.isdigit() and _is_id(name)):
+    if (
+        name in NOT_MEASURED
+        or name in _DEAD_NAMES
+        or (name not in BY_NAME and name.isascii() and name.isdigit() and _is_id(name))
+    ):
         return None, f"{name} is not measured by this agent; the row shows nothing"
     if name not in BY_NAME:
         raise ValueError(f"unknown field {name!r}{_suggestion(name)}; allowed are DCGM field names and ids")

@@ -4,7 +4,7 @@ Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -103,6 +103,41 @@ TABLE: tuple[DcgmField, ...] = tuple(
 BY_FIELD: Mapping[Field, DcgmField] = MappingProxyType({row.field: row for row in TABLE})
 
 
+# Of dcgm-exporter's 1.x-compatibility file, where they are not the legacy name in lower case.
+_FIRST_NAMES = {
+    "dcgm_memory_clock": Field.MEM_CLOCK,
+    "dcgm_gpu_utilization": Field.GPU_UTIL,
+    "dcgm_mem_copy_utilization": Field.MEM_COPY_UTIL,
+    "dcgm_enc_utilization": Field.ENC_UTIL,
+    "dcgm_dec_utilization": Field.DEC_UTIL,
+    "dcgm_ecc_sbe_volatile_total": Field.ECC_SBE_VOL_TOTAL,
+    "dcgm_ecc_dbe_volatile_total": Field.ECC_DBE_VOL_TOTAL,
+    "dcgm_ecc_sbe_aggregate_total": Field.ECC_SBE_AGG_TOTAL,
+    "dcgm_ecc_dbe_aggregate_total": Field.ECC_DBE_AGG_TOTAL,
+    "dcgm_retired_pages_sbe": Field.RETIRED_SBE,
+    "dcgm_retired_pages_dbe": Field.RETIRED_DBE,
+    "dcgm_retired_pages_pending": Field.RETIRED_PENDING,
+    "dcgm_nvlink_flit_crc_error_count_total": Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    "dcgm_nvlink_data_crc_error_count_total": Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+}
+_FIRST_AS_LOWER_CASE = (
+    *(Field.SM_CLOCK, Field.MEMORY_TEMP, Field.GPU_TEMP, Field.POWER_USAGE, Field.TOTAL_ENERGY_CONSUMPTION),
+    *(Field.PCIE_REPLAY_COUNTER, Field.XID_ERRORS, Field.FB_FREE, Field.FB_USED, Field.NVLINK_BANDWIDTH_TOTAL),
+    *(Field.POWER_VIOLATION, Field.THERMAL_VIOLATION, Field.SYNC_BOOST_VIOLATION, Field.BOARD_LIMIT_VIOLATION),
+    *(Field.LOW_UTIL_VIOLATION, Field.RELIABILITY_VIOLATION),
+    *(Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL, Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL),
+)
+
+
+def _first_names() -> Iterator[tuple[str, Field]]:
+    yield from _FIRST_NAMES.items()
+    for field in _FIRST_AS_LOWER_CASE:
+        yield "dcgm_" + BY_FIELD[field].legacy_name.removeprefix("DCGM_FI_DEV_").lower(), field
+    for row in TABLE:
+        if row.legacy_name.startswith("DCGM_FI_PROF_"):
+            yield row.legacy_name.lower(), row.field
+
+
 def _names() -> dict[str, tuple[DcgmField, Era]]:
     names: dict[str, tuple[DcgmField, Era]] = {}
     for row in TABLE:
@@ -111,8 +146,9 @@ def _names() -> dict[str, tuple[DcgmField, Era]]:
             names[str(row.new_id)] = (row, Era.NEW)
         for text in (row.canonical_name, row.legacy_name, str(int(row.field))):
             names[text] = (row, Era.LEGACY)
+    names.update((name, (BY_FIELD[field], Era.LEGACY)) for name, field in _first_names())
     return names
 
 
 BY_NAME: Mapping[str, tuple[DcgmField, Era]] = MappingProxyType(_names())
-"""Legacy, 4.6 and 4.9 names and ids, each with the era that decides its unit; the oldest meaning wins on a clash."""
+"""Names of 1.x, up to 4.8, 4.6 and 4.9, and ids, each with the era that decides its unit; the oldest meaning wins on a clash."""
