@@ -32,8 +32,9 @@ DROP_IN = """\
 ## Drop-in family
 
 Names, types, units and labels of dcgm-exporter's default file: those of its releases up to 4.8 (`--dcgm-names legacy`,
-the default) or of 4.9 (`--dcgm-names 4.9`). A collectors file (`--collectors`) takes any name or id of the tables; the
-name that is written is the name that is printed, and it decides the unit.
+the default) or of 4.9 (`--dcgm-names 4.9`). A collectors file (`--collectors`) takes any name or id of the tables, DCGM
+4.6's names and those of dcgm-exporter's 1.x file; the name that is written is the name that is printed, and it decides
+the unit.
 
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
 then `Hostname` (`hostname` with 4.9 names; `--hostname-label` decides), the label rows, and where one container holds

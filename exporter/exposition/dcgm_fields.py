@@ -151,4 +151,7 @@ def _names() -> dict[str, tuple[DcgmField, Era]]:
 
 
 BY_NAME: Mapping[str, tuple[DcgmField, Era]] = MappingProxyType(_names())
-"""Names of 1.x, up to 4.8, 4.6 and 4.9, and ids, each with the era that decides its unit; the oldest meaning wins on a clash."""
+"""Names of 1.x, up to 4.8, 4.6 and 4.9, and ids, each with the era that decides its unit.
+
+Of two meanings of one name the older wins.
+"""
