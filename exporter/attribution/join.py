@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from exporter.attribution import shares
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, IdKind, ParsedId, parse, parse_claimed
 from exporter.attribution.inventory import Inventory
-from exporter.attribution.shares import Claim
+from exporter.attribution.shares import DRA, Claim
 from exporter.model import (
     Allocations,
     Attribution,
@@ -20,7 +20,6 @@ from exporter.model import (
 )
 
 DEVICE_PLUGIN = "device-plugin"
-DRA = "dra"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +62,13 @@ def attribute(
         return Attribution(known=False, answered_at_seconds=answered_at)
     inventory = Inventory.of(gpus, instances)
     entries = list(_entries(allocations.containers))
-    profiles_claimed = Counter(
-        (parsed.minor, parsed.profile)
-        for parsed in {e.device_id: e.parsed for e in entries if e.source == DRA}.values()
-    )
-    claims: dict[str, list[Claim]] = {}
-    unresolved: dict[Unresolved, None] = {}
-    for entry in entries:
-        found, reason = inventory.resolve(entry.parsed)
-        if profiles_claimed[entry.parsed.minor, entry.parsed.profile] > 1 and entry.parsed.profile is not None:
-            found, reason = (), "dra_unresolved"  # two claims and one instance: one of them is not enumerated yet
-        if not found:
-            unresolved[_unresolved(entry, reason)] = None
-        for uuid in found:
-            claims.setdefault(uuid, []).append(_claim(entry))
+    claims, unresolved = _match(entries, inventory)
     counts = shares.replica_counts(_advertised(allocations.allocatable, inventory), claims)
     return Attribution(
         known=True,
         answered_at_seconds=answered_at,
         holders=_holders(claims, counts, inventory),
-        unresolved=tuple(unresolved),
+        unresolved=unresolved,
         expected_devices=_expected(allocations.allocatable, entries, inventory),
     )
 
@@ -112,6 +98,23 @@ def _entries(containers: Sequence[ContainerAllocation]) -> Iterator[_Entry]:
                     share_id=share_id,
                     parsed=parsed,
                 )
+
+
+def _match(entries: Sequence[_Entry], inventory: Inventory) -> tuple[dict[str, list[Claim]], tuple[Unresolved, ...]]:
+    """Find each entry's devices: claims by device UUID, and what has none."""
+    claimed = {(entry.device_id, entry.parsed) for entry in entries if entry.parsed.profile is not None}
+    by_profile = Counter((parsed.minor, parsed.profile) for _, parsed in claimed)
+    claims: dict[str, list[Claim]] = {}
+    unresolved: dict[Unresolved, None] = {}
+    for entry in entries:
+        found, reason = inventory.resolve(entry.parsed)
+        if by_profile[entry.parsed.minor, entry.parsed.profile] > 1:
+            found, reason = (), "dra_unresolved"  # two claims and one instance: one of them is not enumerated yet
+        if not found:
+            unresolved[_unresolved(entry, reason)] = None
+        for uuid in found:
+            claims.setdefault(uuid, []).append(_claim(entry))
+    return claims, tuple(unresolved)
 
 
 def _claim(entry: _Entry) -> Claim:

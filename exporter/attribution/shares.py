@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from exporter.model import ShareMode
 
+DRA = "dra"
+"""Source of a holder that the kubelet lists with a claim."""
+
 WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
 
 
@@ -86,7 +89,7 @@ def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[P
     weights = {holder: _weight(uuid, group, counts) for holder, group in grouped.items()}
     excess = max(sum(weights.values()), 1.0)
     # An even split of a claim that several containers name is how it is shared; of device-plugin ids it is a guess.
-    odd_split = excess > WHOLE_WITHIN_ROUNDING and any(claim.source != "dra" for claim in claims)
+    odd_split = excess > WHOLE_WITHIN_ROUNDING and any(claim.source != DRA for claim in claims)
     return tuple(
         Part(
             holder=holder,
