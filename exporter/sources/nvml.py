@@ -61,6 +61,8 @@ class NvmlSource:
         self._known: dict[str, Gpu] = {}
         self._units: dict[str, Unit] = {}
         self._down: dict[str, _Down] = {}
+        self._nameless: dict[int, float] = {}
+        """When to look again at the indexes whose GPU did not even say its UUID."""
         self._failures: Counter[str] = Counter()
         self._events: EventWatch | None = None
         self._wanted: Wanted | None = None
@@ -109,6 +111,7 @@ class NvmlSource:
         started = self._monotonic()
         try:
             self._reopen_when_due(now)
+            self._look_for_nameless(now)
             gpus = tuple(self._read(uuid, now) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
         except pynvml.NVMLError as error:
             raise driver.error_of(driver.code_of(error)) from error
@@ -150,6 +153,7 @@ class NvmlSource:
                 unreadable[index] = driver.reason_of(driver.code_of(error))
         for reason in unreadable.values():
             self._count(reason)
+        self._nameless = dict.fromkeys(unreadable, -1.0)
         for uuid, gpu in self._known.items():
             if uuid not in self._units:
                 reason = unreadable.get(gpu.index, "not_enumerated")
@@ -234,8 +238,28 @@ class NvmlSource:
             down.state = _state_of(down.reason)
             self._count(driver.reason_of(code))
 
+    def _look_for_nameless(self, now: float) -> None:
+        """Attach GPUs that were dead when the driver was opened and that nobody has seen alive yet."""
+        attached = {unit.gpu.index for unit in self._units.values()}
+        for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
+            if index in attached:
+                del self._nameless[index]
+                continue
+            self._nameless[index] = now + self._retry_seconds
+            try:
+                self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+            except SourceError as error:
+                self._count(error.reason)
+            except pynvml.NVMLError as error:
+                if driver.code_of(error) in driver.DRIVER_GONE:
+                    raise
+                self._count(driver.reason_of(driver.code_of(error)))
+            else:
+                del self._nameless[index]
+                self._watch_events()
+
     def _note_health(self, gpus: tuple[GpuReading, ...], now: float) -> None:
-        if all(gpu.state is DeviceState.UP for gpu in gpus):
+        if not self._nameless and all(gpu.state is DeviceState.UP for gpu in gpus):
             self._unwell_since = None
             self._reopen_seconds = self._first_reopen_seconds
         elif self._unwell_since is None:

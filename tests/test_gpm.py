@@ -1,0 +1,163 @@
+"""Engine activity through GPM: true means over the time between two samples, and nothing where there are none."""
+
+import math
+from dataclasses import replace
+
+import pynvml
+import pytest
+from driver_support import H100, T4, gpu, instance, load, partitioned, simulated
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.model import Field
+from exporter.simulator import driver as simulated_driver
+from exporter.sources import gpm
+from exporter.sources.nvml import NvmlSource
+
+ENGINE = Field.PROF_GR_ENGINE_ACTIVE
+RATIOS = [field for field in gpm.METRICS if not field.name.endswith("_BYTES")]
+RATES = [field for field in gpm.METRICS if field.name.endswith("_BYTES")]
+EVERYTHING = frozenset(gpm.METRICS)
+
+
+@given(st.sampled_from(RATIOS), st.floats(allow_nan=True, allow_infinity=True))
+def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field, raw: float) -> None:
+    value, clamped = gpm.convert(field, raw)
+    if not math.isfinite(raw):
+        assert (value, clamped) == (None, False)
+        return
+    assert value is not None
+    assert 0 <= value <= 1
+    if 0 <= raw <= 100:
+        assert not clamped
+        assert value == pytest.approx(raw / 100)
+    if raw < -1 or raw > 101:
+        assert clamped
+
+
+@given(st.sampled_from(RATES), st.floats(0, 1e7))
+def test_a_rate_is_whole_bytes_per_second(field: Field, mebibytes: float) -> None:
+    value, clamped = gpm.convert(field, mebibytes)
+    assert isinstance(value, int)
+    assert value == pytest.approx(mebibytes * 2**20, abs=1)
+    assert not clamped
+
+
+def test_the_first_read_is_absent_and_the_second_is_the_mean_of_the_time_between() -> None:
+    with simulated(gpu(load_integral=load(engine=10.0, nvlink_tx_bytes_per_second=0.0)), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        assert ENGINE not in source.sample(100.0).gpus[0].values
+        node.change(at=104.0, load_integral=load(engine=11.0, nvlink_tx_bytes_per_second=4 * 2**20))
+        values = source.sample(104.0).gpus[0].values
+        assert values[ENGINE] == pytest.approx(0.25)
+        assert values[Field.PROF_NVLINK_TX_BYTES] == 2**20
+        assert set(values) >= EVERYTHING
+        source.close()
+
+
+def test_two_reads_within_a_tenth_of_a_second_give_the_same_value() -> None:
+    with simulated(gpu(), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        source.sample(100.0)
+        node.change(at=101.0, load_integral=load(engine=0.5))
+        assert source.sample(101.0).gpus[0].values[ENGINE] == pytest.approx(0.5)
+        node.change(at=101.05, load_integral=load(engine=0.55))
+        assert source.sample(101.05).gpus[0].values[ENGINE] == pytest.approx(0.5)
+        source.close()
+
+
+def test_a_clock_that_went_back_starts_again_instead_of_inventing() -> None:
+    with simulated(gpu(), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        source.sample(100.0)
+        node.change(at=101.0, load_integral=load(engine=0.5))
+        assert ENGINE not in source.sample(90.0).gpus[0].values
+        node.change(at=102.0, load_integral=load(engine=0.75))
+        assert source.sample(91.0).gpus[0].values[ENGINE] == pytest.approx(0.25)
+        source.close()
+
+
+def test_a_mean_over_minutes_says_nothing_about_now() -> None:
+    with simulated(gpu(), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        source.sample(100.0)
+        node.change(at=400.0, load_integral=load(engine=150.0))
+        assert ENGINE not in source.sample(400.0).gpus[0].values
+        source.close()
+
+
+def test_each_mig_instance_has_its_own_engine_and_no_board_rates() -> None:
+    with simulated(partitioned(instance(1), instance(2)), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        source.sample(100.0)
+        busy = instance(1, load_integral=load(engine=1.5, dram=0.5))
+        node.set(partitioned(busy, instance(2)), at=102.0)
+        first, second = source.sample(102.0).gpus[0].instances
+        assert first.values[ENGINE] == pytest.approx(0.75)
+        assert first.values[Field.PROF_DRAM_ACTIVE] == pytest.approx(0.25)
+        assert second.values[ENGINE] == 0.0
+        assert not set(RATES) & set(first.values)
+        source.close()
+
+
+def test_a_compute_instance_beside_others_has_no_memory_bandwidth_of_its_own() -> None:
+    level = gpm.Level.COMPUTE_INSTANCE
+    assert Field.PROF_DRAM_ACTIVE not in gpm.fields_at(level, EVERYTHING)
+    assert ENGINE in gpm.fields_at(level, EVERYTHING)
+    assert Field.PROF_DRAM_ACTIVE in gpm.fields_at(gpm.Level.GPU_INSTANCE, EVERYTHING)
+
+
+def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
+    with simulated(gpu(model=T4), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        source.sample(100.0)
+        node.change(at=101.0)
+        reading = source.sample(101.0)
+        assert not EVERYTHING & set(reading.gpus[0].values)
+        assert reading.errors == {}
+        source.close()
+
+
+def test_a_refused_sample_is_counted_and_not_asked_for_again_at_once() -> None:
+    with simulated(gpu(model=replace(H100)), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        simulated_driver.fail("nvmlGpmSampleGet", 4)
+        assert source.sample(100.0).errors == {"gpm_no_permission": 1}
+        node.change(at=101.0)
+        reading = source.sample(101.0)
+        assert reading.errors == {}
+        assert Field.GPU_UTIL in reading.gpus[0].values
+        source.close()
+
+
+def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays() -> None:
+    asked: list[list[int]] = []
+    known = {1, 2}
+
+    class Scripted(gpm.Sampler):
+        """A driver that refuses the whole call for one unknown id."""
+
+        def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
+            asked.append(metric_ids)
+            if not set(metric_ids) <= known:
+                raise pynvml.NVMLError(2)
+            return dict.fromkeys(metric_ids, (0, 50.0))
+
+    counted: list[str] = []
+    with simulated(gpu()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        fields = {ENGINE: 1, Field.PROF_SM_ACTIVE: 2, Field.PROF_DRAM_ACTIVE: 10}
+        sampler = Scripted(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample), fields, counted.append)
+        assert sampler.sample(1.0) == {}
+        assert sampler.sample(2.0) == {ENGINE: 0.5, Field.PROF_SM_ACTIVE: 0.5}
+        assert sampler.sample(3.0) == {ENGINE: 0.5, Field.PROF_SM_ACTIVE: 0.5}
+        sampler.close()
+    assert asked[-1] == [1, 2]
+    assert counted == []

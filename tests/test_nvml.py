@@ -1,0 +1,320 @@
+"""The NVML source over a driver that follows a hand-moved truth: values, faults, recovery."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned, process, simulated
+
+from exporter.errors import SourceError
+from exporter.model import DeviceState, Field, GpuReading, Reading
+from exporter.simulator import driver as simulated_driver
+from exporter.simulator.truth import Fault, GpuTruth
+from exporter.sources import nvml_fields
+from exporter.sources.nvml import NvmlSource
+
+ALL = frozenset(Field)
+
+
+class Watched:
+    """An open source and the node under it, moved together."""
+
+    def __init__(self, node: Node, source: NvmlSource) -> None:
+        self.node = node
+        self.source = source
+
+    def after(self, seconds: float) -> Reading:
+        self.node.set(at=self.node.truth.at_seconds + seconds)
+        return self.source.sample(self.node.truth.at_seconds)
+
+
+@contextmanager
+def watched(*gpus: GpuTruth, fields: frozenset[Field] = ALL, **values: object) -> Iterator[Watched]:
+    with simulated(*gpus, init=False, **values) as node:
+        source = NvmlSource(fields)
+        source.open()
+        try:
+            yield Watched(node, source)
+        finally:
+            source.close()
+
+
+def states(reading: Reading) -> list[tuple[DeviceState, str]]:
+    return [(one.state, one.reason) for one in reading.gpus]
+
+
+UP = (DeviceState.UP, "")
+
+
+def test_values_are_in_the_units_of_their_fields() -> None:
+    one = gpu(
+        load=load(utilisation=0.73, memory_copy=0.21, encode=0.1, decode=0.2, memory_used_bytes=1000 * MIB),
+        power_watts=432.1,
+        energy_joules=1234.5,
+        gpu_temp_celsius=61,
+        sm_clock_mhz=1755,
+    )
+    with watched(one) as it:
+        reading = it.after(1)
+        values = reading.gpus[0].values
+    assert values[Field.GPU_UTIL] == 73
+    assert values[Field.MEM_COPY_UTIL] == 21
+    assert (values[Field.ENC_UTIL], values[Field.DEC_UTIL]) == (10, 20)
+    assert (values[Field.FB_TOTAL], values[Field.FB_USED], values[Field.FB_RESERVED]) == (81559, 1000, 479)
+    assert values[Field.FB_FREE] == 81559 - 1000 - 479
+    assert values[Field.FB_USED_PERCENT] == pytest.approx(1000 / (81559 - 479))
+    assert values[Field.POWER_USAGE] == pytest.approx(432.1)
+    assert values[Field.TOTAL_ENERGY_CONSUMPTION] == 1_234_500
+    assert (values[Field.GPU_TEMP], values[Field.MEMORY_TEMP]) == (61, 48)
+    assert (values[Field.SM_CLOCK], values[Field.MAX_SM_CLOCK]) == (1755, 1980)
+    assert values[Field.ENFORCED_POWER_LIMIT] == 700
+    assert values[Field.GPU_RECOVERY_ACTION] == 0
+    assert reading.driver_version == "590.48.01"
+    assert reading.errors == {}
+
+
+def test_identity_has_uuid_place_and_text_fields() -> None:
+    with watched(gpu()) as it:
+        one = it.after(1).gpus[0].gpu
+    assert one.uuid == "GPU-00000000-0000-0000-0000-000000000000"
+    assert (one.index, one.minor, one.model) == (0, 2, "NVIDIA H100 80GB HBM3")
+    assert one.pci_bus_id == "00000000:17:00.0"
+    assert one.labels[Field.SERIAL] == "1652423000000"
+
+
+def test_only_what_is_asked_for_and_what_is_always_needed_is_read() -> None:
+    with watched(gpu(), fields=frozenset({Field.SM_CLOCK})) as it:
+        values = set(it.after(1).gpus[0].values)
+    assert Field.SM_CLOCK in values
+    assert values <= nvml_fields.ALWAYS | {Field.SM_CLOCK}
+
+
+def test_what_a_board_lacks_is_absent_and_neither_zero_nor_an_error() -> None:
+    bare = replace(T4, not_supported=frozenset({Field.MEMORY_TEMP, Field.FAN_SPEED}))
+    with watched(gpu(model=bare, memory_temp_celsius=None, overrides={Field.ENC_UTIL: None})) as it:
+        reading = it.after(1)
+    values = reading.gpus[0].values
+    assert not {Field.MEMORY_TEMP, Field.FAN_SPEED, Field.ENC_UTIL} & set(values)
+    assert reading.errors == {}
+
+
+def test_unsupported_is_remembered_and_asked_again_after_ten_minutes() -> None:
+    with watched(gpu(overrides={Field.ENC_UTIL: None, Field.MEMORY_TEMP: None})) as it:
+        it.after(1)
+        it.node.change(overrides={})
+        later = it.after(1).gpus[0].values
+        assert not {Field.ENC_UTIL, Field.MEMORY_TEMP} & set(later)
+        much_later = it.after(601).gpus[0].values
+    assert {Field.ENC_UTIL, Field.MEMORY_TEMP} <= set(much_later)
+
+
+def test_slow_values_are_carried_between_their_reads() -> None:
+    with watched(gpu()) as it:
+        assert it.after(1).gpus[0].values[Field.ECC_DBE_VOL_TOTAL] == 0
+        it.node.change(overrides={Field.ECC_DBE_VOL_TOTAL: 3})
+        assert it.after(1).gpus[0].values[Field.ECC_DBE_VOL_TOTAL] == 0
+        assert it.after(10).gpus[0].values[Field.ECC_DBE_VOL_TOTAL] == 3
+
+
+def test_nvlink_bandwidth_is_a_rate_from_the_second_read_on() -> None:
+    with watched(gpu()) as it:
+        assert Field.NVLINK_BANDWIDTH_TOTAL not in it.after(1).gpus[0].values
+        both = load(nvlink_tx_bytes_per_second=2.0e9 * 1.024, nvlink_rx_bytes_per_second=1.0e9 * 1.024)
+        it.node.change(load_integral=both)
+        values = it.after(1).gpus[0].values
+    assert values[Field.NVLINK_BANDWIDTH_TOTAL] == 3000
+    assert values[Field.NVLINK_TX_BYTES_TOTAL] == 2_048_000_000
+
+
+def test_ids_that_moved_between_drivers_are_not_asked_of_an_old_one() -> None:
+    with watched(gpu(), driver_version="535.161.08") as it:
+        values = it.after(1).gpus[0].values
+    assert Field.GPU_RECOVERY_ACTION not in values
+    assert Field.TOTAL_ENERGY_CONSUMPTION in values
+
+
+def test_a_missing_symbol_costs_its_field_only() -> None:
+    with watched(gpu()) as it:
+        simulated_driver.fail("nvmlDeviceGetTemperatureV", 13)
+        simulated_driver.fail("nvmlDeviceGetPerformanceState", 13)
+        simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", 13)
+        reading = it.after(1)
+    values = reading.gpus[0].values
+    assert values[Field.GPU_TEMP] == 30
+    assert Field.PSTATE not in values
+    assert Field.FB_RESERVED not in values
+    assert values[Field.FB_TOTAL] == 81559
+    assert reading.errors == {}
+
+
+def test_a_lost_gpu_leaves_the_others_untouched_and_returns_by_itself() -> None:
+    with watched(gpu(0), gpu(1)) as it:
+        assert states(it.after(1)) == [UP, UP]
+        it.node.change(1, fault=Fault.GPU_LOST)
+        reading = it.after(1)
+        assert states(reading) == [UP, (DeviceState.LOST, "gpu_is_lost")]
+        assert reading.gpus[1].values == {}
+        assert reading.gpus[1].processes is None
+        assert reading.errors["gpu_is_lost"] == 1
+        assert Field.GPU_UTIL in reading.gpus[0].values
+        it.node.change(1, fault=None)
+        assert states(it.after(5))[1] == (DeviceState.LOST, "gpu_is_lost")
+        assert states(it.after(6)) == [UP, UP]
+
+
+def test_a_gpu_that_needs_a_reset_says_so() -> None:
+    with watched(gpu(0), gpu(1)) as it:
+        it.after(1)
+        it.node.change(0, fault=Fault.RESET_REQUIRED)
+        assert states(it.after(1)) == [(DeviceState.RESET_REQUIRED, "reset_required"), UP]
+        it.node.change(0, fault=None)
+        assert states(it.after(11)) == [UP, UP]
+
+
+def test_a_gpu_whose_every_call_fails_is_failed_until_it_answers_again() -> None:
+    with watched(gpu(0), gpu(1)) as it:
+        it.after(1)
+        it.node.change(0, fault=Fault.UNKNOWN_ERROR)
+        for _ in range(5):
+            assert states(it.after(1)) == [(DeviceState.FAILED, "unknown_error"), UP]
+        it.node.change(0, fault=None)
+        it.after(11)
+        assert states(it.after(1)) == [UP, UP]
+
+
+def test_one_failing_call_is_counted_and_costs_its_field_only() -> None:
+    with watched(gpu()) as it:
+        simulated_driver.fail("nvmlDeviceGetPowerUsage", 999)
+        reading = it.after(1)
+        simulated_driver.clear_failures()
+        assert states(reading) == [UP]
+        assert reading.errors == {"unknown_error": 1}
+        assert Field.POWER_USAGE not in reading.gpus[0].values
+        assert Field.POWER_USAGE in it.after(1).gpus[0].values
+
+
+def test_a_gpu_that_was_dead_when_the_driver_was_opened_is_found_when_it_lives() -> None:
+    with watched(gpu(0, fault=Fault.GPU_LOST), gpu(1)) as it:
+        assert [one.gpu.index for one in it.after(1).gpus] == [1]
+        it.node.change(0, fault=None)
+        assert [one.gpu.index for one in it.after(11).gpus] == [0, 1]
+
+
+def test_a_gpu_that_is_enumerated_no_more_is_missing_and_found_when_the_driver_is_opened_anew() -> None:
+    announced: list[bool] = []
+    with watched(gpu(0), gpu(1)) as it:
+        it.source.announce = lambda: announced.append(True)
+        it.after(1)
+        it.node.change(1, fault=Fault.GPU_ABSENT)
+        it.source.close()
+        it.source.open()
+        assert states(it.after(1)) == [UP, (DeviceState.MISSING, "not_enumerated")]
+        it.node.change(1, fault=None)
+        assert states(it.after(30)) == [UP, (DeviceState.MISSING, "not_enumerated")]
+        assert not announced
+        assert states(it.after(40)) == [UP, UP]
+        assert announced
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "mend"),
+    [
+        (Fault.DRIVER_UNLOADED, "driver_not_loaded", "modprobe nvidia"),
+        (Fault.LIBRARY_MISMATCH, "library_mismatch", "driver upgrade"),
+        (Fault.LIBRARY_MISSING, "library_not_found", "runtimeClassName"),
+    ],
+)
+def test_a_driver_that_cannot_be_opened_is_named_with_its_mend(fault: Fault, reason: str, mend: str) -> None:
+    with simulated(gpu(), init=False, faults={fault: 0.0}), pytest.raises(SourceError, match=mend) as caught:
+        NvmlSource(ALL).open()
+    assert caught.value.reason == reason
+    assert "\n" not in str(caught.value)
+
+
+def test_a_node_without_a_gpu_is_named_and_works_once_there_is_one() -> None:
+    with simulated(init=False) as node:
+        source = NvmlSource(ALL)
+        with pytest.raises(SourceError, match="lspci") as caught:
+            source.open()
+        assert caught.value.reason == "no_gpus"
+        node.set(gpu())
+        source.open()
+        assert states(source.sample(200.0)) == [UP]
+        source.close()
+
+
+def test_an_unloaded_driver_ends_the_sample_and_opening_again_brings_it_back() -> None:
+    with watched(gpu()) as it:
+        it.after(1)
+        it.node.set(faults={Fault.DRIVER_UNLOADED: 0.0})
+        with pytest.raises(SourceError) as caught:
+            it.after(1)
+        assert caught.value.reason in {"driver_not_loaded", "uninitialized"}
+        it.source.close()
+        it.node.set(faults={})
+        it.source.open()
+        assert states(it.after(1)) == [UP]
+
+
+def test_mig_instances_have_identity_shape_memory_and_processes() -> None:
+    used = instance(1, "1g.10gb", load=load(memory_used_bytes=512 * MIB), processes=(process(4711, memory=512 * MIB),))
+    with watched(partitioned(used, instance(2))) as it:
+        reading = it.after(1).gpus[0]
+    assert reading.gpu.mig_enabled
+    assert (reading.gpu.compute_slices, reading.gpu.memory_slices) == (7, 8)
+    assert Field.GPU_UTIL not in reading.values
+    assert reading.processes is None
+    first, second = reading.instances
+    assert first.instance.parent_uuid == reading.gpu.uuid
+    assert (first.instance.profile, first.instance.compute_slices, first.instance.memory_slices) == ("1g.10gb", 1, 1)
+    assert (first.instance.gpu_instance_id, second.instance.gpu_instance_id) == (1, 2)
+    assert first.values[Field.FB_USED] == 512
+    assert first.processes is not None
+    assert [(one.pid, one.memory_used_bytes, one.sm_ratio) for one in first.processes] == [(4711, 512 * MIB, None)]
+    assert second.processes == ()
+
+
+def _profiles(reading: GpuReading) -> list[str]:
+    return [one.instance.profile for one in reading.instances]
+
+
+def test_a_new_mig_layout_is_followed_while_running() -> None:
+    with watched(partitioned(instance(1), instance(2))) as it:
+        assert _profiles(it.after(1).gpus[0]) == ["1g.10gb", "1g.10gb"]
+        new = instance(5, "3g.40gb", profile_id=9, compute_slices=3, memory_slices=4, memory_bytes=40448 * MIB)
+        it.node.change(instances=(new,))
+        it.after(5)
+        reading = it.after(5).gpus[0]
+        assert _profiles(reading) == ["3g.40gb"]
+        assert reading.instances[0].instance.memory_slices == 4
+
+
+def test_mig_switched_on_while_running_is_seen() -> None:
+    with watched(gpu()) as it:
+        assert not it.after(1).gpus[0].gpu.mig_enabled
+        it.node.change(mig_enabled=True, instances=(instance(1),))
+        it.after(5)
+        reading = it.after(5)
+        assert states(reading) == [UP]
+        assert reading.gpus[0].gpu.mig_enabled
+        assert _profiles(reading.gpus[0]) == ["1g.10gb"]
+
+
+def test_a_reading_says_when_it_ended_and_how_long_it_took() -> None:
+    ticks = iter([5.0, 5.25])
+    with simulated(gpu(), init=False):
+        source = NvmlSource(ALL, monotonic=lambda: next(ticks))
+        source.open()
+        reading = source.sample(1000.0)
+        source.close()
+    assert reading.duration_seconds == pytest.approx(0.25)
+    assert reading.taken_at_seconds == pytest.approx(1000.25)
+
+
+def test_a_model_with_gpm_and_one_without_work_side_by_side() -> None:
+    with watched(gpu(0, model=H100), gpu(1, model=T4)) as it:
+        it.after(1)
+        first, second = it.after(1).gpus
+    assert Field.PROF_GR_ENGINE_ACTIVE in first.values
+    assert Field.PROF_GR_ENGINE_ACTIVE not in second.values
