@@ -1,0 +1,156 @@
+"""A node in virtual time: the real source over the fake driver, the real kubelet client, the real tick, no sleeping."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.accounting.idle import IdleClock
+from exporter.agent.attributor import Attributor
+from exporter.agent.node import STALE_INTERVALS, Node
+from exporter.agent.run import sees_host_processes
+from exporter.agent.views import Viewer
+from exporter.attribution.podresources import KubeletClient
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.errors import AttributionError
+from exporter.exposition.collectors_file import DEFAULT, Collectors
+from exporter.model import Allocations, Reading, Snapshot, SourceState, SourceStatus
+from exporter.simulator import driver, filesystem
+from exporter.simulator.kubelet import KubeletServer
+from exporter.simulator.scenario import Scenario
+from exporter.simulator.truth import NodeTruth
+from exporter.sources.nvml import NvmlSource
+
+EPOCH_SECONDS = 1_800_000_000.0
+KUBELET_INTERVAL_SECONDS = 5.0
+"""As the agent's default; asking every step would meet the kubelet's real rate limit."""
+
+
+@dataclass(slots=True)
+class DirectSource:
+    """The source without its child: readings are put in by hand."""
+
+    readings: list[Reading] = field(default_factory=list)
+    status: SourceStatus = field(default_factory=lambda: SourceStatus(name="nvml", state=SourceState.UP))
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    def take(self) -> tuple[Reading, ...]:
+        taken, self.readings = tuple(self.readings), []
+        return taken
+
+
+@dataclass(slots=True)
+class AskedKubelet:
+    """The kubelet's answer, asked for by hand."""
+
+    latest: Allocations | None = None
+    problem: str = ""
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Virtual seconds since the scenario's start."""
+
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Pipeline:
+    """One simulated node; ``step`` moves it to an instant and returns what the agent makes of it."""
+
+    scenario: Scenario
+    directory: Path
+    clock: Clock
+    source: NvmlSource
+    client: KubeletClient
+    node: Node
+    direct: DirectSource
+    kubelet: AskedKubelet
+
+    @property
+    def truth(self) -> NodeTruth:
+        """The node as it really is."""
+        return self.scenario.at(self.clock.seconds)
+
+    async def step(self, seconds: float) -> Snapshot:
+        """Go to ``seconds`` since the scenario's start, sample once, ask the kubelet if it is time, tick once."""
+        self.clock.seconds = seconds
+        filesystem.write(self.truth, self.directory / "proc", self.directory / "pods")
+        now = EPOCH_SECONDS + seconds
+        self.direct.readings.append(self.source.sample(now))
+        if self.kubelet.latest is None or now - self.kubelet.latest.answered_at_seconds >= KUBELET_INTERVAL_SECONDS:
+            await self.ask(now)
+        return self.node.tick(now)
+
+    async def ask(self, now: float) -> None:
+        """Ask the kubelet, as its poller would."""
+        try:
+            self.kubelet.latest = await self.client.fetch(now)
+            self.kubelet.problem = ""
+        except AttributionError as error:
+            self.kubelet.problem = str(error)
+
+    async def until(self, seconds: float, *, steps: int = 9) -> Snapshot:
+        """Sample once a second up to ``seconds`` and return the last snapshot."""
+        for back in range(steps - 1, 0, -1):
+            await self.step(seconds - back)
+        return await self.step(seconds)
+
+
+@asynccontextmanager
+async def pipeline(
+    scenario: Scenario, directory: Path, *, start: float = 0.0, collectors: Collectors = DEFAULT
+) -> AsyncIterator[Pipeline]:
+    """Set the node up at ``start`` seconds of the scenario; the kubelet's socket and all trees are in ``directory``."""
+    clock = Clock(start)
+    seen: dict[float, NodeTruth] = {}
+
+    def truth() -> NodeTruth:
+        if clock.seconds not in seen:
+            seen.clear()
+            seen[clock.seconds] = scenario.at(clock.seconds)
+        return seen[clock.seconds]
+
+    server = KubeletServer(directory / "kubelet.sock", truth)
+    filesystem.write(truth(), directory / "proc", directory / "pods")
+    await server.start()
+    client = KubeletClient(str(directory / "kubelet.sock"))
+    driver.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS)
+    source = NvmlSource(collectors.fields, monotonic=lambda: clock.seconds)
+    direct, kubelet = DirectSource(), AskedKubelet()
+    viewer = Viewer(
+        attributor=Attributor(
+            kubelet=kubelet,
+            pids=PidResolver(directory / "proc"),
+            names=PodNames(directory / "pods"),
+            expiry_seconds=60.0,
+        ),
+        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=STALE_INTERVALS),
+        process_list_reliable=sees_host_processes(directory / "proc"),
+    )
+    node = Node(
+        name=truth().node,
+        source=direct,
+        viewer=viewer,
+        sample_interval_seconds=1.0,
+        simulated=True,
+        process_clock=lambda: 0.0,
+    )
+    try:
+        source.open()
+        yield Pipeline(
+            scenario=scenario,
+            directory=directory,
+            clock=clock,
+            source=source,
+            client=client,
+            node=node,
+            direct=direct,
+            kubelet=kubelet,
+        )
+    finally:
+        source.close()
+        driver.uninstall()
+        await client.close()
+        await server.stop()

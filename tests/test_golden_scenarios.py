@@ -1,0 +1,58 @@
+"""Every shipped scenario has a golden page: what Prometheus would scrape from it at a fixed instant."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from pipeline_support import pipeline
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_plain
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.family import duplicate_series
+from exporter.exposition.text import render
+from exporter.simulator import scenario
+
+GOLDEN = Path(__file__).parent / "golden"
+INSTANT_SECONDS = 100.0
+# What says which program made the page, and not what is on the node.
+_OURS = re.compile(r"^(gpu_exporter_build_info)\{.*$", re.MULTILINE)
+
+
+async def page(name: str, directory: Path, *, openmetrics: bool = False) -> str:
+    loaded = scenario.load(name)
+    async with pipeline(loaded, directory, start=INSTANT_SECONDS - 10) as node:
+        snapshot = await node.until(INSTANT_SECONDS)
+    shown = families(snapshot, ExpositionOptions())
+    assert duplicate_series(shown) == []
+    return _OURS.sub(r"\1{...} 1", render(shown, openmetrics=openmetrics).decode())
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+async def test_golden_page_of_every_shipped_scenario(name: str, tmp_path: Path) -> None:
+    text = await page(name, tmp_path)
+    golden = GOLDEN / f"scenario_{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    expected = golden.read_text()
+    got, wanted = text.splitlines(), expected.splitlines()
+    assert got == wanted, "the page has changed; if that is meant: make golden, and look at the difference"
+
+
+@pytest.mark.parametrize("name", ["demo", "a100-mig"])
+async def test_both_formats_of_a_page_read_back_the_same(name: str, tmp_path: Path) -> None:
+    plain = await page(name, tmp_path / "plain")
+    openmetrics = await page(name, tmp_path / "open", openmetrics=True)
+    plain = plain.replace("gpu_exporter_build_info{...} 1", "gpu_exporter_build_info 1")
+    openmetrics = openmetrics.replace("gpu_exporter_build_info{...} 1", "gpu_exporter_build_info 1")
+
+    def samples(families_of: object) -> set[tuple[str, frozenset[tuple[str, str]], float]]:
+        return {
+            # The plain parser appends "_total" to counters that have none, as DCGM's.
+            (sample.name.removesuffix("_total"), frozenset(sample.labels.items()), sample.value)
+            for family in families_of  # type: ignore[attr-defined] # the parsers are not typed
+            for sample in family.samples
+        }
+
+    assert samples(parse_plain(plain)) == samples(parse_openmetrics(openmetrics))
