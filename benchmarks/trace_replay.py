@@ -234,7 +234,7 @@ async def replay(loaded: scenario.Scenario, times: Sequence[float], directory: P
     server = KubeletServer(socket, lambda: loaded.at(now))
     client = KubeletClient(str(socket))
     nowhere = directory / "nowhere"
-    attributor = Attributor(poller=None, pids=PidResolver(nowhere), names=PodNames(nowhere), expiry_seconds=60)
+    attributor = Attributor(kubelet=None, pids=PidResolver(nowhere), names=PodNames(nowhere), expiry_seconds=60)
     viewer = Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=10))
     options = ExpositionOptions()
     await server.start()

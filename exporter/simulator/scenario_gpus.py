@@ -13,6 +13,7 @@ from exporter.simulator.truth import ModelSpec
 MOST_REPLICAS = 64
 _MOST_OF_A_KIND = 16
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SERIAL = re.compile(r"\d{13}")
 _PCI = re.compile(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]")
 
 
@@ -33,13 +34,15 @@ def _gpu(section: Section, node: str, index: int, *, single: bool) -> GpuPlan:
     key = key if key in MODELS else "h100"
     uuid = _pattern(section, "uuid", _UUID, "GPU-" + identities.stable_uuid(node, "gpu", index), single=single)
     bus = _pattern(section, "pci", _PCI, identities.pci_bus_id(index), single=single)
+    number = f"16{identities.stable_number(node, 'serial', index) % 10**11:011d}"
+    serial = _pattern(section, "serial", _SERIAL, number, single=single)
     sharing, replicas = _sharing(section)
     return GpuPlan(
         index=index,
         minor=section.integer("minor", index, high=255) if single else index,
         uuid=uuid,
         pci_bus_id=bus,
-        serial=f"16{identities.stable_number(node, 'serial', index) % 10**11:011d}",
+        serial=serial,
         model_key=key,
         model=MODELS[key],
         mig_enabled=section.has("mig"),
