@@ -1,0 +1,282 @@
+"""The parent of a source's process: it never blocks, and everything that can go wrong has a state and a count."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from exporter.model import Field, SourceState
+from exporter.sources import child, worker
+from exporter.sources.worker import Worker, nvml_command
+
+PATIENCE_SECONDS = 20.0
+PREAMBLE = """
+import os, signal, sys, time
+from exporter.model import Reading, SourceState, SourceStatus
+from exporter.sources import wire
+def say(line):
+    os.write(1, line)
+def read(at=1.0):
+    say(wire.encode(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0)))
+def fail(reason):
+    say(wire.encode(SourceStatus(name="nvml", state=SourceState.FAILED, reason=reason, message="broken: mend it")))
+"""
+STEADY = """
+while True:
+    read()
+    time.sleep(0.02)
+"""
+
+
+def script(body: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", PREAMBLE + textwrap.dedent(body))
+
+
+@asynccontextmanager
+async def working(
+    command: tuple[str, ...],
+    *,
+    deadline_seconds: float = 5.0,
+    start_deadline_seconds: float = 10.0,
+    env: dict[str, str] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Worker]:
+    one = Worker(
+        name="nvml",
+        command=command,
+        interval_seconds=0.02,
+        deadline_seconds=deadline_seconds,
+        start_deadline_seconds=start_deadline_seconds,
+        env=env,
+        clock=clock,
+    )
+    task = asyncio.create_task(one.run())
+    try:
+        yield one
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(check: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not check():
+        assert time.monotonic() < end, "not seen in time"
+        await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def test_readings_are_taken_once_each_and_in_order() -> None:
+    body = """
+    for at in range(1, 6):
+        read(float(at))
+    time.sleep(60)
+    """
+    async with working(script(body), deadline_seconds=30) as one:
+        seen: list[float] = []
+
+        def five() -> bool:
+            seen.extend(reading.taken_at_seconds for reading in one.take())
+            return len(seen) >= 5
+
+        await until(five)
+        assert seen == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert one.take() == ()
+        assert one.status.state is SourceState.UP
+        assert one.errors == {}
+
+
+async def test_a_silent_child_is_killed_counted_and_replaced(tmp_path: Path) -> None:
+    marker = tmp_path / "hung-once"
+    body = f"""
+    read()
+    if not os.path.exists({str(marker)!r}):
+        open({str(marker)!r}, "w").close()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    {textwrap.indent(STEADY, "    ").strip()}
+    """
+    async with working(script(body), deadline_seconds=0.3) as one:
+        await until(lambda: one.pid is not None)
+        first = one.pid
+        assert first is not None
+        await until(lambda: one.status.state is SourceState.HUNG)
+        assert "0.3 seconds" in one.status.message
+        await until(lambda: one.status.state is SourceState.UP)
+        assert one.errors == {"hung": 1}
+        assert one.status.restarts == 1
+        assert not alive(first)
+
+
+async def test_a_start_that_hangs_is_cut_off_too() -> None:
+    async with working(script("time.sleep(600)"), start_deadline_seconds=0.3) as one:
+        await until(lambda: one.errors.get("hung"))
+        assert one.status.state is SourceState.HUNG
+
+
+async def test_a_killed_child_is_replaced_at_once() -> None:
+    async with working(script(STEADY)) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        assert one.pid is not None
+        os.kill(one.pid, 9)
+        await until(lambda: one.status.state is SourceState.DIED)
+        assert "SIGKILL" in one.status.message
+        await until(lambda: one.status.state is SourceState.UP)
+        assert one.errors == {"died": 1}
+
+
+async def test_a_child_that_ends_says_with_which_code() -> None:
+    async with working(script("read(); sys.exit(7)")) as one:
+        await until(lambda: one.status.state is SourceState.DIED)
+        assert "exit code 7" in one.status.message
+
+
+async def test_lines_that_are_no_readings_are_counted_and_passed_over() -> None:
+    body = """
+    say(b"hello\\n")
+    say(b"x" * 100_000 + b"\\n")
+    say(b"\\xff\\xfe\\n")
+    """ + textwrap.indent(STEADY, "    ")
+    async with working(script(body)) as one:
+        await until(one.take)
+        assert one.errors == {"garbled": 3}
+        assert one.status.state is SourceState.UP
+
+
+async def test_a_line_without_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_LINE_LIMIT_BYTES", 10_000)
+    body = """
+    say(b"x" * 1_000_000 + b"\\n")
+    """ + textwrap.indent(STEADY, "    ")
+    async with working(script(body)) as one:
+        await until(one.take)
+        assert one.errors["garbled"] >= 1
+
+
+async def test_a_failure_is_told_in_the_childs_own_words_and_counted_once() -> None:
+    body = """
+    for _ in range(5):
+        fail("driver_not_loaded")
+        time.sleep(0.02)
+    """ + textwrap.indent(STEADY, "    ")
+    async with working(script(body)) as one:
+        await until(lambda: one.status.state is SourceState.FAILED)
+        assert (one.status.reason, one.status.message) == ("driver_not_loaded", "broken: mend it")
+        await until(lambda: one.status.state is SourceState.UP)
+        assert one.errors == {"driver_not_loaded": 1}
+        assert one.status.message == ""
+
+
+async def test_a_child_that_fails_and_ends_has_failed_and_not_died() -> None:
+    async with working(script(f'fail("library_mismatch"); sys.exit({child.EXIT_FRESH_PROCESS_NEEDED})')) as one:
+        await until(lambda: one.status.restarts >= 2)
+        assert one.status.state is SourceState.FAILED
+        assert one.status.reason == "library_mismatch"
+        assert "died" not in one.errors
+
+
+async def test_a_program_that_does_not_exist_is_a_failure_with_its_name() -> None:
+    async with working(("/nowhere/python",)) as one:
+        await until(lambda: one.status.state is SourceState.FAILED)
+        assert one.status.reason == "not_started"
+        assert "/nowhere/python" in one.status.message
+
+
+async def test_a_release_ends_the_child_and_starts_none_until_it_is_over() -> None:
+    now = [1000.0]
+    async with working(script(STEADY), clock=lambda: now[0]) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        first = one.pid
+        assert first is not None
+        one.release(300)
+        assert one.released_until == 1300.0
+        await until(lambda: one.status.state is SourceState.RELEASED)
+        assert not alive(first)
+        assert one.pid is None
+        now[0] = 1299.0
+        await asyncio.sleep(0.3)
+        assert one.status.state is SourceState.RELEASED
+        now[0] = 1301.0
+        await until(lambda: one.status.state is SourceState.UP)
+        assert one.released_until is None
+        assert one.errors == {}
+        assert one.status.restarts == 0
+
+
+async def test_a_release_can_be_ended_early() -> None:
+    async with working(script(STEADY)) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        one.release(3600)
+        await until(lambda: one.status.state is SourceState.RELEASED)
+        one.release(0)
+        await until(lambda: one.status.state is SourceState.UP)
+
+
+async def test_a_release_gets_rid_of_a_child_that_does_not_want_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_GRACE_SECONDS", 0.3)
+    async with working(script("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STEADY)) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        first = one.pid
+        assert first is not None
+        one.release(3600)
+        await until(lambda: one.status.state is SourceState.RELEASED)
+        assert not alive(first)
+
+
+async def test_a_release_asked_for_during_the_back_off_holds() -> None:
+    async with working(script("sys.exit(1)")) as one:
+        await until(lambda: one.status.restarts >= 2)
+        one.release(3600)
+        await until(lambda: one.status.state is SourceState.RELEASED)
+
+
+async def test_the_child_is_dead_when_the_worker_is_cancelled() -> None:
+    async with working(script("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STEADY)) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        pid = one.pid
+        assert pid is not None
+    assert not alive(pid)
+    assert one.pid is None
+
+
+async def test_children_that_fail_one_after_another_come_ever_more_rarely() -> None:
+    async with working(script("sys.exit(1)")) as one:
+        await until(lambda: one.status.restarts >= 2)
+        await asyncio.sleep(0.7)
+        assert one.status.restarts == 2
+
+
+async def test_the_environment_is_extended_and_not_replaced() -> None:
+    body = """
+    if os.environ.get("EXTRA") == "yes" and os.environ.get("PATH"):
+        read()
+    time.sleep(60)
+    """
+    async with working(script(body), deadline_seconds=30, env={"EXTRA": "yes"}) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+
+
+async def test_what_the_child_logs_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="exporter.sources.worker")
+    async with working(script('os.write(2, b"NVRM said something\\n")' + STEADY)) as one:
+        await until(lambda: "NVRM said something" in caplog.text)
+        assert one.errors == {}
+
+
+def test_the_childs_command_names_interval_and_fields() -> None:
+    command = nvml_command(0.5, {Field.MEM_CLOCK, Field.SM_CLOCK})
+    assert command == (sys.executable, "-m", "exporter.sources.child", "--interval", "0.5", "--fields", "100,101")
