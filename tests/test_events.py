@@ -1,0 +1,123 @@
+"""Xids and MIG changes, waited for beside the samples and told with the next one."""
+
+import time
+from typing import Self
+
+import pynvml
+from driver_support import gpu, instance, partitioned
+from driver_support import simulated as frozen
+
+from exporter.model import Field, Reading
+from exporter.simulator import driver as simulated_driver
+from exporter.simulator.truth import GpuTruth, NodeTruth
+from exporter.sources.events import EventWatch
+from exporter.sources.nvml import NvmlSource
+
+PATIENCE_SECONDS = 10.0
+
+
+class Running:
+    """A simulated node whose waits take real time, as the event thread needs."""
+
+    def __init__(self, *gpus: GpuTruth) -> None:
+        self.truth = NodeTruth(at_seconds=100.0, node="simulated", driver_version="590.48.01", gpus=gpus)
+        self.source = NvmlSource(frozenset(Field), retry_seconds=0.0)
+
+    def __enter__(self) -> Self:
+        simulated_driver.install(lambda: self.truth, cache_seconds=0.0)
+        self.source.open()
+        assert self.source._events is not None
+        assert self.source._events.wait_until_registered(PATIENCE_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+        simulated_driver.uninstall()
+
+    def set(self, *gpus: GpuTruth) -> None:
+        truth = self.truth
+        self.truth = NodeTruth(
+            at_seconds=truth.at_seconds + 1, node=truth.node, driver_version=truth.driver_version, gpus=gpus
+        )
+
+    def sample_until_xid(self) -> Reading:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < end:
+            reading = self.source.sample(self.truth.at_seconds)
+            if reading.xids:
+                return reading
+            time.sleep(0.01)
+        raise AssertionError("no Xid came")
+
+
+def test_an_xid_is_told_once_with_its_gpu_and_the_time_of_the_sample() -> None:
+    with Running(gpu(0), gpu(1)) as node:
+        assert node.source.sample(100.0).xids == ()
+        node.set(gpu(0), gpu(1, xids=((100.5, 79),)))
+        (event,) = node.sample_until_xid().xids
+        assert (event.uuid, event.xid, event.at_seconds) == (gpu(1).uuid, 79, 101.0)
+        assert event.gpu_instance_id is None
+        assert node.source.sample(101.0).xids == ()
+
+
+def test_several_xids_are_all_counted_and_none_is_only_the_last() -> None:
+    with Running(gpu(0)) as node:
+        node.set(gpu(0, xids=((100.5, 13), (100.6, 31), (100.7, 13))))
+        codes: list[int] = []
+        while len(codes) < 3:
+            codes.extend(event.xid for event in node.sample_until_xid().xids)
+        assert sorted(codes) == [13, 13, 31]
+
+
+def test_a_new_mig_layout_is_told_by_an_event_before_its_time_to_be_looked_at() -> None:
+    with Running(partitioned(instance(1))) as node:
+        assert [one.instance.gpu_instance_id for one in node.source.sample(100.0).gpus[0].instances] == [1]
+        node.set(partitioned(instance(1), instance(2)))
+        end = time.monotonic() + PATIENCE_SECONDS
+        while len(node.source.sample(101.0).gpus[0].instances) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_a_driver_without_events_is_counted_and_everything_else_is_read() -> None:
+    with frozen(gpu(), init=False):
+        simulated_driver.fail("nvmlDeviceRegisterEvents", 999)
+        source = NvmlSource(frozenset(Field))
+        source.open()
+        assert source._events is not None
+        assert source._events.wait_until_registered(PATIENCE_SECONDS)
+        reading = source.sample(100.0)
+        source.close()
+    assert reading.errors == {"events_unavailable": 1}
+    assert Field.GPU_UTIL in reading.gpus[0].values
+
+
+def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
+    masks: list[int] = []
+
+    class Refusing(EventWatch):
+        """A GPU that lists the MIG event and refuses it."""
+
+        @staticmethod
+        def _register_one(handle: object, mask: int, event_set: object) -> None:
+            masks.append(mask)
+            EventWatch._register_one(handle, mask, event_set)
+
+    with frozen(gpu()):
+        simulated_driver.fail("nvmlDeviceRegisterEvents", 3, times=1)
+        watch = Refusing({"GPU-0": pynvml.nvmlDeviceGetHandleByIndex(0)})
+        watch.start()
+        assert watch.wait_until_registered(PATIENCE_SECONDS)
+        watch.close()
+        assert watch.drain() == ([], [])
+    assert masks
+
+
+def test_closing_ends_the_thread_quickly() -> None:
+    with Running(gpu(0)) as node:
+        watch = node.source._events
+        assert watch is not None
+        started = time.monotonic()
+        node.source.close()
+        assert time.monotonic() - started < 3
+        assert not watch._thread.is_alive()

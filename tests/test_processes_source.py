@@ -1,0 +1,164 @@
+"""Processes on a device: who is there, how much memory, and how much time by the driver's statistical samples."""
+
+import ctypes
+
+import pynvml
+import pytest
+from driver_support import GIB, gpu, instance, partitioned, process, simulated
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.model import ProcessUse
+from exporter.simulator import driver as simulated_driver
+from exporter.sources import processes
+from exporter.sources.processes import Poller, Sample, good_samples
+
+SAMPLES = st.builds(
+    Sample,
+    pid=st.integers(0, 5),
+    timestamp_us=st.integers(0, 20),
+    sm=st.integers(0, 40_000),
+    enc=st.integers(0, 200),
+    dec=st.integers(0, 200),
+)
+
+
+def poller(counted: list[str] | None = None, *, utilisation: bool = True) -> Poller:
+    return Poller(
+        pynvml.nvmlDeviceGetHandleByIndex(0),
+        utilisation=utilisation,
+        record=processes.record_type(),
+        count=(counted if counted is not None else []).append,
+    )
+
+
+def by_pid(found: tuple[ProcessUse, ...] | None) -> dict[int, ProcessUse]:
+    assert found is not None
+    return {one.pid: one for one in found}
+
+
+@given(st.lists(SAMPLES), st.integers(0, 20))
+def test_unfilled_slots_and_old_samples_never_count(samples: list[Sample], last_us: int) -> None:
+    good = good_samples(samples, last_us)
+    assert all(one.pid and one.timestamp_us > last_us and one.sm <= 100 for one in good)
+    assert all(one in samples for one in good)
+
+
+def test_the_first_poll_knows_memory_and_no_ratio_and_the_next_has_the_mean_between() -> None:
+    one, two = process(11, sm=0.6, memory=3 * GIB), process(12, sm=0.2, memory=GIB)
+    with simulated(gpu(processes=(one, two))) as node:
+        it = poller()
+        first = by_pid(it.poll(100.0))
+        assert first[11].memory_used_bytes == 3 * GIB
+        assert first[11].sm_ratio is None
+        node.set(at=104.0)
+        second = by_pid(it.poll(104.0))
+        ratios = [second[11].sm_ratio, second[12].sm_ratio]
+        assert ratios == [pytest.approx(0.6, abs=0.15), pytest.approx(0.2, abs=0.15)]
+
+
+def test_a_process_without_new_samples_is_idle_and_not_as_it_was() -> None:
+    with simulated(gpu(processes=(process(11, sm=0.9),))) as node:
+        it = poller()
+        it.poll(100.0)
+        node.set(at=103.0)
+        busy = by_pid(it.poll(103.0))[11].sm_ratio
+        assert busy is not None
+        assert busy > 0.5
+        node.change(at=106.0, processes=(process(11, sm=0.0),))
+        it.poll(106.0)
+        node.set(at=120.0)
+        it.poll(120.0)
+        node.set(at=123.0)
+        assert by_pid(it.poll(123.0))[11].sm_ratio == 0.0
+
+
+def test_a_process_that_ended_since_the_last_poll_is_there_once_more() -> None:
+    with simulated(gpu(processes=(process(11, sm=0.8),))) as node:
+        it = poller()
+        it.poll(100.0)
+        node.set(at=102.0)
+        it.poll(102.0)
+        node.set(at=104.0)
+        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 6, times=1)
+        ended = by_pid(it.poll(104.0))
+        assert ended[11].memory_used_bytes is None
+        assert ended[11].sm_ratio is not None
+
+
+def test_no_process_is_an_answer_and_no_answer_is_none() -> None:
+    with simulated(gpu()):
+        assert poller().poll(100.0) == ()
+        for name in ("Compute", "Graphics", "MPSCompute"):
+            simulated_driver.fail(f"nvmlDeviceGet{name}RunningProcesses_v3", 3)
+        counted: list[str] = []
+        assert poller(counted).poll(100.0) is None
+        assert counted == []
+
+
+def test_a_refused_list_is_counted_and_left_alone_for_a_while() -> None:
+    with simulated(gpu(processes=(process(11),))):
+        simulated_driver.fail("nvmlDeviceGetGraphicsRunningProcesses_v3", 4)
+        counted: list[str] = []
+        it = poller(counted)
+        assert set(by_pid(it.poll(100.0))) == {11}
+        it.poll(102.0)
+        assert counted == ["processes_no_permission"]
+
+
+def test_the_older_sample_call_serves_where_the_newer_is_missing() -> None:
+    with simulated(gpu(processes=(process(11, sm=0.5),))) as node:
+        simulated_driver.fail("nvmlDeviceGetProcessesUtilizationInfo", 13)
+        it = poller()
+        it.poll(100.0)
+        node.set(at=103.0)
+        assert by_pid(it.poll(103.0))[11].sm_ratio == pytest.approx(0.5, abs=0.15)
+
+
+def test_without_samples_there_is_memory_and_no_ratio() -> None:
+    with simulated(gpu(processes=(process(11, sm=0.5),))) as node:
+        simulated_driver.fail("nvmlDeviceGetProcessesUtilizationInfo", 3)
+        simulated_driver.fail("nvmlDeviceGetProcessUtilization", 3)
+        it = poller()
+        it.poll(100.0)
+        node.set(at=103.0)
+        one = by_pid(it.poll(103.0))[11]
+        assert (one.memory_used_bytes, one.sm_ratio, one.enc_ratio) == (GIB, None, None)
+
+
+def test_a_mig_instance_lists_its_own_processes_without_ratios() -> None:
+    with simulated(partitioned(instance(1, processes=(process(11),)), instance(2))):
+        parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, 0)
+        it = Poller(handle, utilisation=False, record=processes.record_type(), count=[].append)
+        assert it.poll(1.0) == (ProcessUse(pid=11, memory_used_bytes=GIB),)
+
+
+def test_a_lost_gpu_is_not_an_empty_list() -> None:
+    with simulated(gpu(processes=(process(11),))):
+        it = poller()
+        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 15)
+        with pytest.raises(pynvml.NVMLError):
+            it.poll(100.0)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "size_bytes"),
+    [
+        ({"nvmlDeviceGetConfComputeMemSizeInfo"}, 32),
+        ({"nvmlDeviceGetConfComputeMemSizeInfo", "nvmlDeviceGetRunningProcessDetailList"}, 24),
+        (set(), 24),
+    ],
+)
+def test_the_long_records_of_early_r535_drivers_are_told_by_the_symbols(
+    symbols: set[str], size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Library:
+        def __getattr__(self, name: str) -> object:
+            if name not in symbols:
+                raise AttributeError(name)
+            return lambda *_: 0
+
+    monkeypatch.setattr(pynvml, "nvmlLib", Library())
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    assert ctypes.sizeof(processes.record_type()) == size_bytes
