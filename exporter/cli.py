@@ -165,12 +165,13 @@ class _Target:
     worker_command: tuple[str, ...] | None = None
 
 
-def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, check_paths: bool) -> "AgentConfig":
+def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
+    """The configuration; for the doctor, wrong paths are findings, and what would be logged is in the findings."""
     from exporter.config import load_agent, logs
 
     flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run", "format"}}
-    config = load_agent(flags, os.environ, check_paths=check_paths, extra=problems)
-    logs.configure(config.log_format, config.log_level)
+    config = load_agent(flags, os.environ, check_paths=not for_doctor, extra=problems)
+    logs.configure(config.log_format, "error" if for_doctor and config.log_level == "info" else config.log_level)
     for warning in config.warnings:
         LOG.warning(warning)
     return config
@@ -206,7 +207,7 @@ async def _target(config: "AgentConfig", *, node_name_given: bool) -> "AsyncIter
 
 
 def _agent(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    config = _settings(namespace, problems, check_paths=True)
+    config = _settings(namespace, problems, for_doctor=False)
     return asyncio.run(_run_agent(config, node_name_given=namespace.node_name is not None))
 
 
@@ -221,7 +222,7 @@ async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
 
 def _doctor(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     _refuse(problems)
-    config = _settings(namespace, problems, check_paths=False)
+    config = _settings(namespace, problems, for_doctor=True)
     return asyncio.run(_examine(config, namespace.format, node_name_given=namespace.node_name is not None))
 
 

@@ -51,7 +51,7 @@ def format_duration(seconds: float) -> str:
         count = seconds / _SECONDS_PER[unit]
         if count >= 1 and count == int(count):
             return f"{int(count)}{unit}"
-    return f"{seconds * 1000:g}ms"
+    return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
 
 
 def duration(minimum_seconds: float, maximum_seconds: float) -> Kind:

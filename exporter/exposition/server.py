@@ -157,6 +157,7 @@ def _response(request: web.Request, body: bytes, content_type: str, *, status: i
         hdrs.VARY: "Accept, Accept-Encoding",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
+        hdrs.SERVER: "gpu-cost-exporter",
     }
     if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
         packed = gzipped(body)

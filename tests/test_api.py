@@ -1,0 +1,65 @@
+"""The JSON of the node: units in the keys, null for unknown."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import page_support as made
+
+from exporter.exposition import api
+from exporter.model import AllocationState, Field
+
+
+def parsed(*devices: made.DeviceView, **changes: object) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(api.device_document(made.snapshot(*devices, **changes)))
+    return loaded
+
+
+def test_a_held_gpu_has_its_values_in_the_units_of_the_keys() -> None:
+    (device,) = parsed(made.held(0, "train-0", 0.9))["devices"]
+    assert device["kind"] == "gpu"
+    assert device["memory_used_bytes"] == 20_000 * 2**20
+    assert device["memory_total_bytes"] == 81_559 * 2**20
+    assert device["power_watts"] == 640
+    assert device["energy_joules"] == 5000.5
+    assert device["temperature_celsius"] == 41
+    assert (device["activity_ratio"], device["activity_source"]) == (0.9, "engine")
+    (holder,) = device["holders"]
+    assert (holder["namespace"], holder["pod"], holder["container"]) == ("ml", "train-0", "main")
+    assert (holder["gpu_share_ratio"], holder["mode"], holder["idle_for_seconds"]) == (1.0, "exclusive", 0.0)
+
+
+def test_what_was_not_measured_is_null_and_never_zero() -> None:
+    bare = replace(made.view(0, None), values={Field.FB_TOTAL: 81_559}, activity_unknown_reason="no_source")
+    (device,) = parsed(bare)["devices"]
+    unmeasured = ("activity_ratio", "memory_used_bytes", "power_watts", "energy_joules", "temperature_celsius")
+    assert all(device[key] is None for key in unmeasured)
+    assert device["activity_unknown_reason"] == "no_source"
+    assert device["unattributed"] == {"activity_ratio": None, "memory_used_bytes": None, "processes": None}
+
+
+def test_a_mig_instance_names_its_gpu_and_the_gpu_is_no_unit_to_hold() -> None:
+    parent, first, *_ = parsed(*made.partitioned(3, made.MIXED))["devices"]
+    assert (parent["kind"], parent["mig_enabled"], parent["allocation"]) == ("gpu", True, None)
+    assert (first["kind"], first["mig_profile"], first["gpu_instance_id"]) == ("mig_instance", "3g.40gb", 7)
+    assert first["gpu_uuid"] == parent["uuid"]
+    assert first["power_watts"] is None
+
+
+def test_allocated_free_and_unknown_are_three_different_words() -> None:
+    devices = parsed(made.held(0, "a"), made.view(1), made.view(2, allocation=AllocationState.UNKNOWN))["devices"]
+    assert [device["allocation"] for device in devices] == ["allocated", "unallocated", "unknown"]
+
+
+def test_a_simulated_node_says_so_and_a_lost_gpu_says_why() -> None:
+    document = parsed(made.lost(0), simulated=True)
+    assert document["simulated"] is True
+    (device,) = document["devices"]
+    assert (device["state"], device["state_reason"]) == ("lost", "gpu_is_lost")
+    assert device["xid_errors"] == [{"xid": 79, "count": 1, "last_seen_at_seconds": made.TAKEN_AT - 60}]
+
+
+def test_every_device_has_the_same_keys() -> None:
+    document = json.loads(api.device_document(made.rich_snapshot()))
+    assert len({tuple(device) for device in document["devices"]}) == 1
+    assert document["unresolved"][0]["reason"] == "dra_unresolved"

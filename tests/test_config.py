@@ -1,0 +1,314 @@
+"""Configuration: four layers, one table, and every mistake told at once."""
+
+import io
+import json
+import logging
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.config import AgentConfig, load_agent, logs
+from exporter.config.kinds import duration_seconds, format_duration
+from exporter.config.options import OPTIONS, Option
+from exporter.errors import ConfigError
+
+DURATION = "a number with ms, s, m or h, from 200ms to 5m"
+RATIO = "a number from 0 up to, not including, 1"
+
+
+def settle(
+    flags: dict[str, object] | None = None, environ: dict[str, str] | None = None, *, check_paths: bool = False
+) -> AgentConfig:
+    return load_agent(flags or {}, environ or {}, check_paths=check_paths)
+
+
+def mistakes(flags: dict[str, object] | None = None, environ: dict[str, str] | None = None) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load_agent(flags or {}, environ or {})
+    return caught.value.problems
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "agent.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_without_any_setting_the_defaults_hold() -> None:
+    config = settle()
+    assert (config.listen_host, config.listen_port) == ("", 9400)
+    assert config.sample_interval_seconds == 1.0
+    assert config.kubelet_interval_seconds == 5.0
+    assert config.attribution_expiry_seconds == 60.0
+    assert config.attribution is True
+    assert config.idle_threshold_ratio == 0.05
+    assert config.gpu_resources == ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+    assert config.collectors is None
+    assert config.state_dir is None
+    assert config.simulate is None
+    assert config.hostname_label == "Hostname"
+    assert config.node_name == socket.gethostname()
+    assert config.warnings == ()
+
+
+def test_every_option_reaches_the_configuration_from_its_flag() -> None:
+    config = settle(
+        {
+            "listen": "[::1]:1234",
+            "release_seconds": "2m",
+            "sample_interval": "500ms",
+            "source": "nvml",
+            "idle_threshold": "0.1",
+            "attribution": "off",
+            "kubelet_socket": "unix:///run/k.sock",
+            "kubelet_interval": "10s",
+            "attribution_expiry": "90s",
+            "gpu_resources": "a.com/x, a.com/y-*",
+            "node_name": "n1",
+            "proc_root": "/host/proc",
+            "pod_log_root": "/host/pods",
+            "collectors": "/c.csv",
+            "dcgm_names": "4.9",
+            "hostname_label": "node_name",
+            "series_limit": "500",
+            "state_dir": "/state",
+            "simulate": "demo",
+            "log_format": "json",
+            "log_level": "debug",
+        }
+    )
+    assert config == AgentConfig(
+        listen_host="::1",
+        listen_port=1234,
+        release_seconds=120.0,
+        sample_interval_seconds=0.5,
+        source="nvml",
+        idle_threshold_ratio=0.1,
+        attribution=False,
+        kubelet_socket="/run/k.sock",
+        kubelet_interval_seconds=10.0,
+        attribution_expiry_seconds=90.0,
+        gpu_resources=("a.com/x", "a.com/y-*"),
+        node_name="n1",
+        proc_root=Path("/host/proc"),
+        pod_log_root=Path("/host/pods"),
+        collectors=Path("/c.csv"),
+        dcgm_names="4.9",
+        hostname_label="node_name",
+        series_limit=500,
+        state_dir=Path("/state"),
+        simulate="demo",
+        log_format="json",
+        log_level="debug",
+    )
+
+
+def test_flags_win_over_environment_over_dcgm_exporter_over_file_over_default(tmp_path: Path) -> None:
+    config_file = write(tmp_path, "sample-interval: 5s\n")
+    flags: dict[str, object] = {"config": config_file}
+    environ: dict[str, str] = {}
+    seen = [settle(flags, environ).sample_interval_seconds]
+    environ["DCGM_EXPORTER_INTERVAL"] = "4000"
+    seen.append(settle(flags, environ).sample_interval_seconds)
+    environ["GPU_COST_EXPORTER_SAMPLE_INTERVAL"] = "3s"
+    seen.append(settle(flags, environ).sample_interval_seconds)
+    flags["sample_interval"] = "2s"
+    seen.append(settle(flags, environ).sample_interval_seconds)
+    assert seen == [5.0, 4.0, 3.0, 2.0]
+
+
+def test_the_file_may_be_named_by_the_environment_and_keeps_words_that_yaml_would_change(tmp_path: Path) -> None:
+    text = "attribution: off\ndcgm_names: 4.9\ngpu-resources: [a.com/x, 'a.com/y-*']\nlisten: :9401\n"
+    config = settle({}, {"GPU_COST_EXPORTER_CONFIG": write(tmp_path, text)})
+    assert config.attribution is False
+    assert config.dcgm_names == "4.9"
+    assert config.hostname_label == "hostname"
+    assert config.gpu_resources == ("a.com/x", "a.com/y-*")
+    assert config.listen_port == 9401
+
+
+def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_path: Path) -> None:
+    path = write(tmp_path, "sample-interval: 30\nsampel-interval: 1s\nsource: dcmg\nlisten: {port: 1}\nsource: auto\n")
+    told = mistakes(
+        {"config": path, "series_limit": "many", "attribution": "maybe"}, {"GPU_COST_EXPORTER_IDLE_THRESHOLD": "5"}
+    )
+    assert told == (
+        f"{path}:2: unknown key 'sampel-interval'; did you mean 'sample-interval'?",
+        f"{path}:4: listen: empty or nested; allowed: one value, or a list of values",
+        f"{path}:5: source: given twice, first in line 3; keep one",
+        f"sample-interval (from {path}:1): value '30' is not a duration in range; allowed: {DURATION}",
+        f"source (from {path}:3): value 'dcmg' is not a known choice; allowed: auto, nvml",
+        f"idle-threshold (from GPU_COST_EXPORTER_IDLE_THRESHOLD): value '5' is not a ratio; allowed: {RATIO}",
+        "attribution (from --attribution): value 'maybe' is not a switch; allowed: on, off",
+        "series-limit (from --series-limit): value 'many' is not a whole number in range; allowed: 100 to 10000000",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", ":1: not YAML"),
+        ("- a\n- b\n", ":1: not a mapping"),
+        ("listen: :1\n\tx: 2", ":2: not YAML"),
+        ("\x00", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    told = mistakes({"config": write(tmp_path, text)})
+    assert len(told) == 1
+    assert words in told[0]
+    assert "\n" not in told[0]
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (told,) = mistakes({"config": str(tmp_path / "none.yaml")})
+    assert "cannot read" in told
+    assert "No such file" in told
+
+
+@pytest.mark.parametrize("text", [":9400", "0.0.0.0:9400", "[::]:0", "localhost:65535", "[fe80::1%eth0]:9400"])
+def test_addresses_that_can_be_listened_on_are_taken(text: str) -> None:
+    assert settle({"listen": text}).listen_port == int(text.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("text", ["9400", "", ":", ":x", ":65536", "::1:9400", "[::1]", "[x]:1", "a b:1", ":-1", ":٣"])
+def test_addresses_that_cannot_be_listened_on_are_refused(text: str) -> None:
+    (told,) = mistakes({"listen": text, "simulate": "demo"})
+    assert told.startswith(f"listen (from --listen): value '{text}' is not")
+
+
+def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) -> None:
+    collectors = tmp_path / "c.csv"
+    config = settle(
+        {},
+        {
+            "DCGM_EXPORTER_LISTEN": ":9401",
+            "DCGM_EXPORTER_INTERVAL": "10000",
+            "DCGM_EXPORTER_COLLECTORS": str(collectors),
+            "DCGM_POD_RESOURCES_KUBELET_SOCKET": "/k/kubelet.sock",
+            "NVIDIA_RESOURCE_NAMES": "nvidia.com/a100, nvidia.com/gpu",
+            "DCGM_EXPORTER_KUBERNETES": "false",
+            "NODE_NAME": "node-7",
+            "DCGM_EXPORTER_LOG_FORMAT": "json",
+        },
+    )
+    assert config.listen_port == 9401
+    assert config.sample_interval_seconds == 10.0
+    assert config.collectors == collectors
+    assert config.kubelet_socket == "/k/kubelet.sock"
+    assert config.gpu_resources == ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "nvidia.com/a100")
+    assert config.attribution is False
+    assert config.node_name == "node-7"
+    assert config.log_format == "json"
+    assert config.warnings == ()
+
+
+def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
+    environ = {
+        "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE": "device-name",
+        "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME": "true",
+        "DCGM_EXPORTER_CONFIGMAP_DATA": "none",
+        "DCGM_EXPORTER_COLLECTORS": "/etc/dcgm-exporter/dcp-metrics-included.csv",
+        "DCGM_EXPORTER_WEB_CONFIG_FILE": "/web.yaml",
+        # What Kubernetes adds for Services with these names:
+        "DCGM_EXPORTER_SERVICE_HOST": "10.0.0.1",
+        "DCGM_EXPORTER_PORT_9400_TCP_ADDR": "10.0.0.1",
+        "GPU_COST_EXPORTER_SERVICE_PORT_METRICS": "9400",
+        "GPU_COST_EXPORTER_PORT": "tcp://10.0.0.1:9400",
+    }
+    config = settle({}, environ)
+    assert config.collectors is None
+    assert len(config.warnings) == 3
+    assert "default set is used" in config.warnings[0]
+    assert config.warnings[1].startswith(
+        "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE, DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME: "
+    )
+    assert "no TLS" in config.warnings[2]
+
+
+def test_an_interval_given_in_seconds_by_mistake_is_used_and_pointed_at() -> None:
+    config = settle({}, {"DCGM_EXPORTER_INTERVAL": "30"})
+    assert config.sample_interval_seconds == 0.2
+    assert config.warnings == (
+        "DCGM_EXPORTER_INTERVAL: 30 is in milliseconds; sampling every 200ms; 30000 would be 30 s",
+    )
+    (told,) = mistakes({"simulate": "demo"}, {"DCGM_EXPORTER_INTERVAL": "soon"})
+    assert "DCGM_EXPORTER_INTERVAL" in told
+
+
+def test_an_unknown_variable_of_ours_is_pointed_at_with_the_likely_one() -> None:
+    config = settle({}, {"GPU_COST_EXPORTER_SAMPEL_INTERVAL": "5s"})
+    (told,) = config.warnings
+    assert told.startswith("GPU_COST_EXPORTER_SAMPEL_INTERVAL: unknown variable, not used")
+    assert told.endswith("did you mean GPU_COST_EXPORTER_SAMPLE_INTERVAL?")
+
+
+def test_an_expiry_shorter_than_the_interval_is_refused() -> None:
+    (told,) = mistakes({"attribution_expiry": "10s", "kubelet_interval": "30s", "simulate": "demo"})
+    assert told.startswith("attribution-expiry: 10s is shorter than kubelet-interval, 30s")
+
+
+def test_named_paths_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    told = mistakes({"kubelet_socket": str(file), "state_dir": str(file), "proc_root": str(file), "collectors": "/no"})
+    assert [line.partition(":")[0] for line in told] == ["collectors", "state-dir", "kubelet-socket", "proc-root"]
+    assert "is a file, not a socket" in told[2]
+    (told_missing,) = mistakes({"state_dir": str(tmp_path / "none"), "kubelet_socket": str(tmp_path / "none.sock")})
+    assert told_missing.startswith("state-dir:")
+
+
+def test_a_kubelet_that_is_not_there_yet_and_a_good_state_directory_are_no_mistake(tmp_path: Path) -> None:
+    flags: dict[str, object] = {"kubelet_socket": str(tmp_path / "later.sock"), "state_dir": str(tmp_path)}
+    assert settle(flags, check_paths=True).state_dir == tmp_path
+
+
+@given(st.floats(min_value=0.001, max_value=86_400).map(lambda value: round(value, 3)))
+def test_a_duration_reads_back_as_it_was_written(seconds: float) -> None:
+    assert duration_seconds(format_duration(seconds)) == pytest.approx(seconds, rel=1e-5)
+
+
+@given(st.sampled_from(OPTIONS), st.text(max_size=30))
+def test_any_text_is_either_a_value_or_a_named_mistake(option: Option, text: str) -> None:
+    key = option.key
+    try:
+        settle({key: text})
+    except ConfigError as error:
+        told = error.problems
+    else:
+        told = ()
+    assert all(line.startswith((f"{key} (from --", "attribution-expiry: ")) for line in told)
+
+
+def logged(form: str, message: str, **extra: object) -> str:
+    stream = io.StringIO()
+    logs.configure(form, "info", stream)  # type: ignore[arg-type]
+    try:
+        logging.getLogger("exporter.part").info(message, extra=extra)
+    finally:
+        logging.getLogger().handlers.clear()
+        logging.getLogger().setLevel(logging.WARNING)
+    return stream.getvalue()
+
+
+def test_an_event_is_one_line_of_text_or_of_json() -> None:
+    text = logged("text", "two\nlines", seconds=3)
+    assert text.count("\n") == 1
+    assert "INFO    part: two\\nlines seconds=3" in text
+    event = json.loads(logged("json", "two\nlines", seconds=3))
+    assert (event["message"], event["part"], event["level"], event["seconds"]) == ("two\nlines", "part", "info", 3)
+
+
+@pytest.mark.parametrize("form", [logs.TextFormatter(), logs.JsonFormatter()])
+def test_an_exception_stays_on_its_events_line(form: logging.Formatter) -> None:
+    try:
+        raise ValueError("a\nb")  # noqa: TRY301 - the traceback is what is tested
+    except ValueError:
+        record = logging.LogRecord("exporter.x", logging.ERROR, __file__, 1, "failed", None, sys.exc_info())
+    line = form.format(record)
+    assert "\n" not in line
+    assert "ValueError" in line

@@ -1,0 +1,188 @@
+"""The agent's HTTP face, over real connections."""
+
+import gzip
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import page_support
+import pytest
+from aiohttp import web
+
+from exporter.exposition.compression import accepts_gzip
+from exporter.exposition.server import create_app
+from exporter.model import Snapshot
+
+METRICS = b"# TYPE gpu_up gauge\n" + b"gpu_up 1\n" * 400
+
+
+@asynccontextmanager
+async def served(
+    snapshot: Snapshot | None, release: Callable[[float], None] | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[str]:
+    def metrics(accept: str) -> tuple[bytes, str]:
+        return METRICS, f"text/plain; asked={accept.split('/', maxsplit=1)[0]}"
+
+    app = create_app(snapshot=lambda: snapshot, metrics=metrics, release=release)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, 0)
+        await site.start()
+        yield f"http://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def asked(
+    base: str, path: str, method: str = "GET", headers: dict[str, str] | None = None
+) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes]]:
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.request(method, base + path, headers={"Accept-Encoding": "identity", **(headers or {})}) as response,
+    ):
+        yield response, await response.read()
+
+
+async def test_metrics_are_served_as_negotiated_and_compressed_where_accepted() -> None:
+    async with served(page_support.snapshot()) as base:
+        async with asked(base, "/metrics", headers={"Accept": "application/openmetrics-text"}) as (plain, body):
+            assert plain.status == 200
+            assert plain.headers["Content-Type"] == "text/plain; asked=application"
+            assert plain.headers["Cache-Control"] == "no-store"
+            assert body == METRICS
+        async with asked(base, "/metrics", headers={"Accept-Encoding": "gzip"}) as (packed, small):
+            assert packed.headers["Content-Encoding"] == "gzip"
+            assert len(small) < len(METRICS) / 10
+            assert gzip.decompress(small) == METRICS
+
+
+@pytest.mark.parametrize(
+    ("header", "accepted"),
+    [
+        ("gzip", True),
+        ("deflate, GZIP;q=0.5", True),
+        ("*", True),
+        ("identity", False),
+        ("", False),
+        ("gzip;q=0", False),
+        ("*, gzip;q=0.000", False),
+        ("gzip; q=0.001", True),
+    ],
+)
+def test_gzip_is_sent_only_to_those_who_accept_it(header: str, accepted: bool) -> None:  # noqa: FBT001 - a table's column
+    assert accepts_gzip(header) is accepted
+
+
+async def test_a_head_request_has_headers_and_no_body_on_every_page() -> None:
+    async with served(page_support.snapshot()) as base:
+        for path in ("/", "/metrics", "/api/v1/devices", "/healthz", "/readyz"):
+            async with asked(base, path, "HEAD") as (response, body):
+                assert response.status == 200
+                assert body == b""
+                assert int(response.headers["Content-Length"]) > 0
+
+
+async def test_before_the_first_picture_the_process_is_healthy_and_not_ready() -> None:
+    async with served(None) as base:
+        async with asked(base, "/healthz") as (response, body):
+            assert (response.status, body) == (200, b"ok\n")
+        async with asked(base, "/readyz") as (response, body):
+            assert response.status == 503
+            assert b"no picture of the node yet" in body
+        async with asked(base, "/") as (response, body):
+            assert response.status == 200
+            assert b"Starting" in body
+        async with asked(base, "/api/v1/devices") as (response, _):
+            assert response.status == 503
+
+
+async def test_readiness_gives_its_reasons() -> None:
+    tired = page_support.snapshot(ready=False, not_ready_reasons=("source nvml is hung", "no fresh reading"))
+    async with served(tired) as base, asked(base, "/readyz") as (response, body):
+        assert response.status == 503
+        assert body.decode() == "not ready\n- source nvml is hung\n- no fresh reading\n"
+    async with served(page_support.snapshot()) as base, asked(base, "/readyz") as (response, body):
+        assert (response.status, body) == (200, b"ready\n")
+
+
+async def test_the_driver_is_released_for_the_time_asked_for() -> None:
+    released: list[float] = []
+    async with served(None, released.append) as base:
+        async with asked(base, "/-/release?seconds=90", "POST") as (response, body):
+            assert response.status == 202
+            assert b"90 s" in body
+        async with asked(base, "/-/release", "POST") as (response, _):
+            assert response.status == 202
+    assert released == [90.0, 60.0]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "3601", "nan", "inf", "soon", ""])
+async def test_a_release_for_no_sensible_time_is_refused_with_what_is_allowed(seconds: str) -> None:
+    released: list[float] = []
+    async with (
+        served(None, released.append) as base,
+        asked(base, f"/-/release?seconds={seconds}", "POST") as (response, body),
+    ):
+        assert response.status == 400
+        assert b"allowed: more than 0, up to 3600" in body
+    assert released == []
+
+
+async def test_only_this_host_may_release_the_driver() -> None:
+    own_address = _own_address()
+    if own_address is None:
+        pytest.skip("this host has no address but loopback")
+    released: list[float] = []
+    async with (
+        served(None, released.append, host=own_address) as base,
+        asked(base, "/-/release", "POST", {"X-Forwarded-For": "127.0.0.1"}) as (response, body),
+    ):
+        assert response.status == 403
+        assert b"only this host" in body
+    assert released == []
+
+
+def _own_address() -> str | None:
+    import socket  # noqa: PLC0415 - for this one look only
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: a datagram socket only picks its route
+        except OSError:
+            return None
+        address = str(probe.getsockname()[0])
+    return None if address.startswith("127.") else address
+
+
+async def test_a_wrong_path_or_method_says_what_there_is() -> None:
+    async with served(None) as base:
+        async with asked(base, "/metric") as (response, body):
+            assert response.status == 404
+            assert all(path in body.decode() for path in ("/metrics", "/api/v1/devices", "/readyz", "/-/release"))
+        async with asked(base, "/-/release") as (response, body):
+            assert response.status == 405
+            assert response.headers["Allow"] == "POST"
+        async with asked(base, "/metrics", "POST") as (response, _):
+            assert response.status == 405
+
+
+async def test_a_page_that_cannot_be_made_is_an_error_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Snapshot:
+        raise RuntimeError("boom")
+
+    app = create_app(snapshot=broken, metrics=lambda _accept: (b"", "text/plain"), release=None)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with asked(base, "/") as (response, body):
+            assert response.status == 500
+            assert b"boom" not in body
+        async with asked(base, "/healthz") as (response, _):
+            assert response.status == 200
+    finally:
+        await runner.cleanup()
+    assert "boom" in caplog.text
