@@ -225,8 +225,9 @@ async def test_the_forgotten_notebook_of_the_demo_reaches_the_webhook() -> None:
     options = replace(StackOptions(scenario="demo", substitutions=QUICK), **ports_of(stand_in()))
     async with running(options, both_tools()) as state:
         await state.until(lambda text: "agent's page" in text)
-        text = await state.until(lambda text: "GPUUnderutilised" in text and "notebook" in text, 180)
-    assert "SIMULATED ALERT FIRING" in text
+        text = await state.until(lambda text: "data-science/jupyter-mkowalski" in text, 180)
+    assert "SIMULATED ALERT FIRING GPUUnderutilised" in text
+    assert "leaves 1 of 1 GPUs idle" in text
 
 
 def ports_of(options: StackOptions) -> dict[str, int]:
