@@ -225,3 +225,30 @@ def test_xids_are_counted_per_code_and_device() -> None:
     assert dict(xids.counts) == {31: 2, 79: 1}
     assert (xids.last_seen_seconds[31], xids.last) == (30.0, 31)
     assert record.errors == {"x": 3}
+
+
+def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances() -> None:
+    record = SourceRecord()
+    partitioned = GpuReading(
+        gpu=gpu(1, mig_enabled=True),
+        values={Field.POWER_USAGE: 90.0},
+        instances=(MigReading(instance=mig(7), values={Field.PROF_GR_ENGINE_ACTIVE: 0.7}),),
+    )
+    record.add(reading(GpuReading(gpu=gpu(0)), partitioned))
+    record.add(reading(GpuReading(gpu=gpu(0)), at=1001.0))
+    assert record.newest is not None
+    _, missing = record.newest.gpus
+    assert (missing.state, dict(missing.values)) == (DeviceState.MISSING, {})
+    assert missing.instances == (MigReading(instance=mig(7)),)
+
+
+def test_a_lost_gpu_keeps_its_instances_until_it_is_back() -> None:
+    record = SourceRecord()
+    up = GpuReading(gpu=gpu(mig_enabled=True), instances=(MigReading(instance=mig(7)),))
+    record.add(reading(up))
+    record.add(reading(GpuReading(gpu=gpu(mig_enabled=True), state=DeviceState.LOST, reason="gpu_is_lost")))
+    assert record.newest is not None
+    assert [part.instance for part in record.newest.gpus[0].instances] == [mig(7)]
+    repartitioned = GpuReading(gpu=gpu(mig_enabled=True), instances=(MigReading(instance=mig(9)),))
+    record.add(reading(repartitioned))
+    assert record.newest.gpus[0].instances == repartitioned.instances

@@ -8,8 +8,8 @@ from exporter.attribution.join import attribute
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import Allocations, AllocationState, Attribution, Gpu, MigInstance, Reading
 
-HARMLESS_REASONS = frozenset({"unknown_uuid", "duplicate"})
-"""Reasons why an id was not resolved that leave no doubt about the devices that *are* seen."""
+HARMLESS_REASONS = frozenset({"unknown_uuid", "unknown_minor", "unknown_instance", "dra_passed_through"})
+"""Reasons why an id was not resolved that leave no doubt about the devices that *are* seen: it names another one."""
 
 
 class Kubelet(Protocol):

@@ -1,9 +1,9 @@
 """What the agent remembers of its sources between ticks: newest reading, Xid counts, error counts."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from exporter.model import Reading
+from exporter.model import DeviceState, GpuReading, MigReading, Reading
 
 
 @dataclass(slots=True)
@@ -20,16 +20,49 @@ class SourceRecord:
     """Everything kept of one source's readings."""
 
     newest: Reading | None = None
+    """With every GPU that was ever seen: one that is gone is missing, not forgotten."""
+    known: dict[str, GpuReading] = field(default_factory=dict)
+    """The last reading of each GPU while it was up, by UUID."""
     errors: Counter[str] = field(default_factory=Counter)
     xids: dict[tuple[str, int | None], XidRecord] = field(default_factory=dict)
     """By (GPU uuid, GPU-instance id or ``None`` for the whole GPU)."""
 
     def add(self, reading: Reading) -> None:
         """Add one reading: counts add up, values replace."""
-        self.newest = reading
+        self.newest = replace(reading, gpus=self._with_all_known(reading.gpus))
         self.errors.update(reading.errors)
         for event in reading.xids:
             record = self.xids.setdefault((event.uuid, event.gpu_instance_id), XidRecord())
             record.counts[event.xid] += 1
             record.last_seen_seconds[event.xid] = event.at_seconds
             record.last = event.xid
+
+    def _with_all_known(self, gpus: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
+        """Complete a reading by what it cannot say of GPUs that do not answer.
+
+        A new child does not know a GPU that was lost before it started, and a lost GPU does not tell its MIG
+        instances; their holders go on holding them all the same.
+        """
+        for gpu in gpus:
+            if gpu.state is DeviceState.UP:
+                self.known[gpu.gpu.uuid] = gpu
+        completed = [self._with_instances(gpu) for gpu in gpus]
+        here = {gpu.gpu.uuid for gpu in gpus}
+        gone = [gpu for uuid, gpu in self.known.items() if uuid not in here]
+        completed.extend(
+            GpuReading(
+                gpu=gpu.gpu, state=DeviceState.MISSING, reason="not_enumerated", instances=_identities(gpu.instances)
+            )
+            for gpu in gone
+        )
+        return tuple(sorted(completed, key=lambda reading: reading.gpu.index)) if gone else tuple(completed)
+
+    def _with_instances(self, gpu: GpuReading) -> GpuReading:
+        before = self.known.get(gpu.gpu.uuid)
+        if gpu.state is DeviceState.UP or gpu.instances or before is None:
+            return gpu
+        return replace(gpu, instances=_identities(before.instances))
+
+
+def _identities(instances: tuple[MigReading, ...]) -> tuple[MigReading, ...]:
+    return tuple(MigReading(instance=part.instance) for part in instances)
