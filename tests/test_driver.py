@@ -1,8 +1,10 @@
 import ctypes
+from collections.abc import Callable
+from dataclasses import replace
 
 import pynvml
 import pytest
-from driver_support import H100, MIB, T4, code_of, gpu, load, simulated
+from driver_support import H100, MIB, T4, code_of, gpu, load, partitioned, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -266,3 +268,59 @@ def test_uninstalling_gives_the_binding_back_what_it_had() -> None:
     driver.uninstall()
     with pytest.raises(ValueError, match="not installed"):
         driver.clear_failures()
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        (pynvml.nvmlDeviceGetClockInfo, (9,)),
+        (pynvml.nvmlDeviceGetTemperature, (7,)),
+        (pynvml.nvmlDeviceGetTemperatureV, (7,)),
+        (pynvml.nvmlDeviceGetTemperatureThreshold, (99,)),
+        (pynvml.nvmlDeviceGetViolationStatus, (7,)),
+        (pynvml.nvmlDeviceGetTotalEccErrors, (5, 0)),
+        (pynvml.nvmlDeviceGetMemoryErrorCounter, (5, 0, 2)),
+        (pynvml.nvmlDeviceGetInforomVersion, (9,)),
+        (pynvml.nvmlDeviceGetNvLinkState, (18,)),
+        (pynvml.nvmlDeviceGetNvLinkErrorCounter, (0, 9)),
+        (pynvml.nvmlDeviceGetMigDeviceHandleByIndex, (7,)),
+        (pynvml.nvmlDeviceGetGpuInstanceProfileInfo, (18,)),
+    ],
+)
+def test_an_argument_that_nvml_does_not_know_is_invalid(
+    call: Callable[..., object], arguments: tuple[int, ...]
+) -> None:
+    with simulated(partitioned()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert code_of(call, handle, *arguments) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_a_board_without_nvlink_has_no_links_and_pcie_is_measured_while_the_caller_waits() -> None:
+    lacking = replace(H100, not_supported=frozenset({Field.NVLINK_TX_BYTES_TOTAL}))
+    with simulated(gpu(0, model=lacking, load=load(pcie_tx_bytes_per_second=2e6))) as node:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert code_of(pynvml.nvmlDeviceGetNvLinkState, handle, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
+        before = node.seconds
+        assert pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES) == 2000
+        assert node.seconds >= before + 0.02
+
+
+def test_fixed_facts_follow_the_model() -> None:
+    with simulated(gpu(0), gpu(1, model=T4)):
+        hopper, turing = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
+        assert pynvml.nvmlDeviceGetCudaComputeCapability(hopper) == (9, 0)
+        assert pynvml.nvmlDeviceGetCudaComputeCapability(turing) == (7, 5)
+        assert pynvml.nvmlDeviceGetArchitecture(hopper) == pynvml.NVML_DEVICE_ARCH_HOPPER
+        assert pynvml.nvmlDeviceGetArchitecture(turing) == pynvml.NVML_DEVICE_ARCH_TURING
+        assert pynvml.nvmlDeviceGetInforomImageVersion(turing) != pynvml.nvmlDeviceGetInforomImageVersion(hopper)
+        assert pynvml.nvmlDeviceGetPersistenceMode(hopper) == 1
+        assert pynvml.nvmlDeviceGetEccMode(hopper) == [1, 1]
+        assert pynvml.nvmlDeviceGetAccountingPids(hopper) == []
+        assert pynvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(hopper) == 0
+        assert pynvml.nvmlSystemGetCudaDriverVersion_v2() == 13000
+
+
+def test_thresholds_are_told_as_distances_too() -> None:
+    with simulated(gpu(0)):
+        values = pynvml.nvmlDeviceGetFieldValues(pynvml.nvmlDeviceGetHandleByIndex(0), [193, 194, 196])
+        assert [value.value.siVal for value in values] == [-8, -2, 0]

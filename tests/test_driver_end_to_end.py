@@ -9,7 +9,7 @@ from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned
 
 from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, GpuReading, Reading
-from exporter.simulator import driver
+from exporter.simulator import driver, scenario
 from exporter.simulator.driver_board import read
 from exporter.simulator.truth import Fault, GpuTruth, NodeTruth
 from exporter.sources.nvml import NvmlSource
@@ -26,6 +26,7 @@ _WHOLE_WATTS = {
     Field.ENFORCED_POWER_LIMIT,
 }
 _KIB = 1024
+_DRIVER_FAULTS = (Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING)
 
 
 @contextmanager
@@ -62,6 +63,10 @@ def _expected(truth: GpuTruth) -> dict[Field, int | float]:
             value = int(value)
         elif field in (Field.NVLINK_TX_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL):
             value = value // _KIB * _KIB
+        elif field in (Field.POWER_USAGE, Field.POWER_USAGE_INSTANT):
+            value = round(value * 1000) / 1000
+        elif field is Field.TOTAL_ENERGY_CONSUMPTION:
+            value = round(value)
         expected[field] = value
     return expected
 
@@ -222,3 +227,30 @@ def test_an_uninstalled_driver_is_no_library_until_it_is_installed_again() -> No
     finally:
         source.close()
         driver.uninstall()
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+def test_readings_of_every_shipped_scenario_are_its_truth(name: str) -> None:
+    shipped = scenario.load(name)
+    for seconds in (70.0, 900.0):
+        truth = shipped.at(seconds)
+        if not {Fault.HANG, Fault.SLOW, *_DRIVER_FAULTS}.isdisjoint(truth.faults):
+            continue
+        driver.install(lambda truth=truth: truth, cache_seconds=0.0, epoch_seconds=_EPOCH)
+        source = NvmlSource(_ALL)
+        try:
+            source.open()
+            reading = source.sample(_EPOCH + seconds)
+        finally:
+            source.close()
+            driver.uninstall()
+        for told in reading.gpus:
+            gpu_truth = next(one for one in truth.gpus if one.uuid == told.gpu.uuid)
+            if gpu_truth.fault is not None:
+                continue
+            assert told.values == pytest.approx(_expected(gpu_truth)), f"{name} at {seconds} s: GPU {told.gpu.index}"
+            assert {one.instance.uuid: one.instance.profile for one in told.instances} == {
+                one.uuid: one.profile for one in gpu_truth.instances
+            }
+            pids = [one.pid for one in gpu_truth.processes]
+            assert gpu_truth.mig_enabled or sorted(one.pid for one in told.processes or ()) == sorted(pids)

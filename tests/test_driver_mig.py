@@ -35,6 +35,11 @@ def test_instances_tell_identity_shape_parent_and_memory() -> None:
         assert attributes.memorySizeMB == 40448
         memory = pynvml.nvmlDeviceGetMemoryInfo(three, version=pynvml.nvmlMemory_v2)
         assert (memory.total, memory.used) == (40448 * MIB, 5 * MIB)
+        assert pynvml.nvmlDeviceGetBAR1MemoryInfo(three).bar1Total // MIB == 24739
+        assert pynvml.nvmlDeviceGetBAR1MemoryInfo(one).bar1Total // MIB == 6184
+        assert pynvml.nvmlDeviceGetTotalEccErrors(three, 1, 0) == 0
+        assert code_of(pynvml.nvmlDeviceGetTotalEccErrors, three, 0, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert [pynvml.nvmlDeviceGetIndex(one), pynvml.nvmlDeviceGetIndex(three)] == [0, 1]
         assert pynvml.nvmlDeviceIsMigDeviceHandle(three).value == 1
         assert pynvml.nvmlDeviceIsMigDeviceHandle(parent).value == 0
         back = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(three)

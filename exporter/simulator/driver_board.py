@@ -128,16 +128,19 @@ def _video_clock_mhz(gpu: GpuTruth) -> int:
     return max(765, round(1545 * gpu.sm_clock_mhz / max(gpu.model.max_sm_clock_mhz, 1)))
 
 
-def _used_bytes(gpu: GpuTruth) -> int:
-    return gpu.load.memory_used_bytes
+def _usable_mib(gpu: GpuTruth) -> float | None:
+    total, reserved = read(gpu, Field.FB_TOTAL), read(gpu, Field.FB_RESERVED)
+    return None if total is None or reserved is None else total - reserved
 
 
-def _free_bytes(gpu: GpuTruth) -> int:
-    return max(gpu.model.memory_bytes - gpu.model.memory_reserved_bytes - _used_bytes(gpu), 0)
+def _free_mib(gpu: GpuTruth) -> float | None:
+    usable, used = _usable_mib(gpu), read(gpu, Field.FB_USED)
+    return None if usable is None or used is None else max(usable - used, 0.0)
 
 
-def _used_ratio(gpu: GpuTruth) -> float:
-    return _used_bytes(gpu) / max(gpu.model.memory_bytes - gpu.model.memory_reserved_bytes, 1)
+def _used_ratio(gpu: GpuTruth) -> float | None:
+    usable, used = _usable_mib(gpu), read(gpu, Field.FB_USED)
+    return None if not usable or used is None else used / usable
 
 
 _READERS: Mapping[Field, _Reader] = {
@@ -178,8 +181,8 @@ _READERS: Mapping[Field, _Reader] = {
     Field.PCIE_LINK_WIDTH: lambda _: 16,
     Field.FB_TOTAL: lambda g: g.model.memory_bytes / MIB,
     Field.FB_RESERVED: lambda g: g.model.memory_reserved_bytes / MIB,
-    Field.FB_USED: lambda g: _used_bytes(g) / MIB,
-    Field.FB_FREE: lambda g: _free_bytes(g) / MIB,
+    Field.FB_USED: lambda g: g.load.memory_used_bytes / MIB,
+    Field.FB_FREE: _free_mib,
     Field.FB_USED_PERCENT: _used_ratio,
     Field.VIRTUAL_MODE: lambda _: 0,
     Field.VGPU_LICENSE_STATUS: lambda _: 0,

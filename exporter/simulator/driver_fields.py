@@ -27,7 +27,6 @@ _ALL_LINKS = 0xFFFFFFFF
 _LATENCY_US = 12
 _LAST_ECC_ID = 6
 _RECOVERY_ACTION_SINCE_DRIVER = 565
-_PER_LINK_OK = frozenset({0, _ALL_LINKS})
 
 
 @dataclass(frozen=True, slots=True)

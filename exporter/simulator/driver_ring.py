@@ -77,7 +77,8 @@ class Ring:
 
     def since(self, seconds: float) -> tuple[Use, ...]:
         """Mean use per process over the samples after ``seconds``; processes without a sample are absent."""
-        newer = [sample for sample in self.samples if sample.tick / SAMPLES_PER_SECOND > seconds]
+        # A thousandth of a sample: timestamps in whole microseconds must find the sample that they are of.
+        newer = [sample for sample in self.samples if sample.tick > seconds * SAMPLES_PER_SECOND + 1e-3]
         sums: dict[int, list[float]] = {}
         newest: dict[int, float] = {}
         for sample in newer:
