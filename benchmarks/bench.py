@@ -32,7 +32,7 @@ SETTINGS = (
 def main() -> int:
     """Measure and print Markdown tables; 0 when everything could be measured, whatever the budgets say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=15.0, help="length of each CPU measurement (default 15)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each CPU measurement (default 10)")
     parser.add_argument("--without-nvitop", action="store_true", help="measure the agent alone")
     arguments = parser.parse_args()
     if stub_support.compiler() is None:

@@ -11,8 +11,8 @@ import footprint
 import scrapes
 
 READY_SECONDS = 60.0
-WARM_UP_SECONDS = 8.0
-SCRAPES, PAUSE_SECONDS = 300, 0.02
+WARM_UP_SECONDS = 5.0
+SCRAPES, PAUSE_SECONDS = 200, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,6 +268,14 @@ async def replay(loaded: scenario.Scenario, times: Sequence[float], directory: P
         await server.stop()
 
 
+async def replay_all(nodes: Sequence[Node], most_instants: int | None, directory: Path, tally: Tally) -> None:
+    """All nodes side by side, since each waits for its own kubelet's rate limit."""
+    async with asyncio.TaskGroup() as group:
+        for number, node in enumerate(nodes):
+            times = instants(node.pods, most_instants)
+            group.create_task(replay(to_scenario(node, number), times, directory, tally))
+
+
 def compare(shown: Mapping[tuple[str, str, str], float], truth: NodeTruth, tally: Tally) -> None:
     """Add one instant to the tally; the first mismatches are printed."""
     true = {(h.device_uuid, h.namespace, h.pod): h.share_ratio for h in truth.holders}
@@ -307,6 +315,7 @@ def main() -> int:
         return 0
     pods, never = read_pods(path)
     nodes = place(pods)
+    print("source: Alibaba cluster-trace-gpu-v2023 (CC BY 4.0)")
     print(f"trace: {len(pods) + never} GPU pods, {never} of them never scheduled (no device to compare)")
     print(
         f"placed: {len(pods)} pods, {sum(pod.replicas > 0 for pod in pods)} on shared GPUs; {'; '.join(by_kind(nodes))}"
@@ -314,9 +323,7 @@ def main() -> int:
     tally = Tally()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
-        for number, node in enumerate(nodes):
-            loaded = to_scenario(node, number)
-            asyncio.run(replay(loaded, instants(node.pods, arguments.instants), Path(directory), tally))
+        asyncio.run(replay_all(nodes, arguments.instants, Path(directory), tally))
     print(
         f"compared: {len(tally.pods)} pods in {tally.samples} samples at {tally.instants} instants; "
         f"mismatches: {tally.mismatches} ({time.monotonic() - started:.0f} s)"

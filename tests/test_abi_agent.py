@@ -1,5 +1,6 @@
 """The whole agent on a simulated driver library: /metrics is served throughout, whatever the driver does."""
 
+import contextlib
 import http.client
 import os
 import signal
@@ -31,29 +32,38 @@ class Agent:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._scrape_on)
 
-    def start_scraping(self) -> None:
+    @contextlib.contextmanager
+    def scraped_all_the_time(self) -> Iterator[None]:
+        """Scrape ten times a second meanwhile; at the end, every scrape must have been answered in time."""
         self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+        assert self.failures == []
+        assert self.scrapes > 3
 
-    def stop_scraping(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def ask(self, method: str, path: str) -> bytes:
-        """Return the body of a good answer."""
+    def ask_any(self, method: str, path: str) -> tuple[int, str]:
+        """Return the status and the body of an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
-            body = answer.read()
+            return answer.status, answer.read().decode()
         finally:
             connection.close()
-        if not 200 <= answer.status < 300:
-            raise OSError(f"{method} {path}: {answer.status} {body.decode()}")
+
+    def ask(self, method: str, path: str) -> str:
+        """Return the body of a good answer."""
+        status, body = self.ask_any(method, path)
+        if not 200 <= status < 300:
+            raise OSError(f"{method} {path}: {status} {body}")
         return body
 
     def page(self) -> dict[str, float]:
         """Return the series of one scrape by name and labels."""
-        lines = self.ask("GET", "/metrics").decode().splitlines()
+        lines = self.ask("GET", "/metrics").splitlines()
         rows = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in rows}
 
@@ -121,9 +131,10 @@ def driver_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stub.build(tmp_path_factory.mktemp("driver"))
 
 
-@pytest.fixture
-def agent(driver_directory: Path, tmp_path: Path) -> Iterator[Agent]:
+@contextlib.contextmanager
+def running_agent(driver_directory: Path, tmp_path: Path, *, driver_error: int = 0) -> Iterator[Agent]:
     control = stub.control(tmp_path / "control")
+    control.driver_error = driver_error
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -131,18 +142,14 @@ def agent(driver_directory: Path, tmp_path: Path) -> Iterator[Agent]:
     command += ["--sample-interval", "0.5s", "--attribution", "off"]
     environment = {**os.environ, **stub.environment(driver_directory, tmp_path / "control"), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-    running = Agent(process, port, control)
+    agent = Agent(process, port, control)
     try:
-        running.until(all_up, "all GPUs up at the start")
-        running.start_scraping()
-        yield running
-        running.stop_scraping()
-        assert running.failures == []
-        assert running.scrapes > 3
+        agent.until(lambda page: driver_error or all_up(page), "the start")
+        with agent.scraped_all_the_time():
+            yield agent
         assert process.poll() is None, "the agent ended"
     finally:
-        running.stop_scraping()
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             code = process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -150,6 +157,12 @@ def agent(driver_directory: Path, tmp_path: Path) -> Iterator[Agent]:
             process.wait()
             raise
     assert code == 0
+
+
+@pytest.fixture
+def agent(driver_directory: Path, tmp_path: Path) -> Iterator[Agent]:
+    with running_agent(driver_directory, tmp_path) as one:
+        yield one
 
 
 def test_what_the_driver_holds_is_what_a_scrape_shows(agent: Agent) -> None:
@@ -189,6 +202,31 @@ def test_a_killed_child_is_replaced_and_the_page_stays(agent: Agent) -> None:
     os.kill(agent.child(), signal.SIGKILL)
     agent.until(lambda page: errors(page, "died") >= 1, "the death counted")
     agent.until(all_up, "all up after the kill")
+
+
+def test_a_library_replaced_under_the_agent_is_loaded_without_a_restart(tmp_path: Path) -> None:
+    library = stub.build(tmp_path / "driver")
+    with running_agent(library, tmp_path) as agent:
+        parent, child = agent.process.pid, agent.child()
+        agent.control.kernel_release = stub.NEXT_RELEASE.encode()
+        agent.until(lambda page: errors(page, "library_mismatch") >= 1, "the mismatch counted")
+        stub.build(library, release=stub.NEXT_RELEASE)
+        page = agent.until(all_up, "all up on the new library")
+        assert any(f'driver_version="{stub.NEXT_RELEASE}"' in name for name in page if name.startswith("gpu_info{"))
+        assert (agent.process.pid, agent.child() != child) == (parent, True)
+
+
+def test_an_agent_without_a_driver_says_so_and_starts_when_it_comes(driver_directory: Path, tmp_path: Path) -> None:
+    with running_agent(driver_directory, tmp_path, driver_error=9) as agent:
+        page = agent.until(lambda page: errors(page, "driver_not_loaded") >= 1, "the reason counted")
+        assert up(page) == {}
+        status, body = agent.ask_any("GET", "/readyz")
+        assert status == 503
+        assert "kernel module is not loaded" in body
+        assert agent.ask_any("GET", "/healthz")[0] == 200
+        agent.control.driver_error = 0
+        agent.until(all_up, "all up once the driver is loaded")
+        assert agent.ask_any("GET", "/readyz")[0] == 200
 
 
 def test_a_release_leaves_nobody_in_the_driver_until_it_opens_again(driver_directory: Path, agent: Agent) -> None:
