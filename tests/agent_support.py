@@ -1,0 +1,125 @@
+"""The agent as a process of its own, on a simulated node, for tests that see what a user sees."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_SECONDS = 30.0
+_LISTENING = re.compile(r"listening on \S*:(\d+)")
+
+
+@dataclass
+class AgentProcess:
+    """A running agent and what it has logged."""
+
+    process: subprocess.Popen[str]
+    port: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        """Status and body of a GET; an error status is an answer too."""
+        return self.ask("GET", path, headers)
+
+    def ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        """Status and body of a request."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", method=method, headers=headers or {}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def series(self) -> dict[str, float]:
+        """One scrape: value by name and labels, as they stand on the page."""
+        _, text = self.get("/metrics")
+        rows = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in rows}
+
+    def until(self, check: Callable[[dict[str, float]], object], what: str) -> dict[str, float]:
+        """The first scrape for which ``check`` holds."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            page = self.series()
+            if check(page):
+                return page
+            time.sleep(0.05)
+        raise AssertionError(f"not seen within {PATIENCE_SECONDS} s: {what}; the agent said: {self.lines[-5:]}")
+
+    def children(self) -> list[int]:
+        """Process ids of the agent's children."""
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
+        return [int(pid) for pid in text.split()]
+
+    def end(self, number: int = signal.SIGTERM, seconds: float = 10.0) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout=seconds)
+
+
+def matching(page: dict[str, float], name: str, **labels: str) -> dict[str, float]:
+    """Series of one metric that carry all of the labels."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    return {
+        key: value
+        for key, value in page.items()
+        if (key == name or key.startswith(name + "{")) and all(label in key for label in wanted)
+    }
+
+
+@contextmanager
+def running_agent(
+    *arguments: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None
+) -> Iterator[AgentProcess]:
+    """Start an agent on a free port and wait until it listens; it is gone when the block ends."""
+    command = [*prefix, sys.executable, "-m", "exporter", "agent", "--listen", "127.0.0.1:0", *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    agent = AgentProcess(process)
+    listening = threading.Event()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            agent.lines.append(line.rstrip())
+            if found := _LISTENING.search(line):
+                agent.port = int(found[1])
+                listening.set()
+        listening.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        assert listening.wait(PATIENCE_SECONDS), "the agent does not listen"
+        assert agent.port, f"the agent ended: {agent.lines}"
+        yield agent
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        reader.join(timeout=5)
+        if process.stderr is not None:
+            process.stderr.close()

@@ -1,0 +1,168 @@
+"""The agent as a process: what it serves, how it ends, and what it does without a driver."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from agent_support import ROOT, AgentProcess, matching, running_agent
+
+
+def up(page: dict[str, float]) -> list[float]:
+    return list(matching(page, "gpu_up").values())
+
+
+def sampled(page: dict[str, float]) -> object:
+    return matching(page, "gpu_activity_ratio")
+
+
+def test_a_simulated_node_is_served_and_says_that_it_is_simulated(demo_agent: AgentProcess) -> None:
+    page = demo_agent.series()
+    assert page["gpu_exporter_simulated"] == 1
+    assert demo_agent.get("/readyz")[0] == 200
+    assert demo_agent.get("/healthz")[0] == 200
+    assert "SIMULATED" in demo_agent.get("/")[1]
+    assert json.loads(demo_agent.get("/api/v1/devices")[1])["simulated"] is True
+
+
+def test_every_kind_of_holder_of_the_demo_is_attributed(demo_agent: AgentProcess) -> None:
+    page = demo_agent.series()
+    whole = matching(page, "DCGM_FI_DEV_POWER_USAGE", namespace="research", pod="llama-pretrain-worker-0")
+    assert len(whole) == 1
+    instance = matching(page, "DCGM_FI_PROF_GR_ENGINE_ACTIVE", pod="protein-fold-5c8d7", GPU_I_PROFILE="3g.40gb")
+    assert len(instance) == 1
+    shares = matching(page, "gpu_pod_share_ratio", gpu="6")
+    assert list(shares.values()) == [0.25] * 3
+    free = matching(page, "gpu_allocation_state", gpu="7", state="unallocated")
+    assert list(free.values()) == [1]
+
+
+def test_a_prometheus_that_asks_for_openmetrics_gets_it(demo_agent: AgentProcess) -> None:
+    status, body = demo_agent.get("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert status == 200
+    assert body.endswith("# EOF\n")
+
+
+def test_a_terminated_agent_ends_at_once_and_takes_its_child_along() -> None:
+    with running_agent("--simulate", "demo") as agent:
+        agent.until(sampled, "a first sample")
+        children = agent.children()
+        started = time.monotonic()
+        assert agent.end() == 0
+        assert time.monotonic() - started < 5
+        assert children
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_as_process_1_of_a_container_the_agent_ends_on_sigterm() -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare for a PID namespace")
+    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    with running_agent("--simulate", "demo", prefix=prefix) as agent:
+        agent.until(sampled, "a first sample")
+        (inner,) = agent.children()
+        status = Path(f"/proc/{inner}/status").read_text(encoding="ascii")
+        assert [line.split()[-1] for line in status.splitlines() if line.startswith("NSpid")] == ["1"]
+        os.kill(inner, signal.SIGTERM)
+        assert agent.process.wait(timeout=10) == 0
+
+
+def test_a_killed_child_is_replaced_and_the_page_stays() -> None:
+    with running_agent("--simulate", "t4-timeslicing", "--sample-interval", "500ms") as agent:
+        agent.until(sampled, "a first sample")
+        (child,) = agent.children()
+        os.kill(child, signal.SIGKILL)
+        agent.until(lambda page: matching(page, "gpu_exporter_errors_total", reason="died"), "the death is counted")
+        page = agent.until(lambda page: sampled(page) and all(up(page)), "devices are back")
+        assert sum(matching(page, "gpu_exporter_worker_restarts_total").values()) == 1
+
+
+def test_a_release_closes_the_driver_for_a_while_and_opens_it_by_itself() -> None:
+    with running_agent("--simulate", "t4-timeslicing", "--sample-interval", "500ms") as agent:
+        agent.until(sampled, "a first sample")
+        assert agent.ask("POST", "/-/release?seconds=2")[0] in {200, 202}
+        page = agent.until(lambda page: up(page) and not any(up(page)), "devices are down")
+        assert not sampled(page), "what is not measured is not shown"
+        status, reasons = agent.get("/readyz")
+        assert (status, "released" in reasons) == (503, True)
+        agent.until(lambda page: sampled(page) and all(up(page)), "devices are back")
+        agent.process.send_signal(signal.SIGUSR1)
+        agent.until(lambda page: not any(up(page)), "SIGUSR1 releases too")
+
+
+def test_a_kubelet_that_is_not_there_costs_attribution_only(tmp_path: Path) -> None:
+    demo = (ROOT / "exporter/simulator/scenarios/demo.yaml").read_text(encoding="utf-8")
+    without_kubelet = tmp_path / "without-kubelet.yaml"
+    without_kubelet.write_text(demo.replace("faults:", "faults:\n  - {kind: kubelet_down, from: 0}", 1))
+    with running_agent("--simulate", str(without_kubelet)) as agent:
+        page = agent.until(sampled, "a first sample")
+        assert set(matching(page, "gpu_allocation_state", state="unknown").values()) == {1.0}
+        assert set(matching(page, "gpu_allocation_state", state="unallocated").values()) == {0.0}
+        agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="attribution"), "the failure counts")
+        assert agent.get("/readyz")[0] == 200, "the kubelet alone does not make the node's readings useless"
+
+
+def test_without_a_driver_the_agent_says_so_and_keeps_trying() -> None:
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has a driver")
+    with running_agent("--attribution", "off") as agent:
+        agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="nvml"), "the failure is counted")
+        page = agent.series()
+        assert not up(page), "no GPU is made up"
+        assert page["gpu_exporter_simulated"] == 0
+        status, reasons = agent.get("/readyz")
+        assert status == 503
+        assert "libnvidia-ml" in reasons
+        assert agent.get("/healthz")[0] == 200
+
+
+def refused(*arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "exporter", "agent", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()
+
+
+def test_a_port_in_use_is_told_in_one_line_and_nothing_is_started() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (line,) = refused("--simulate", "demo", "--listen", f"127.0.0.1:{port}")
+    assert f"127.0.0.1:{port}" in line
+    assert "in use" in line
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    config = tmp_path / "agent.yaml"
+    config.write_text("sample-intervall: 1s\nidle-threshold: 7\n")
+    collectors = tmp_path / "collectors.csv"
+    collectors.write_text("DCGM_FI_DEV_GPU_UTIL, gauge, fine\nDCGM_FI_DEV_GPU_UTLI, gauge, typo\n")
+    state = tmp_path / "state"
+    state.write_text("a file, not a directory")
+    lines = refused("--config", str(config), "--listen", "nonsense", "--state-dir", str(state))
+    told = "\n".join(lines)
+    for word in ("sample-intervall", "idle-threshold", "nonsense", str(state)):
+        assert word in told
+    (line,) = refused("--simulate", "demo", "--collectors", str(collectors))
+    assert f"{collectors}:2" in line
+    assert "DCGM_FI_DEV_GPU_UTIL" in line, "the nearest name is offered"
+
+
+@pytest.mark.parametrize(("name", "told"), [("demoo", "demo"), ("nowhere.yaml", "nowhere.yaml")])
+def test_a_scenario_that_is_not_there_is_told_with_the_nearest_name(name: str, told: str) -> None:
+    (line,) = refused("--simulate", name)
+    assert told in line
