@@ -1,5 +1,6 @@
 """Scenario files: what is right becomes a plan, what is wrong is told by line and key, all at once."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import strategies as st
 
 from exporter.errors import ConfigError
 from exporter.simulator import scenario, scenario_file
+from exporter.simulator.loads import MIXES
+from exporter.simulator.models import MODELS
+from exporter.simulator.plan import IdForm, MigStrategy, Runtime
+from exporter.simulator.truth import Fault
 
 WELL = """\
 node: n1
@@ -132,6 +137,14 @@ def test_mig_strategy_and_renaming_decide_the_resource_names() -> None:
     text = WELL + "plugin: {mig_strategy: single, rename_shared: true}\n"
     truth = scenario.build(scenario_file.parse(text, "s.yaml")).at(0.0)
     assert {holder.resource for holder in truth.holders} == {"nvidia.com/gpu", "nvidia.com/gpu.shared"}
+
+
+def test_the_documented_example_is_right_and_the_document_names_everything() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "scenarios.md").read_text()
+    example = text.split("```yaml\n")[1].split("```")[0]
+    assert len(scenario_file.parse(example, "docs.yaml").gpus) == 4
+    for names in (MODELS, MIXES, scenario.shipped(), Fault, IdForm, Runtime, MigStrategy):
+        assert [name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)] == []
 
 
 def test_a_file_is_loaded_by_its_path_and_keeps_it_for_the_child(tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ def _processes(
 ) -> Iterable[ProcessTruth]:
     name, uid = identity
     pod, container = use.pod, use.container
-    part = loads.load(loads.add([(amount, container.mix)]))
+    ratios = [
+        min(1.0, amount * container.mix.factor(name)) for name in ("utilisation", "memory_copy", "encode", "decode")
+    ]
     start = pod.window.start_seconds + number * (pod.window.every_seconds or 0.0)
     if uid:
         cgroup = identities.cgroup_text(plan.runtime, uid, container.name)
@@ -131,10 +133,10 @@ def _processes(
             comm=process.comm,
             cgroup=cgroup,
             memory_used_bytes=process.memory_bytes,
-            sm_ratio=part.utilisation * process.part,
-            mem_ratio=part.memory_copy * process.part,
-            enc_ratio=part.encode * process.part,
-            dec_ratio=part.decode * process.part,
+            sm_ratio=ratios[0] * process.part,
+            mem_ratio=ratios[1] * process.part,
+            enc_ratio=ratios[2] * process.part,
+            dec_ratio=ratios[3] * process.part,
             namespace=pod.namespace,
             pod=name,
             container=container.name if uid else "",

@@ -3,6 +3,7 @@
 import hashlib
 import uuid
 from collections.abc import Sequence
+from functools import lru_cache
 
 from exporter.simulator.plan import GpuPlan, IdForm, InstancePlan, MigStrategy, Plugin, Runtime, Sharing
 
@@ -12,6 +13,7 @@ _QOS = ("burstable", "besteffort", "")
 """Guaranteed pods have no level of their own in the path."""
 
 
+@lru_cache(maxsize=4096)  # asked for the same pods many times a second
 def stable_uuid(*parts: object) -> str:
     """A UUID that follows from its parts."""
     return str(uuid.uuid5(_NAMESPACE, "/".join(map(str, parts))))
@@ -33,6 +35,7 @@ def container_id(*parts: object) -> str:
     return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=32).hexdigest()
 
 
+@lru_cache(maxsize=4096)  # as above
 def cgroup_text(runtime: Runtime, pod_uid: str, container: str) -> str:
     """The whole of ``/proc/<pid>/cgroup`` of a process in a container of a pod."""
     number = stable_number(pod_uid)

@@ -8,7 +8,8 @@ from exporter.simulator.truth import Load
 NAMES = tuple(f.name for f in fields(Load) if f.name != "memory_used_bytes")
 """What a mix has a factor for, in the order of its tuple."""
 
-_RATIOS = frozenset(name for name in NAMES if not name.endswith("_per_second"))
+_RATIO_COUNT = sum(not name.endswith("_per_second") for name in NAMES)
+"""Ratios come first in ``Load``, then bytes per second."""
 _COMPUTE = tuple(
     NAMES.index(name)
     for name in ("engine", "sm", "occupancy", "tensor", "dram", "fp16", "fp32", "fp64", "utilisation", "memory_copy")
@@ -26,7 +27,11 @@ class Mix:
     @property
     def peak(self) -> float:
         """Greatest ratio among the factors."""
-        return max(factor for name, factor in zip(NAMES, self.factors, strict=True) if name in _RATIOS)
+        return max(self.factors[:_RATIO_COUNT])
+
+    def factor(self, name: str) -> float:
+        """One factor by its name."""
+        return self.factors[NAMES.index(name)]
 
 
 def mix(**factors: float) -> Mix:
@@ -105,11 +110,10 @@ NOTHING = (0.0,) * len(NAMES)
 
 def add(vectors: Iterable[tuple[float, Mix]]) -> tuple[float, ...]:
     """Sum of amounts of mixes, as a vector in the order of ``NAMES``."""
-    total = list(NOTHING)
+    total: Sequence[float] = NOTHING
     for amount, part in vectors:
         if amount:
-            for position, factor in enumerate(part.factors):
-                total[position] += amount * factor
+            total = [value + amount * factor for value, factor in zip(total, part.factors, strict=True)]
     return tuple(total)
 
 
@@ -124,10 +128,9 @@ def combine(parts: Sequence[tuple[float, tuple[float, ...]]]) -> tuple[float, ..
 
 def load(vector: tuple[float, ...], memory_used_bytes: int = 0, *, clamp: bool = True) -> Load:
     """A vector as a ``Load``; ratios are kept to 1 against rounding unless it is an integral."""
-    values = {
-        name: min(1.0, value) if clamp and name in _RATIOS else value for name, value in zip(NAMES, vector, strict=True)
-    }
-    return Load(memory_used_bytes=memory_used_bytes, **values)
+    if clamp and max(vector[:_RATIO_COUNT]) > 1.0:
+        vector = (*(min(1.0, ratio) for ratio in vector[:_RATIO_COUNT]), *vector[_RATIO_COUNT:])
+    return Load(memory_used_bytes=memory_used_bytes, **dict(zip(NAMES, vector, strict=True)))
 
 
 def dominant(vector: tuple[float, ...], *, gpm: bool) -> int:
