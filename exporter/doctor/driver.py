@@ -28,8 +28,9 @@ async def read(
         name="nvml",
         command=command,
         interval_seconds=interval_seconds,
-        deadline_seconds=deadline_seconds,
-        start_deadline_seconds=deadline_seconds,
+        # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
+        deadline_seconds=2 * deadline_seconds,
+        start_deadline_seconds=2 * deadline_seconds,
         env=env,
         clock=clock,
     )

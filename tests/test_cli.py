@@ -1,0 +1,170 @@
+"""The command line, as a user meets it."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from exporter import __version__
+from exporter.cli import main
+from exporter.config.options import OPTIONS
+
+HELP_THEN_HEAVY_MODULES = """
+import sys
+from exporter.cli import main
+try:
+    main(["agent", "--help"])
+except SystemExit:
+    sys.exit(",".join({"grpc", "aiohttp", "pynvml", "rich", "prometheus_client"} & set(sys.modules)))
+"""
+PROGRAM = [sys.executable, "-m", "exporter"]
+
+
+def run(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_help_documents_every_option_with_its_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # so that no default is broken at a hyphen
+    with pytest.raises(SystemExit) as ended:
+        main(["agent", "--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS:
+        assert option.flag in text
+        assert f"[default: {option.default_note or option.default}" in text
+        assert option.dcgm_env is None or option.dcgm_env in text
+    assert "GPU_COST_EXPORTER_" in text
+
+
+def test_help_loads_neither_grpc_nor_the_web_server_nor_the_driver() -> None:
+    looked = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            HELP_THEN_HEAVY_MODULES,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert looked.stderr.strip() == ""
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"gpu-cost-exporter {__version__}\n"
+
+
+def test_without_a_command_the_help_is_shown_and_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "simulate" in capsys.readouterr().out
+
+
+def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("kubelet-intervall: 5s\n")
+    code = main(["agent", "--config", str(file), "--sampel-interval", "1s", "--listen", "9400", "--x=1", "stray"])
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert all(line.startswith("gpu-cost-exporter: ") for line in lines)
+    for words in (
+        "--sampel-interval: unknown flag; did you mean --sample-interval?",
+        "--x: unknown flag",
+        "'stray': unexpected argument",
+        f"{file}:1: unknown key 'kubelet-intervall'; did you mean 'kubelet-interval'?",
+        "listen (from --listen): value '9400'",
+    ):
+        assert sum(words in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("agent", "--listen"), "argument --listen: expected one argument"),
+        (("doctor", "--format", "xml"), "argument --format: invalid choice"),
+        (("doctor", "--frmat", "json"), "--frmat: unknown flag; did you mean --format?"),
+        (("simulate",), "required: WHAT"),
+        (("agnt",), "invalid choice: 'agnt'"),
+        (("simulate", "check", "dmo"), "did you mean 'demo'?"),
+        (("agent", "--simulate", "dmo"), "did you mean 'demo'?"),
+        (("simulate", "check", "/none.yaml"), "/none.yaml: cannot be read"),
+        (("agent", "--state-dir", "/dev/null"), "state-dir: /dev/null is not a directory"),
+        (("agent", "--kubelet-socket", "/dev/null"), "/dev/null is a file, not a socket"),
+        (("agent", "--collectors", "/none.csv"), "collectors: cannot read /none.csv"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu-cost-exporter: ")
+    assert told in line
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = run("agent", "--simulate", "demo", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert ended.returncode == 2
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("gpu-cost-exporter: ")]
+    assert "in use" in line
+    assert "--listen" in line
+    assert "Traceback" not in ended.stderr
+
+
+def test_shipped_scenarios_are_listed_and_each_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "list"]) == 0
+    names = capsys.readouterr().out.split()
+    assert {"demo", "a100-mig", "t4-timeslicing", "chaos"} <= set(names)
+    for name in names:
+        assert main(["simulate", "check", name]) == 0
+        assert capsys.readouterr().out.startswith(f"{name}: ok: ")
+
+
+def test_a_simulated_node_is_made_in_an_empty_directory_only(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("x")
+    assert main(["simulate", "node", "demo", "--dir", str(tmp_path)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def _follow(process: subprocess.Popen[str], until: str) -> str:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(until):
+            break
+    return "".join(lines)
+
+
+def test_a_simulated_node_answers_as_a_kubelet_until_it_is_told_to_end(tmp_path: Path) -> None:
+    from exporter.attribution.podresources import KubeletClient  # noqa: PLC0415 - gRPC is slow to import
+
+    async def ask(path: str) -> int:
+        client = KubeletClient(path)
+        try:
+            return len((await client.fetch(time.time())).containers)
+        finally:
+            await client.close()
+
+    with subprocess.Popen(
+        [*PROGRAM, "simulate", "node", "demo", "--dir", str(tmp_path / "node")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        told = _follow(process, "pod-log-root:")
+        assert told.startswith("SIMULATED NODE")
+        path = next(line.partition(": ")[2] for line in told.splitlines() if line.startswith("kubelet-socket"))
+        assert asyncio.run(ask(path)) > 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0

@@ -1,0 +1,279 @@
+"""The doctor: each check says ok where all is well, and cause and mend where it is not."""
+
+import io
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from exporter import doctor
+from exporter.cli import main
+from exporter.config import AgentConfig, load_agent
+from exporter.doctor import driver, host, kubelet
+from exporter.doctor.finding import Finding, Level, fail, ok, warn
+from exporter.model import (
+    Allocations,
+    ContainerAllocation,
+    DeviceIds,
+    DeviceState,
+    Field,
+    Gpu,
+    GpuReading,
+    ProcessUse,
+    Reading,
+    SourceState,
+    SourceStatus,
+)
+from exporter.sources import wire
+
+SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
+
+
+def settings(**changes: object) -> AgentConfig:
+    return replace(load_agent({}, {}, check_paths=False), **changes)
+
+
+def gpu(index: int = 0) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-0000000{index}-1111-2222-3333-444444444444",
+        index=index,
+        minor=index,
+        model="NVIDIA L40S",
+        pci_bus_id=f"00000000:0{index + 1}:00.0",
+    )
+
+
+def reading(*gpus: GpuReading) -> Reading:
+    return Reading(source="nvml", taken_at_seconds=1.0, duration_seconds=0.01, driver_version="570.1", gpus=gpus)
+
+
+def healthy(index: int = 0, field: Field = Field.PROF_GR_ENGINE_ACTIVE) -> GpuReading:
+    return GpuReading(gpu=gpu(index), values={field: 0.5}, processes=(ProcessUse(pid=7),))
+
+
+def speaking(*messages: Reading | SourceStatus) -> list[str]:
+    """A child that says these lines and then waits."""
+    lines = b"".join(wire.encode(message) for message in messages)
+    return [sys.executable, "-c", SPEAK, lines.decode()]
+
+
+async def driver_finding(command: list[str], deadline: float = 20.0) -> tuple[Finding, Reading | None]:
+    return await driver.read(command, env=None, interval_seconds=1.0, deadline_seconds=deadline, clock=time.time)
+
+
+async def test_a_driver_that_answers_is_ok_with_its_version() -> None:
+    last = reading(healthy())
+    finding, got = await driver_finding(speaking(last, last, last))
+    assert finding.level is Level.OK
+    assert "570.1" in finding.cause
+    assert got == last
+
+
+async def test_a_driver_that_says_why_it_cannot_work_is_a_fail_with_its_words() -> None:
+    status = SourceStatus(name="nvml", state=SourceState.FAILED, reason="driver_not_loaded", message="load the module")
+    finding, got = await driver_finding(speaking(status))
+    assert (finding.level, finding.cause, got) == (Level.FAIL, "load the module", None)
+
+
+async def test_a_driver_that_hangs_is_a_fail_within_the_deadline_and_not_a_hanging_doctor() -> None:
+    started = time.monotonic()
+    finding, got = await driver_finding([sys.executable, "-c", "import time; time.sleep(60)"], deadline=0.5)
+    assert time.monotonic() - started < 10
+    assert (finding.level, finding.cause, got) == (Level.FAIL, "no answer within 0.5 s", None)
+
+
+def test_devices_are_counted_by_model_and_a_bad_one_is_named() -> None:
+    assert driver.devices(reading(healthy(0), healthy(1))) == ok("devices", "2 x NVIDIA L40S")
+    lost = replace(healthy(1), state=DeviceState.RESET_REQUIRED)
+    finding = driver.devices(reading(healthy(0), lost))
+    assert finding.level is Level.FAIL
+    assert "GPU 1 reset required" in finding.cause
+    assert driver.devices(reading()).level is Level.FAIL
+
+
+def test_where_activity_comes_from_is_told_and_a_blind_device_warned_of() -> None:
+    assert "all 1 GPUs" in driver.activity(reading(healthy())).cause
+    mixed = driver.activity(reading(healthy(0), healthy(1, Field.GPU_UTIL)))
+    assert (mixed.level, "1 of 2" in mixed.cause) == (Level.OK, True)
+    assert driver.activity(reading(healthy(0, Field.FB_USED))).level is Level.WARN
+
+
+def test_a_driver_that_will_not_list_processes_is_warned_of() -> None:
+    assert driver.processes(reading(healthy())) == ok("processes", "1 processes listed")
+    assert driver.processes(reading(replace(healthy(), processes=None))).level is Level.WARN
+
+
+async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warning(tmp_path: Path) -> None:
+    config = settings(kubelet_socket=str(tmp_path / "none.sock"))
+    finding, answer = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+    assert (finding.level, answer) == (Level.FAIL, None)
+    assert "none.sock" in finding.cause
+    finding, answer = await kubelet.ask(replace(config, attribution=False), clock=time.time, monotonic=time.monotonic)
+    assert (finding.level, answer) == (Level.WARN, None)
+
+
+def allocations(held: str, *allocatable: str) -> Allocations:
+    return Allocations(
+        answered_at_seconds=1.0,
+        containers=(
+            ContainerAllocation(
+                namespace="ml",
+                pod="p",
+                container="c",
+                devices=(DeviceIds(resource="nvidia.com/gpu", ids=(held,)),),
+            ),
+        ),
+        allocatable=(DeviceIds(resource="nvidia.com/gpu", ids=allocatable),),
+    )
+
+
+def test_the_kubelets_devices_are_held_against_the_drivers() -> None:
+    ids = (gpu(0).uuid, gpu(1).uuid)
+    both = reading(healthy(0), healthy(1))
+    assert kubelet.agreement(settings(), allocations(ids[0], *ids), both).level is Level.OK
+    fewer = kubelet.agreement(settings(), allocations(ids[0], ids[0]), both)
+    assert (fewer.level, fewer.cause) == (Level.WARN, "the kubelet knows 1 GPUs, the driver shows 2")
+    more = kubelet.agreement(settings(), allocations(ids[0], *ids), reading(healthy(0)))
+    assert more.level is Level.FAIL
+    unknown = kubelet.agreement(settings(), allocations("GPU-99999999-1111-2222-3333-444444444444", *ids), both)
+    assert unknown.level is Level.WARN
+    assert "ml/p" in unknown.cause
+
+
+def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> None:
+    assert host.device_nodes(tmp_path).level is Level.FAIL
+    (tmp_path / "nvidia0").touch()
+    assert host.device_nodes(tmp_path).level is Level.FAIL
+    (tmp_path / "nvidiactl").touch()
+    assert host.device_nodes(tmp_path) == ok("device nodes", f"1 GPU nodes in {tmp_path}")
+
+
+def test_the_kernel_modules_version_is_read_from_proc(tmp_path: Path) -> None:
+    assert host.kernel_module(tmp_path).level is Level.FAIL
+    (tmp_path / "driver" / "nvidia").mkdir(parents=True)
+    (tmp_path / "driver" / "nvidia" / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed\nGCC version:\n"
+    )
+    assert host.kernel_module(tmp_path) == ok("kernel module", "NVIDIA UNIX x86_64 Kernel Module 570.124.06 Wed")
+
+
+def test_a_container_without_the_hosts_processes_is_warned_of(tmp_path: Path) -> None:
+    finding = host.process_tree(tmp_path)
+    assert (finding.level, "hostPID: true" in finding.mend) == (Level.WARN, True)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "comm").write_text("kthreadd\n")
+    assert host.process_tree(tmp_path).level is Level.OK
+
+
+def test_pod_logs_are_counted(tmp_path: Path) -> None:
+    assert host.pod_logs(tmp_path).level is Level.WARN
+    assert host.pod_logs(tmp_path / "none").level is Level.WARN
+    (tmp_path / "ml_train-0_8a6bf3a5-0000-0000-0000-000000000000").mkdir()
+    assert host.pod_logs(tmp_path).cause.startswith("1 pods")
+
+
+def test_a_state_directory_must_be_one(tmp_path: Path) -> None:
+    assert host.state_dir(None).level is Level.OK
+    assert host.state_dir(tmp_path).level is Level.OK
+    assert host.state_dir(tmp_path / "none").level is Level.FAIL
+
+
+def test_a_clock_in_another_century_fails_and_one_that_jumps_is_warned_of() -> None:
+    now = 1_800_000_000.0
+    assert host.clock((now, now + 5), (10, 15)).level is Level.OK
+    assert host.clock((now, now + 65), (10, 15)).level is Level.WARN
+    assert host.clock((0, 5), (10, 15)).level is Level.FAIL
+
+
+@contextmanager
+def answering(body: bytes) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name is the standard library's
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    assert host.port("127.0.0.1", free).level is Level.OK
+    with answering(b"ok\n") as number:
+        assert "already serving" in host.port("127.0.0.1", number).cause
+    with answering(b"something else") as number:
+        finding = host.port("127.0.0.1", number)
+    assert (finding.level, "--listen" in finding.mend) == (Level.FAIL, True)
+
+
+def test_a_wrong_collectors_file_is_a_finding_and_not_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("DCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
+    finding = host.collectors(settings(collectors=path))
+    assert finding.level is Level.FAIL
+    assert f"{path}:1" in finding.cause
+    assert host.collectors(settings()).level is Level.OK
+
+
+def test_the_right_binding_is_installed_here() -> None:
+    assert host.package().level is Level.OK
+
+
+FINDINGS = (ok("clock", "steady"), warn("pods", "two\nlines", "mount them"), fail("driver", "gone", "load it"))
+
+
+def test_findings_are_one_line_each_and_colourless_off_a_terminal() -> None:
+    stream = io.StringIO()
+    doctor.write_text(FINDINGS, simulated=True, stream=stream)
+    assert stream.getvalue().splitlines() == [
+        "SIMULATED NODE: nothing here is real",
+        "ok   clock              steady",
+        "warn pods               two lines  → mount them",
+        "fail driver             gone  → load it",
+        "1 ok, 1 warn, 1 fail",
+    ]
+
+
+def test_findings_as_json_carry_the_worst_level() -> None:
+    stream = io.StringIO()
+    doctor.write_json(FINDINGS, simulated=False, stream=stream)
+    document = json.loads(stream.getvalue())
+    assert (document["simulated"], document["level"], len(document["findings"])) == (False, "fail", 3)
+    assert document["findings"][0] == {"name": "clock", "level": "ok", "cause": "steady", "mend": None}
+    assert doctor.worst(()) is Level.OK
+
+
+def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--simulate", "demo", "--format", "json", "--listen", "127.0.0.1:0"])
+    document = json.loads(capsys.readouterr().out)
+    levels = {finding["name"]: finding["level"] for finding in document["findings"]}
+    assert (code, document["simulated"]) == (0, True)
+    assert {name for name, level in levels.items() if level == "fail"} == set()
+    assert {"driver", "devices", "activity", "kubelet", "kubelet and driver", "pod logs"} <= set(levels)
+
+
+def test_a_node_without_a_driver_fails_with_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = main(["doctor", "--kubelet-socket", str(tmp_path / "none.sock"), "--proc-root", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 1
+    assert any(line.startswith("fail kubelet ") for line in lines)
+    assert any(line.startswith("fail kernel module") for line in lines)
