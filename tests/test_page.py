@@ -100,6 +100,12 @@ def test_a_pod_is_idle_only_since_the_last_of_its_devices_went_idle() -> None:
     assert "idle for 10 min ml/ pair GPU 0, GPU 1" in text
 
 
+def test_a_long_list_of_idle_holders_is_cut_and_says_so() -> None:
+    text = read(made.snapshot(*(made.held(index, f"pod-{index}", 0.0, 1000.0 + index) for index in range(11)))).text
+    assert "idle for 16 min ml/ pod-10" in text
+    assert "and 3 more, marked in the table" in text
+
+
 def test_nobody_is_pointed_at_for_a_short_pause_or_for_what_was_not_measured() -> None:
     page_html = page.fragment(made.snapshot(made.held(0, "bursty", 0.0, 60), made.held(1, "dark", None)))
     assert "Held, but idle" not in page_html

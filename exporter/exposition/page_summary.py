@@ -11,6 +11,7 @@ IDLE_SHOWN_SECONDS = 120.0
 SHOWN_RATIO = 0.005
 """Less than this would be shown as 0 %."""
 _LARGEST_MIG = 7
+_NAMED_AT_MOST = 8
 _NOT_HELD = {
     AllocationState.UNALLOCATED: ("free", "free"),
     AllocationState.UNKNOWN: ("unknown", "holder unknown"),
@@ -132,13 +133,15 @@ def waste(snapshot: Snapshot) -> str:
         key: min(use.idle_for_seconds or 0.0 for _, use in uses) for key, uses in idle.items()
     }
     lines = []
-    for key in sorted(idle, key=lambda key: (-since[key], key)):
+    for key in sorted(idle, key=lambda key: (-since[key], key))[:_NAMED_AT_MOST]:
         places = ", ".join(dict.fromkeys(place(view) for view, _ in idle[key]))
         kind = model(idle[key][0][0].gpu.model)
         lines.append(
             f'<li><span class="for">idle for {duration(since[key])}</span><span class="pod">{text(key[0])}/'
             f'<b>{text(key[1])}</b></span> <span class="meta">{places} · {kind}</span></li>'
         )
+    if len(idle) > _NAMED_AT_MOST:
+        lines.append(f'<li class="meta">and {len(idle) - _NAMED_AT_MOST} more, marked in the table</li>')
     return (
         '<section class="panel waste" aria-labelledby="waste"><h2 id="waste">Held, but idle</h2>'
         f"<ol>{''.join(lines)}</ol></section>"
