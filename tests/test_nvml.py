@@ -1,9 +1,11 @@
 """The NVML source over a driver that follows a hand-moved truth: values, faults, recovery."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pynvml
 import pytest
 from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned, process, simulated
 
@@ -11,7 +13,7 @@ from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, GpuReading, Reading
 from exporter.simulator import driver as simulated_driver
 from exporter.simulator.truth import Fault, GpuTruth
-from exporter.sources import nvml_fields
+from exporter.sources import mig, nvml_fields
 from exporter.sources.nvml import NvmlSource
 
 ALL = frozenset(Field)
@@ -318,3 +320,69 @@ def test_a_model_with_gpm_and_one_without_work_side_by_side() -> None:
         first, second = it.after(1).gpus
     assert Field.PROF_GR_ENGINE_ACTIVE in first.values
     assert Field.PROF_GR_ENGINE_ACTIVE not in second.values
+
+
+def test_an_instance_destroyed_between_two_looks_at_the_layout_is_left_out_and_then_gone() -> None:
+    with watched(partitioned(instance(1), instance(2))) as it:
+        assert len(it.after(1).gpus[0].instances) == 2
+        it.node.change(instances=(instance(2),))
+        for _ in range(3):
+            reading = it.after(1)
+            assert states(reading) == [UP]
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [2]
+
+
+def test_a_gpu_that_is_lost_in_the_middle_of_a_sample_gives_no_half_reading() -> None:
+    with watched(gpu(0, processes=(process(11),)), gpu(1)) as it:
+        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 15, device_index=0)
+        reading = it.after(1)
+        assert states(reading) == [(DeviceState.LOST, "gpu_is_lost"), UP]
+        assert reading.gpus[0].values == {}
+        simulated_driver.clear_failures()
+        assert states(it.after(11)) == [UP, UP]
+
+
+def test_error_counters_that_the_driver_leaves_untouched_are_absent() -> None:
+    ecc = {Field.ECC_SBE_VOL_TOTAL, Field.ECC_DBE_VOL_TOTAL, Field.ECC_SBE_AGG_TOTAL, Field.ECC_DBE_AGG_TOTAL}
+    with watched(gpu(overrides=dict.fromkeys(ecc))) as it:
+        assert not ecc & set(it.after(1).gpus[0].values)
+
+
+@pytest.mark.parametrize(
+    ("compute_slices", "instance_slices", "memory_mib", "total_mib", "name"),
+    [
+        (1, 1, 4864, 40960, "1g.5gb"),
+        (3, 3, 19968, 40960, "3g.20gb"),
+        (1, 3, 19968, 40960, "1c.3g.20gb"),
+        (1, 1, 9984, 81559, "1g.10gb"),
+        (7, 7, 80896, 81559, "7g.80gb"),
+        (1, 1, 10, 0, "1g.0gb"),
+    ],
+)
+def test_a_profile_is_named_by_its_size_where_the_driver_does_not_name_it(
+    compute_slices: int, instance_slices: int, memory_mib: int, total_mib: int, name: str
+) -> None:
+    told = mig.profile_name(
+        compute_slices=compute_slices, instance_slices=instance_slices, memory_mib=memory_mib, total_mib=total_mib
+    )
+    assert told == name
+
+
+def test_the_wrong_package_of_the_same_module_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pynvml, "_nvmlGetFunctionPointer")
+    with pytest.raises(SourceError, match="install nvidia-ml-py") as caught:
+        NvmlSource(ALL).open()
+    assert caught.value.reason == "wrong_package"
+
+
+def test_a_gpu_that_stays_away_makes_the_driver_be_opened_ever_more_rarely() -> None:
+    announced: list[float] = []
+    with watched(gpu(0), gpu(1)) as it:
+        it.source.announce = lambda: announced.append(it.node.truth.at_seconds)
+        it.after(1)
+        it.node.change(1, fault=Fault.GPU_LOST)
+        for _ in range(60):
+            it.after(10)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(announced)]
+    assert len(announced) <= 5
+    assert gaps == sorted(gaps)

@@ -277,6 +277,26 @@ async def test_what_the_child_logs_reaches_the_log(caplog: pytest.LogCaptureFixt
         assert one.errors == {}
 
 
+async def test_the_last_words_of_a_child_that_crashes_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="exporter.sources.worker")
+    async with working(script('raise RuntimeError("the end")')) as one:
+        await until(lambda: one.status.state is SourceState.DIED)
+        assert "RuntimeError: the end" in caplog.text
+
+
 def test_the_childs_command_names_interval_and_fields() -> None:
     command = nvml_command(0.5, {Field.MEM_CLOCK, Field.SM_CLOCK})
     assert command == (sys.executable, "-m", "exporter.sources.child", "--interval", "0.5", "--fields", "100,101")
+
+
+async def test_a_child_that_cannot_be_killed_is_left_behind_and_another_one_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # No patience at all makes every killed child look like one that no signal reaches.
+    monkeypatch.setattr(worker, "_GRACE_SECONDS", 0.0)
+    async with working(script("read(); time.sleep(600)"), deadline_seconds=0.2) as one:
+        await until(lambda: one.errors.get("unkillable") and one.status.restarts)
+        await until(lambda: one.pid is not None and one.status.state is SourceState.UP)
+        assert one.errors["hung"] >= 1
+        monkeypatch.undo()
+        await until(lambda: not one._stuck)

@@ -176,8 +176,9 @@ class NvmlSource:
         gpu = identity.read(handle, index)
         if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
             return False
-        self._known[gpu.uuid] = gpu
+        # First what can fail: a GPU that is known is either attached or has a reason why not.
         self._units[gpu.uuid] = Unit(handle, gpu, self._wanted)
+        self._known[gpu.uuid] = gpu
         self._down.pop(gpu.uuid, None)
         return True
 

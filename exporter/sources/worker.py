@@ -22,6 +22,7 @@ _LONGEST_BACKOFF_SECONDS = 30.0
 _SETTLED_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _STUCK_LIMIT = 3
+_LAST_WORDS_SECONDS = 0.5
 
 _log = logging.getLogger("exporter.sources.worker")
 
@@ -192,6 +193,8 @@ class Worker:
         finally:
             process, self._process = self._process, None
             code = await self._bury(process, at_once=not ended)
+            # Its last words say why it died.
+            await asyncio.wait({relay}, timeout=_LAST_WORDS_SECONDS)
             relay.cancel()
         if not self._told_to_go and not self._is_released():
             self._note_end(code, hung=silent)
