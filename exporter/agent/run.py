@@ -74,17 +74,19 @@ async def run(
         node=_node(config, worker, poller, simulated=simulated),
         worker=worker,
         poller=poller,
-        renderer=Renderer(
-            ExpositionOptions(
-                collectors=collectors,
-                names=config.dcgm_names,
-                hostname_label=config.hostname_label,
-                series_limit=config.series_limit,
-            )
-        ),
+        renderer=Renderer(_exposition(config, collectors)),
         release_seconds=config.release_seconds,
     )
     return await agent.run(listener)
+
+
+def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOptions:
+    return ExpositionOptions(
+        collectors=collectors,
+        names=config.dcgm_names,
+        hostname_label=config.hostname_label,
+        series_limit=config.series_limit,
+    )
 
 
 def load_collectors(config: AgentConfig) -> Collectors:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.accounting.activity import Judgement, Samples, split_activity
-from exporter.accounting.idle import IdleClock
+from exporter.accounting.idle import HolderKey, IdleClock, Standing
 from exporter.attribution.processes import Matched
 from exporter.model import Activity, ActivitySource, Field, Holder, PodUse, ProcessUse
 
@@ -56,33 +56,56 @@ def divide(
     """
     told = matched if matched is not None and matched.complete else None
     split = split_activity(judgement.activity, holders, _samples(holders, told))
-    foreign = _memory(told.unattributed) if told else None
-    pods: list[PodUse] = []
-    for holder, activity in zip(holders, split.parts, strict=True):
-        # Idleness is judged against what is held: all of a quarter is busy, though it is 0.25 of the device.
-        of_its_share = None if activity is None else min(1.0, activity.ratio / holder.device_share_ratio)
-        key = (uuid, holder.namespace, holder.pod, holder.container)
-        standing = clock.observe(key, now, of_its_share, holder.pod_uid)
-        alone = len(holders) == 1 and holder.device_share_ratio >= 1
-        if alone:
-            memory = _memory_of_sole_holder(values, foreign if told else 0)
-        else:
-            memory = _memory(told.by_holder.get(holder, ())) if told else None
-        pods.append(
-            PodUse(
-                holder=holder,
-                age_seconds=standing.age_seconds,
-                activity=activity,
-                idle_for_seconds=standing.idle_for_seconds,
-                memory_used_bytes=memory,
-                values=_drop_in_values(activity, judgement, values, memory) if told and not alone else {},
-            )
-        )
     return DeviceUse(
-        pods=tuple(pods),
+        pods=tuple(
+            _pod_use(
+                holder,
+                part,
+                clock.observe(_key(uuid, holder), now, _of_its_share(holder, part), holder.pod_uid),
+                judgement,
+                values,
+                told,
+                sole=len(holders) == 1 and holder.device_share_ratio >= 1,
+            )
+            for holder, part in zip(holders, split.parts, strict=True)
+        ),
         unattributed_activity_ratio=split.remainder_ratio,
-        unattributed_memory_bytes=foreign,
+        unattributed_memory_bytes=_memory(told.unattributed) if told else None,
         unattributed_processes=len(told.unattributed) if told else None,
+    )
+
+
+def _key(uuid: str, holder: Holder) -> HolderKey:
+    return uuid, holder.namespace, holder.pod, holder.container
+
+
+def _of_its_share(holder: Holder, part: Activity | None) -> float | None:
+    """Activity by what idleness is judged: all of a quarter is busy, though it is 0.25 of the device."""
+    return None if part is None else min(1.0, part.ratio / holder.device_share_ratio)
+
+
+def _pod_use(
+    holder: Holder,
+    part: Activity | None,
+    standing: Standing,
+    judgement: Judgement,
+    values: Mapping[Field, int | float],
+    told: Matched | None,
+    *,
+    sole: bool,
+) -> PodUse:
+    """What is known of one holder; ``sole`` holders of a whole device have what the device has."""
+    if sole:
+        memory = _memory_of_sole_holder(values, _memory(told.unattributed) if told else 0)
+    else:
+        memory = _memory(told.by_holder.get(holder, ())) if told else None
+    return PodUse(
+        holder=holder,
+        age_seconds=standing.age_seconds,
+        activity=part,
+        idle_for_seconds=standing.idle_for_seconds,
+        memory_used_bytes=memory,
+        values=_drop_in_values(part, judgement, values, memory) if told and not sole else {},
     )
 
 
