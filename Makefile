@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check bench golden format requirements clean
+.PHONY: help install demo test check bench accuracy golden format requirements clean
 
 PYTHON ?= python3
 # Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
@@ -33,13 +33,12 @@ install: .venv/.runtime .venv/.develop .tools/.demo .tools/.test ## Set up .venv
 	$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
+# The script leaves these files when nothing is missing; what was skipped is tried again next time.
 .tools/.demo: scripts/setup_tools.sh
-	./scripts/setup_tools.sh demo
-	@mkdir -p .tools && touch $@
+	@./scripts/setup_tools.sh demo
 
 .tools/.test: scripts/setup_tools.sh
-	./scripts/setup_tools.sh test
-	@mkdir -p .tools && touch $@
+	@./scripts/setup_tools.sh test
 
 demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus and Alertmanager; Ctrl-C ends all of it
 	@exec $(RUN) -m exporter simulate stack $(SCENARIO)
@@ -54,11 +53,16 @@ check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what genera
 	.venv/bin/lint-imports
 	$(RUN) scripts/check_repository.py
 	$(RUN) dashboards/build.py --check
+	$(RUN) scripts/prometheus_rule.py --check
 	promtool check rules rules/prometheus-rules.yaml
 	promtool test rules tests/rules/*.yaml
 
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
-	@for file in benchmarks/*.py; do echo "== $$file"; $(RUN) "$$file"; done
+	$(RUN) benchmarks/bench.py
+
+accuracy: .venv/.develop ## Compare with recorded GPUs and a replayed trace, where they are at hand
+	$(RUN) benchmarks/capture_compare.py
+	$(RUN) benchmarks/trace_replay.py
 
 golden: .venv/.develop ## Write the golden files anew from what the program says now; look at the difference
 	UPDATE_GOLDEN=1 $(RUN) -m pytest -q -k "golden" $(TESTS)

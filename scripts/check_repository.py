@@ -52,7 +52,7 @@ def strays(path: Path, words: list[str]) -> Iterator[str]:
         return
     for number, line in enumerate(text.splitlines(), start=1):
         for word in words:
-            if word in line:
+            if re.search(rf"(?<![\w}}.]){re.escape(word)}", line):
                 yield f"{path}:{number}: names this machine ({word}); use a relative path or an argument"
         if path.parts[0] == "requirements" and ADDRESS.search(line):
             yield f"{path}:{number}: an index address; requirements carry versions and hashes only"

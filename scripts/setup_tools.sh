@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 tools=$PWD/.tools
 export PATH=$tools/bin:$PATH DEBIAN_FRONTEND=noninteractive
 
+skipped=0
 say() { echo "setup: $*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
 root() { [ "$(id -u)" = 0 ]; }
@@ -60,30 +61,40 @@ make_venv() {
 
 demo_tools() {
   if ! have prometheus || ! have promtool; then
-    if apt_unpack prometheus; then link prometheus; link promtool; fi
+    if apt_unpack prometheus; then link prometheus; link promtool; else skipped=1; fi
   fi
   if ! have prometheus-alertmanager && ! have alertmanager; then
-    if apt_unpack prometheus-alertmanager; then link prometheus-alertmanager; link amtool; fi
+    if apt_unpack prometheus-alertmanager; then link prometheus-alertmanager; link amtool; else skipped=1; fi
   fi
-  return 0
 }
 
 test_tools() {
-  have chromium || have chromium-browser || have google-chrome || apt_install chromium || true
-  have cc || apt_install gcc libc6-dev || true
+  have chromium || have chromium-browser || have google-chrome || apt_install chromium || skipped=1
+  have cc || apt_install gcc libc6-dev || skipped=1
   if ! have kubectl && ! have kustomize; then
     if have go; then
       mkdir -p "$tools/bin"
-      GOBIN=$tools/bin GOFLAGS= go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1 || say "skipped: kustomize (go install failed)"
+      GOBIN=$tools/bin GOFLAGS= go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1 || {
+        say "skipped: kustomize (go install failed)"
+        skipped=1
+      }
     else
-      say "skipped: kustomize (neither kubectl nor go is here; get one of them to have the deployment test run)"
+      say "skipped: kustomize (neither kubectl nor go is here; get one of them to have the deployment tests run)"
+      skipped=1
     fi
   fi
 }
 
+# done_with NAME: leaves the file that tells make not to come again, unless something was skipped.
+done_with() {
+  [ "$skipped" = 0 ] || return 0
+  mkdir -p "$tools"
+  touch "$tools/.$1"
+}
+
 case "${1:-}" in
   venv) make_venv "${2:-python3}" ;;
-  demo) demo_tools ;;
-  test) test_tools ;;
+  demo) demo_tools; done_with demo ;;
+  test) test_tools; done_with test ;;
   *) say "usage: $0 venv PYTHON | demo | test"; exit 2 ;;
 esac

@@ -77,20 +77,8 @@ class Ports:
     webhook: int
 
 
-def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Part]:
-    """Write the configurations into ``directory`` and name the programs to start, the agent first.
-
-    Raises:
-        ConfigError: The rules file is not there, or is not the one of this version.
-    """
-    agent = Part(
-        name="agent",
-        command=(*options.agent_command, "--simulate", options.scenario, "--listen", f"127.0.0.1:{ports.agent}"),
-        ready_url=f"http://127.0.0.1:{ports.agent}/readyz",
-        log=directory / "agent.log",
-    )
-    if tools.prometheus is None or tools.alertmanager is None:
-        return [agent]
+def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Path, Path]:
+    """Write the configurations of Alertmanager and Prometheus, and the rules that the second one reads."""
     try:
         shipped = options.rules.read_text(encoding="utf-8")
     except OSError as error:
@@ -106,6 +94,24 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
         ),
         encoding="utf-8",
     )
+    return alertmanager_file, prometheus_file
+
+
+def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Part]:
+    """Write the configurations into ``directory`` and name the programs to start, the agent first.
+
+    Raises:
+        ConfigError: The rules file is not there, or is not the one of this version.
+    """
+    agent = Part(
+        name="agent",
+        command=(*options.agent_command, "--simulate", options.scenario, "--listen", f"127.0.0.1:{ports.agent}"),
+        ready_url=f"http://127.0.0.1:{ports.agent}/readyz",
+        log=directory / "agent.log",
+    )
+    if tools.prometheus is None or tools.alertmanager is None:
+        return [agent]
+    alertmanager_file, prometheus_file = _configure(options, ports, directory)
     alertmanager = Part(
         name="alertmanager",
         command=(
