@@ -42,6 +42,7 @@ def main() -> int:
     rival = "" if skipped else f"{nvitop_compare.PACKAGE} {nvitop_compare.version()}"
     today = dt.datetime.now(tz=dt.UTC).date()
     print(f"{today}, {_machine()}, Python {platform.python_version()}, {arguments.seconds:g} s per CPU measurement,")
+    print(f"load average at the start {os.getloadavg()[0]:.1f} (latencies mean little when it is not near 0),")
     print("simulated driver that answers at once: the exporters' own cost, without a real driver's.\n")
     for setting in SETTINGS:
         ours, theirs = _measure(setting, arguments.seconds, with_nvitop=not skipped)
