@@ -18,11 +18,10 @@ from exporter.agent.node import STALE_INTERVALS, Node, Source
 from exporter.agent.views import Viewer
 from exporter.attribution.podresources import KubeletPoller
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.config import AgentConfig
+from exporter.config import AgentConfig, read_collectors
 from exporter.errors import ConfigError
 from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.collectors_file import DEFAULT, Collectors
-from exporter.exposition.collectors_file import parse as parse_collectors
+from exporter.exposition.collectors_file import Collectors
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
 from exporter.model import Snapshot
@@ -52,7 +51,9 @@ async def run(
     Raises:
         ConfigError: A file cannot be read or the port not be bound; nothing has been started then.
     """
-    collectors = load_collectors(config)
+    collectors = read_collectors(config.collectors)
+    for warning in collectors.warnings:
+        LOG.warning("%s", warning)
     listener = bind(config.listen_host, config.listen_port)
     command = worker_command or nvml_command(config.sample_interval_seconds, collectors.fields)
     worker = Worker(
@@ -87,21 +88,6 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
         hostname_label=config.hostname_label,
         series_limit=config.series_limit,
     )
-
-
-def load_collectors(config: AgentConfig) -> Collectors:
-    """Read the collectors file, or take dcgm-exporter's default set; say once what will be absent."""
-    if config.collectors is None:
-        return DEFAULT
-    path = Path(config.collectors)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"collectors: {path} cannot be read: {error}; give a readable CSV file in UTF-8") from error
-    collectors = parse_collectors(text, str(path))
-    for warning in collectors.warnings:
-        LOG.warning("%s", warning)
-    return collectors
 
 
 def bind(host: str, port: int) -> socket.socket:
