@@ -15,6 +15,7 @@ import aiohttp
 from exporter.errors import ConfigError
 from exporter.simulator import demo_rules
 from exporter.simulator.parts import Part, free_port
+from exporter.simulator.scenario import load
 from exporter.simulator.webhook import Webhook
 
 RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
@@ -264,6 +265,7 @@ def main(scenario: str = "demo", *, rules: Path = RULES) -> int:
         rules: The rules file whose windows are shortened.
 
     Raises:
-        ConfigError: The rules file is missing or not of this version.
+        ConfigError: There is no such scenario, or the rules file is missing or not of this version.
     """
+    load(scenario)  # its mistakes are told here, before anything is started
     return asyncio.run(_until_signalled(StackOptions(scenario=scenario, rules=rules)))
