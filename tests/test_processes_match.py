@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,16 @@ def test_a_pid_that_is_used_again_is_looked_up_again(tmp_path: Path) -> None:
     assert resolver.pod_uid(7) == UID_A
     write_process(tmp_path, 7, uid=UID_B, started=200)
     assert resolver.pod_uid(7) == UID_B
+
+
+def test_a_process_that_has_ended_keeps_the_pod_it_was_known_by(tmp_path: Path) -> None:
+    resolver = PidResolver(tmp_path)
+    write_process(tmp_path, 7, uid=UID_A)
+    assert resolver.pod_uid(7) == UID_A
+    shutil.rmtree(tmp_path / "7")
+    assert resolver.pod_uid(7) == UID_A
+    write_process(tmp_path, 7, uid=UID_B, started=900)
+    assert resolver.pod_uid(7) == UID_B, "the same pid again is another process"
 
 
 def test_a_process_outside_every_pod_and_one_that_is_gone_are_told_apart(tmp_path: Path) -> None:

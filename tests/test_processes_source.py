@@ -82,6 +82,7 @@ def test_a_process_that_ended_since_the_last_poll_is_there_once_more() -> None:
         node.set(at=104.0)
         simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 6, times=1)
         ended = by_pid(it.poll(104.0))
+        assert ended[11].ended
         assert ended[11].memory_used_bytes is None
         assert ended[11].sm_ratio is not None
 

@@ -124,6 +124,17 @@ def test_sharers_are_told_apart_by_their_processes(viewer: Viewer) -> None:
     assert (view.unattributed_processes, view.unattributed_memory_bytes) == (1, 500 * MIB)
 
 
+def test_a_process_that_ended_counts_for_activity_and_not_for_memory(viewer: Viewer) -> None:
+    ended = ProcessUse(pid=101, memory_used_bytes=None, sm_ratio=0.3, ended=True)
+    alive = ProcessUse(pid=102, memory_used_bytes=100 * MIB, sm_ratio=0.1)
+    reading_ = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 40, Field.FB_USED: 500}, processes=(ended, alive))
+    sharers = [holder(pod, share=0.25, mode=ShareMode.SHARED) for pod in "ab"]
+    (view,) = views(viewer, [reading_], held(*sharers))
+    parts = {pod.holder.pod: pod for pod in view.pods}
+    assert parts["a"].activity == Activity(ratio=pytest.approx(0.3), source=ActivitySource.PROCESS_SAMPLES)
+    assert (parts["a"].memory_used_bytes, parts["b"].memory_used_bytes) == (0, 100 * MIB)
+
+
 def test_sharers_without_visible_processes_are_estimated_and_have_no_measured_rows(viewer: Viewer) -> None:
     blind = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80, Field.FB_USED: 5000}, processes=())
     sharers = [holder(pod, share=0.25, mode=ShareMode.SHARED) for pod in "ab"]

@@ -71,7 +71,7 @@ def divide(
         ),
         unattributed_activity_ratio=split.remainder_ratio,
         unattributed_memory_bytes=_memory(told.unattributed) if told else None,
-        unattributed_processes=len(told.unattributed) if told else None,
+        unattributed_processes=sum(not process.ended for process in told.unattributed) if told else None,
     )
 
 
@@ -127,10 +127,10 @@ def _busy(processes: Sequence[ProcessUse]) -> float:
 
 
 def _memory(processes: Sequence[ProcessUse]) -> int | None:
-    """Sum of memory in bytes; ``None`` as soon as one process's is not known."""
-    if any(process.memory_used_bytes is None for process in processes):
-        return None
-    return sum(process.memory_used_bytes or 0 for process in processes)
+    """Sum of memory in bytes; ``None`` as soon as one process's is not known. One that ended has none."""
+    alive = [process.memory_used_bytes for process in processes if not process.ended]
+    known = [memory for memory in alive if memory is not None]
+    return sum(known) if len(known) == len(alive) else None
 
 
 def _memory_of_sole_holder(values: Mapping[Field, int | float], foreign_bytes: int | None) -> int | None:

@@ -52,17 +52,17 @@ class PidResolver:
             pid: In the PID namespace of ``proc_root``.
 
         Returns:
-            The pod's UID, ``NO_POD`` for a process that is in no pod, ``None`` for one that cannot be seen (gone, or
-            another PID namespace).
+            The pod's UID, ``NO_POD`` for a process that is in no pod, ``None`` for one that cannot be seen (another
+            PID namespace, or gone before it was ever looked up). One that has ended keeps the pod it was known by:
+            what the driver says of it is of the time before.
         """
         directory = self._proc_root / str(pid)
         started = _start_time(directory)
-        if started is None:
-            self._known.pop(pid, None)
-            return None
         known = self._known.get(pid)
-        if known and known[0] == started:
+        if known and started in {None, known[0]}:
             return known[1]
+        if started is None:
+            return None
         try:
             text = (directory / "cgroup").read_text(errors="replace")
         except OSError:

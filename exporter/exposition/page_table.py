@@ -97,9 +97,9 @@ def _held_by(view: DeviceView, group: Group, only: PodUse | None) -> str:
     if only:
         return _pod(only)
     if view.pods:
-        held = f"{sum(use.holder.device_share_ratio for use in view.pods) * 100:.0f} % of it held"
+        of_it = f"{sum(use.holder.device_share_ratio for use in view.pods) * 100:.0f} % of it held"
         plural = "s" if len(view.pods) > 1 else ""
-        return f'{len(view.pods)} holder{plural} <span class="meta">· {held}</span>'
+        return f'{len(view.pods)} holder{plural} <span class="meta">· {of_it}</span>'
     return chip(*condition(view))
 
 

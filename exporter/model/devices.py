@@ -84,6 +84,8 @@ class ProcessUse:
     sm_ratio: float | None = None
     enc_ratio: float | None = None
     dec_ratio: float | None = None
+    ended: bool = False
+    """Was sampled since the previous poll and is not on the device any more: activity, but no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

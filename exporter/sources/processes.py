@@ -123,6 +123,7 @@ class Poller:
                     sm_ratio=None if use is None else use.sm / _PERCENT,
                     enc_ratio=None if use is None else use.enc / _PERCENT,
                     dec_ratio=None if use is None else use.dec / _PERCENT,
+                    ended=pid not in memory,
                 )
             )
         return tuple(result)

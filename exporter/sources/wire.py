@@ -161,7 +161,10 @@ def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
 def _processes_out(processes: tuple[ProcessUse, ...] | None) -> list[list[Any]] | None:
     if processes is None:
         return None
-    return [[one.pid, one.memory_used_bytes, one.sm_ratio, one.enc_ratio, one.dec_ratio] for one in processes]
+    return [
+        [one.pid, one.memory_used_bytes, one.sm_ratio, one.enc_ratio, one.dec_ratio, int(one.ended)]
+        for one in processes
+    ]
 
 
 def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...] | None:
@@ -174,8 +177,9 @@ def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...
             sm_ratio=_optional_float(sm),
             enc_ratio=_optional_float(enc),
             dec_ratio=_optional_float(dec),
+            ended=bool(ended),
         )
-        for pid, memory, sm, enc, dec in rows
+        for pid, memory, sm, enc, dec, ended in rows
     )
 
 
