@@ -33,9 +33,7 @@ class AgentProcess:
 
     def ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
         """Status and body of a request."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", method=method, headers=headers or {}
-        )
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method, headers=headers or {})
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
                 return answer.status, answer.read().decode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -158,6 +159,9 @@ class Agent:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         await web.SockSite(runner, listener, backlog=128).start()
+        # What lives as long as the agent need not be searched for garbage: a full collection costs a scrape 40 ms.
+        gc.collect()
+        gc.freeze()
         LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
         parts: list[Callable[[], Awaitable[None]]] = [self.worker.run, self._ticks]
         if self.poller:
