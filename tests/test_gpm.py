@@ -30,7 +30,8 @@ def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field
     assert 0 <= value <= 1
     if 0 <= raw <= 100:
         assert not clamped
-        assert value == pytest.approx(raw / 100)
+        assert value == pytest.approx(raw / 100, abs=5e-7)
+    assert value == round(value, 6), "float noise of the division is not a measurement"
     if raw < -1 or raw > 101:
         assert clamped
 

@@ -138,6 +138,8 @@ def test_a_line_cut_short_is_garbled(reading: Reading, data: st.DataObject) -> N
         b'{"status":["nvml","sleeping","","",0]}',
         b'{"status":["nvml"]}',
         b"[" * 100_000,
+        b'{"status":["nvml","up","","",1e999]}',
+        b'{"source":"nvml","at":1e999,"took":0,"driver":null,"nvml":null,"gpus":[],"xids":[],"errors":{}}',
         b'{"source":"nvml","at":NaN,"took":0,"driver":null,"nvml":null,"gpus":[],"xids":[],"errors":{}}',
     ],
 )

@@ -253,6 +253,24 @@ async def test_the_child_is_dead_when_the_worker_is_cancelled() -> None:
     assert one.pid is None
 
 
+@pytest.mark.parametrize("ending", ["signal.pause()", "os.close(1); signal.pause()"])
+async def test_the_child_is_gone_and_reaped_however_often_the_worker_is_cancelled(ending: str) -> None:
+    # Once it has closed its output it is given time to end by itself: cancelled then, it must be killed all the same.
+    body = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); read(os.getpid()); {ending}"
+    one = Worker(name="nvml", command=script(body), interval_seconds=0.02, deadline_seconds=30, clock=time.time)
+    task = asyncio.create_task(one.run())
+    await until(lambda: one.status.state is SourceState.UP)
+    pid = int(one.take()[0].taken_at_seconds)
+    await until(lambda: (one.pid is None) == ("close" in ending))
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 async def test_children_that_fail_one_after_another_come_ever_more_rarely() -> None:
     async with working(script("sys.exit(1)")) as one:
         await until(lambda: one.status.restarts >= 2)

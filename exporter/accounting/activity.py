@@ -170,8 +170,8 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
     if samples and sampled > 0:
         alone = len(holders) == 1 and not samples.others
         source = device.source if alone else ActivitySource.PROCESS_SAMPLES
-        parts = tuple(Activity(ratio=device.ratio * part / sampled, source=source) for part in samples.by_holder)
-        return Split(parts=parts, remainder_ratio=device.ratio * samples.others / sampled)
+        parts = tuple(Activity(ratio=device.ratio * (part / sampled), source=source) for part in samples.by_holder)
+        return Split(parts=parts, remainder_ratio=device.ratio * (samples.others / sampled))
     if len(holders) == 1:
         return Split(parts=(device,), remainder_ratio=0.0)
     shares = sum(holder.device_share_ratio for holder in holders)

@@ -130,12 +130,9 @@ def run(
         new process can open the source.
     """
     stop = _Stop()
+    say = partial(_say, out, source.name)
+    source.announce = partial(say, SourceState.STARTING)
     backoff_seconds = _FIRST_BACKOFF_SECONDS
-
-    def say(state: SourceState, reason: str = "", message: str = "") -> None:
-        _write(out, wire.encode(SourceStatus(name=source.name, state=state, reason=reason, message=message)))
-
-    source.announce = lambda: say(SourceState.STARTING)
     try:
         while not stop.asked:
             try:
@@ -184,6 +181,10 @@ def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None], monotonic:
     while not stop.asked and (left := until - monotonic()) > 0:
         stop.pause(min(left, _HEARTBEAT_SECONDS))
         heartbeat()
+
+
+def _say(out: BinaryIO, name: str, state: SourceState, reason: str = "", message: str = "") -> None:
+    _write(out, wire.encode(SourceStatus(name=name, state=state, reason=reason, message=message)))
 
 
 def _write(out: BinaryIO, line: bytes) -> None:

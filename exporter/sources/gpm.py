@@ -16,6 +16,8 @@ _MINIMUM_SECONDS = 0.1
 _OLDEST_SECONDS = 60.0
 """A mean over longer than this says nothing about now: start again."""
 _RETRY_SECONDS = 600.0
+_RATIO_DIGITS = 6
+"""As DCGM's tools print ratios; what lies behind is noise of the division by percent."""
 _ROUNDING = 1e-6
 
 METRICS: Mapping[Field, int] = {
@@ -85,7 +87,7 @@ def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
     if field in _RATES:
         return max(0, round(raw * _MIB)), raw < 0
     ratio = raw / 100
-    return min(1.0, max(0.0, ratio)), not -_ROUNDING <= ratio <= 1 + _ROUNDING
+    return round(min(1.0, max(0.0, ratio)), _RATIO_DIGITS), not -_ROUNDING <= ratio <= 1 + _ROUNDING
 
 
 class Sampler:

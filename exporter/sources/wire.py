@@ -43,7 +43,7 @@ def decode(line: bytes) -> Reading | SourceStatus:
     try:
         body = json.loads(line, parse_constant=_no_constant)
         return _status_in(body["status"]) if "status" in body else _reading_in(body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = line[:80].decode("utf-8", "replace")
         message = f"the source's process sent a line that is not a reading ({error!r}): {start!r}"
         raise SourceError("garbled", message) from error
@@ -80,13 +80,13 @@ def _reading_out(reading: Reading) -> dict[str, Any]:
 def _reading_in(body: Mapping[str, Any]) -> Reading:
     return Reading(
         source=_text(body["source"]),
-        taken_at_seconds=float(body["at"]),
-        duration_seconds=float(body["took"]),
+        taken_at_seconds=_finite(body["at"]),
+        duration_seconds=_finite(body["took"]),
         driver_version=_optional_text(body["driver"]),
         nvml_version=_optional_text(body["nvml"]),
         gpus=tuple(_gpu_reading_in(row) for row in body["gpus"]),
         xids=tuple(
-            XidEvent(uuid=_text(uuid), xid=int(xid), at_seconds=float(at), gpu_instance_id=_optional_int(instance))
+            XidEvent(uuid=_text(uuid), xid=int(xid), at_seconds=_finite(at), gpu_instance_id=_optional_int(instance))
             for uuid, xid, at, instance in body["xids"]
         ),
         errors={reason: int(count) for reason, count in body["errors"].items()},
@@ -208,4 +208,11 @@ def _optional_int(value: Any) -> int | None:  # noqa: ANN401 - comes from JSON, 
 
 
 def _optional_float(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked by the conversion
-    return None if value is None else float(value)
+    return None if value is None else _finite(value)
+
+
+def _finite(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is too large for a number")
+    return number

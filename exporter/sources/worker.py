@@ -76,6 +76,7 @@ class Worker:
         self._heard = False
         self._failure = ""
         self._told_to_go = False
+        self._patience_seconds = start_deadline_seconds
         self._released_until: float | None = None
         self._release_asked = asyncio.Event()
         self._status = SourceStatus(name=name, state=SourceState.STARTING)
@@ -123,7 +124,7 @@ class Worker:
         if self._process is not None:
             self._told_to_go = True
             self._signal(self._process, signal.SIGTERM)
-        if self._patience is not None:
+        if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(asyncio.get_running_loop().time() + _GRACE_SECONDS)
 
     async def run(self) -> None:
@@ -167,6 +168,7 @@ class Worker:
         """Start a child, listen to it until it ends or hangs, and see that it is gone."""
         self._heard = self._told_to_go = False
         self._failure = ""
+        self._patience_seconds = self._start_deadline_seconds
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -192,10 +194,12 @@ class Worker:
             silent = True
         finally:
             process, self._process = self._process, None
-            code = await self._bury(process, at_once=not ended)
-            # Its last words say why it died.
-            await asyncio.wait({relay}, timeout=_LAST_WORDS_SECONDS)
-            relay.cancel()
+            try:
+                code = await self._bury(process, at_once=not ended)
+                # Its last words say why it died.
+                await asyncio.wait({relay}, timeout=_LAST_WORDS_SECONDS)
+            finally:
+                relay.cancel()
         if not self._told_to_go and not self._is_released():
             self._note_end(code, hung=silent)
 
@@ -212,8 +216,8 @@ class Worker:
                     self._take_in(message)
                     if not self._told_to_go:
                         working = isinstance(message, Reading)
-                        seconds = self._deadline_seconds if working else self._start_deadline_seconds
-                        patience.reschedule(asyncio.get_running_loop().time() + seconds)
+                        self._patience_seconds = self._deadline_seconds if working else self._start_deadline_seconds
+                        patience.reschedule(asyncio.get_running_loop().time() + self._patience_seconds)
             finally:
                 self._patience = None
 
@@ -249,10 +253,9 @@ class Worker:
     def _note_end(self, code: int | None, *, hung: bool) -> None:
         if hung:
             self._errors["hung"] += 1
-            seconds = self._deadline_seconds if self._heard else self._start_deadline_seconds
             message = (
-                f"the driver did not answer for {seconds:g} seconds; its process was killed and another one is started;"
-                " see dmesg for NVRM and Xid lines"
+                f"the driver did not answer for {self._patience_seconds:g} seconds; its process was killed and another"
+                " one is started; see dmesg for NVRM and Xid lines"
             )
             self._set(SourceState.HUNG, "hung", message)
         elif not self._failure:
@@ -262,20 +265,25 @@ class Worker:
             self._set(SourceState.DIED, "died", f"the source's process {how}; another one is started")
 
     async def _bury(self, process: asyncio.subprocess.Process, *, at_once: bool) -> int | None:
-        """Wait until a child is gone, killing it when it does not go; ``None`` where it cannot be killed."""
-        if not at_once and process.returncode is None:
-            with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(process.wait(), _GRACE_SECONDS)
-        self._signal(process, signal.SIGKILL)
-        waiting = asyncio.create_task(process.wait())
-        done, _ = await asyncio.wait({waiting}, timeout=_GRACE_SECONDS)
-        if done:
-            return waiting.result()
+        """Wait until a child is gone, killing it when it does not go; ``None`` where it cannot be killed.
+
+        Cancelled meanwhile, it kills the child at once and is cancelled only when the child is gone.
+        """
+        gone = asyncio.create_task(process.wait())
+        try:
+            if not at_once:
+                await asyncio.wait({gone}, timeout=_GRACE_SECONDS)
+        finally:
+            if not gone.done():
+                self._signal(process, signal.SIGKILL)
+                await _outlast_cancellation(gone, _GRACE_SECONDS)
+        if gone.done():
+            return gone.result()
         # In the kernel, where no signal reaches it: leave it behind, its death is noticed whenever it comes.
         self._errors["unkillable"] += 1
         _log.warning("process %d cannot be killed: it is stuck in the driver", process.pid)
-        self._stuck.add(waiting)
-        waiting.add_done_callback(self._stuck.discard)
+        self._stuck.add(gone)
+        gone.add_done_callback(self._stuck.discard)
         return None
 
     def _signal(self, process: asyncio.subprocess.Process, number: signal.Signals) -> None:
@@ -287,6 +295,20 @@ class Worker:
         if (state, reason) != (self._status.state, self._status.reason):
             _log.info("source %s is %s%s", self._status.name, state, f": {message}" if message else "")
         self._status = replace(self._status, state=state, reason=reason, message=message)
+
+
+async def _outlast_cancellation(task: asyncio.Task[int], seconds: float) -> None:
+    """Wait for a task for a time; cancelled meanwhile, wait on and be cancelled at the end."""
+    now = asyncio.get_running_loop().time
+    until = now() + seconds
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and (left := until - now()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _how_it_ended(code: int) -> str:
