@@ -285,6 +285,12 @@ def test_two_pods_listed_with_one_whole_gpu_never_have_more_than_it_together() -
     assert [(h.share_ratio, h.mode, h.share_estimated) for h in holders] == [(0.5, ShareMode.SHARED, True)] * 2
 
 
+def test_an_id_by_minor_names_no_other_device_only_where_every_minor_is_told() -> None:
+    silent = Gpu(uuid=gpu_uuid(0), index=0, minor=None, model="?", pci_bus_id="")
+    assert reasons(join([held("a", "nvidia0")], [silent])) == [("nvidia0", "minor_not_told")]
+    assert reasons(join([held("a", "nvidia0")], [gpu(1)])) == [("nvidia0", "unknown_minor")]
+
+
 def test_a_dra_device_is_found_by_its_minor_number() -> None:
     attribution = join([claimed("a", "gpu-1")], [gpu(0, minor=1), gpu(1, minor=0)])
     holder = only(attribution, gpu_uuid(0))

@@ -77,6 +77,14 @@ def test_a_process_that_vanished_is_unattributed_and_the_rest_stands() -> None:
     assert (matched.unattributed, matched.complete) == ((P1,), True)
 
 
+def test_a_process_that_was_busy_and_vanished_before_a_look_at_it_makes_nobody_idle() -> None:
+    vanished = ProcessUse(pid=1, sm_ratio=0.9, ended=True)
+    launcher = ProcessUse(pid=2, sm_ratio=0.0)
+    matched = match([A], [vanished, launcher], {2: UID_A}.get, name_of)
+    assert (matched.by_holder, matched.ambiguous) == ({A: (launcher,)}, (vanished,))
+    assert not matched.complete
+
+
 def test_processes_none_of_which_can_be_seen_divide_nothing() -> None:
     matched = match([A], [P1, P2], {}.get, name_of)
     assert (matched.unattributed, matched.complete) == ((P1, P2), False)

@@ -1,9 +1,11 @@
 """Device views: what the agent makes of one reading and one attribution."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pipeline_support import AskedKubelet
 
 from exporter.accounting.idle import IdleClock
 from exporter.agent.attributor import Attributor, allocation_state
@@ -13,8 +15,11 @@ from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import (
     Activity,
     ActivitySource,
+    Allocations,
     AllocationState,
     Attribution,
+    ContainerAllocation,
+    DeviceIds,
     DeviceState,
     DeviceView,
     Field,
@@ -221,10 +226,48 @@ def test_unallocated_is_said_only_where_no_unresolved_id_could_be_the_device() -
         )
         return Attribution(known=True, unresolved=(entry,))
 
-    assert allocation_state(Attribution(known=True), "GPU-0") is AllocationState.UNALLOCATED
-    assert allocation_state(Attribution(known=False), "GPU-0") is AllocationState.UNKNOWN
-    assert allocation_state(attribution("needs_annotation"), "GPU-0") is AllocationState.UNKNOWN
-    assert allocation_state(attribution("unknown_uuid"), "GPU-0") is AllocationState.UNALLOCATED
+    whole = GpuReading(gpu=gpu())
+    assert allocation_state(Attribution(known=True), "GPU-0", whole) is AllocationState.UNALLOCATED
+    assert allocation_state(Attribution(known=False), "GPU-0", whole) is AllocationState.UNKNOWN
+    for reason in ("needs_annotation", "minor_not_told"):
+        assert allocation_state(attribution(reason), "GPU-0", whole) is AllocationState.UNKNOWN
+    assert allocation_state(attribution("unknown_uuid"), "GPU-0", whole) is AllocationState.UNALLOCATED
+
+
+def test_a_gpu_in_mig_mode_without_instances_is_not_unallocated_while_one_is_listed_that_nobody_sees() -> None:
+    entry = Unresolved(
+        namespace="ml",
+        pod="a",
+        container="main",
+        resource="nvidia.com/mig-1g.10gb",
+        device_id="MIG-00000000-0000-5000-8000-000000000001",
+        reason="unknown_uuid",
+    )
+    attribution = Attribution(known=True, unresolved=(entry,))
+    partitioned = GpuReading(gpu=gpu(mig_enabled=True))
+    assert allocation_state(attribution, "GPU-0", partitioned) is AllocationState.UNKNOWN
+    assert allocation_state(attribution, "GPU-0", GpuReading(gpu=gpu())) is AllocationState.UNALLOCATED
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_use_belongs_to_nobody_only_where_the_holders_are_known(viewer: Viewer, *, known: bool) -> None:
+    host = ProcessUse(pid=103, memory_used_bytes=100 * MIB, sm_ratio=0.8)
+    busy = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80, Field.FB_USED: 4096}, processes=(host,))
+    (view,) = views(viewer, [busy], Attribution(known=known))
+    foreign = (view.unattributed_activity_ratio, view.unattributed_memory_bytes, view.unattributed_processes)
+    assert foreign == ((0.8, 100 * MIB, 1) if known else (None, None, None))
+    assert view.activity == Activity(ratio=0.8, source=ActivitySource.UTILISATION)
+
+
+def test_a_minor_number_that_passed_to_another_gpu_is_that_ones(viewer: Viewer) -> None:
+    gone = GpuReading(gpu=gpu(0), state=DeviceState.MISSING)
+    heir = GpuReading(gpu=replace(gpu(1), index=0, minor=0))
+    listed = ContainerAllocation(
+        namespace="ml", pod="a", container="main", devices=(DeviceIds(resource="nvidia.com/gpu", ids=("nvidia0",)),)
+    )
+    kubelet = AskedKubelet(latest=Allocations(answered_at_seconds=1000.0, containers=(listed,)))
+    attributor = replace(viewer.attributor, kubelet=kubelet)
+    assert list(attributor.join(reading(heir, gone), 1000.0).holders) == ["GPU-1"]
 
 
 def test_xids_are_counted_per_code_and_device() -> None:

@@ -6,7 +6,17 @@ from typing import Protocol
 
 from exporter.attribution.join import attribute
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.model import Allocations, AllocationState, Attribution, Gpu, MigInstance, Reading
+from exporter.model import (
+    Allocations,
+    AllocationState,
+    Attribution,
+    DeviceState,
+    Gpu,
+    GpuReading,
+    MigInstance,
+    Reading,
+    Unresolved,
+)
 
 HARMLESS_REASONS = frozenset({"unknown_uuid", "unknown_minor", "unknown_instance", "dra_passed_through"})
 """Reasons why an id was not resolved that leave no doubt about the devices that *are* seen: it names another one."""
@@ -50,7 +60,9 @@ class Attributor:
         allocations = self.kubelet.latest if self.kubelet else None
         if allocations is None:
             return Attribution(known=False)
-        gpus = tuple(gpu.gpu for gpu in reading.gpus) if reading else ()
+        # A minor number may have passed to another GPU since one went missing: those that are there come first.
+        there_first = sorted(reading.gpus, key=lambda gpu: gpu.state is DeviceState.MISSING) if reading else ()
+        gpus = tuple(gpu.gpu for gpu in there_first)
         instances = tuple(part.instance for gpu in reading.gpus for part in gpu.instances) if reading else ()
         expired = now - allocations.answered_at_seconds > self.expiry_seconds
         previous = self._cached_for
@@ -69,11 +81,26 @@ class Attributor:
         return self._cached
 
 
-def allocation_state(attribution: Attribution, uuid: str) -> AllocationState:
-    """Tell the three apart; "unallocated" only where no unresolved id could stand for the device."""
+def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> AllocationState:
+    """Tell the three apart; "unallocated" only where no unresolved id could stand for the device.
+
+    Args:
+        attribution: Holders of all devices.
+        uuid: Of the device.
+        gpu: The GPU that the device is or is part of.
+    """
     if not attribution.known:
         return AllocationState.UNKNOWN
     if attribution.holders.get(uuid):
         return AllocationState.ALLOCATED
-    doubtful = any(entry.reason not in HARMLESS_REASONS for entry in attribution.unresolved)
+    doubtful = any(
+        entry.reason not in HARMLESS_REASONS or _may_be_part_of(gpu, entry) for entry in attribution.unresolved
+    )
     return AllocationState.UNKNOWN if doubtful else AllocationState.UNALLOCATED
+
+
+def _may_be_part_of(gpu: GpuReading, entry: Unresolved) -> bool:
+    """Tell whether an id may name a MIG instance of a GPU whose driver does not tell its instances (yet)."""
+    if not gpu.gpu.mig_enabled or gpu.instances:
+        return False
+    return entry.reason == "unknown_instance" or (entry.reason == "unknown_uuid" and entry.device_id.startswith("MIG-"))

@@ -10,6 +10,7 @@ from exporter.agent.record import XidRecord
 from exporter.agent.uses import DeviceUse, divide, visible_processes
 from exporter.attribution.processes import Matched, match
 from exporter.model import (
+    AllocationState,
     Attribution,
     DeviceState,
     DeviceView,
@@ -96,6 +97,9 @@ class Viewer:
         holders = attribution.holders.get(uuid, ())
         use = self._use(uuid, holders, judgement, values, _own_processes(gpu, part), now)
         partitioned = part is None and bool(gpu.instances) and not holders
+        allocation = allocation_state(attribution, uuid, gpu)
+        # Where holders are not known, whatever runs may be theirs.
+        told = allocation is not AllocationState.UNKNOWN
         record = xids.get((gpu.gpu.uuid, part.instance.gpu_instance_id if part else None), NO_XIDS)
         return DeviceView(
             gpu=gpu.gpu,
@@ -105,11 +109,11 @@ class Viewer:
             values=values,
             activity=judgement.activity,
             activity_unknown_reason=judgement.reason,
-            allocation=None if partitioned else allocation_state(attribution, uuid),
+            allocation=None if partitioned else allocation,
             pods=use.pods,
-            unattributed_activity_ratio=None if partitioned else use.unattributed_activity_ratio,
-            unattributed_memory_bytes=use.unattributed_memory_bytes,
-            unattributed_processes=use.unattributed_processes,
+            unattributed_activity_ratio=use.unattributed_activity_ratio if told and not partitioned else None,
+            unattributed_memory_bytes=use.unattributed_memory_bytes if told else None,
+            unattributed_processes=use.unattributed_processes if told else None,
             xids=dict(record.counts),
             xid_last_seen_seconds=dict(record.last_seen_seconds),
             last_xid=record.last,

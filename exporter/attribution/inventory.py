@@ -34,7 +34,7 @@ class Inventory:
         """Index what the driver tells.
 
         Args:
-            gpus: Physical GPUs.
+            gpus: Physical GPUs; of two with one minor number it is the first one's.
             instances: MIG instances; those of a GPU that is not in ``gpus`` are left out.
         """
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
@@ -45,7 +45,7 @@ class Inventory:
             gpus=by_uuid,
             instances={instance.uuid: instance for instance in instances if instance.parent_uuid in by_uuid},
             parts=parts,
-            by_minor={gpu.minor: gpu.uuid for gpu in gpus if gpu.minor is not None},
+            by_minor={gpu.minor: gpu.uuid for gpu in reversed(gpus) if gpu.minor is not None},
         )
 
     def is_instance(self, uuid: str) -> bool:
@@ -103,7 +103,9 @@ class Inventory:
     def _placed(self, parsed: ParsedId) -> tuple[tuple[str, ...], str]:
         gpu = parsed.uuid if parsed.minor is None else self.by_minor.get(parsed.minor)
         if gpu is None or gpu not in self.gpus:
-            return (), "unknown_uuid" if parsed.minor is None else "unknown_minor"
+            if parsed.minor is None:
+                return (), "unknown_uuid"
+            return (), "minor_not_told" if any(one.minor is None for one in self.gpus.values()) else "unknown_minor"
         if parsed.kind is IdKind.MINOR and parsed.gpu_instance_id is None:
             return (gpu,), ""
         found = [uuid for uuid, inst in self.instances.items() if inst.parent_uuid == gpu and _is_named(parsed, inst)]

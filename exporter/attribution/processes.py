@@ -29,7 +29,7 @@ class Matched:
     unattributed: tuple[ProcessUse, ...] = ()
     """Of no listed pod: host processes, vanished ones, pods that hold nothing here (any more)."""
     ambiguous: tuple[ProcessUse, ...] = ()
-    """Of a pod, but of which holder cannot be told."""
+    """Perhaps of a holder, but of which cannot be told: a pod without a name, or busy and gone before a look at it."""
     complete: bool = True
     """False when the division cannot be relied on: something is ambiguous, or no process at all was visible."""
 
@@ -147,7 +147,9 @@ def match(
         uid = uid_of(process.pid)
         visible += uid is not None
         owners = _owners(holders, uid, name_of) if uid else ()
-        if owners is None or len(owners) > 1:
+        # A job of many short processes would look idle beside its own launcher.
+        gone_busy = uid is None and bool(process.sm_ratio or process.enc_ratio or process.dec_ratio)
+        if owners is None or len(owners) > 1 or (holders and gone_busy):
             ambiguous.append(process)
         elif owners:
             by_holder[owners[0]].append(process)
