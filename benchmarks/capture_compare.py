@@ -38,6 +38,7 @@ CAPTURES = {
 }
 PHASES = {"idle": 30.0, "load": 90.0}
 EPOCH = 1_700_000_000.0
+MIB = 1 << 20
 
 # Field of --query-gpu with its unit; metric; factor from nvidia-smi's unit to the metric's.
 QUERIED = """
@@ -100,6 +101,11 @@ INSTANCE = {
     "Shared FB Memory Usage/Used": "DCGM_FI_DEV_FB_USED",
     "Shared FB Memory Usage/Free": "DCGM_FI_DEV_FB_FREE",
     "Shared FB Memory Usage/Reserved": "DCGM_FI_DEV_FB_RESERVED",
+}
+# What the rows of MIG instances show, the board's row leaves out: our own series have it, where there is one.
+OF_THE_BOARD = {
+    "DCGM_FI_DEV_FB_TOTAL": "gpu_memory_total_bytes",
+    "DCGM_FI_DEV_FB_USED": "gpu_memory_used_bytes",
 }
 NOT_OF_AN_INSTANCE = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL")
 TEXTS = {
@@ -290,12 +296,17 @@ def value(page: Page, metric: str, instance: str | None = None) -> float | None:
 def compare(capture: str, phase: str, page: Page, tally: Tally) -> None:
     """One phase of one capture against one page."""
     told = rows(section(capture, phase, "query-gpu (csv"))[0]
+    board, devices = tree(section(capture, phase, "query (-q)"))
     for asked, metric, factor in metrics():
         if asked not in told:
             tally.different.append(f"{phase} {asked}: not in the recording under this name and unit")
             continue
-        tally.number(f"{phase} {metric} ({asked})", told[asked], value(page, metric), factor)
-    board, devices = tree(section(capture, phase, "query (-q)"))
+        if not devices or metric not in INSTANCE.values():
+            tally.number(f"{phase} {metric} ({asked})", told[asked], value(page, metric), factor)
+            continue
+        tally.number(f"{phase} board's {metric} ({asked})", "N/A", value(page, metric))
+        if own := OF_THE_BOARD.get(metric):
+            tally.number(f"{phase} {own} ({asked})", told[asked], value(page, own), MIB)
     for path, metric in TOLD.items():
         tally.number(f"{phase} {metric} ({path})", board[path], value(page, metric))
     labels = next(labels for labels, _ in page["DCGM_FI_DEV_GPU_TEMP"])

@@ -43,9 +43,11 @@ the whole device `container`, `namespace`, `pod`.
 What differs from dcgm-exporter, on purpose:
 
 - A value of the whole board (power, temperature, clocks, energy) stands once, on the board's row. dcgm-exporter copies
-  it to every MIG instance. MIG rows show what was measured on the instance: the fields marked MIG below.
+  it to every MIG instance. MIG rows show what was measured on the instance: the fields marked MIG below; the row of
+  the board leaves those out, so that a sum over all rows is right.
 - A shared device has one row without a pod per field, and one row per holder only for what was measured per holder.
-  dcgm-exporter copies the device's value to every holder.
+  dcgm-exporter copies the device's value to every holder. A sum over all rows of `GPU_UTIL` or `FB_USED` counts a
+  shared device twice, there as here: filter `pod!=""` or `pod=""`.
 - A GPU that does not answer has no rows here; `gpu_up` tells.
 - `GPU_CI_ID` is added where several compute instances share a GPU instance, which would else be the same series twice.
 - `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate and typed gauge, as in 4.8.3 and later; up to 4.8.2 it was a counter.

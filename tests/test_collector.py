@@ -115,12 +115,6 @@ def test_an_exclusive_holder_is_named_on_every_row_of_its_gpu() -> None:
     }
 
 
-def test_the_pod_uid_is_on_the_drop_in_family_only_on_request() -> None:
-    asked = dataclasses.replace(LEGACY, pod_uid=True)
-    ((pairs, _),) = rows(shown(snapshot(exclusive()), asked), "DCGM_FI_DEV_GPU_UTIL")
-    assert pairs["pod_uid"] == "uid-resnet-0"
-
-
 def test_device_values_of_a_shared_gpu_stand_once_and_only_measured_parts_per_holder() -> None:
     page = shown(snapshot(shared()))
     (power,) = rows(page, "DCGM_FI_DEV_POWER_USAGE")
@@ -152,6 +146,16 @@ def test_mig_rows_carry_the_parents_identity_and_only_what_the_instance_measured
         assert "GPU_I_ID" not in board[0]
     assert rows(page, "DCGM_FI_DEV_GPU_UTIL") == []
     assert [pairs.get("gpu_instance") for pairs, _ in rows(page, "gpu_power_watts")] == [None]
+
+
+def test_what_the_instances_show_is_not_on_the_boards_row_too_or_a_sum_would_count_it_twice() -> None:
+    board, *parts = partitioned()
+    full = dataclasses.replace(board, values={**board.values, **PER_DEVICE})
+    page = shown(snapshot(full, *parts))
+    for name, found in ((name, rows(page, name)) for name in page if name.startswith("DCGM_FI_")):
+        assert len({"GPU_I_ID" in pairs for pairs, _ in found}) == 1, name
+    down = [dataclasses.replace(part, state=DeviceState.FAILED) for part in parts]
+    assert ["GPU_I_ID" in pairs for pairs, _ in rows(shown(snapshot(full, *down)), "DCGM_FI_DEV_FB_USED")] == [False]
 
 
 def test_two_compute_instances_of_one_gpu_instance_are_kept_apart() -> None:

@@ -28,8 +28,6 @@ class ExpositionOptions:
     hostname_label: str = "Hostname"
     series_limit: int = 20_000
     """Most series of the pod level; a holder that does not fit whole is left out and counted."""
-    pod_uid: bool = False
-    """Whether the drop-in family carries ``pod_uid``, as dcgm-exporter does on request."""
 
 
 def families(snapshot: Snapshot, options: ExpositionOptions) -> list[Family]:
@@ -42,9 +40,7 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     page = PageBuilder()
     page.declare_all(catalog.ALL)
     device_collector.collect(page, snapshot, series_limit=options.series_limit)
-    dcgm_collector.collect(
-        page, snapshot, _rows(options), hostname_label=options.hostname_label, pod_uid=options.pod_uid
-    )
+    dcgm_collector.collect(page, snapshot, _rows(options), hostname_label=options.hostname_label)
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)
     return page.families(), dropped

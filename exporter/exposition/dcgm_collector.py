@@ -10,30 +10,33 @@ from exporter.exposition.family import Kind, Labels, labels
 from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
 _Pairs = list[tuple[str, str | None]]
+_Values = Mapping[Field, int | float]
 
 
-def collect(page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostname_label: str, pod_uid: bool) -> None:
+def collect(page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostname_label: str) -> None:
     """Add the rows of every device that is up.
 
     A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
     holder only for what was measured per holder. A MIG instance shows what is measured on it, with the labels of
-    its parent; values of the whole board stand once, on the board's own row.
+    its parent; values of the whole board stand once, on the board's own row. What the instances show the board's
+    row leaves out, as dcgm-exporter does: a sum over all rows would count it twice.
     """
     numbers = [row for row in rows if row.kind is not Kind.LABEL]
     texts = [row for row in rows if row.kind is Kind.LABEL]
     for row in numbers:
         page.declare(row.name, row.kind, row.help)
     crowded = _crowded_instances(snapshot.devices)
+    own = _own_values(snapshot.devices, {row.field.field for row in numbers if row.field.per_instance})
     for view in snapshot.devices:
         if view.state is not DeviceState.UP:
             continue
         host = (hostname_label, snapshot.node)
         before = labels(*_identity(view, crowded), host, *_text_labels(view, snapshot, texts))
         holder = _exclusive(view.pods)
-        _device_rows(page, view, numbers, before, _holder_labels(holder, pod_uid=pod_uid) if holder else [])
+        _device_rows(page, view, own[view.uuid], numbers, before, _holder_labels(holder) if holder else [])
         if holder is None:
             for use in view.pods:
-                _measured(page, numbers, use.values, before.plus(*_holder_labels(use, pod_uid=pod_uid)))
+                _measured(page, numbers, use.values, before.plus(*_holder_labels(use)))
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
@@ -45,11 +48,24 @@ def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
     return None
 
 
-def _device_rows(page: PageBuilder, view: DeviceView, rows: list[Row], before: Labels, holder: _Pairs) -> None:
-    values = view.values
-    if view.instance is not None:
-        of_instance = {row.field.field for row in rows if row.field.per_instance}
-        values = {field: value for field, value in values.items() if field in of_instance}
+def _own_values(devices: tuple[DeviceView, ...], per_instance: set[Field]) -> dict[str, _Values]:
+    """By UUID what a device's row shows: of an instance what is measured there, of its board the rest."""
+    own: dict[str, _Values] = {}
+    in_parts: dict[str, set[Field]] = {}
+    for view in devices:
+        if view.instance and view.state is DeviceState.UP:
+            own[view.uuid] = {field: value for field, value in view.values.items() if field in per_instance}
+            in_parts.setdefault(view.gpu.uuid, set()).update(own[view.uuid])
+    for view in devices:
+        if view.uuid not in own:
+            shown = in_parts.get(view.uuid, set())
+            own[view.uuid] = {field: value for field, value in view.values.items() if field not in shown}
+    return own
+
+
+def _device_rows(
+    page: PageBuilder, view: DeviceView, values: _Values, rows: list[Row], before: Labels, holder: _Pairs
+) -> None:
     _measured(page, rows, values, before.plus(*holder))
     if view.last_xid is not None:
         error = [("err_code", str(view.last_xid)), ("err_msg", xid.text(view.last_xid))]
@@ -59,7 +75,7 @@ def _device_rows(page: PageBuilder, view: DeviceView, rows: list[Row], before: L
                 page.add(row.name, carried, view.last_xid)
 
 
-def _measured(page: PageBuilder, rows: list[Row], values: Mapping[Field, int | float], carried: Labels) -> None:
+def _measured(page: PageBuilder, rows: list[Row], values: _Values, carried: Labels) -> None:
     for row in rows:
         field = row.field.field
         value = values.get(field)
@@ -97,9 +113,6 @@ def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> _
     )
 
 
-def _holder_labels(use: PodUse, *, pod_uid: bool) -> _Pairs:
+def _holder_labels(use: PodUse) -> _Pairs:
     holder = use.holder
-    pairs: _Pairs = [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
-    if pod_uid:
-        pairs.append(("pod_uid", holder.pod_uid))
-    return pairs
+    return [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
