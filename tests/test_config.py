@@ -262,6 +262,14 @@ def test_named_paths_are_looked_at_before_anything_starts(tmp_path: Path) -> Non
     assert told_missing.startswith("state-dir:")
 
 
+@pytest.mark.parametrize("key", ["state-dir", "proc-root", "collectors", "config"])
+def test_a_path_that_may_not_even_be_looked_at_is_one_line_and_no_traceback(tmp_path: Path, key: str) -> None:
+    beyond = tmp_path / ("x" * 300)  # refused to any uid, as a closed directory is to all but uid 0
+    with pytest.raises(ConfigError) as raised:
+        load_agent({"attribution": "off", key: str(beyond)}, {})
+    assert key in raised.value.problems[0]
+
+
 def test_a_kubelet_that_is_not_there_yet_and_a_good_state_directory_are_no_mistake(tmp_path: Path) -> None:
     flags: dict[str, object] = {"kubelet_socket": str(tmp_path / "later.sock"), "state_dir": str(tmp_path)}
     assert settle(flags, check_paths=True).state_dir == tmp_path

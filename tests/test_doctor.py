@@ -184,6 +184,7 @@ def test_a_state_directory_must_be_one(tmp_path: Path) -> None:
     assert host.state_dir(None).level is Level.OK
     assert host.state_dir(tmp_path).level is Level.OK
     assert host.state_dir(tmp_path / "none").level is Level.FAIL
+    assert host.state_dir(tmp_path / ("x" * 300)).level is Level.FAIL
 
 
 def test_a_clock_in_another_century_fails_and_one_that_jumps_is_warned_of() -> None:

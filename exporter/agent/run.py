@@ -62,7 +62,7 @@ async def run(
         command=command,
         interval_seconds=config.sample_interval_seconds,
         env=worker_env,
-        clock=time.time,
+        clock=time.monotonic,
     )
     poller = None
     if config.attribution:
@@ -100,9 +100,9 @@ def bind(host: str, port: int) -> socket.socket:
             family = socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=dual_stack)
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[0]  # create_server repeats the address there
         raise ConfigError(
-            f"listen: cannot listen on '{host}:{port}': {error.strerror or error}; "
-            "free the port or choose another address with --listen"
+            f"listen: cannot listen on '{host}:{port}': {why}; free the port or choose another address with --listen"
         ) from error
 
 
@@ -199,7 +199,7 @@ class Agent:
 
     def _tick(self) -> None:
         try:
-            self.snapshot = self.node.tick(time.time())
+            self.snapshot = self.node.tick(time.time(), time.monotonic())
         except Exception:
             # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.
             self.node.count_error("agent", "tick")

@@ -31,7 +31,7 @@ def problems(values: Mapping[str, Any]) -> list[str]:
         problem = kubelet_socket_problem(Path(values["kubelet-socket"]))
         if problem:
             found.append(problem)
-    if values["proc-root"] and not Path(values["proc-root"]).is_dir():
+    if values["proc-root"] and not os.path.isdir(values["proc-root"]):  # noqa: PTH112 - Path's raises where it may not look
         found.append(f"proc-root: {values['proc-root']} is not a directory; allowed: where the host's /proc is mounted")
     return found
 
@@ -56,9 +56,11 @@ def read_collectors(path: Path | None) -> "Collectors":
 
 
 def _state_dir(path: Path) -> list[str]:
-    if not path.exists():
-        return [f"state-dir: {path} does not exist; allowed: a directory that is there and can be written"]
-    if not path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return [f"state-dir: {path}: {error.strerror}; allowed: a directory that is there and can be written"]
+    if not stat.S_ISDIR(mode):
         return [f"state-dir: {path} is not a directory; allowed: a directory that can be written"]
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return [f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"]

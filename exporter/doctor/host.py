@@ -4,6 +4,7 @@ import errno
 import http.client
 import os
 import socket
+import stat
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -89,7 +90,11 @@ def state_dir(path: Path | None) -> Finding:
     name = "state directory"
     if path is None:
         return ok(name, "none: nothing is kept across restarts")
-    if not path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return fail(name, f"{path}: {error.strerror}", "create it or mount a volume there, and let the agent reach it")
+    if not stat.S_ISDIR(mode):
         return fail(name, f"{path} is not a directory", "create it, or mount a volume there")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return fail(name, f"uid {os.geteuid()} may not write {path}", "change its owner or its mode")
