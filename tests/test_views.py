@@ -262,12 +262,9 @@ def test_use_belongs_to_nobody_only_where_the_holders_are_known(viewer: Viewer, 
 def test_a_minor_number_that_passed_to_another_gpu_is_that_ones(viewer: Viewer) -> None:
     gone = GpuReading(gpu=gpu(0), state=DeviceState.MISSING)
     heir = GpuReading(gpu=replace(gpu(1), index=0, minor=0))
-    listed = ContainerAllocation(
-        namespace="ml", pod="a", container="main", devices=(DeviceIds(resource="nvidia.com/gpu", ids=("nvidia0",)),)
-    )
-    kubelet = AskedKubelet(latest=Allocations(answered_at_seconds=1000.0, containers=(listed,)))
+    kubelet = AskedKubelet(latest=kubelet_answer(1000.0))
     attributor = replace(viewer.attributor, kubelet=kubelet)
-    assert list(attributor.join(reading(heir, gone), 1000.0).holders) == ["GPU-1"]
+    assert list(attributor.join(reading(heir, gone), 1000.0, 1000.0).holders) == ["GPU-1"]
 
 
 def test_xids_are_counted_per_code_and_device() -> None:
@@ -306,3 +303,36 @@ def test_a_lost_gpu_keeps_its_instances_until_it_is_back() -> None:
     repartitioned = GpuReading(gpu=gpu(mig_enabled=True), instances=(MigReading(instance=mig(9)),))
     record.add(reading(repartitioned))
     assert record.newest.gpus[0].instances == repartitioned.instances
+
+
+def kubelet_answer(at: float) -> Allocations:
+    listed = ContainerAllocation(
+        namespace="ml", pod="a", container="main", devices=(DeviceIds(resource="nvidia.com/gpu", ids=("nvidia0",)),)
+    )
+    return Allocations(answered_at_seconds=at, containers=(listed,))
+
+
+@pytest.mark.parametrize("set_by_seconds", [-7200.0, 0.0, 7200.0])
+def test_an_answer_expires_in_its_time_however_the_clock_is_set(viewer: Viewer, set_by_seconds: float) -> None:
+    kubelet = AskedKubelet(latest=kubelet_answer(1000.0))
+    attributor = replace(viewer.attributor, kubelet=kubelet)
+    seen = reading(GpuReading(gpu=gpu()))
+    assert attributor.join(seen, 1000.0, 50.0).known
+    wall = 1000.0 + set_by_seconds
+    assert not attributor.join(seen, wall + 61.0, 111.0).known
+    kubelet.latest = kubelet_answer(wall + 62.0)
+    assert attributor.join(seen, wall + 62.0, 112.0).known
+
+
+def test_a_pod_that_was_made_again_under_its_name_is_as_new(viewer: Viewer, tmp_path: Path) -> None:
+    idle = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 0, Field.FB_USED: 0})
+    for second in range(3):
+        (view,) = views(viewer, [idle], held(holder("a")), at=1000.0 + second)
+    assert view.pods[0].idle_for_seconds == 2
+    logs = tmp_path / "pods"
+    (logs / "ml_a_00000000-0000-4000-8000-00000000000c").mkdir()
+    (view,) = views(viewer, [idle], held(holder("a")), at=1003.0)
+    assert view.pods[0].idle_for_seconds == 3, "which of the two lives is not known yet"
+    (logs / f"ml_a_{UID_A}").rmdir()
+    (view,) = views(viewer, [idle], held(holder("a")), at=1004.0)
+    assert (view.pods[0].age_seconds, view.pods[0].idle_for_seconds) == (0, 0)

@@ -41,7 +41,7 @@ class IdleClock:
 
         Args:
             key: Who holds what.
-            now: Unix time; a step backwards never makes a duration negative.
+            now: Seconds, best of a clock that nobody sets; a step backwards never makes a duration negative.
             activity_ratio: Activity of the holder *as a part of what it holds*, ``None`` if unknown.
             pod_uid: UID of the pod where known; another UID under the same name is another pod.
         """

@@ -52,11 +52,18 @@ class Attributor:
     pids: PidResolver
     names: PodNames
     expiry_seconds: float
+    _first_joined: tuple[Allocations, float] | None = None
     _cached_for: tuple[Allocations, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
     _cached: Attribution = field(default_factory=lambda: Attribution(known=False))
 
-    def join(self, reading: Reading | None, now: float) -> Attribution:
-        """Return the holders of every device of ``reading``, or that they are not known."""
+    def join(self, reading: Reading | None, now: float, steady: float) -> Attribution:
+        """Return the holders of every device of ``reading``, or that they are not known.
+
+        Args:
+            reading: The newest one.
+            now: Unix time.
+            steady: Seconds of a clock that nobody sets: set back by hours, the other would keep an answer for hours.
+        """
         allocations = self.kubelet.latest if self.kubelet else None
         if allocations is None:
             return Attribution(known=False)
@@ -64,7 +71,10 @@ class Attributor:
         there_first = sorted(reading.gpus, key=lambda gpu: gpu.state is DeviceState.MISSING) if reading else ()
         gpus = tuple(gpu.gpu for gpu in there_first)
         instances = tuple(part.instance for gpu in reading.gpus for part in gpu.instances) if reading else ()
-        expired = now - allocations.answered_at_seconds > self.expiry_seconds
+        if self._first_joined is None or self._first_joined[0] is not allocations:
+            self._first_joined = allocations, steady
+        age = max(now - allocations.answered_at_seconds, steady - self._first_joined[1])
+        expired = age > self.expiry_seconds
         previous = self._cached_for
         unchanged = (
             previous is not None
@@ -75,7 +85,11 @@ class Attributor:
         )
         if not unchanged:
             self._cached = attribute(
-                allocations=allocations, gpus=gpus, instances=instances, now=now, expiry_seconds=self.expiry_seconds
+                allocations=allocations,
+                gpus=gpus,
+                instances=instances,
+                now=allocations.answered_at_seconds + age,
+                expiry_seconds=self.expiry_seconds,
             )
             self._cached_for = (allocations, gpus, instances)
         return self._cached

@@ -51,8 +51,14 @@ class Node:
         """The join of kubelet and driver."""
         return self.viewer.attributor
 
-    def tick(self, now: float) -> Snapshot:
-        """Take what has come in and return the node's picture at ``now`` (Unix time). Never blocks."""
+    def tick(self, now: float, steady: float | None = None) -> Snapshot:
+        """Take what has come in and return the node's picture. Never blocks.
+
+        Args:
+            now: Unix time; the node's clock may be set at any moment.
+            steady: Seconds of a clock that nobody sets, from which durations are taken; ``now`` where time is replayed.
+        """
+        steady = now if steady is None else steady
         started = self.process_clock()
         for reading in self.source.take():
             self.record.add(reading)
@@ -60,8 +66,8 @@ class Node:
         newest = self.record.newest
         fresh = newest is not None and self._is_fresh(newest, status, now)
         shown = newest if newest is None or fresh else darkened(newest, status.reason or "stale")
-        attribution = self.attributor.join(newest, now)
-        views = self.viewer.views(shown, attribution, self.record.xids, now) if shown else ()
+        attribution = self.attributor.join(newest, now, steady)
+        views = self.viewer.views(shown, attribution, self.record.xids, steady) if shown else ()
         return self._snapshot(
             now,
             fresh=fresh,
@@ -77,7 +83,8 @@ class Node:
 
     def _is_fresh(self, reading: Reading, status: SourceStatus, now: float) -> bool:
         age = now - reading.taken_at_seconds
-        # A clock that was set back makes a reading look as if it came from the future: it is not old for that.
+        # A clock that was set back makes a reading look as if it came from the future: it is not old for that, and if
+        # no more come, the source's own deadline tells.
         return status.state is SourceState.UP and age <= max(STALE_INTERVALS * self.sample_interval_seconds, 2.0)
 
     def _snapshot(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import signal
@@ -23,6 +24,7 @@ from exporter.config import AgentConfig, read_collectors
 from exporter.errors import ConfigError
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
+from exporter.exposition.connections import CONNECTIONS, request_log
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
 from exporter.model import Snapshot
@@ -156,7 +158,9 @@ class Agent:
         self._install_signals(stop)
         self._tick()
         app = create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self.worker.release)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS, logger=request_log()
+        )
         await runner.setup()
         await web.SockSite(runner, listener, backlog=128).start()
         # What lives as long as the agent need not be searched for garbage: a full collection costs a scrape 40 ms.
@@ -164,6 +168,8 @@ class Agent:
         gc.freeze()
         LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
         parts: list[Callable[[], Awaitable[None]]] = [self.worker.run, self._ticks]
+        if runner.server:
+            parts.append(functools.partial(app[CONNECTIONS].watch, runner.server))
         if self.poller:
             parts.append(self.poller.run)
         tasks = [asyncio.ensure_future(part()) for part in parts]

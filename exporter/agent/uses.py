@@ -1,6 +1,6 @@
 """Who uses how much of one device: holders, their processes, and what belongs to nobody listed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.accounting.activity import Judgement, Samples, split_activity
@@ -41,6 +41,7 @@ def divide(
     values: Mapping[Field, int | float],
     matched: Matched | None,
     clock: IdleClock,
+    uid_of: Callable[[str, str], str | None],
     now: float,
 ) -> DeviceUse:
     """Divide a device among its holders.
@@ -52,7 +53,8 @@ def divide(
         values: The device's values.
         matched: Its processes by holder, ``None`` where the driver does not tell processes.
         clock: Remembers ages and idleness.
-        now: Unix time.
+        uid_of: UID of a pod by namespace and name, ``None`` where it is not known: another pod starts anew.
+        now: Seconds of a clock that nobody sets.
     """
     told = matched if matched is not None and matched.complete else None
     split = split_activity(judgement.activity, holders, _samples(holders, told))
@@ -61,7 +63,12 @@ def divide(
             _pod_use(
                 holder,
                 part,
-                clock.observe(_key(uuid, holder), now, _of_its_share(holder, part), holder.pod_uid),
+                clock.observe(
+                    _key(uuid, holder),
+                    now,
+                    _of_its_share(holder, part),
+                    holder.pod_uid or uid_of(holder.namespace, holder.pod),
+                ),
                 judgement,
                 values,
                 told,

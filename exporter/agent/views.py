@@ -38,7 +38,7 @@ class Viewer:
     _judgements: dict[str, Judgement] = field(default_factory=dict)
 
     def views(self, reading: Reading, attribution: Attribution, xids: XidRecords, now: float) -> tuple[DeviceView, ...]:
-        """Return one view per GPU and one per MIG instance behind its GPU."""
+        """Return one view per GPU and one per MIG instance behind its GPU; ``now`` is of a clock that nobody sets."""
         views = tuple(view for gpu in reading.gpus for view in self._views_of_gpu(gpu, reading, attribution, xids, now))
         self._judged_at = reading.taken_at_seconds
         if attribution.known:
@@ -139,6 +139,7 @@ class Viewer:
             values=values,
             matched=matched,
             clock=self.clock,
+            uid_of=self.attributor.names.uid_of,
             now=now,
         )
 

@@ -31,7 +31,8 @@ from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, Devi
 DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
 DEADLINE_SECONDS = 2.0
 RECEIVE_LIMIT_BYTES = 32 << 20
-LONGEST_WAIT_SECONDS = 30.0
+LONGEST_WAIT_SECONDS = 10.0
+"""One call in so long burdens nobody, and a recovered kubelet's answer must not be long in coming."""
 LEAST_RETRY_SECONDS = 1.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),

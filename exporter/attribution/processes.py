@@ -77,7 +77,9 @@ class PidResolver:
 
 
 class PodNames:
-    """Names of this node's pods by UID, from the kubelet's log directories ``<namespace>_<pod>_<uid>``; no API needed.
+    """Names and UIDs of this node's pods, from the kubelet's log directories; no API needed.
+
+    Their names are ``<namespace>_<pod>_<uid>``.
 
     Args:
         pod_log_root: ``/var/log/pods`` of the host, or where it is mounted.
@@ -87,6 +89,7 @@ class PodNames:
         self._root = pod_log_root
         self._changed_ns: int | None = None
         self._names: dict[str, tuple[str, str]] = {}
+        self._uids: dict[tuple[str, str], list[str]] = {}
         self._missed: set[str] = set()
 
     def name_of(self, uid: str) -> tuple[str, str] | None:
@@ -100,10 +103,7 @@ class PodNames:
             cannot be read, or where two pods of one name are there and only one of them can be alive.
         """
         try:
-            changed_ns = self._root.stat().st_mtime_ns
-            if changed_ns != self._changed_ns:
-                self._missed.clear()
-                self._read(changed_ns)
+            changed_ns = self._follow()
             if uid not in self._names and uid not in self._missed:
                 # Once more for each new uid: a directory made right after the scan can leave the same mtime.
                 self._read(changed_ns)
@@ -112,12 +112,36 @@ class PodNames:
             self._changed_ns = None
             return None
         name = self._names.get(uid, NO_NAME)
-        twins = sum(other == name for other in self._names.values())
-        return name if name == NO_NAME or twins == 1 else None
+        return name if name == NO_NAME or len(self._uids[name]) == 1 else None
+
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        """Look up a pod's UID, by which a pod that was made again under its name (StatefulSet) is told from the former.
+
+        Returns:
+            The UID; ``None`` where there is no directory of that name, or several.
+        """
+        try:
+            self._follow()
+        except OSError:
+            self._changed_ns = None
+            return None
+        uids = self._uids.get((namespace, pod), [])
+        return uids[0] if len(uids) == 1 else None
+
+    def _follow(self) -> int:
+        """Read again if something has changed; give the time of the change."""
+        changed_ns = self._root.stat().st_mtime_ns
+        if changed_ns != self._changed_ns:
+            self._missed.clear()
+            self._read(changed_ns)
+        return changed_ns
 
     def _read(self, changed_ns: int) -> None:
         names = [match for path in self._root.iterdir() if (match := _POD_LOG.fullmatch(path.name))]
         self._names = {match["uid"]: (match["namespace"], match["pod"]) for match in names}
+        self._uids = {}
+        for uid, name in self._names.items():
+            self._uids.setdefault(name, []).append(uid)
         self._changed_ns = changed_ns
 
 

@@ -48,7 +48,7 @@ class Worker:
         deadline_seconds: How long a child that has read once may be silent before it is killed.
         start_deadline_seconds: How long it may be silent while it opens the driver.
         env: Environment of the child in addition to this process's own.
-        clock: Unix time in seconds; ``released_until`` is in it.
+        clock: Seconds now, of a clock that nobody sets; ``released_until`` is in it.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Worker:
 
     @property
     def released_until(self) -> float | None:
-        """Unix time until which the driver is left alone; ``None`` when it is not."""
+        """Until when, by the clock, the driver is left alone; ``None`` when it is not."""
         until = self._released_until
         if until is None or until <= self._clock():
             return None
