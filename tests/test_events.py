@@ -1,5 +1,6 @@
 """Xids and MIG changes, waited for beside the samples and told with the next one."""
 
+import threading
 import time
 from typing import Self
 
@@ -111,6 +112,25 @@ def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
         watch.close()
         assert watch.drain() == ([], [])
     assert masks
+
+
+def test_a_close_in_the_moment_in_which_the_thread_begins_ends_it_too() -> None:
+    class Unlucky(threading.Event):
+        """The close comes after the thread saw that it goes on, and before it clears what woke it."""
+
+        def clear(self) -> None:
+            watch._stopping = True
+            self.set()
+            super().clear()
+
+    with frozen(gpu()):
+        watch = EventWatch({"GPU-0": pynvml.nvmlDeviceGetHandleByIndex(0)})
+        watch._renewed = Unlucky()
+        watch.start()
+        watch._thread.join(PATIENCE_SECONDS)
+        ended = not watch._thread.is_alive()
+        watch._renewed.set()
+        assert ended
 
 
 def test_closing_ends_the_thread_quickly() -> None:

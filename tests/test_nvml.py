@@ -1,5 +1,6 @@
 """The NVML source over a driver that follows a hand-moved truth: values, faults, recovery."""
 
+import ctypes
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -332,6 +333,67 @@ def test_an_instance_destroyed_between_two_looks_at_the_layout_is_left_out_and_t
         assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [2]
 
 
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"],
+)
+def test_instances_that_the_driver_fails_to_tell_are_not_gone(function: str) -> None:
+    with watched(partitioned(instance(1), instance(2))) as it:
+        it.after(1)
+        simulated_driver.fail(function, 999)
+        reading = it.after(5)
+        assert reading.gpus[0].gpu.mig_enabled
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [1, 2]
+        assert reading.errors == {"mig_unknown_error": 1}
+        again = it.after(1).gpus[0]
+        assert again.gpu.mig_enabled
+        assert len(again.instances) == 2
+        simulated_driver.clear_failures()
+        assert it.after(1).errors == {}
+
+
+def test_a_gpu_is_not_attached_with_a_guessed_shape() -> None:
+    with simulated(partitioned(instance(1)), gpu(1), init=False) as node:
+        simulated_driver.fail("nvmlDeviceGetMigMode", 999, device_index=0)
+        source = NvmlSource(ALL)
+        source.open()
+        assert [one.gpu.index for one in source.sample(100.0).gpus] == [1]
+        simulated_driver.clear_failures()
+        node.set(at=111.0)
+        assert [one.gpu.mig_enabled for one in source.sample(111.0).gpus] == [True, False]
+        source.close()
+
+
+def test_an_instance_that_does_not_answer_is_there_and_unknown() -> None:
+    with watched(partitioned(instance(1), instance(2))) as it:
+        it.after(1)
+        simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", 999)
+        one = it.after(1).gpus[0].instances[0]
+        assert (one.instance.gpu_instance_id, one.values, one.processes) == (1, {}, None)
+
+
+def test_an_instance_without_a_memory_figure_has_everything_else() -> None:
+    with watched(partitioned(instance(1, processes=(process(11),)))) as it:
+        simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", 3)
+        it.after(1)
+        reading = it.after(1)
+        (one,) = reading.gpus[0].instances
+        assert Field.FB_USED not in one.values
+        assert Field.PROF_GR_ENGINE_ACTIVE in one.values
+        assert one.processes is not None
+        assert reading.errors == {}
+
+
+def test_a_new_instance_takes_no_measurement_from_its_neighbours() -> None:
+    with watched(partitioned(instance(1))) as it:
+        it.after(1)
+        it.after(1)
+        it.node.change(instances=(instance(1), instance(2)))
+        old, new = it.after(5).gpus[0].instances
+        assert Field.PROF_GR_ENGINE_ACTIVE in old.values
+        assert Field.PROF_GR_ENGINE_ACTIVE not in new.values
+
+
 def test_a_gpu_that_is_lost_in_the_middle_of_a_sample_gives_no_half_reading() -> None:
     with watched(gpu(0, processes=(process(11),)), gpu(1)) as it:
         simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 15, device_index=0)
@@ -346,6 +408,33 @@ def test_error_counters_that_the_driver_leaves_untouched_are_absent() -> None:
     ecc = {Field.ECC_SBE_VOL_TOTAL, Field.ECC_DBE_VOL_TOTAL, Field.ECC_SBE_AGG_TOTAL, Field.ECC_DBE_AGG_TOTAL}
     with watched(gpu(overrides=dict.fromkeys(ecc))) as it:
         assert not ecc & set(it.after(1).gpus[0].values)
+
+
+def test_any_slot_that_the_driver_leaves_untouched_is_absent() -> None:
+    class Forgetful:
+        """A driver that answers the batch with success and fills nothing."""
+
+        def __call__(self, *_: object) -> int:
+            return 0
+
+    with watched(gpu(), fields=frozenset({Field.MEMORY_TEMP})) as it:
+        pynvml._nvmlGetFunctionPointer_cache["nvmlDeviceGetFieldValues"] = Forgetful()
+        values = it.after(1).gpus[0].values
+    assert not {Field.MEMORY_TEMP, Field.TOTAL_ENERGY_CONSUMPTION, Field.NVLINK_TX_BYTES_TOTAL} & set(values)
+
+
+@pytest.mark.parametrize("counted_by", [138, 202])
+def test_a_counter_with_two_ids_is_told_by_the_one_that_counts(counted_by: int) -> None:
+    def answer(_: object, count: ctypes.c_int32, array: object) -> int:
+        for slot in array._obj[: count.value]:  # type: ignore[attr-defined]
+            slot.valueType, slot.timestamp = 3, 1
+            slot.value.ullVal = 4096 if slot.fieldId == counted_by else 0
+        return 0
+
+    with watched(gpu()) as it:
+        pynvml._nvmlGetFunctionPointer_cache["nvmlDeviceGetFieldValues"] = answer
+        values = it.after(1).gpus[0].values
+    assert values[Field.NVLINK_TX_BYTES_TOTAL] == (4096 * 1024 if counted_by == 138 else 4096)
 
 
 @pytest.mark.parametrize(

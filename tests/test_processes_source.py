@@ -80,7 +80,7 @@ def test_a_process_that_ended_since_the_last_poll_is_there_once_more() -> None:
         node.set(at=102.0)
         it.poll(102.0)
         node.set(at=104.0)
-        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 6, times=1)
+        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 3, times=1)
         ended = by_pid(it.poll(104.0))
         assert ended[11].ended
         assert ended[11].memory_used_bytes is None
@@ -102,9 +102,30 @@ def test_a_refused_list_is_counted_and_left_alone_for_a_while() -> None:
         simulated_driver.fail("nvmlDeviceGetGraphicsRunningProcesses_v3", 4)
         counted: list[str] = []
         it = poller(counted)
-        assert set(by_pid(it.poll(100.0))) == {11}
-        it.poll(102.0)
+        assert it.poll(100.0) is None
+        assert it.poll(102.0) is None
         assert counted == ["processes_no_permission"]
+        simulated_driver.clear_failures()
+        assert set(by_pid(it.poll(701.0))) == {11}
+
+
+@pytest.mark.parametrize("code", [4, 7, 999])
+def test_half_a_list_is_no_list_for_who_is_missing_would_look_idle(code: int) -> None:
+    with simulated(gpu(processes=(process(11),))):
+        simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", code)
+        assert poller().poll(100.0) is None
+
+
+def test_a_clock_that_was_set_back_does_not_make_all_samples_old() -> None:
+    with simulated(gpu(processes=(process(11, sm=0.6),)), at=5000.0) as node:
+        it = poller()
+        it.poll(5000.0)
+        node.set(at=5002.0)
+        it.poll(5002.0)
+        node.set(at=1000.0)
+        assert by_pid(it.poll(1000.0))[11].sm_ratio is None
+        node.set(at=1004.0)
+        assert by_pid(it.poll(1004.0))[11].sm_ratio == pytest.approx(0.6, abs=0.15)
 
 
 def test_the_older_sample_call_serves_where_the_newer_is_missing() -> None:

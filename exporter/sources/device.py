@@ -74,9 +74,10 @@ def _answer(item: FieldValue, slot: Any) -> tuple[int, Number]:  # noqa: ANN401 
     if code != 0:
         return code, 0
     kind = slot.valueType
+    if kind == _DOUBLE and slot.timestamp == 0:
+        # Untouched by the driver (known of error counters where ECC is off): a zero that nobody measured.
+        return driver.NOT_SUPPORTED, 0
     if item.id <= nvml_fields.LAST_ECC_ID:
-        if kind == _DOUBLE and slot.timestamp == 0:
-            return driver.NOT_SUPPORTED, 0
         # The type of these may be left at "double" though the value is a whole number.
         return 0, int(slot.value.ullVal)
     if kind >= len(_VALUE_NAMES):
@@ -164,7 +165,9 @@ class Device:
             return
         for item, code, value in answers:
             if code == 0:
-                by_pace[item.pace].setdefault(item.field, value)
+                # Two ids of one counter: the one that this generation of boards does not count by may say 0.
+                into = by_pace[item.pace]
+                into[item.field] = max(value, into.get(item.field, value))
             else:
                 # Items speak for themselves: an argument that one of them does not take is "not supported".
                 invalid = code == driver.INVALID_ARGUMENT

@@ -1,6 +1,8 @@
 """Opening and closing the NVIDIA driver's management library, and what its error codes mean."""
 
+import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import pynvml
 
@@ -152,3 +154,8 @@ def function(name: str) -> Callable[..., int] | None:
     except pynvml.NVMLError:
         return None
     return pointer
+
+
+def address(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return the number behind a handle, by which two handles are compared; never to be given to the driver."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,6 +1,5 @@
 """Driver events, waited for on a thread of their own: Xids and changes of the MIG layout."""
 
-import ctypes
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -97,7 +96,8 @@ class EventWatch:
         try:
             uuids = self._register(event_set)
             self._registered.set()
-            while uuids and not self._renewed.is_set():
+            # Both: the thread may have taken back the wake-up of a close for one of its own beginning.
+            while uuids and not (self._stopping or self._renewed.is_set()):
                 self._wait(event_set, uuids)
         finally:
             try:
@@ -119,7 +119,7 @@ class EventWatch:
             except pynvml.NVMLError:
                 self._errors.append("events_unavailable")
                 continue
-            uuids[_number(handle)] = uuid
+            uuids[driver.address(handle)] = uuid
         return uuids
 
     @staticmethod
@@ -141,7 +141,7 @@ class EventWatch:
             # A driver that answers "timeout" without waiting must not make this a busy loop.
             self._renewed.wait(_PAUSE_SECONDS)
             return
-        uuid = uuids.get(_number(data.device))
+        uuid = uuids.get(driver.address(data.device))
         instance = None if data.gpuInstanceId == _WHOLE_GPU else int(data.gpuInstanceId)
         if data.eventType == _MIG_CHANGE:
             changed = [uuid] if uuid else list(uuids.values())
@@ -150,10 +150,6 @@ class EventWatch:
             self._events.append(Event(uuid=uuid, xid=int(data.eventData), gpu_instance_id=instance))
         else:
             self._errors.append("events_unknown_device" if uuid is None else "events_unknown_type")
-
-
-def _number(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
-    return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
 def _emptied(queue: deque[_Item]) -> list[_Item]:

@@ -13,6 +13,8 @@ _OLD_UUID = re.compile(r"^MIG-(?P<parent>GPU-[0-9a-fA-F-]+)/(?P<gpu_instance>\d+
 _FULL_COMPUTE_SLICES = 7
 _FULL_MEMORY_SLICES = 8
 _MIB = 2**20
+_NOT_OFFERED = driver.UNAVAILABLE | {driver.INVALID_ARGUMENT, driver.NOT_FOUND}
+"""Codes that say that there is no such thing here; any other one says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +46,20 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
     """Return whether MIG is on and how large the largest profile is.
 
     Raises:
-        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+        pynvml.NVMLError: the device does not tell.
     """
     try:
         current = pynvml.nvmlDeviceGetMigMode(handle)[0]
     except pynvml.NVMLError as error:
-        _reraise_fatal(error)
+        _reraise_unless_not_offered(error)
         return Shape()
     largest = (0, 0)
     for profile in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, version=1)
         except pynvml.NVMLError as error:
-            # Not every GPU offers every profile.
-            _reraise_fatal(error)
+            # Not every GPU offers every profile; one that is left out for another reason would make all shares wrong.
+            _reraise_unless_not_offered(error)
             continue
         largest = max(largest, (int(info.sliceCount), int(info.memorySizeMB)))
     slices, memory_mib = largest
@@ -70,12 +72,12 @@ def enabled(handle: Any) -> bool:  # noqa: ANN401 - a handle is whatever pynvml 
     """Return whether MIG is on now.
 
     Raises:
-        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+        pynvml.NVMLError: the device does not tell.
     """
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError as error:
-        _reraise_fatal(error)
+        _reraise_unless_not_offered(error)
         return False
 
 
@@ -83,7 +85,7 @@ def uuids(handle: Any) -> frozenset[str]:  # noqa: ANN401 - a handle is whatever
     """Return the UUIDs of all MIG instances now: a cheap way to see that the layout changed.
 
     Raises:
-        pynvml.NVMLError: an instance vanished meanwhile, the device is lost, or the driver as a whole is gone.
+        pynvml.NVMLError: an instance vanished meanwhile, or the device does not tell.
     """
     return frozenset(str(pynvml.nvmlDeviceGetUUID(one)) for one in _handles(handle))
 
@@ -92,7 +94,7 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> tuple[Found, ...]:  #
     """Return every compute instance of a GPU, in the driver's order; one that vanishes meanwhile is left out.
 
     Raises:
-        pynvml.NVMLError: the device is lost, or the driver as a whole is gone.
+        pynvml.NVMLError: the device does not tell.
     """
     result = []
     for one in _handles(handle):
@@ -116,14 +118,14 @@ def _handles(handle: Any) -> list[Any]:  # noqa: ANN401 - a handle is whatever p
     try:
         count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except pynvml.NVMLError as error:
-        _reraise_fatal(error)
+        _reraise_unless_not_offered(error)
         return found
     for index in range(count):
         try:
             found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
         except pynvml.NVMLError as error:
             # A hole: instances keep their index when another one is destroyed.
-            _reraise_fatal(error)
+            _reraise_unless_not_offered(error)
     return found
 
 
@@ -158,6 +160,12 @@ def _describe(handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN40
         handle=handle,
         gpu_instance_slices=instance_slices,
     )
+
+
+def _reraise_unless_not_offered(error: pynvml.NVMLError) -> None:
+    """Let through what is no answer: a GPU that fails to tell its instances has not lost them."""
+    if driver.code_of(error) not in _NOT_OFFERED:
+        raise error
 
 
 def _reraise_fatal(error: pynvml.NVMLError) -> None:

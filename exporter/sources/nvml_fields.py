@@ -295,7 +295,7 @@ FIELD_VALUES = (
 )
 
 LAST_ECC_ID = 31
-"""Items up to this id come back untouched, not as an error, where ECC is off."""
+"""Up to this id items count errors: whole numbers, whatever type the driver leaves them with."""
 
 
 def getters(fields: Iterable[Field]) -> tuple[Getter, ...]:

@@ -16,6 +16,8 @@ _LISTS = (
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 )
+_NO_SUCH_LIST = frozenset({driver.NOT_SUPPORTED, driver.FUNCTION_NOT_FOUND, driver.INVALID_ARGUMENT})
+"""Codes after which no process can be in a list; after any other one processes may be missing."""
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
 _ATTEMPTS = 3
@@ -97,6 +99,9 @@ class Poller:
         self._baseline = False
         self._no_utilisation_before = -math.inf if utilisation else math.inf
         self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
+        self._untold: set[str] = set()
+        """Lists that are there and were not told when last asked for."""
+        self._polled_at = -math.inf
 
     def poll(self, now: float) -> tuple[ProcessUse, ...] | None:
         """Return the processes now; ``None`` where the driver does not tell.
@@ -106,6 +111,10 @@ class Poller:
         Raises:
             pynvml.NVMLError: the device is lost or the driver is gone.
         """
+        if now < self._polled_at:
+            # The clock was set back, and the driver stamps its samples with it: none would be new for as long.
+            self._last_us, self._baseline = 0, False
+        self._polled_at = now
         memory = self._listed(now)
         if memory is None:
             return None
@@ -129,7 +138,10 @@ class Poller:
         return tuple(result)
 
     def _listed(self, now: float) -> dict[int, int | None] | None:
-        """Return memory by pid over all kinds of contexts, or ``None`` when no kind could be listed."""
+        """Return memory by pid over all kinds of contexts, or ``None`` when some that there are could not be listed.
+
+        A process that is missing from half a list would look as if it used nothing.
+        """
         found: dict[int, int | None] = {}
         answered = False
         for name in _LISTS:
@@ -139,13 +151,16 @@ class Poller:
                 rows = self._ask_list(name)
             except pynvml.NVMLError as error:
                 self._no_list_before[name] = self._later(error, now)
+                if driver.code_of(error) not in _NO_SUCH_LIST:
+                    self._untold.add(name)
                 continue
             answered = True
+            self._untold.discard(name)
             for pid, memory in rows:
                 # A process with both compute and graphics contexts is in two lists, with the same memory.
                 known = found.get(pid)
                 found[pid] = memory if known is None else max(known, memory or 0)
-        return found if answered else None
+        return found if answered and not self._untold else None
 
     def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
         call = driver.function(name)

@@ -16,6 +16,7 @@ from exporter.sources.processes import Poller
 _PROCESS_SECONDS = 1.9
 """A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
 _LAYOUT_SECONDS = 4.9
+_RETRY_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class _Instance:
         self.found = found
         self.processes: tuple[ProcessUse, ...] | None = None
         self._fields = wanted.fields
-        self._memory_before = -math.inf
+        self._no_memory_before = -math.inf
         self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
         level = gpm.Level.GPU_INSTANCE if found.fills_its_gpu_instance else gpm.Level.COMPUTE_INSTANCE
         fields = gpm.fields_at(level, wanted.fields) if has_gpm else {}
@@ -52,13 +53,23 @@ class _Instance:
         self.sampler = gpm.Sampler(take, fields, wanted.count)
 
     def read(self, now: float, *, poll: bool) -> MigReading:
-        values: dict[Field, int | float] = {}
-        told = zip(nvml_fields.MEMORY_FIELDS, nvml_fields.memory(self.found.handle), strict=True)
-        values.update({field: value for field, value in told if value is not None and field in self._fields})
-        values.update(self.sampler.sample(now))
+        values = {**self._memory(now), **self.sampler.sample(now)}
         if poll:
             self.processes = self.poller.poll(now)
         return MigReading(instance=self.found.instance, values=values, processes=self.processes)
+
+    def _memory(self, now: float) -> dict[Field, int | float]:
+        if now < self._no_memory_before:
+            return {}
+        try:
+            answer = nvml_fields.memory(self.found.handle)
+        except pynvml.NVMLError as error:
+            if driver.code_of(error) not in driver.UNAVAILABLE:
+                raise
+            self._no_memory_before = now + _RETRY_SECONDS
+            return {}
+        told = zip(nvml_fields.MEMORY_FIELDS, answer, strict=True)
+        return {field: value for field, value in told if value is not None and field in self._fields}
 
 
 class Unit:
@@ -150,24 +161,26 @@ class Unit:
         if 0 <= now - self._layout_at < _LAYOUT_SECONDS:
             return
         self._layout_at = now
-        if mig.enabled(self.handle) != self.gpu.mig_enabled:
-            self.out_of_date = True
-            return
-        if not self.gpu.mig_enabled:
-            self._layout = frozenset()
-            return
         try:
-            layout = mig.uuids(self.handle)
+            if mig.enabled(self.handle) != self.gpu.mig_enabled:
+                self.out_of_date = True
+            elif self.gpu.mig_enabled and mig.uuids(self.handle) != self._layout:
+                self._adopt(mig.instances(self.handle, self.gpu.uuid, mig.shape(self.handle)))
         except pynvml.NVMLError as error:
-            self._rethrow_fatal(error)
-            self.layout_changed()
-            return
-        if layout != self._layout:
-            self._drop_instances()
-            found = mig.instances(self.handle, self.gpu.uuid, mig.shape(self.handle))
-            self._instances = tuple(_Instance(one, self.handle, self._wanted, has_gpm=self._has_gpm) for one in found)
-            self._layout = frozenset(one.instance.uuid for one in found)
-            self._polled_at = -math.inf
+            # Not told is not changed: what was there before is still held by somebody.
+            self._note_of_mig(error)
+
+    def _adopt(self, found: tuple[mig.Found, ...]) -> None:
+        """Follow a new layout; instances that are the same as before keep what they have measured."""
+        before = {(one.found.instance, driver.address(one.found.handle)): one for one in self._instances}
+        instances = []
+        for one in found:
+            same = before.pop((one.instance, driver.address(one.handle)), None)
+            instances.append(_Instance(one, self.handle, self._wanted, has_gpm=self._has_gpm) if same is None else same)
+        self._instances = tuple(instances)
+        self._layout = frozenset(one.instance.uuid for one in found)
+        for gone in before.values():
+            gone.sampler.close()
 
     def _read_instances(self, now: float, *, poll: bool) -> tuple[MigReading, ...]:
         readings = []
@@ -175,10 +188,9 @@ class Unit:
             try:
                 readings.append(one.read(now, poll=poll or one.processes is None))
             except pynvml.NVMLError as error:
-                # Its handle died with it: the layout changed since we looked.
-                self._rethrow_fatal(error)
-                self._wanted.count(f"mig_{driver.reason_of(driver.code_of(error))}")
-                self.layout_changed()
+                # Its handle died with it, or it does not answer now: the next look at the layout tells which.
+                self._note_of_mig(error)
+                readings.append(MigReading(instance=one.found.instance))
         return tuple(readings)
 
     def _drop_instances(self) -> None:
@@ -187,8 +199,9 @@ class Unit:
         self._instances = ()
         self._layout = None
 
-    @staticmethod
-    def _rethrow_fatal(error: pynvml.NVMLError) -> None:
+    def _note_of_mig(self, error: pynvml.NVMLError) -> None:
         code = driver.code_of(error)
         if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
             raise error
+        self._wanted.count(f"mig_{driver.reason_of(code)}")
+        self.layout_changed()
