@@ -56,3 +56,13 @@ async def test_both_formats_of_a_page_read_back_the_same(name: str, tmp_path: Pa
         }
 
     assert samples(parse_plain(plain)) == samples(parse_openmetrics(openmetrics))
+
+
+def test_the_sample_in_the_readme_is_what_the_demo_shows() -> None:
+    readme = (GOLDEN.parents[1] / "README.md").read_text(encoding="utf-8")
+    sample = readme.split("```\n")[2].splitlines()
+    page = (GOLDEN / "scenario_demo.txt").read_text(encoding="utf-8")
+    assert len(sample) > 4
+    for line in sample:
+        pattern = ".*".join(re.escape(part) for part in line.split("…"))
+        assert re.search(f"^{pattern}$", page, re.MULTILINE), line
