@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 
 from exporter.exposition import api, page
 from exporter.exposition.compression import accepts_gzip, gzipped
+from exporter.exposition.connections import CONNECTIONS, Connections
 from exporter.model import Snapshot
 
 LOG = logging.getLogger("exporter.server")
@@ -99,6 +100,7 @@ def create_app(
     """
     face = _Face(snapshot, metrics, release)
     app = web.Application(middlewares=[_plain_errors], client_max_size=1024)
+    app[CONNECTIONS] = Connections()
     app.router.add_get("/", face.index)
     app.router.add_get("/metrics", face.scrape)
     app.router.add_get("/api/v1/devices", face.devices)
@@ -111,6 +113,7 @@ def create_app(
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Turn errors into a few words that tell what to do instead."""
+    request.app[CONNECTIONS].note(request)
     try:
         return await handler(request)
     except web.HTTPNotFound:
