@@ -13,7 +13,7 @@ from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned
 from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, GpuReading, Reading
 from exporter.simulator import driver as simulated_driver
-from exporter.simulator.truth import Fault, GpuTruth
+from exporter.simulator.truth import Fault, GpuTruth, MigTruth
 from exporter.sources import mig, nvml_fields
 from exporter.sources.nvml import NvmlSource
 
@@ -382,6 +382,29 @@ def test_an_instance_without_a_memory_figure_has_everything_else() -> None:
         assert Field.PROF_GR_ENGINE_ACTIVE in one.values
         assert one.processes is not None
         assert reading.errors == {}
+
+
+def test_compute_instances_of_one_gpu_instance_do_not_each_have_its_memory() -> None:
+    def part(number: int) -> MigTruth:
+        memory = {"memory_slices": 4, "memory_bytes": 40448 * MIB, "profile_id": 9}
+        return instance(1, "1c.3g.40gb", compute_instance=number, processes=(process(11 + number),), **memory)
+
+    def with_memory(reading: Reading) -> dict[tuple[int, int], bool]:
+        told = {Field.FB_TOTAL, Field.FB_USED}
+        return {
+            (one.instance.gpu_instance_id, one.instance.compute_instance_id): told <= set(one.values)
+            for one in reading.gpus[0].instances
+        }
+
+    beside = instance(5)
+    with watched(partitioned(part(0), beside)) as it:
+        assert with_memory(it.after(1)) == {(1, 0): True, (5, 0): True}
+        it.node.change(instances=(part(0), part(1), beside))
+        reading = it.after(5)
+    assert with_memory(reading) == {(1, 0): False, (1, 1): False, (5, 0): True}
+    assert Field.FB_USED in reading.gpus[0].values
+    pids = [[one.pid for one in part.processes or ()] for part in reading.gpus[0].instances]
+    assert sorted(pids) == [[], [11], [12]]
 
 
 def test_a_new_instance_takes_no_measurement_from_its_neighbours() -> None:

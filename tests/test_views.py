@@ -108,6 +108,16 @@ def test_an_exclusive_holder_has_the_devices_activity_and_memory(viewer: Viewer)
     assert view.pods[0].values == {}, "an exclusive holder needs no rows of its own in the drop-in family"
 
 
+def test_without_a_memory_figure_of_the_device_a_holder_has_what_its_processes_have(viewer: Viewer) -> None:
+    # A compute instance beside others of its GPU instance, or a board whose memory is the host's.
+    processes = (ProcessUse(pid=101, memory_used_bytes=700 * MIB), ProcessUse(pid=103, memory_used_bytes=9 * MIB))
+    told = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80}, processes=processes)
+    (view,) = views(viewer, [told], held(holder("a")))
+    assert view.pods[0].memory_used_bytes == 700 * MIB
+    (view,) = views(viewer, [GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80})], held(holder("a")))
+    assert view.pods[0].memory_used_bytes is None
+
+
 def test_sharers_are_told_apart_by_their_processes(viewer: Viewer) -> None:
     shared = GpuReading(
         gpu=gpu(),

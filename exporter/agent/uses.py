@@ -102,8 +102,9 @@ def _pod_use(
     sole: bool,
 ) -> PodUse:
     """What is known of one holder; ``sole`` holders of a whole device have what the device has."""
-    if sole:
-        memory = _memory_of_sole_holder(values, _memory(told.unattributed) if told else 0)
+    used = values.get(Field.FB_USED) if sole else None
+    if used is not None:
+        memory = _memory_of_sole_holder(int(used), _memory(told.unattributed) if told else 0)
     else:
         memory = _memory(told.by_holder.get(holder, ())) if told else None
     return PodUse(
@@ -140,11 +141,8 @@ def _memory(processes: Sequence[ProcessUse]) -> int | None:
     return sum(known) if len(known) == len(alive) else None
 
 
-def _memory_of_sole_holder(values: Mapping[Field, int | float], foreign_bytes: int | None) -> int | None:
-    used = values.get(Field.FB_USED)
-    if used is None or foreign_bytes is None:
-        return None
-    return max(0, int(used) * MEBIBYTE - foreign_bytes)
+def _memory_of_sole_holder(used_mib: int, foreign_bytes: int | None) -> int | None:
+    return None if foreign_bytes is None else max(0, used_mib * MEBIBYTE - foreign_bytes)
 
 
 def _drop_in_values(

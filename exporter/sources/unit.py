@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ class _Instance:
     def __init__(self, found: mig.Found, parent: Any, wanted: Wanted, *, has_gpm: bool) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.found = found
         self.processes: tuple[ProcessUse, ...] | None = None
+        self.has_memory = True
+        """Whether no other compute instance is in its GPU instance; they have its memory together."""
         self._fields = wanted.fields
         self._no_memory_before = -math.inf
         self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
@@ -59,7 +62,7 @@ class _Instance:
         return MigReading(instance=self.found.instance, values=values, processes=self.processes)
 
     def _memory(self, now: float) -> dict[Field, int | float]:
-        if now < self._no_memory_before:
+        if not self.has_memory or now < self._no_memory_before:
             return {}
         try:
             answer = nvml_fields.memory(self.found.handle)
@@ -174,11 +177,14 @@ class Unit:
         """Follow a new layout; instances that are the same as before keep what they have measured."""
         before = {(one.found.instance, driver.address(one.found.handle)): one for one in self._instances}
         instances = []
-        for one in found:
-            same = before.pop((one.instance, driver.address(one.handle)), None)
-            instances.append(_Instance(one, self.handle, self._wanted, has_gpm=self._has_gpm) if same is None else same)
+        for new in found:
+            same = before.pop((new.instance, driver.address(new.handle)), None)
+            instances.append(_Instance(new, self.handle, self._wanted, has_gpm=self._has_gpm) if same is None else same)
         self._instances = tuple(instances)
-        self._layout = frozenset(one.instance.uuid for one in found)
+        together = Counter(new.instance.gpu_instance_id for new in found)
+        for one in self._instances:
+            one.has_memory = together[one.found.instance.gpu_instance_id] == 1
+        self._layout = frozenset(new.instance.uuid for new in found)
         for gone in before.values():
             gone.sampler.close()
 
