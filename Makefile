@@ -67,6 +67,7 @@ accuracy: .venv/.develop ## Compare with recorded GPUs and a replayed trace, whe
 golden: .venv/.develop ## Write the golden files anew from what the program says now; look at the difference
 	UPDATE_GOLDEN=1 $(RUN) -m pytest -q -k "golden" $(TESTS)
 	$(RUN) scripts/metrics_doc.py
+	$(RUN) scripts/configuration_doc.py
 	$(RUN) dashboards/build.py
 	$(RUN) scripts/prometheus_rule.py
 	git diff --stat

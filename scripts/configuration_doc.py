@@ -1,0 +1,99 @@
+"""Writes docs/configuration.md from the table of options; ``--check`` only says whether it is up to date."""
+
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from exporter.config.dcgm_env import EXTRA_RESOURCES_ENV
+from exporter.config.options import OPTIONS, Option
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+HEAD = """\
+# Configuration
+
+Made by `scripts/configuration_doc.py` from `exporter/config/options.py`; do not edit.
+
+Every option of `gpu-cost-exporter agent` is a flag (`--sample-interval 500ms`), an environment variable
+(`GPU_COST_EXPORTER_SAMPLE_INTERVAL=500ms`) and a key of a YAML file (`sample-interval: 500ms`). Flags win over the
+environment, the environment over dcgm-exporter's own variables, those over the file, the file over the defaults. The
+file is named by `--config` or `GPU_COST_EXPORTER_CONFIG`. `doctor` takes the same options.
+
+All mistakes are told at once, one line each, with where they stand and what is allowed; the exit code is 2 and nothing
+has been started. A duration needs its unit: `ms`, `s`, `m` or `h`.
+"""
+
+EXAMPLE = """\
+## Example file
+
+Every key with its default, where it has one; take out the `#` of what you want to change.
+"""
+
+FOREIGN = f"""\
+## dcgm-exporter's variables
+
+Its DaemonSet can be switched over: the variables named above are read, `DCGM_EXPORTER_INTERVAL` in milliseconds as
+there. `{EXTRA_RESOURCES_ENV}` adds names to `gpu-resources`. Others of its variables are named in a warning at the
+start, and not used; a collectors file that is only in its image (`/etc/dcgm-exporter/...`) stands for the same set,
+which is built in.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    tables = [_table(title, list(options)) for title, options in groupby(OPTIONS, lambda option: option.group)]
+    return "\n".join([HEAD, *tables, EXAMPLE, f"```yaml\n{example()}```\n", FOREIGN])
+
+
+def example() -> str:
+    """A configuration file with every key, commented out."""
+    return "\n".join(_example_lines()).strip() + "\n"
+
+
+def _example_lines() -> Iterator[str]:
+    for title, options in groupby(OPTIONS, lambda option: option.group):
+        yield from ("", f"# {title}")
+        for option in options:
+            yield f"# {option.key}: {_yaml(option)}"
+
+
+def _yaml(option: Option) -> str:
+    if option.default is None:
+        return f" # unset: {option.default_note}"
+    if option.kind.is_list:
+        return "[" + ", ".join(f'"{item}"' for item in option.default.split(",")) + "]"
+    return f'"{option.default}"' if option.default.startswith(":") else option.default
+
+
+def _table(title: str, options: list[Option]) -> str:
+    lines = [
+        f"## {title}",
+        "",
+        "| Key | Default | Allowed | Meaning | Variable of dcgm-exporter |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for option in options:
+        default = option.default_note or f"`{option.default}`"
+        foreign = f"`{option.dcgm_env}`" if option.dcgm_env else ""
+        cells = (f"`{option.key}`", default, option.kind.allowed, option.help, foreign)
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with ``--check`` compare it; 1 where it is out of date."""
+    text = document()
+    if "--check" in arguments:
+        if TARGET.exists() and TARGET.read_text() == text:
+            return 0
+        print(
+            "docs/configuration.md is out of date: run `python scripts/configuration_doc.py` and look at the difference"
+        )
+        return 1
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
