@@ -1,0 +1,204 @@
+"""The tick under whatever source and kubelet say: what holds for every node, reading and clock."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pipeline_support import AskedKubelet, DirectSource
+
+from exporter.accounting.idle import IdleClock
+from exporter.agent.attributor import Attributor
+from exporter.agent.node import Node
+from exporter.agent.views import Viewer
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.exposition.builder import Dropped
+from exporter.exposition.collector import ExpositionOptions, build
+from exporter.model import (
+    Allocations,
+    AllocationState,
+    ContainerAllocation,
+    DeviceIds,
+    DeviceState,
+    DeviceView,
+    Field,
+    Gpu,
+    GpuReading,
+    MigInstance,
+    MigReading,
+    ProcessUse,
+    Reading,
+    Snapshot,
+)
+
+UIDS = [f"00000000-0000-4000-8000-{number:012d}" for number in range(4)]
+WHOLE, PARTITIONED = (f"GPU-00000000-0000-4000-8000-00000000000{number}" for number in range(2))
+SLICES = [f"MIG-00000000-0000-5000-8000-00000000000{number}" for number in range(3)]
+EPOCH = 1_800_000_000.0
+COMPUTE = (Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE)
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Processes 10 to 13 of pods a to d, one of the host; 15 is gone. Pod d has no log directory."""
+    root = tmp_path_factory.mktemp("node")
+    for pid, uid in [*zip(range(10, 14), UIDS, strict=True), (14, None)]:
+        process = root / "proc" / str(pid)
+        process.mkdir(parents=True)
+        process.joinpath("cgroup").write_text(f"0::/kubepods/pod{uid}/{'c' * 64}\n" if uid else "0::/user.slice\n")
+        process.joinpath("stat").write_text(f"{pid} (python) S " + "0 " * 18 + "4242 0\n")
+    for name, uid in zip("abc", UIDS, strict=False):
+        (root / "pods" / f"ml_{name}_{uid}").mkdir(parents=True)
+    return root
+
+
+ratios = st.none() | st.sampled_from([0.0, 0.01, 0.5, 1.0])
+processes = st.none() | st.lists(
+    st.builds(
+        ProcessUse,
+        pid=st.integers(10, 15),
+        memory_used_bytes=st.none() | st.integers(0, 1 << 36),
+        sm_ratio=ratios,
+        enc_ratio=ratios,
+        dec_ratio=ratios,
+        ended=st.booleans(),
+    ),
+    max_size=5,
+    unique_by=lambda use: use.pid,
+).map(tuple)
+values = st.fixed_dictionaries(
+    {},
+    optional={
+        Field.GPU_UTIL: st.integers(0, 100),
+        Field.PROF_GR_ENGINE_ACTIVE: st.floats(0, 1),
+        Field.ENC_UTIL: st.integers(0, 100),
+        Field.FB_USED: st.integers(0, 80_000),
+        Field.FB_TOTAL: st.just(81_559),
+    },
+)
+
+
+def instance(number: int) -> MigInstance:
+    return MigInstance(
+        uuid=SLICES[number],
+        parent_uuid=PARTITIONED,
+        gpu_instance_id=number,
+        compute_instance_id=0,
+        profile="2g.20gb",
+        compute_slices=2,
+        memory_slices=2,
+    )
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> tuple[GpuReading, ...]:
+    gpus = []
+    for index, uuid in enumerate((WHOLE, PARTITIONED)):
+        if draw(st.integers(0, 9)) == 0:
+            continue
+        mig = bool(index) and draw(st.booleans())
+        gpu = Gpu(uuid=uuid, index=index, minor=index, model="H100", pci_bus_id="", mig_enabled=mig, compute_slices=7)
+        if draw(st.integers(0, 9)) == 0:
+            gpus.append(GpuReading(gpu=gpu, state=DeviceState.LOST, reason="gpu_is_lost"))
+            continue
+        parts = [MigReading(instance=instance(n), values=draw(values), processes=draw(processes)) for n in range(3)]
+        there = tuple(part for part in parts if mig and draw(st.booleans()))
+        gpus.append(GpuReading(gpu=gpu, values=draw(values), processes=draw(processes), instances=there))
+    return tuple(gpus)
+
+
+ids = st.sampled_from([WHOLE, PARTITIONED, *SLICES, *(f"{WHOLE}::{n}" for n in range(3)), "nvidia0", "junk", "GPU-x"])
+containers = st.lists(
+    st.builds(
+        lambda pod, container, listed: ContainerAllocation(
+            namespace="ml",
+            pod=pod,
+            container=container,
+            devices=(DeviceIds(resource="nvidia.com/gpu", ids=tuple(listed)),),
+        ),
+        st.sampled_from("abcd"),
+        st.sampled_from(["main", "side"]),
+        st.lists(ids, min_size=1, max_size=2),
+    ),
+    max_size=5,
+    unique_by=lambda one: (one.pod, one.container),
+).map(tuple)
+steps = st.lists(
+    st.tuples(
+        st.none() | readings(),
+        st.none() | containers,
+        st.sampled_from([1.0, 1.0, 1.0, 30.0, 70.0]),
+        st.sampled_from([0.0, 0.0, 0.0, -7200.0, 7200.0]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(script=steps, host_pids=st.booleans())
+def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
+    trees: Path,
+    script: list[tuple[tuple[GpuReading, ...] | None, tuple[ContainerAllocation, ...] | None, float, float]],
+    *,
+    host_pids: bool,
+) -> None:
+    source, kubelet = DirectSource(), AskedKubelet()
+    viewer = Viewer(
+        attributor=Attributor(
+            kubelet=kubelet,
+            pids=PidResolver(trees / "proc"),
+            names=PodNames(trees / "pods"),
+            expiry_seconds=60.0,
+        ),
+        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
+        process_list_reliable=host_pids,
+    )
+    node = Node(name="n", source=source, viewer=viewer, sample_interval_seconds=1.0, process_clock=lambda: 0.0)
+    wall, steady, answered_steady = EPOCH, 0.0, -math.inf
+    for gpus, listed, passed, set_by in script:
+        wall, steady = wall + passed + set_by, steady + passed
+        if gpus is not None:
+            source.readings.append(Reading(source="nvml", taken_at_seconds=wall, duration_seconds=0.0, gpus=gpus))
+        if listed is not None:
+            kubelet.latest = Allocations(answered_at_seconds=wall, containers=listed)
+            answered_steady = steady
+        snapshot = node.tick(wall, steady)
+        assert snapshot.attribution_known <= (steady - answered_steady <= 60)
+        check(snapshot, kubelet.latest)
+        check_page(snapshot)
+
+
+def check(snapshot: Snapshot, allocations: Allocations | None) -> None:
+    listed = {(c.namespace, c.pod, c.container) for c in allocations.containers} if allocations else set()
+    for view in snapshot.devices:
+        assert {(use.holder.namespace, use.holder.pod, use.holder.container) for use in view.pods} <= listed
+        assert not view.pods or snapshot.attribution_known
+        assert (view.allocation is AllocationState.ALLOCATED) == bool(view.pods)
+        check_use(view)
+
+
+def check_use(view: DeviceView) -> None:
+    foreign = view.unattributed_activity_ratio
+    if view.activity is None:
+        assert view.activity_unknown_reason
+        assert foreign is None
+        assert all(use.activity is None and use.idle_for_seconds is None for use in view.pods)
+        return
+    assert view.state is DeviceState.UP
+    assert any(field in view.values for field in COMPUTE) or view.gpu.mig_enabled
+    if view.allocation in {None, AllocationState.UNKNOWN}:
+        assert foreign is None
+        return
+    assert foreign is not None
+    parts = [use.activity.ratio for use in view.pods if use.activity]
+    assert len(parts) == len(view.pods)
+    assert sum(parts) + foreign == pytest.approx(view.activity.ratio, abs=1e-9)
+
+
+def check_page(snapshot: Snapshot) -> None:
+    page, dropped = build(snapshot, ExpositionOptions(), Dropped())
+    assert dropped == Dropped(), "duplicate and bad samples"
+    for family in page:
+        assert all(math.isfinite(sample.value) and sample.value >= 0 for sample in family.samples), family.name
