@@ -91,6 +91,16 @@ def test_a_mean_over_minutes_says_nothing_about_now() -> None:
         source.close()
 
 
+def test_a_user_who_samples_every_two_minutes_has_means_over_two_minutes() -> None:
+    with simulated(gpu(), init=False) as node:
+        source = NvmlSource(EVERYTHING, interval_seconds=120.0)
+        source.open()
+        source.sample(100.0)
+        node.change(at=225.0, load_integral=load(engine=50.0))
+        assert source.sample(225.0).gpus[0].values[ENGINE] == pytest.approx(0.4)
+        source.close()
+
+
 def test_each_mig_instance_has_its_own_engine_and_no_board_rates() -> None:
     with simulated(partitioned(instance(1), instance(2)), init=False) as node:
         source = NvmlSource(EVERYTHING)

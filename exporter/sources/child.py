@@ -74,7 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     # The binding is loaded only now, so that nothing of it can write to the stream of readings.
     from exporter.sources.nvml import NvmlSource  # noqa: PLC0415 - see above
 
-    return run(NvmlSource(parse_fields(arguments.fields)), out, arguments.interval)
+    source = NvmlSource(parse_fields(arguments.fields), interval_seconds=arguments.interval)
+    return run(source, out, arguments.interval)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,8 @@ from exporter.sources import driver
 _MIB = 2**20
 _MINIMUM_SECONDS = 0.1
 """Two samples that are closer give nonsense (a hard limit of the hardware's counters)."""
-_OLDEST_SECONDS = 60.0
-"""A mean over longer than this says nothing about now: start again."""
+OLDEST_SECONDS = 60.0
+"""A mean over longer than this says nothing about now, unless the user samples as rarely: start again."""
 _RETRY_SECONDS = 600.0
 _RATIO_DIGITS = 6
 """As DCGM's tools print ratios; what lies behind is noise of the division by percent."""
@@ -97,14 +97,21 @@ class Sampler:
         take: Fills a sample of the entity, e.g. ``pynvml.nvmlGpmSampleGet`` of its handle.
         fields: Wanted fields and their metric ids, from ``fields_at``.
         count: Called with the reason of everything that goes wrong.
+        oldest_seconds: The longest time over which a mean is still told.
     """
 
     def __init__(
-        self, take: Callable[[Any], object], fields: Mapping[Field, int], count: Callable[[str], None]
+        self,
+        take: Callable[[Any], object],
+        fields: Mapping[Field, int],
+        count: Callable[[str], None],
+        *,
+        oldest_seconds: float = OLDEST_SECONDS,
     ) -> None:
         self._take = take
         self._fields = dict(fields)
         self._count = count
+        self._oldest_seconds = oldest_seconds
         self._old: Any = None
         self._new: Any = None
         self._taken_at: float | None = None
@@ -147,7 +154,7 @@ class Sampler:
             self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
             self._metrics = pynvml.c_nvmlGpmMetricsGet_t()
         self._take(self._new)
-        usable = self._taken_at is not None and 0 < seconds <= _OLDEST_SECONDS
+        usable = self._taken_at is not None and 0 < seconds <= self._oldest_seconds
         values = self._read() if usable else {}
         self._old, self._new = self._new, self._old
         self._taken_at = now

@@ -10,7 +10,7 @@ import pynvml
 
 from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
-from exporter.sources import driver, identity, nvml_fields, processes
+from exporter.sources import driver, gpm, identity, nvml_fields, processes
 from exporter.sources.device import Plan
 from exporter.sources.events import EventWatch
 from exporter.sources.unit import Unit, Wanted
@@ -35,6 +35,7 @@ class NvmlSource:
 
     Args:
         fields: What to read beside ``nvml_fields.ALWAYS``; others than NVML's are left absent.
+        interval_seconds: Time between samples, as planned.
         retry_seconds: How long to leave a GPU alone before looking for it again.
         reopen_seconds: How long to wait before the whole driver is opened anew because a GPU stays away; the driver
             fixes its list of devices when it is opened. Doubles up to ten minutes while that does not help.
@@ -47,6 +48,7 @@ class NvmlSource:
         self,
         fields: frozenset[Field],
         *,
+        interval_seconds: float = 1.0,
         retry_seconds: float = 10.0,
         reopen_seconds: float = 60.0,
         monotonic: Callable[[], float] = time.monotonic,
@@ -54,6 +56,7 @@ class NvmlSource:
         self.announce: Callable[[], None] = lambda: None
         """Called before the driver is opened anew within a sample, which may take seconds for each GPU."""
         self._fields = fields | nvml_fields.ALWAYS
+        self._oldest_seconds = max(gpm.OLDEST_SECONDS, 2 * interval_seconds)
         self._retry_seconds = retry_seconds
         self._first_reopen_seconds = self._reopen_seconds = reopen_seconds
         self._monotonic = monotonic
@@ -169,7 +172,13 @@ class NvmlSource:
             items=nvml_fields.field_values(self._fields, int(major) if major.isdigit() else 0),
             nvlink_rate=Field.NVLINK_BANDWIDTH_TOTAL in self._fields,
         )
-        return Wanted(fields=self._fields, plan=plan, record=processes.record_type(), count=self._count)
+        return Wanted(
+            fields=self._fields,
+            plan=plan,
+            record=processes.record_type(),
+            oldest_seconds=self._oldest_seconds,
+            count=self._count,
+        )
 
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
         """Attach one GPU; return False where it is not the expected one."""

@@ -28,6 +28,8 @@ class Wanted:
     plan: Plan
     record: type[ctypes.Structure]
     """Layout of a process record in the loaded library."""
+    oldest_seconds: float
+    """The longest time over which a mean is still told."""
     count: Callable[[str], None]
     """Called with the reason of everything that goes wrong."""
 
@@ -53,7 +55,7 @@ class _Instance:
             else:
                 pynvml.nvmlGpmSampleGet(found.handle, sample)
 
-        self.sampler = gpm.Sampler(take, fields, wanted.count)
+        self.sampler = gpm.Sampler(take, fields, wanted.count, oldest_seconds=wanted.oldest_seconds)
 
     def read(self, now: float, *, poll: bool) -> MigReading:
         values = {**self._memory(now), **self.sampler.sample(now)}
@@ -96,6 +98,7 @@ class Unit:
             lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
             gpm.fields_at(gpm.Level.GPU, wanted.fields) if self._has_gpm else {},
             wanted.count,
+            oldest_seconds=wanted.oldest_seconds,
         )
         # Of a partitioned GPU only the instances say who uses them.
         self._poller = (
