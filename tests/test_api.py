@@ -1,13 +1,16 @@
 """The JSON of the node: units in the keys, null for unknown."""
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import page_support as made
 
 from exporter.exposition import api
-from exporter.model import AllocationState, Field
+from exporter.model import AllocationState, Field, Unresolved
 
 
 def parsed(*devices: made.DeviceView, **changes: object) -> dict[str, Any]:
@@ -63,3 +66,29 @@ def test_every_device_has_the_same_keys() -> None:
     document = json.loads(api.device_document(made.rich_snapshot()))
     assert len({tuple(device) for device in document["devices"]}) == 1
     assert document["unresolved"][0]["reason"] == "dra_unresolved"
+
+
+def test_a_name_that_is_no_unicode_costs_its_bad_parts_and_not_the_answer() -> None:
+    assert parsed(made.held(0, "train-\ud800", 0.9))["devices"][0]["holders"][0]["pod"] == "train-?"
+
+
+def keys_of(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys_of(inner)
+
+
+def test_every_key_is_documented_and_every_documented_key_is_there() -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text()
+    reference = text.partition("## `/api/v1/devices`")[2]
+    cells = re.findall(r"^\| (`.*?) \|", reference, re.MULTILINE)
+    told = {key for cell in cells for key in re.findall(r"`([a-z_]+)`", cell)}
+    loose = Unresolved(namespace="a", pod="b", container="c", resource="d", device_id="e", reason="f")
+    failing = replace(made.held(0, "train-0", 0.9), xids={79: 1})
+    keys = set(keys_of(parsed(failing, unresolved=(loose,))))
+    assert keys - set(re.findall(r"`([a-z_]+)`", reference)) == set()
+    assert told - keys == set()

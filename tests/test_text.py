@@ -155,6 +155,7 @@ def test_an_empty_label_is_absent() -> None:
         (SCRAPE_OF_PROMETHEUS_2, True),
         (SCRAPE_OF_PROMETHEUS_3, True),
         ("application/openmetrics-text", True),
+        ('Application/OpenMetrics-Text; version="1.0.0"', True),
         ("application/openmetrics-text; version=0.0.1", False),
         ("application/openmetrics-text; version=2.0.0, text/plain;q=0.5", False),
         ("application/openmetrics-text;version=1.0.0;q=0.1,text/plain;q=0.9", False),

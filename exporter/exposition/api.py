@@ -12,7 +12,8 @@ _MIB = 1024 * 1024
 
 def device_document(snapshot: Snapshot) -> bytes:
     """The body of ``/api/v1/devices``: one JSON object in UTF-8, keys as ``document`` has them."""
-    return json.dumps(document(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    text = json.dumps(document(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")  # one odd name may not cost the answer
 
 
 def document(snapshot: Snapshot) -> dict[str, Any]:

@@ -17,7 +17,7 @@ STATE_WORDS = {
     DeviceState.UP: "up",
     DeviceState.LOST: "lost: fell off the bus",
     DeviceState.RESET_REQUIRED: "needs a reset",
-    DeviceState.FAILED: "failing",
+    DeviceState.FAILED: "no answer",
     DeviceState.MISSING: "missing",
 }
 SOURCE_WORDS = {

@@ -38,8 +38,8 @@ class _Face:
     async def index(self, request: web.Request) -> web.Response:
         snapshot = self.snapshot()
         if "fragment" in request.query:
-            return _response(request, page.fragment(snapshot).encode(), "text/html; charset=utf-8")
-        response = _response(request, page.document(snapshot).encode(), "text/html; charset=utf-8")
+            return _response(request, page.fragment(snapshot).encode("utf-8", "replace"), "text/html; charset=utf-8")
+        response = _response(request, page.document(snapshot).encode("utf-8", "replace"), "text/html; charset=utf-8")
         response.headers["Content-Security-Policy"] = page.CONTENT_SECURITY_POLICY
         return response
 

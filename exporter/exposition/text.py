@@ -67,7 +67,7 @@ def _head(family: Family, *, openmetrics: bool) -> tuple[str, str]:
 def negotiate(accept: str) -> bool:
     """Whether the client would rather have OpenMetrics 1.0; plain text for whoever does not ask for it."""
     best = {True: 0.0, False: 0.0}
-    for entry in accept.split(","):
+    for entry in accept.lower().split(","):
         media, *parts = (part.strip() for part in entry.split(";"))
         parameters = dict(part.split("=", 1) for part in parts if "=" in part)
         try:
@@ -75,7 +75,7 @@ def negotiate(accept: str) -> bool:
         except ValueError:
             continue
         if media == "application/openmetrics-text":
-            if parameters.get("version", "1.0.0") == "1.0.0":
+            if parameters.get("version", "1.0.0").strip('"') == "1.0.0":
                 best[True] = max(best[True], quality)
         elif media in {"text/plain", "text/*", "*/*"}:
             best[False] = max(best[False], quality)
