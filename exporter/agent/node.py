@@ -11,7 +11,12 @@ from exporter.agent.views import Viewer, darkened
 from exporter.model import Attribution, DeviceView, Reading, Snapshot, SourceState, SourceStatus
 
 STALE_INTERVALS = 3
-"""A reading older than so many sample intervals is not shown: what was not seen is unknown."""
+LEAST_STALE_SECONDS = 2.0
+
+
+def stale_after_seconds(sample_interval_seconds: float) -> float:
+    """How old a reading may be and still be shown: what was not seen is unknown."""
+    return max(STALE_INTERVALS * sample_interval_seconds, LEAST_STALE_SECONDS)
 
 
 class Source(Protocol):
@@ -85,7 +90,7 @@ class Node:
         age = now - reading.taken_at_seconds
         # A clock that was set back makes a reading look as if it came from the future: it is not old for that, and if
         # no more come, the source's own deadline tells.
-        return status.state is SourceState.UP and age <= max(STALE_INTERVALS * self.sample_interval_seconds, 2.0)
+        return status.state is SourceState.UP and age <= stale_after_seconds(self.sample_interval_seconds)
 
     def _snapshot(
         self,

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from exporter.accounting.idle import IdleClock
 from exporter.agent.attributor import Attributor, Kubelet
-from exporter.agent.node import STALE_INTERVALS, Node, Source
+from exporter.agent.node import Node, Source, stale_after_seconds
 from exporter.agent.views import Viewer
 from exporter.attribution.podresources import KubeletPoller
 from exporter.attribution.processes import PidResolver, PodNames
@@ -119,7 +119,7 @@ def _node(config: AgentConfig, source: Source, kubelet: Kubelet | None, *, simul
         ),
         clock=IdleClock(
             threshold_ratio=config.idle_threshold_ratio,
-            tolerated_gap_seconds=STALE_INTERVALS * config.sample_interval_seconds,
+            tolerated_gap_seconds=stale_after_seconds(config.sample_interval_seconds),
         ),
         process_list_reliable=sees_host_processes(proc_root),
     )

@@ -47,7 +47,10 @@ class Viewer:
                 for view in views
                 for pod in view.pods
             )
-        self.judge.forget(frozenset(view.uuid for view in views))
+        here = frozenset(view.uuid for view in views)
+        self.judge.forget(here)
+        for uuid in self._judgements.keys() - here:  # MIG instances get new UUIDs with every reconfiguration
+            del self._judgements[uuid]
         return views
 
     def _views_of_gpu(
