@@ -247,9 +247,10 @@ def test_an_unknown_variable_of_ours_is_pointed_at_with_the_likely_one() -> None
     assert told.endswith("did you mean GPU_COST_EXPORTER_SAMPLE_INTERVAL?")
 
 
-def test_an_expiry_shorter_than_the_interval_is_refused() -> None:
-    (told,) = mistakes({"attribution_expiry": "10s", "kubelet_interval": "30s", "simulate": "demo"})
-    assert told.startswith("attribution-expiry: 10s is shorter than kubelet-interval, 30s")
+@pytest.mark.parametrize("expiry", ["10s", "30s", "59s"])
+def test_an_expiry_that_one_late_answer_would_break_is_refused(expiry: str) -> None:
+    (told,) = mistakes({"attribution_expiry": expiry, "kubelet_interval": "30s", "simulate": "demo"})
+    assert told.startswith(f"attribution-expiry: {expiry} is less than twice the kubelet-interval, 30s")
 
 
 def test_named_paths_are_looked_at_before_anything_starts(tmp_path: Path) -> None:

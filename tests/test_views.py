@@ -139,6 +139,17 @@ def test_sharers_are_told_apart_by_their_processes(viewer: Viewer) -> None:
     assert (view.unattributed_processes, view.unattributed_memory_bytes) == (1, 500 * MIB)
 
 
+def test_utilisation_that_trails_behind_the_engine_is_divided_among_nobody(viewer: Viewer) -> None:
+    trailing = GpuReading(
+        gpu=gpu(),
+        values={Field.GPU_UTIL: 30, Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.FB_USED: 900},
+        processes=(ProcessUse(pid=101, memory_used_bytes=700 * MIB, sm_ratio=0.3),),
+    )
+    sharers = [holder(pod, share=0.5, mode=ShareMode.SHARED) for pod in "ab"]
+    (view,) = views(viewer, [trailing], held(*sharers))
+    assert [dict(pod.values) for pod in view.pods] == [{Field.FB_USED: 700}, {Field.FB_USED: 0}]
+
+
 def test_a_process_that_ended_counts_for_activity_and_not_for_memory(viewer: Viewer) -> None:
     ended = ProcessUse(pid=101, memory_used_bytes=None, sm_ratio=0.3, ended=True)
     alive = ProcessUse(pid=102, memory_used_bytes=100 * MIB, sm_ratio=0.1)

@@ -154,6 +154,8 @@ def _drop_in_values(
         drop_in[Field.FB_USED] = memory_bytes // MEBIBYTE
     if part is None or device.activity is None or part.source is ActivitySource.ESTIMATED:
         return drop_in
+    if not device.activity.ratio and values.get(Field.GPU_UTIL):
+        return drop_in  # utilisation of a moment ago, without anything to divide it by
     fraction = part.ratio / device.activity.ratio if device.activity.ratio else 0.0
     if Field.GPU_UTIL in values:
         drop_in[Field.GPU_UTIL] = round(values[Field.GPU_UTIL] * fraction)

@@ -114,10 +114,10 @@ def _add_resources(values: _Values, environ: Mapping[str, str], problems: list[s
 
 def _check_together(values: _Values, problems: list[str]) -> None:
     expiry, interval = values["attribution-expiry"], values["kubelet-interval"]
-    if expiry is not None and interval is not None and expiry < interval:
+    if expiry is not None and interval is not None and expiry < 2 * interval:
         problems.append(
-            f"attribution-expiry: {expiry:g}s is shorter than kubelet-interval, {interval:g}s, so that allocation would"
-            " be unknown between two answers; allowed: at least kubelet-interval"
+            f"attribution-expiry: {expiry:g}s is less than twice the kubelet-interval, {interval:g}s, so that"
+            f" allocation would be unknown between two answers; allowed: {2 * interval:g}s or more"
         )
 
 
