@@ -224,6 +224,13 @@ def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> Non
     with answering(b"something else") as number:
         finding = host.port("127.0.0.1", number)
     assert (finding.level, "--listen" in finding.mend) == (Level.FAIL, True)
+    assert "while attempting" not in finding.cause
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_a_port_taken_on_ipv6_only_is_not_free_for_an_agent_that_serves_both() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        assert host.port("", taken.getsockname()[1]).level is Level.FAIL
 
 
 def test_a_wrong_collectors_file_is_a_finding_and_not_the_end(tmp_path: Path) -> None:

@@ -118,14 +118,16 @@ def port(host: str, number: int) -> Finding:
     """The port must be free, or an agent must already answer on it."""
     name = "port"
     where = f"{host or 'every interface'}, port {number}"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = not host and socket.has_dualstack_ipv6()  # as the agent binds, or a listener on [::] goes unseen
+    family = socket.AF_INET6 if ":" in host or both else socket.AF_INET
     try:
-        with socket.create_server((host, number), family=family):
+        with socket.create_server((host, number), family=family, dualstack_ipv6=both):
             return ok(name, f"{where} is free")
     except OSError as error:
         if error.errno == errno.EADDRINUSE and _answers(host, number):
             return ok(name, f"{where}: an agent is already serving there")
-        return fail(name, f"{where}: {error.strerror}", "free the port, or choose another with --listen")
+        why = (error.strerror or str(error)).partition(" (while")[0]  # create_server repeats the address there
+        return fail(name, f"{where}: {why}", "free the port, or choose another with --listen")
 
 
 def _answers(host: str, number: int) -> bool:
