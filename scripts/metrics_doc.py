@@ -54,6 +54,10 @@ What differs from dcgm-exporter, on purpose:
   4.9's `DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND` measures something else and is absent.
 - `DCGM_FI_DEV_GPU_UTIL_RATIO` is 0-1, as in 4.9. DCGM 4.6 used that name for percent.
 - In OpenMetrics, counters whose name does not end in `_total` are typed `unknown`, as that format demands.
+- OpenCost finds an exporter by a pod label that contains `dcgm-exporter` and by port 9400, and reads only
+  `DCGM_FI_PROF_GR_ENGINE_ACTIVE` and `DCGM_FI_DEV_DEC_UTIL` with a container: give the pods such a label, keep
+  `DEC_UTIL` in the collectors file, and expect it to see whole GPUs and, by their engine, MIG instances of one holder
+  each. Nothing measures the two per holder of a shared device, nor the decoder of a MIG instance.
 - Parts of a percentage stay fractions on a holder's row; dcgm-exporter shows whole numbers.
 """
 
