@@ -197,6 +197,15 @@ def test_one_failing_call_is_counted_and_costs_its_field_only() -> None:
         assert Field.POWER_USAGE in it.after(1).gpus[0].values
 
 
+def test_a_driver_that_cannot_count_its_gpus_costs_none_of_them() -> None:
+    with watched(gpu(0), gpu(1)) as it:
+        it.after(1)
+        simulated_driver.fail("nvmlDeviceGetCount_v2", 999)
+        reading = it.after(11)
+        assert states(reading) == [UP, UP]
+        assert reading.errors == {"unknown_error": 1}
+
+
 def test_a_gpu_that_was_dead_when_the_driver_was_opened_is_found_when_it_lives() -> None:
     with watched(gpu(0, fault=Fault.GPU_LOST), gpu(1)) as it:
         assert [one.gpu.index for one in it.after(1).gpus] == [1]

@@ -280,7 +280,7 @@ class NvmlSource:
         changed = False
         if self._counted_at is None or not 0 <= now - self._counted_at < self._retry_seconds:
             self._counted_at = now
-            changed = pynvml.nvmlDeviceGetCount() != self._count_at_open
+            changed = self._number_changed()
         unwell_since = self._unwell_since
         waited = unwell_since is not None and now - unwell_since >= self._reopen_seconds
         if not changed and not waited:
@@ -290,6 +290,17 @@ class NvmlSource:
         self.announce()
         self.close()
         self.open()
+
+    def _number_changed(self) -> bool:
+        try:
+            return int(pynvml.nvmlDeviceGetCount()) != self._count_at_open
+        except pynvml.NVMLError as error:
+            code = driver.code_of(error)
+            if code in driver.DRIVER_GONE:
+                raise
+            # One call that fails says nothing of the GPUs, which are asked themselves.
+            self._count(driver.reason_of(code))
+            return False
 
     def _drain_events(self, now: float) -> tuple[XidEvent, ...]:
         if self._events is None:
