@@ -50,6 +50,7 @@ What differs from dcgm-exporter, on purpose:
   shared device twice, there as here: filter `pod!=""` or `pod=""`.
 - A GPU that does not answer has no rows here; `gpu_up` tells.
 - `GPU_CI_ID` is added where several compute instances share a GPU instance, which would else be the same series twice.
+  They have its memory together, so none of them has memory rows; their holders have the memory of their processes.
 - `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate and typed gauge, as in 4.8.3 and later; up to 4.8.2 it was a counter.
   4.9's `DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND` measures something else and is absent.
 - `DCGM_FI_DEV_GPU_UTIL_RATIO` is 0-1, as in 4.9. DCGM 4.6 used that name for percent.
