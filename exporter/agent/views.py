@@ -8,6 +8,7 @@ from exporter.accounting.idle import IdleClock
 from exporter.agent.attributor import Attributor, allocation_state
 from exporter.agent.record import XidRecord
 from exporter.agent.uses import DeviceUse, divide, visible_processes
+from exporter.attribution.inventory import PartOfGpu, instance_parts
 from exporter.attribution.processes import Matched, match
 from exporter.model import (
     AllocationState,
@@ -59,11 +60,14 @@ class Viewer:
         new = self._judged_at != reading.taken_at_seconds
         parts = [(part, self._judge_instance(part, gpu, new=new)) for part in gpu.instances]
         own = self._judge_gpu(gpu, new=new)
+        shares: Mapping[str, PartOfGpu] = {}
         if parts:
             own = partitioned_activity(gpu.gpu, own, [(part.instance.compute_slices, j) for part, j in parts])
+            shares = instance_parts(gpu.gpu, [part.instance for part in gpu.instances])
         yield self._view(gpu, None, own, attribution, xids, now)
         for part, judgement in parts:
-            yield self._view(gpu, part, judgement, attribution, xids, now)
+            view = self._view(gpu, part, judgement, attribution, xids, now)
+            yield replace(view, share_ratio=shares[part.instance.uuid].ratio)
 
     def _judge_gpu(self, gpu: GpuReading, *, new: bool) -> Judgement:
         if gpu.state is not DeviceState.UP:

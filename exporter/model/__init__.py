@@ -24,9 +24,24 @@ from exporter.model.holders import (
     ShareMode,
     Unresolved,
 )
+from exporter.model.ledger import (
+    OTHER,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Account,
+    Money,
+    Owner,
+    Portion,
+    Price,
+    Totals,
+)
 from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 
 __all__ = [
+    "OTHER",
+    "UNALLOCATED",
+    "UNATTRIBUTED",
+    "Account",
     "Activity",
     "ActivitySource",
     "AllocationState",
@@ -43,13 +58,18 @@ __all__ = [
     "Holder",
     "MigInstance",
     "MigReading",
+    "Money",
+    "Owner",
     "PodUse",
+    "Portion",
+    "Price",
     "ProcessUse",
     "Reading",
     "ShareMode",
     "Snapshot",
     "SourceState",
     "SourceStatus",
+    "Totals",
     "Unresolved",
     "XidEvent",
 ]

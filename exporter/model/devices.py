@@ -136,6 +136,9 @@ class Reading:
     """Unix time at the end of the sample."""
     duration_seconds: float
     """How long the sample took in the driver."""
+    steady_seconds: float | None = None
+    """The same instant on the machine's monotonic clock, which nobody sets and which all processes share; from it
+    intervals are taken. ``None`` where time is replayed: then ``taken_at_seconds`` serves."""
     driver_version: str | None = None
     nvml_version: str | None = None
     gpus: tuple[GpuReading, ...] = ()

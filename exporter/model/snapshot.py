@@ -63,6 +63,8 @@ class DeviceView:
     activity: Activity | None = None
     activity_unknown_reason: str = ""
     """Why ``activity`` is ``None``: ``no_source``, ``contradiction``, ``device_down``, ``stale``."""
+    share_ratio: float = 1.0
+    """The device's part of its physical GPU: 1, or an instance's normalised part."""
     allocation: AllocationState | None = AllocationState.UNKNOWN
     """``None`` for a partitioned GPU, which is not a unit that can be held."""
     pods: tuple[PodUse, ...] = ()

@@ -121,11 +121,13 @@ class NvmlSource:
         self._note_health(gpus, now)
         xids = self._drain_events(now)
         errors, self._errors = self._errors, Counter()
-        took = self._monotonic() - started
+        ended = self._monotonic()
+        took = ended - started
         return Reading(
             source=NAME,
             taken_at_seconds=now + took,
             duration_seconds=took,
+            steady_seconds=ended,
             driver_version=self._driver_version,
             nvml_version=self._nvml_version,
             gpus=gpus,

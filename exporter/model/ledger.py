@@ -1,0 +1,100 @@
+"""Who is charged for what: owners, accounts, and the seconds, joules and money that stand on them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from exporter.model.holders import Holder, ShareMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who pays. Without Kubernetes metadata the namespace alone; empty parts are not known."""
+
+    namespace: str = ""
+    kind: str = ""
+    """``Job``, ``Deployment``, ... or one of ours: ``Unallocated``, ``Unattributed``, ``Other``."""
+    name: str = ""
+    team: str = ""
+
+
+UNALLOCATED = Owner(kind="Unallocated")
+"""GPU time that nobody held: free GPUs and MIG instances, free replicas, stranded slices. The platform's."""
+UNATTRIBUTED = Owner(kind="Unattributed")
+"""GPU time of which it is not known who held it, or that was used by no listed pod."""
+OTHER = Owner(kind="Other")
+"""Where ended owners are folded to when there are more than the ledger may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A line of the ledger: an owner's use of one model in one mode."""
+
+    owner: Owner
+    model: str
+    """As NVML names it: ``NVIDIA H100 80GB HBM3``."""
+    mode: ShareMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """One holder's (or nobody's) part of one physical GPU over one interval.
+
+    The portions of a GPU over an interval sum to the interval: active + idle + unknown seconds over all of them is
+    the interval's length, energy the GPU's. Seconds are share-weighted GPU-seconds.
+    """
+
+    gpu_uuid: str
+    account: Account
+    holder: Holder | None = None
+    """``None`` for Unallocated and Unattributed."""
+    active_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    unknown_seconds: float = 0.0
+    energy_joules: float | None = None
+    """``None`` where the GPU's energy was not measured over the interval."""
+
+    @property
+    def allocated_seconds(self) -> float:
+        """Active, idle and unknown, always."""
+        return self.active_seconds + self.idle_seconds + self.unknown_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Money:
+    """Cost in one currency; ``idle`` is the part of ``total`` for idle seconds."""
+
+    total: float = 0.0
+    idle: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What has been added up on one account or for one pod; never decreases."""
+
+    active_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    unknown_seconds: float = 0.0
+    energy_joules: float = 0.0
+    money: Mapping[str, Money] = field(default_factory=dict)
+    """By ISO 4217 currency; a currency in which nothing was priced is absent."""
+    unpriced_seconds: float = 0.0
+    """Allocated seconds for which there was no price; part of the seconds above."""
+
+    @property
+    def allocated_seconds(self) -> float:
+        """Active, idle and unknown, always."""
+        return self.active_seconds + self.idle_seconds + self.unknown_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one hour of one physical GPU costs now, and how that is known."""
+
+    per_hour: float
+    currency: str
+    source: str
+    """Name of the price book and row, as label value: ``book:row``."""
+    as_of: str
+    """ISO date of the row's source."""
+    fallback: bool = False
+    """From the bundled list-price book, because the user's had no match."""
