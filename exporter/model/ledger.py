@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.model.holders import Holder, ShareMode
+from exporter.model.holders import ShareMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,26 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodAccount:
+    """A container on a device, as its series are labelled; another pod under the same name is another account."""
+
+    device_uuid: str
+    """Of the whole GPU or the MIG instance."""
+    gpu_index: int
+    gpu_uuid: str
+    """Of the physical GPU."""
+    gpu_instance: str = ""
+    """GPU instance id of a MIG instance; empty for a whole GPU."""
+    mig_profile: str = ""
+    model: str
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str | None = None
+    """``None`` where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
     """One holder's (or nobody's) part of one physical GPU over one interval.
 
@@ -45,8 +65,8 @@ class Portion:
 
     gpu_uuid: str
     account: Account
-    holder: Holder | None = None
-    """``None`` for Unallocated and Unattributed."""
+    pod: PodAccount | None = None
+    """Who held it; ``None`` for Unallocated and Unattributed."""
     active_seconds: float = 0.0
     idle_seconds: float = 0.0
     unknown_seconds: float = 0.0
@@ -98,3 +118,27 @@ class Price:
     """ISO date of the row's source."""
     fallback: bool = False
     """From the bundled list-price book, because the user's had no match."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerView:
+    """The ledger at one instant, as it is to be shown.
+
+    A series that was born a moment ago shows zeros, so that ``increase()`` sees its first step; the difference is shown
+    as soon as it has been seen by two scrapes. So the accounts need not sum to ``capacity_seconds`` at every instant.
+    """
+
+    accounts: Mapping[Account, Totals] = field(default_factory=dict)
+    """Every owner since the ledger began."""
+    pods: Mapping[PodAccount, Totals] = field(default_factory=dict)
+    """Containers that hold a device, and for the time of lingering those that did."""
+    conservation_error_seconds: float = 0.0
+    """Sum over GPUs and intervals of |sum of the parts - the interval|."""
+    capacity_seconds: float = 0.0
+    """GPU-seconds metered: the sum of all intervals of all GPUs."""
+    started_at_seconds: float = 0.0
+    """Unix time from which the ledger counts."""
+    saved_at_seconds: float | None = None
+    """Unix time of the save that these totals are from; ``None`` where they are from memory."""
+    state_problem: str = ""
+    """One line: why the totals are not on disk and how to mend it; empty when all is well or none was asked for."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from exporter.model.devices import DeviceState, Gpu, MigInstance, SourceStatus
 from exporter.model.fields import Field
 from exporter.model.holders import AllocationState, Holder, Unresolved
+from exporter.model.ledger import LedgerView, Price
 
 
 class ActivitySource(StrEnum):
@@ -111,3 +112,11 @@ class Snapshot:
     tick_duration_seconds: float = 0.0
     ready: bool = False
     not_ready_reasons: tuple[str, ...] = ()
+    ledger: LedgerView | None = None
+    """``None`` before the first reading was metered."""
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """Price now by UUID of the physical GPU; a GPU without a price is absent."""
+    price_book: str = ""
+    """Name of the price book in use; empty without one."""
+    unpriced_gpus: int = 0
+    """GPUs for which no row of the price book matches."""
