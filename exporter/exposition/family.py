@@ -16,9 +16,12 @@ class Kind(StrEnum):
     LABEL = "label"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """An ordered label set with its escaped text, made once and shared by all samples that carry it."""
+    """An ordered label set with its escaped text, made once and shared by all samples that carry it.
+
+    Two sets with the same text are the same; a text knows its hash, which makes the sets cheap to remember.
+    """
 
     pairs: tuple[tuple[str, str], ...]
     text: str
@@ -26,9 +29,21 @@ class Labels:
 
     def plus(self, *more: tuple[str, str | None]) -> "Labels":
         """This set with more labels behind; empty values are left out, since Prometheus holds empty for absent."""
-        kept = tuple((name, value) for name, value in more if value)
-        text = ",".join([_text(name, value) for name, value in kept])
-        return Labels(self.pairs + kept, f"{self.text},{text}" if self.text and text else self.text or text)
+        return _extended(self, more)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Labels) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+# From page to page nearly all label sets are the same: making them anew was half the cost of a page.
+@lru_cache(maxsize=8192)
+def _extended(base: Labels, more: tuple[tuple[str, str | None], ...]) -> Labels:
+    kept = tuple((name, value) for name, value in more if value)
+    text = ",".join([_text(name, value) for name, value in kept])
+    return Labels(base.pairs + kept, f"{base.text},{text}" if base.text and text else base.text or text)
 
 
 NO_LABELS = Labels((), "")
