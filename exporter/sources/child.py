@@ -22,7 +22,7 @@ EXIT_FRESH_PROCESS_NEEDED = 3
 _FRESH_PROCESS_REASONS = frozenset({"library_mismatch"})
 """A library that was replaced on disk stays mapped in this process for ever."""
 _FIRST_BACKOFF_SECONDS = 1.0
-_LONGEST_BACKOFF_SECONDS = 30.0
+_LONGEST_BACKOFF_SECONDS = 10.0
 _HEARTBEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -146,7 +146,6 @@ def run(
                     backoff_seconds = _FIRST_BACKOFF_SECONDS
             except SourceError as error:
                 source.close()
-                _log.warning("%s: %s", error.reason, error)
                 tell = partial(say, SourceState.FAILED, error.reason, str(error))
                 tell()
                 if error.reason in _FRESH_PROCESS_REASONS:

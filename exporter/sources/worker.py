@@ -22,6 +22,7 @@ _LONGEST_BACKOFF_SECONDS = 30.0
 _SETTLED_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _STUCK_LIMIT = 3
+_WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
 _LAST_WORDS_SECONDS = 0.5
 
 _log = logging.getLogger("exporter.sources.worker")
@@ -293,7 +294,8 @@ class Worker:
 
     def _set(self, state: SourceState, reason: str = "", message: str = "") -> None:
         if (state, reason) != (self._status.state, self._status.reason):
-            _log.info("source %s is %s%s", self._status.name, state, f": {message}" if message else "")
+            level = logging.INFO if state in _WELL else logging.WARNING
+            _log.log(level, "source %s is %s%s", self._status.name, state, f": {message}" if message else "")
         self._status = replace(self._status, state=state, reason=reason, message=message)
 
 
