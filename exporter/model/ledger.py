@@ -72,6 +72,8 @@ class Portion:
     unknown_seconds: float = 0.0
     energy_joules: float | None = None
     """``None`` where the GPU's energy was not measured over the interval."""
+    interval_seconds: float | None = None
+    """Length of the interval that the portions of the GPU share: what their seconds must sum to."""
 
     @property
     def allocated_seconds(self) -> float:
@@ -95,6 +97,8 @@ class Totals:
     idle_seconds: float = 0.0
     unknown_seconds: float = 0.0
     energy_joules: float = 0.0
+    energy_unknown_seconds: float = 0.0
+    """Allocated seconds for which energy was not measured; where these are all, joules are not known rather than 0."""
     money: Mapping[str, Money] = field(default_factory=dict)
     """By ISO 4217 currency; a currency in which nothing was priced is absent."""
     unpriced_seconds: float = 0.0
@@ -116,6 +120,8 @@ class Price:
     """Name of the price book and row, as label value: ``book:row``."""
     as_of: str
     """ISO date of the row's source."""
+    per_kwh: float = 0.0
+    """On top, per measured kilowatt-hour of the GPU (what cooling takes included); 0 where the hour covers it."""
     fallback: bool = False
     """From the bundled list-price book, because the user's had no match."""
 
