@@ -33,3 +33,12 @@ class AttributionError(ExporterError):
         """Keep the reason apart from the words."""
         super().__init__(message)
         self.reason = reason
+
+
+class StateError(ExporterError):
+    """The state file could not be read or written. ``reason`` becomes a label value."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """Keep the reason apart from the words."""
+        super().__init__(message)
+        self.reason = reason

@@ -1,0 +1,176 @@
+"""The state file: what the ledger must not lose, on disk, replaced as a whole or not at all."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.errors import StateError
+
+VERSION = 1
+"""Of the layout of the file's content; a file of a newer one is not read."""
+MAX_BYTES = 16 * 1024 * 1024
+"""A full ledger with 110 pods is under 2 MB: what is larger is not ours, or a leak that must not fill the disk."""
+SET_ASIDE_LIMIT = 9
+"""Files set aside and kept; the next replaces the last."""
+
+_NAME = "ledger.json"
+_LAYOUT = re.compile(rb'\{"version":([0-9]{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+@dataclass(slots=True)
+class StateFile:
+    """``ledger.json`` in a directory of its own: one line of JSON with version and checksum, mode 0600.
+
+    One process at a time may write it.
+    """
+
+    directory: Path
+    _unread_in_the_way: bool = False
+    """A file that could not be read could not be set aside either: a save must not replace it unasked."""
+
+    @property
+    def path(self) -> Path:
+        """Where the state is."""
+        return self.directory / _NAME
+
+    def load(self) -> dict[str, Any] | None:
+        """Return what was saved last, ``None`` where nothing ever was.
+
+        Raises:
+            StateError: The file is damaged (``state_damaged``), of a newer version (``state_newer``), too large
+                (``state_too_large``) or cannot be read (``state_unreadable``). It has been set aside and the
+                message tells where; saving then starts a new one.
+        """
+        try:
+            content = self._read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._set_aside("state_unreadable", f"cannot be read: {error.strerror}") from error
+        if len(content) > MAX_BYTES:
+            raise self._set_aside("state_too_large", f"is larger than {MAX_BYTES} bytes")
+        layout = _LAYOUT.fullmatch(content)
+        if layout is None:
+            raise self._set_aside("state_damaged", "is damaged: it is truncated or not a state file")
+        version, checksum, body = layout.groups()
+        if _checksum(version, body) != checksum:
+            raise self._set_aside("state_damaged", "is damaged: its checksum does not match")
+        if int(version) > VERSION:
+            raise self._set_aside(
+                "state_newer",
+                f"is of version {int(version)}, this program knows {VERSION}; with the newer program, move it back",
+            )
+        try:
+            state = json.loads(body)
+        except ValueError as error:
+            raise self._set_aside("state_damaged", f"is damaged: {error}") from error
+        if not isinstance(state, dict):
+            raise self._set_aside("state_damaged", "is damaged: its state is not an object")
+        return state
+
+    def save(self, data: Mapping[str, Any]) -> None:
+        """Replace what was saved by ``data``; on return it is on the disk, on an error the old state still is.
+
+        Takes as long as the disk: not to be called where other things wait.
+
+        Raises:
+            StateError: The disk is full (``disk_full``) or read-only (``read_only``), the state larger than the
+                limit (``state_too_large``), or else could not be written (``state_unwritable``).
+        """
+        content = encode(data)
+        if len(content) > MAX_BYTES:
+            raise StateError(
+                "state_too_large",
+                f"state: {len(content)} bytes are more than {MAX_BYTES}; the last smaller state stays in {self.path}",
+            )
+        if self._unread_in_the_way:
+            self._move_away()
+        temporary = self.directory / f"{_NAME}.new"
+        try:
+            self._replace(temporary, content)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()  # half a file would keep a full disk full
+            raise _not_saved(self.path, error) from error
+
+    def _read(self) -> bytes:
+        with self.path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+
+    def _replace(self, temporary: Path, content: bytes) -> None:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a path cannot carry the flags above
+            os.fchmod(descriptor, 0o600)
+            rest = memoryview(content)
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(descriptor)
+        temporary.replace(self.path)
+        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _set_aside(self, reason: str, what: str) -> StateError:
+        """Move the file out of the way and return the error that tells of it."""
+        try:
+            aside = self._move_away()
+        except StateError as error:
+            return StateError(reason, f"state: {self.path} {what}; the ledger starts at 0 in memory; {error}")
+        return StateError(reason, f"state: {self.path} {what}; kept as {aside.name}, the ledger starts at 0")
+
+    def _move_away(self) -> Path:
+        """Rename the file.
+
+        Raises:
+            StateError: It cannot be renamed, and saving will try again before anything else.
+        """
+        names = [self.directory / f"{_NAME}.damaged-{number}" for number in range(1, SET_ASIDE_LIMIT + 1)]
+        self._unread_in_the_way = True
+        try:
+            aside = next((path for path in names if not path.exists()), names[-1])
+            self.path.rename(aside)
+        except OSError as error:
+            raise _not_saved(self.path, error) from error
+        self._unread_in_the_way = False
+        return aside
+
+
+def encode(data: Mapping[str, Any]) -> bytes:
+    """The file's content for a state.
+
+    Raises:
+        StateError: A number of it is not finite.
+    """
+    try:
+        body = json.dumps(data, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except ValueError as error:
+        raise StateError("state_unwritable", f"state: not saved, a total is not a finite number: {error}") from error
+    version = str(VERSION).encode("ascii")
+    return b'{"version":%b,"sha256":"%b","state":%b}\n' % (version, _checksum(version, body), body)
+
+
+def _checksum(version: bytes, body: bytes) -> bytes:
+    """Of version and body, so that a version with a flipped bit is damage and not the future."""
+    return hashlib.sha256(version + b"\n" + body).hexdigest().encode("ascii")
+
+
+def _not_saved(path: Path, error: OSError) -> StateError:
+    words = error.strerror or str(error)
+    if error.errno in _FULL:
+        return StateError("disk_full", f"state: cannot write {path}: {words}; free space there or move --state-dir")
+    if error.errno in _READ_ONLY:
+        return StateError(
+            "read_only", f"state: cannot write {path}: {words}; make --state-dir writable for uid {os.geteuid()}"
+        )
+    return StateError("state_unwritable", f"state: cannot write {path}: {words}; see that --state-dir is there")
