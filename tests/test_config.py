@@ -49,6 +49,10 @@ def test_without_any_setting_the_defaults_hold() -> None:
     assert config.gpu_resources == ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
     assert config.collectors is None
     assert config.state_dir is None
+    assert config.state_interval_seconds == 5.0
+    assert config.linger_seconds == 300.0
+    assert config.price_book is None
+    assert (config.instance_type, config.capacity_type, config.region) == ("", "", "")
     assert config.simulate is None
     assert config.hostname_label == "Hostname"
     assert config.node_name == socket.gethostname()
@@ -75,6 +79,12 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             "dcgm_names": "4.9",
             "hostname_label": "node_name",
             "series_limit": "500",
+            "linger": "10m",
+            "price_book": "/prices.yaml",
+            "instance_type": "p5.48xlarge",
+            "capacity_type": "spot",
+            "region": "us-east-1",
+            "state_interval": "10s",
             "state_dir": "/state",
             "simulate": "demo",
             "log_format": "json",
@@ -100,6 +110,12 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         dcgm_names="4.9",
         hostname_label="node_name",
         series_limit=500,
+        linger_seconds=600.0,
+        price_book=Path("/prices.yaml"),
+        instance_type="p5.48xlarge",
+        capacity_type="spot",
+        region="us-east-1",
+        state_interval_seconds=10.0,
         state_dir=Path("/state"),
         simulate="demo",
         log_format="json",

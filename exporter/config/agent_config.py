@@ -30,7 +30,15 @@ class AgentConfig:
     dcgm_names: Literal["legacy", "4.9"]
     hostname_label: str
     series_limit: int
+    linger_seconds: float
+    price_book: Path | None
+    """For ``price_book.load``: ``None`` is the bundled list prices, ``none`` no prices at all."""
+    instance_type: str
+    """Of this node, as are the next two; empty where not known."""
+    capacity_type: Literal["on-demand", "spot", "reserved", ""]
+    region: str
     state_dir: Path | None
+    state_interval_seconds: float
     simulate: str | None
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]

@@ -8,7 +8,8 @@ from exporter.config.kinds import Kind
 ENV_PREFIX = "GPU_COST_EXPORTER_"
 DCGM_ENV_PREFIX = "DCGM_EXPORTER_"
 
-SERVE, SAMPLE, ATTRIBUTE, SHOW, RUN = "Serving", "Sampling", "Attribution", "What is exported", "Running"
+SERVE, SAMPLE, ATTRIBUTE, SHOW = "Serving", "Sampling", "Attribution", "What is exported"
+COST, RUN = "Cost", "Running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +172,58 @@ OPTIONS: tuple[Option, ...] = (
         help="Pod series beyond this many are dropped, and counted in gpu_exporter_dropped_series_total.",
     ),
     Option(
+        key="linger",
+        kind=kinds.duration(60, 86_400),
+        default="5m",
+        group=SHOW,
+        help="How long a container's counters are shown after its end, so that Prometheus sees their last values.",
+    ),
+    Option(
+        key="price-book",
+        kind=kinds.PATH,
+        default=None,
+        default_note="the bundled list prices",
+        group=COST,
+        help="YAML file of prices (see: prices check); read again at SIGHUP. none: no prices, no money.",
+    ),
+    Option(
+        key="instance-type",
+        kind=kinds.NAME,
+        default=None,
+        default_note="not known",
+        group=COST,
+        help="Instance type of this node, such as p5.48xlarge, for the rows of the price book that ask for one.",
+    ),
+    Option(
+        key="capacity-type",
+        kind=kinds.choice("on-demand", "spot", "reserved"),
+        default=None,
+        default_note="not known",
+        group=COST,
+        help="How this node is paid for, for the rows of the price book that ask for it.",
+    ),
+    Option(
+        key="region",
+        kind=kinds.NAME,
+        default=None,
+        default_note="not known",
+        group=COST,
+        help="Region of this node, such as us-east-1, for the rows of the price book that ask for one.",
+    ),
+    Option(
         key="state-dir",
         kind=kinds.PATH,
         default=None,
         default_note="nothing is kept",
         group=RUN,
         help="Existing directory for what is kept across restarts.",
+    ),
+    Option(
+        key="state-interval",
+        kind=kinds.duration(1, 300),
+        default="5s",
+        group=RUN,
+        help="Time between two saves of the ledger; counters show what has been saved.",
     ),
     Option(
         key="simulate",

@@ -1,0 +1,215 @@
+"""What an hour of a GPU costs, and how that is known: a price book's rows, and which of them holds."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import inf
+
+from exporter.model import Price
+
+HOURS_PER_YEAR = 8760
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What is known of a node besides its name; empty is not known, and matches no row that asks for it."""
+
+    instance_type: str = ""
+    capacity_type: str = ""
+    """``on-demand``, ``spot`` or ``reserved``."""
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What a row asks for; empty asks for nothing.
+
+    Patterns know ``*`` (any text) and ``?`` (one character), and do not distinguish capitals.
+    """
+
+    node: str = ""
+    instance_type: str = ""
+    capacity_type: str = ""
+    region: str = ""
+    model: str = ""
+    """On the name that NVML gives: ``NVIDIA H100 80GB HBM3``."""
+
+    @property
+    def specificity(self) -> tuple[int, int, int, int]:
+        """The larger wins.
+
+        Node before instance type before capacity type and region before model; a name before a pattern.
+        """
+        where = _weight(self.capacity_type) + _weight(self.region)
+        return (_weight(self.node), _weight(self.instance_type), where, _weight(self.model))
+
+    def matches(self, *, model: str, node: str, facts: NodeFacts) -> bool:
+        """Whether a GPU of this model on this node is what the row asks for."""
+        found = Match(
+            node=node,
+            instance_type=facts.instance_type,
+            capacity_type=facts.capacity_type,
+            region=facts.region,
+            model=model,
+        )
+        asked_and_found = zip(self.keys, found.keys, strict=True)
+        return all(not asked or (text and _compiled(asked).fullmatch(text)) for asked, text in asked_and_found)
+
+    def meets(self, other: "Match") -> bool:
+        """Whether some GPU on some node can be what both rows ask for."""
+        return all(
+            not mine or not theirs or patterns_meet(mine.casefold(), theirs.casefold())
+            for mine, theirs in zip(self.keys, other.keys, strict=True)
+        )
+
+    @property
+    def keys(self) -> tuple[str, str, str, str, str]:
+        """All that can be asked for, in the order of the fields."""
+        return (self.node, self.instance_type, self.capacity_type, self.region, self.model)
+
+
+def _weight(pattern: str) -> int:
+    if not pattern:
+        return 0
+    return 1 if set(pattern) & set("*?") else 2
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    pieces = (".*" if piece == "*" else "." if piece == "?" else re.escape(piece) for piece in pattern)
+    return re.compile("".join(pieces), re.IGNORECASE | re.DOTALL)
+
+
+def patterns_meet(one: str, other: str) -> bool:
+    """Whether a text exists that two patterns of ``*`` and ``?`` both match."""
+    # met[j]: what was read of `one` and the first j characters of `other` can match the same text.
+    met = [True]
+    for theirs in other:
+        met.append(met[-1] and theirs == "*")
+    for mine in one:
+        row = [met[0] and mine == "*"]
+        for j, theirs in enumerate(other):
+            if "*" in (mine, theirs):
+                row.append(met[j + 1] or row[j])
+            else:
+                row.append(met[j] and (mine == theirs or "?" in (mine, theirs)))
+        met = row
+    return met[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnPrem:
+    """What a server of one's own costs; money in the book's currency."""
+
+    capex: float
+    """Server with its part of network and storage."""
+    years: float
+    """Over which it is written off."""
+    gpus: int
+    """Physical GPUs in it."""
+    kw_per_gpu: float | None = None
+    """Mean power per GPU at the server's plug; ``None`` where the GPU's measured energy is charged instead."""
+    pue: float = 1.0
+    """Power of the whole site by power of its servers, at least 1."""
+    per_kwh: float = 0.0
+    opex_per_year: float = 0.0
+    """Of the server: staff, space, maintenance."""
+    target_availability: float = 1.0
+    """Part of the hours that are meant to be sold; the unsold ones are spread over them."""
+
+    def per_gpu_hour(self, gpu_part: float = 1.0) -> float:
+        """Price of one GPU's hour; ``gpu_part`` is the GPUs' part of what the server costs, energy aside."""
+        fixed = (self.capex / self.years + self.opex_per_year) * gpu_part / (HOURS_PER_YEAR * self.gpus)
+        energy = (self.kw_per_gpu or 0.0) * self.pue * self.per_kwh
+        return (fixed + energy) / self.target_availability
+
+    @property
+    def per_measured_kwh(self) -> float:
+        """Price of a kilowatt-hour that the GPU was measured to take, 0 where ``kw_per_gpu`` covers it.
+
+        Not divided by ``target_availability``: what a GPU takes unsold is measured, too, and Unallocated's.
+        """
+        return 0.0 if self.kw_per_gpu is not None else self.pue * self.per_kwh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRow:
+    """A row of a price book, with its price worked out."""
+
+    number: int
+    """From 1, as it stands in the file."""
+    match: Match
+    price: Price
+    from_seconds: float = -inf
+    """Unix time from which on it holds."""
+    to_seconds: float = inf
+    """Unix time at which it no longer holds."""
+    source: str
+    """Where the figure comes from, for people."""
+
+    def holds_at(self, at_seconds: float) -> bool:
+        """Whether the row is in effect."""
+        return self.from_seconds <= at_seconds < self.to_seconds
+
+    def common_time(self, other: "PriceRow") -> tuple[float, float] | None:
+        """The time in which both rows hold, from and to; ``None`` where there is none."""
+        start, end = max(self.from_seconds, other.from_seconds), min(self.to_seconds, other.to_seconds)
+        return (start, end) if start < end else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceBook:
+    """Prices of one currency, and another book for what none of its rows match."""
+
+    name: str = ""
+    currency: str = ""
+    gpu_part: float = 1.0
+    """The GPUs' part of a node's price; the rest pays for what else is in the node."""
+    rows: tuple[PriceRow, ...] = ()
+    fallback: "PriceBook | None" = None
+    warnings: tuple[str, ...] = ()
+    """One line each: what is no mistake and yet may not be meant."""
+    _candidates: dict[tuple[str, str, NodeFacts], tuple[PriceRow, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def price(self, *, model: str, node: str, facts: NodeFacts, at_seconds: float) -> Price | None:
+        """Price of a physical GPU at a time, ``None`` where no row matches: not known, which is not 0.
+
+        Args:
+            model: As NVML names it.
+            node: The node's name.
+            facts: What else is known of the node.
+            at_seconds: Unix time.
+        """
+        key = (model, node, facts)
+        candidates = self._candidates.get(key)
+        if candidates is None:
+            candidates = self._candidates[key] = tuple(self._matching(model, node, facts))
+        for row in candidates:
+            if row.holds_at(at_seconds):
+                return row.price
+        if self.fallback is None:
+            return None
+        price = self.fallback.price(model=model, node=node, facts=facts, at_seconds=at_seconds)
+        return price and replace(price, fallback=True)
+
+    def _matching(self, model: str, node: str, facts: NodeFacts) -> list[PriceRow]:
+        found = [row for row in self.rows if row.match.matches(model=model, node=node, facts=facts)]
+        return sorted(found, key=lambda row: row.match.specificity, reverse=True)
+
+    @property
+    def description(self) -> str:
+        """The book's name and what its money covers, for where money is shown; empty without prices."""
+        books = [book for book in (self, self.fallback) if book is not None and book.rows]
+        return "; else ".join(f"{book.name} (GPUs are {book.gpu_part:.0%} of a node's price)" for book in books)
+
+
+def overlaps(rows: tuple[PriceRow, ...]) -> Iterator[tuple[PriceRow, PriceRow, float, float]]:
+    """Pairs of rows of which neither wins, and the Unix times from and to which that is so."""
+    for index, earlier in enumerate(rows):
+        for later in rows[index + 1 :]:
+            common = earlier.common_time(later)
+            if common and earlier.match.specificity == later.match.specificity and earlier.match.meets(later.match):
+                yield earlier, later, *common
