@@ -1,0 +1,84 @@
+"""What a GPU used of energy over an interval, and whose it was."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from exporter.model import Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """One GPU's energy over one interval; ``idle_joules`` is what it would have used doing nothing."""
+
+    joules: float
+    idle_joules: float
+
+
+@dataclass(slots=True, kw_only=True)
+class EnergyMeter:
+    """One physical GPU's energy: its counter's increase, else power times time."""
+
+    counter_millijoules: float | None = None
+    """The driver's counter at the end of the last interval; it restarts with the driver."""
+    idle_watts: float | None = None
+    """Lowest mean power over an interval so far: what the GPU takes when it does nothing."""
+
+    def take(
+        self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool, telling: bool
+    ) -> Energy | None:
+        """Close an interval.
+
+        Args:
+            values: What was measured of the GPU at its end.
+            interval_seconds: Its length, > 0.
+            seen: False for a gap: then only a counter can tell, as power is of the instant.
+            telling: False where the interval is too short to tell the idle power; counters step every 20-100 ms.
+
+        Returns:
+            ``None`` where the energy was not measured.
+        """
+        joules = self._joules(values, interval_seconds, seen=seen)
+        if joules is None:
+            return None
+        if seen and telling and joules > 0:
+            watts = joules / interval_seconds
+            self.idle_watts = watts if self.idle_watts is None else min(self.idle_watts, watts)
+        idle = joules if self.idle_watts is None else min(joules, self.idle_watts * interval_seconds)
+        return Energy(joules=joules, idle_joules=idle)
+
+    def begin(self, values: Mapping[Field, int | float]) -> None:
+        """Note where the counter stands at the start of the first interval."""
+        self.counter_millijoules = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
+
+    def _joules(self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool) -> float | None:
+        counter, before = values.get(Field.TOTAL_ENERGY_CONSUMPTION), self.counter_millijoules
+        if counter is not None and before is not None:
+            self.counter_millijoules = counter
+            return max(0.0, counter - before) / 1000
+        power = values.get(Field.POWER_USAGE) if seen else None
+        if counter is not None or power is not None:
+            self.counter_millijoules = counter  # what power has told must not be told again by the counter's return
+        return None if power is None else max(0.0, power) * interval_seconds
+
+
+def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Divide a GPU's energy: the idle part by share, what is above it by activity.
+
+    Args:
+        energy: The GPU's.
+        shares: Parts of the GPU; 0 for use by nobody who holds a part.
+        weights: Active parts of the GPU; where all are 0 everything goes by share.
+
+    Returns:
+        One part per share, in joules, none negative; they sum to the GPU's energy.
+    """
+    total_share, total_weight = sum(shares), sum(weights)
+    idle = energy.idle_joules if total_weight > 0 else energy.joules
+    dynamic = energy.joules - idle
+    parts = [
+        idle * share / total_share + (dynamic * weight / total_weight if total_weight > 0 else 0.0)
+        for share, weight in zip(shares, weights, strict=True)
+    ]
+    largest = max(range(len(parts)), key=parts.__getitem__)
+    parts[largest] += energy.joules - sum(parts)  # rounding, where it can make nothing negative
+    return parts

@@ -1,0 +1,173 @@
+"""A running total on one line of the ledger, and from when on it is shown."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from exporter.model import Money, Portion, Price, Totals
+
+SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
+PLAIN = (
+    "active_seconds",
+    "idle_seconds",
+    "unknown_seconds",
+    "energy_joules",
+    "energy_unknown_seconds",
+    "unpriced_seconds",
+)
+HIDDEN = Totals()
+
+
+@dataclass(slots=True)
+class _Birth:
+    """Since when a series is there; it shows 0 until it has been seen for long enough, then the truth for ever."""
+
+    at_seconds: float | None = None
+    """Of the clock that nobody sets; ``None`` in a process that has not yet come across the series."""
+    over: bool = False
+
+    def shows(self, now: float, birth_seconds: float) -> bool:
+        if self.at_seconds is None or now < self.at_seconds:
+            self.at_seconds = now
+        self.over = self.over or now - self.at_seconds >= birth_seconds
+        return self.over
+
+
+@dataclass(slots=True, kw_only=True)
+class _Purse:
+    """Money in one currency; a series of its own, which may be born later than the seconds."""
+
+    total: float = 0.0
+    idle: float = 0.0
+    birth: _Birth = field(default_factory=_Birth)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What has been added up for an account or a pod; only ever grows."""
+
+    active_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    unknown_seconds: float = 0.0
+    energy_joules: float = 0.0
+    energy_unknown_seconds: float = 0.0
+    unpriced_seconds: float = 0.0
+    purses: dict[str, _Purse] = field(default_factory=dict)
+    birth: _Birth = field(default_factory=_Birth)
+    changed: float | None = None
+    """When something was last added; ``None`` in a process that has not yet."""
+    _shown: Totals | None = None
+
+    def add(self, portion: Portion, price: Price | None, now: float) -> None:
+        """Add a portion at the price of this moment."""
+        seconds = portion.allocated_seconds
+        self.active_seconds += portion.active_seconds
+        self.idle_seconds += portion.idle_seconds
+        self.unknown_seconds += portion.unknown_seconds
+        if portion.energy_joules is None:
+            self.energy_unknown_seconds += seconds
+        else:
+            self.energy_joules += portion.energy_joules
+        if price is None:
+            self.unpriced_seconds += seconds
+        else:
+            self._pay(portion, seconds, price, now)
+        if self.birth.at_seconds is None:
+            self.birth.at_seconds = now
+        self.changed = now
+        self._shown = None
+
+    def _pay(self, portion: Portion, seconds: float, price: Price, now: float) -> None:
+        purse = self.purses.get(price.currency)
+        if purse is None:
+            purse = self.purses[price.currency] = _Purse(birth=_Birth(at_seconds=now))
+        hourly = price.per_hour / SECONDS_PER_HOUR
+        metered = (portion.energy_joules or 0.0) * price.per_kwh / JOULES_PER_KWH
+        purse.total += seconds * hourly + metered
+        if seconds > 0:
+            purse.idle += portion.idle_seconds * hourly + metered * (portion.idle_seconds / seconds)
+
+    def absorb(self, other: "Tally", now: float) -> None:
+        """Take over everything of a line that ends."""
+        for name in PLAIN:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for currency, theirs in other.purses.items():
+            purse = self.purses.setdefault(currency, _Purse(birth=_Birth(at_seconds=now)))
+            purse.total += theirs.total
+            purse.idle += theirs.idle
+        if self.birth.at_seconds is None:
+            self.birth.at_seconds = now
+        self.changed = now
+        self._shown = None
+
+    def shown(self, now: float, birth_seconds: float) -> Totals:
+        """Return what is to be shown: zeros at first."""
+        if self._shown is not None:
+            return self._shown
+        if not self.birth.shows(now, birth_seconds):
+            return Totals(money=dict.fromkeys(self.purses, Money())) if self.purses else HIDDEN
+        money: dict[str, Money] = {}
+        grown_up = True
+        for currency, purse in self.purses.items():
+            visible = purse.birth.shows(now, birth_seconds)
+            grown_up = grown_up and visible
+            money[currency] = Money(total=purse.total, idle=purse.idle) if visible else Money()
+        totals = Totals(
+            active_seconds=self.active_seconds,
+            idle_seconds=self.idle_seconds,
+            unknown_seconds=self.unknown_seconds,
+            energy_joules=self.energy_joules,
+            energy_unknown_seconds=self.energy_unknown_seconds,
+            unpriced_seconds=self.unpriced_seconds,
+            money=money,
+        )
+        if grown_up:
+            self._shown = totals
+        return totals
+
+    def dump(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        data: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
+        data["shown"] = self.birth.over
+        data["money"] = {
+            currency: {"total": purse.total, "idle": purse.idle, "shown": purse.birth.over}
+            for currency, purse in self.purses.items()
+        }
+        return data
+
+
+def tally_of(data: Mapping[str, Any]) -> Tally:
+    """Read what ``Tally.dump`` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is not that, or a figure in it cannot be.
+    """
+    return Tally(
+        active_seconds=amount(data, "active_seconds"),
+        idle_seconds=amount(data, "idle_seconds"),
+        unknown_seconds=amount(data, "unknown_seconds"),
+        energy_joules=amount(data, "energy_joules"),
+        energy_unknown_seconds=amount(data, "energy_unknown_seconds"),
+        unpriced_seconds=amount(data, "unpriced_seconds"),
+        birth=_Birth(over=bool(data["shown"])),
+        purses={
+            currency: _Purse(
+                total=amount(purse, "total"), idle=amount(purse, "idle"), birth=_Birth(over=bool(purse["shown"]))
+            )
+            for currency, purse in data["money"].items()
+        },
+    )
+
+
+def amount(data: Mapping[str, Any], name: str) -> float:
+    """Read a figure that only ever grows.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is missing, no number, negative or not finite.
+    """
+    value = float(data[name])
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} is {value}")
+    return value

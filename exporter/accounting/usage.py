@@ -1,0 +1,141 @@
+"""Meters: from pictures of a node to seconds and joules, each of which has an owner."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from exporter.accounting.energy import Energy, EnergyMeter, split_energy
+from exporter.accounting.slots import Divider, Division, Slot, across_gap
+from exporter.model import UNATTRIBUTED, Account, DeviceView, Holder, Owner, Portion
+
+GAP_INTERVALS = 3
+LEAST_GAP_SECONDS = 2.0
+TELLING_INTERVALS = 0.5
+"""A mean over less than this part of the sample interval says nothing of the power when idle."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _GpuMeter:
+    """Where one physical GPU was metered to."""
+
+    steady: float
+    slots: tuple[Slot, ...]
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Integrates samples: every GPU-second between two of them goes to somebody, once.
+
+    Whoever holds a part at the end of an interval is charged for it. An interval longer than three sample intervals
+    (at least 2 s) was not seen: it is unknown, at whoever held before and after.
+    """
+
+    sample_interval_seconds: float
+    owner_of: Callable[[Holder], Owner]
+    """Who pays for a holder; asked for every sample, as metadata may come late."""
+    _divider: Divider = field(init=False)
+    _gpus: dict[str, _GpuMeter] = field(default_factory=dict)
+    _steady: float | None = None
+
+    def __post_init__(self) -> None:
+        self._divider = Divider(self.owner_of)
+
+    @property
+    def steady(self) -> float | None:
+        """Instant of the last sample, to be kept with ``slots``; ``None`` before the first."""
+        return self._steady
+
+    @property
+    def gap_seconds(self) -> float:
+        """An interval that is longer than this was not seen."""
+        return max(GAP_INTERVALS * self.sample_interval_seconds, LEAST_GAP_SECONDS)
+
+    def add(self, views: Sequence[DeviceView], steady: float) -> tuple[Portion, ...]:
+        """Close the interval that ends with a sample.
+
+        Args:
+            views: What was made of the sample: GPUs, and MIG instances beside their GPU.
+            steady: Its instant, in seconds of a clock that nobody sets. One that is not later than the last sample's
+                closes no interval: nothing is charged twice, nor backwards.
+
+        Returns:
+            Portions that, per GPU, sum to the time since that GPU's last sample; none for one seen first.
+        """
+        portions: list[Portion] = []
+        by_uuid = {view.gpu.uuid: view for view in views if view.instance is None}
+        for division in self._divider.divide(views):
+            board = by_uuid.get(division.gpu_uuid)
+            values = board.values if board else {}
+            slots = tuple(part.slot for part in division.parts)
+            meter = self._gpus.get(division.gpu_uuid)
+            if meter is None:
+                meter = self._gpus[division.gpu_uuid] = _GpuMeter(steady=steady, slots=slots)
+                meter.energy.begin(values)
+                continue
+            interval = steady - meter.steady
+            if interval > 0:
+                seen = interval <= self.gap_seconds
+                telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
+                energy = meter.energy.take(values, interval, seen=seen, telling=telling)
+                of_interval = division if seen else across_gap(meter.slots, division)
+                portions += _portions(of_interval, interval, energy)
+            meter.steady, meter.slots = steady, slots
+        self._steady = steady
+        return tuple(portions)
+
+    def slots(self) -> tuple[Slot, ...]:
+        """Return what is held now, all of every GPU, for the state that outlives this process."""
+        return tuple(
+            replace(
+                slot,
+                energy_counter_millijoules=meter.energy.counter_millijoules,
+                idle_watts=meter.energy.idle_watts,
+            )
+            for meter in self._gpus.values()
+            for slot in meter.slots
+        )
+
+    def resume(self, slots: Iterable[Slot], steady: float) -> None:
+        """Go on as if the last sample had been at ``steady`` with these slots.
+
+        The next sample then closes an interval or a gap. Only for the same boot: another boot's clock means nothing.
+        """
+        by_gpu: dict[str, list[Slot]] = {}
+        for slot in slots:
+            by_gpu.setdefault(slot.gpu_uuid, []).append(slot)
+        for uuid, of_gpu in by_gpu.items():
+            energy = EnergyMeter(
+                counter_millijoules=of_gpu[0].energy_counter_millijoules, idle_watts=of_gpu[0].idle_watts
+            )
+            self._gpus[uuid] = _GpuMeter(steady=steady, slots=tuple(of_gpu), energy=energy)
+        self._steady = steady
+
+
+def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:
+    """Turn parts of a GPU into seconds and joules."""
+    shares = [part.slot.share_ratio for part in division.parts]
+    weights = [part.active_ratio for part in division.parts]
+    foreign = energy is not None and division.foreign_ratio > 0
+    if foreign:
+        shares.append(0.0)
+        weights.append(division.foreign_ratio)
+    joules: Sequence[float | None] = split_energy(energy, shares, weights) if energy else [None] * len(shares)
+    portions = [
+        Portion(
+            gpu_uuid=division.gpu_uuid,
+            account=part.slot.account,
+            pod=part.pod,
+            active_seconds=part.active_ratio * interval,
+            idle_seconds=part.idle_ratio * interval,
+            unknown_seconds=part.unknown_ratio * interval,
+            energy_joules=own,
+            interval_seconds=interval,
+        )
+        for part, own in zip(division.parts, joules, strict=False)
+    ]
+    if foreign:
+        account = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
+        portions.append(
+            Portion(gpu_uuid=division.gpu_uuid, account=account, energy_joules=joules[-1], interval_seconds=interval)
+        )
+    return portions
