@@ -55,26 +55,26 @@ class StateFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._set_aside("state_unreadable", f"cannot be read: {error.strerror}") from error
+            raise self.set_aside("state_unreadable", f"cannot be read: {error.strerror}") from error
         if len(content) > MAX_BYTES:
-            raise self._set_aside("state_too_large", f"is larger than {MAX_BYTES} bytes")
+            raise self.set_aside("state_too_large", f"is larger than {MAX_BYTES} bytes")
         layout = _LAYOUT.fullmatch(content)
         if layout is None:
-            raise self._set_aside("state_damaged", "is damaged: it is truncated or not a state file")
+            raise self.set_aside("state_damaged", "is damaged: it is truncated or not a state file")
         version, checksum, body = layout.groups()
         if _checksum(version, body) != checksum:
-            raise self._set_aside("state_damaged", "is damaged: its checksum does not match")
+            raise self.set_aside("state_damaged", "is damaged: its checksum does not match")
         if int(version) > VERSION:
-            raise self._set_aside(
+            raise self.set_aside(
                 "state_newer",
                 f"is of version {int(version)}, this program knows {VERSION}; with the newer program, move it back",
             )
         try:
             state = json.loads(body)
         except ValueError as error:
-            raise self._set_aside("state_damaged", f"is damaged: {error}") from error
+            raise self.set_aside("state_damaged", f"is damaged: {error}") from error
         if not isinstance(state, dict):
-            raise self._set_aside("state_damaged", "is damaged: its state is not an object")
+            raise self.set_aside("state_damaged", "is damaged: its state is not an object")
         return state
 
     def save(self, data: Mapping[str, Any]) -> None:
@@ -121,8 +121,13 @@ class StateFile:
         finally:
             os.close(directory)
 
-    def _set_aside(self, reason: str, what: str) -> StateError:
-        """Move the file out of the way and return the error that tells of it."""
+    def set_aside(self, reason: str, what: str) -> StateError:
+        """Move the file out of the way and return the error that tells of it, for who finds that it cannot be used.
+
+        Args:
+            reason: Of the error.
+            what: What is wrong with the file, as the sentence after its name.
+        """
         try:
             aside = self._move_away()
         except StateError as error:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from exporter.agent.attributor import Attributor
+from exporter.agent.metering import Metering
 from exporter.agent.record import SourceRecord
 from exporter.agent.views import Viewer, darkened
-from exporter.model import Attribution, DeviceView, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model import Attribution, DeviceView, LedgerView, Reading, Snapshot, SourceState, SourceStatus
 
 STALE_INTERVALS = 3
 LEAST_STALE_SECONDS = 2.0
@@ -48,6 +49,8 @@ class Node:
     simulated: bool = False
     process_clock: Callable[[], float]
     """A monotonic clock in seconds, for the duration of the tick itself."""
+    metering: Metering | None = None
+    """``None``: nothing is metered."""
     record: SourceRecord = field(default_factory=SourceRecord)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -65,22 +68,38 @@ class Node:
         """
         steady = now if steady is None else steady
         started = self.process_clock()
+        sampled: tuple[DeviceView, ...] | None = None
         for reading in self.source.take():
-            self.record.add(reading)
+            sampled = self._add(reading, now, steady)
         status = self.source.status
         newest = self.record.newest
         fresh = newest is not None and self._is_fresh(newest, status, now)
-        shown = newest if newest is None or fresh else darkened(newest, status.reason or "stale")
         attribution = self.attributor.join(newest, now, steady)
-        views = self.viewer.views(shown, attribution, self.record.xids, steady) if shown else ()
+        views = sampled if sampled is not None and fresh else ()
+        if newest is not None and not views:
+            shown = newest if fresh else darkened(newest, status.reason or "stale")
+            views = self.viewer.views(shown, attribution, self.record.xids, steady)
+        if self.metering and sampled is None:  # with a sample they have been looked up
+            self.metering.look_up_prices(views, now)
         return self._snapshot(
             now,
             fresh=fresh,
             status=status,
             attribution=attribution,
             views=views,
+            ledger=self.metering.view(steady) if self.metering else None,
             duration=self.process_clock() - started,
         )
+
+    def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
+        """Take one reading in, meter it and return what is to be seen of it."""
+        self.record.add(reading)
+        newest = self.record.newest or reading
+        views = self.viewer.views(newest, self.attributor.join(newest, now, steady), self.record.xids, steady)
+        if self.metering:
+            sampled = reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
+            self.metering.observe(views, sampled_steady=sampled, now=now, steady=steady)
+        return views
 
     def count_error(self, part: str, reason: str) -> None:
         """Count an error of the agent itself."""
@@ -100,6 +119,7 @@ class Node:
         status: SourceStatus,
         attribution: Attribution,
         views: tuple[DeviceView, ...],
+        ledger: LedgerView | None,
         duration: float,
     ) -> Snapshot:
         newest = self.record.newest
@@ -125,10 +145,16 @@ class Node:
             tick_duration_seconds=duration,
             ready=fresh,
             not_ready_reasons=() if fresh else (_why_not(status, newest),),
+            ledger=ledger,
+            prices=self.metering.prices if self.metering else {},
+            price_book=self.metering.book.description if self.metering else "",
+            unpriced_gpus=self.metering.unpriced_gpus if self.metering else 0,
         )
 
     def _errors(self) -> dict[tuple[str, str], int]:
         errors: Counter[tuple[str, str]] = Counter(self.own_errors)
+        if self.metering:
+            errors.update(self.metering.errors)
         name = self.source.status.name
         for source in (self.record.errors, self.source.errors):
             for reason, count in source.items():

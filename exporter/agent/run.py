@@ -15,7 +15,12 @@ from pathlib import Path
 from aiohttp import web
 
 from exporter.accounting.idle import IdleClock
+from exporter.accounting.ledger import Ledger
+from exporter.accounting.pricing import NodeFacts, PriceBook
+from exporter.accounting.state_file import StateFile
+from exporter.accounting.usage import Meter
 from exporter.agent.attributor import Attributor, Kubelet
+from exporter.agent.metering import Metering, Save, namespace_pays
 from exporter.agent.node import Node, Source, stale_after_seconds
 from exporter.agent.views import Viewer
 from exporter.attribution.podresources import KubeletPoller
@@ -57,6 +62,10 @@ async def run(
     collectors = read_collectors(config.collectors)
     for warning in collectors.warnings:
         LOG.warning("%s", warning)
+    load_prices = functools.partial(_load_prices, config.price_book)
+    book = load_prices()
+    for warning in book.warnings:
+        LOG.warning("%s", warning)
     listener = bind(config.listen_host, config.listen_port)
     command = worker_command or nvml_command(config.sample_interval_seconds, collectors.fields)
     worker = Worker(
@@ -75,7 +84,8 @@ async def run(
             clock=time.time,
         )
     agent = Agent(
-        node=_node(config, worker, poller, simulated=simulated),
+        node=_node(config, worker, poller, _metering(config, book, simulated=simulated)),
+        load_prices=load_prices,
         worker=worker,
         poller=poller,
         renderer=Renderer(_exposition(config, collectors)),
@@ -108,7 +118,35 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _node(config: AgentConfig, source: Source, kubelet: Kubelet | None, *, simulated: bool) -> Node:
+def _load_prices(path: Path | None) -> PriceBook:  # noqa: ARG001
+    return PriceBook()
+
+
+def _metering(config: AgentConfig, book: PriceBook, *, simulated: bool) -> Metering:
+    """Make the meters and go on from where the last process ended."""
+    metering = Metering(
+        node=config.node_name,
+        meter=Meter(config.sample_interval_seconds, namespace_pays),
+        ledger=Ledger(linger_seconds=config.linger_seconds, started_at_seconds=time.time()),
+        book=book,
+        facts=NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region),
+        file=StateFile(config.state_dir) if config.state_dir else None,
+        boot_id=_boot_id(),
+        simulated=simulated,
+        save_interval_seconds=config.state_interval_seconds,
+    )
+    metering.restore(functools.partial(Ledger.load, linger_seconds=config.linger_seconds), time.monotonic())
+    return metering
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _node(config: AgentConfig, source: Source, kubelet: Kubelet | None, metering: Metering) -> Node:
     proc_root = Path(config.proc_root)
     viewer = Viewer(
         attributor=Attributor(
@@ -128,8 +166,9 @@ def _node(config: AgentConfig, source: Source, kubelet: Kubelet | None, *, simul
         source=source,
         viewer=viewer,
         sample_interval_seconds=config.sample_interval_seconds,
-        simulated=simulated,
+        simulated=metering.simulated,
         process_clock=time.monotonic,
+        metering=metering,
     )
 
 
@@ -150,7 +189,10 @@ class Agent:
     poller: KubeletPoller | None
     renderer: Renderer
     release_seconds: float
+    load_prices: Callable[[], PriceBook]
+    """Raises ConfigError where the price book has mistakes."""
     snapshot: Snapshot | None = None
+    _saving: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket) -> int:
         """Serve and tick until told to end."""
@@ -183,6 +225,7 @@ class Agent:
             for task in [stopping, *tasks]:
                 task.cancel()
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            await self._save_last()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
         return 0
@@ -193,6 +236,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGUSR1, self.worker.release, self.release_seconds)
+        if self.node.metering:
+            loop.add_signal_handler(signal.SIGHUP, self.node.metering.reload_prices, self.load_prices)
 
     async def _ticks(self) -> None:
         loop = asyncio.get_running_loop()
@@ -202,6 +247,7 @@ class Agent:
             due = max(due + interval, loop.time())
             await asyncio.sleep(due - loop.time())
             self._tick()
+            self._save_if_due()
 
     def _tick(self) -> None:
         try:
@@ -210,6 +256,28 @@ class Agent:
             # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.
             self.node.count_error("agent", "tick")
             LOG.exception("tick failed; the last snapshot stays")
+
+    def _save_if_due(self) -> None:
+        save = self.node.metering.begin_save(time.time(), time.monotonic()) if self.node.metering else None
+        if save:
+            self._saving = asyncio.ensure_future(self._write(save))
+
+    async def _write(self, save: Save) -> None:
+        """Wait for the disk in a thread: an fsync takes as long as it likes, and a scrape must not."""
+        error = await asyncio.to_thread(save.write)
+        if self.node.metering:
+            self.node.metering.end_save(save, error)
+
+    async def _save_last(self) -> None:
+        """Keep what was metered since the last save."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            if self._saving:
+                await asyncio.wait_for(self._saving, SHUTDOWN_SECONDS)
+            save = None
+            if self.node.metering:
+                save = self.node.metering.begin_save(time.time(), time.monotonic(), last=True)
+            if save:
+                await asyncio.wait_for(self._write(save), SHUTDOWN_SECONDS)
 
     def _metrics(self, accept: str) -> tuple[bytes, str]:
         if self.snapshot is None:
