@@ -9,6 +9,7 @@ from math import inf
 from exporter.model import Price
 
 HOURS_PER_YEAR = 8760
+_PATTERN, _EXACT = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class Match:
 def _weight(pattern: str) -> int:
     if not pattern:
         return 0
-    return 1 if set(pattern) & set("*?") else 2
+    return _PATTERN if set(pattern) & set("*?") else _EXACT
 
 
 @lru_cache(maxsize=1024)
@@ -208,8 +209,24 @@ class PriceBook:
 
 def overlaps(rows: tuple[PriceRow, ...]) -> Iterator[tuple[PriceRow, PriceRow, float, float]]:
     """Pairs of rows of which neither wins, and the Unix times from and to which that is so."""
-    for index, earlier in enumerate(rows):
-        for later in rows[index + 1 :]:
-            common = earlier.common_time(later)
-            if common and earlier.match.specificity == later.match.specificity and earlier.match.meets(later.match):
-                yield earlier, later, *common
+    groups: dict[tuple[object, ...], list[PriceRow]] = {}
+    for row in rows:
+        groups.setdefault(_kin(row.match), []).append(row)
+    for group in groups.values():
+        for index, earlier in enumerate(group):
+            for later in group[index + 1 :]:
+                common = earlier.common_time(later)
+                if common and earlier.match.meets(later.match):
+                    yield earlier, later, *common
+
+
+def _kin(match: Match) -> tuple[object, ...]:
+    """Rows that differ in this cannot be in each other's way: another specificity, or another exact name."""
+    node, instance_type, where, model = weights = match.specificity
+    exact = (
+        match.node if node == _EXACT else "",
+        match.instance_type if instance_type == _EXACT else "",
+        (match.capacity_type + "/" + match.region) if where == 2 * _EXACT else "",
+        match.model if model == _EXACT else "",
+    )
+    return (weights, *(text.casefold() for text in exact))

@@ -1,0 +1,144 @@
+"""Reads price books: the user's YAML file, with all its mistakes at once, and the bundled list prices behind it."""
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+
+from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow, overlaps
+from exporter.config.currencies import CURRENCIES
+from exporter.config.gpu_models import KNOWN_MODELS
+from exporter.config.price_rows import BookHead, moment, read_row
+from exporter.config.yaml_fields import Fields, compose
+from exporter.errors import ConfigError
+
+BUNDLED_NAME = "list-prices"
+OFF = Path("none")
+_MOST_BYTES, _MOST_ROWS = 8 * 1024 * 1024, 20_000
+
+
+def load(path: Path | None) -> PriceBook:
+    """The price book of a file, of which the bundled list prices are the fallback.
+
+    Args:
+        path: The file; ``None`` for the list prices alone, ``Path("none")`` for no prices at all.
+
+    Raises:
+        ConfigError: With all mistakes at once: file, line, row, key, what is wrong and what is allowed.
+    """
+    if path is None:
+        return PriceBook(name=BUNDLED_NAME, currency=bundled().currency, fallback=bundled())
+    if path == OFF:
+        return PriceBook()
+    return parse(_read(path), str(path))
+
+
+@cache
+def bundled() -> PriceBook:
+    """The list prices that come with this program."""
+    text = files("exporter.config").joinpath("prices.yaml").read_text(encoding="utf-8")
+    return parse(text, "prices.yaml", name=BUNDLED_NAME)
+
+
+def parse(text: str, path: str, *, name: str = "") -> PriceBook:
+    """A price book from its text; ``path`` is for messages, and the book's name unless there is another.
+
+    Raises:
+        ConfigError: With all mistakes at once.
+    """
+    root, problem = compose(text, path)
+    if problem:
+        raise ConfigError(problem)
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}:1: not a price book; allowed: a mapping with currency and rows (see docs/cost.md)")
+    problems: list[str] = []
+    top = Fields(root, path, "", problems)
+    currency = top.take_choice("currency", CURRENCIES, "an ISO 4217 code such as USD or EUR", needed=True)
+    gpu_part = top.take_number("gpu_part", "more than 0, at most 1", 1e-9, 1)
+    fallback = top.take_choice("list_prices", ("on", "off"), "on, off")
+    head = BookHead(
+        name=name or Path(path).name,
+        currency=currency or "",
+        gpu_part=1.0 if gpu_part is None else gpu_part,
+    )
+    rows, lines = _rows(top, head)
+    top.finish()
+    problems += _overlaps(rows, lines, path)
+    if problems:
+        raise ConfigError(*problems)
+    return PriceBook(
+        name=head.name,
+        currency=head.currency,
+        gpu_part=head.gpu_part,
+        rows=rows,
+        fallback=None if name or fallback == "off" else bundled(),
+        warnings=_warnings(rows, lines, path),
+    )
+
+
+def _read(path: Path) -> str:
+    where = f"price-book: cannot read {path}"
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"price-book: {path} is larger than {_MOST_BYTES >> 20} MiB; give a price book")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}; allowed: a readable YAML file, or none") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where}: not UTF-8 text; allowed: a YAML file, or none") from None
+
+
+def _rows(top: Fields, head: BookHead) -> tuple[tuple[PriceRow, ...], dict[int, int]]:
+    """The rows that are right, and the line of each row by its number."""
+    node = top.take("rows")
+    if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_ROWS:
+        top.problem("rows", f"missing, empty, no list or too long; allowed: a list of 1 to {_MOST_ROWS} prices")
+        return (), {}
+    rows: list[PriceRow] = []
+    lines: dict[int, int] = {}
+    for number, item in enumerate(node.value, start=1):
+        lines[number] = item.start_mark.line + 1
+        if not isinstance(item, yaml.MappingNode):
+            top.problems.append(f"{top.path}:{lines[number]}: row {number}: not a mapping; allowed: keys with values")
+            continue
+        row = read_row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
+        if row is not None:
+            rows.append(row)
+    return tuple(rows), lines
+
+
+def _overlaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> list[str]:
+    return [
+        f"{path}:{lines[later.number]}: row {later.number}: rows {earlier.number} and {later.number} overlap"
+        f" {_period(start, end)}: both can match {_meeting(earlier.match, later.match)} and neither is more specific;"
+        " give one of them an end, or one more key"
+        for earlier, later, start, end in overlaps(rows)
+    ]
+
+
+def _period(start: float, end: float) -> str:
+    first, last = moment(start), moment(end)
+    return "at all times" if first == last == "always" else f"from {first} to {last}"
+
+
+def _meeting(one: Match, other: Match) -> str:
+    asked = dict(zip(("node", "instance_type", "capacity_type", "region", "model"), one.keys, strict=True))
+    told = [
+        f"{key} {mine or theirs}"
+        for (key, mine), theirs in zip(asked.items(), other.keys, strict=True)
+        if mine or theirs
+    ]
+    return ", ".join(told) or "every GPU"
+
+
+def _warnings(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> tuple[str, ...]:
+    told: list[str] = []
+    for row in rows:
+        at = f"{path}:{lines[row.number]}: row {row.number}"
+        only_model = Match(model=row.match.model)
+        if not any(only_model.matches(model=model, node="", facts=NodeFacts()) for model in KNOWN_MODELS):
+            told.append(f"{at}: model: '{row.match.model}' matches no GPU name known here; compare with: nvidia-smi -L")
+        if row.price.per_hour == 0 and row.price.per_kwh == 0:
+            told.append(f"{at}: the price is 0: what matches it costs nothing")
+    return tuple(told)

@@ -1,0 +1,117 @@
+"""Mappings of a YAML file, read field by field so that every mistake can name its line and its key."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+import yaml
+
+
+def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
+    """The file's root, ``None`` where it is empty, and the one line that says why it is no YAML; empty where it is."""
+    try:
+        # Composing, not loading: scalars stay what the user wrote and carry their line.
+        return yaml.compose(text, Loader=yaml.SafeLoader), ""
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        return None, f"{path}:{line}: not YAML: {error.problem or error.context}"
+    except (yaml.YAMLError, RecursionError) as error:
+        return None, f"{path}: not YAML: {' '.join(str(error).split())}"
+
+
+@dataclass(slots=True)
+class Fields:
+    """One mapping: each ``take_*`` reads a key, notes a mistake and then gives ``None``; ``finish`` refuses the rest.
+
+    ``place`` stands between line and key in messages, such as ``row 3: ``; ``problems`` is shared by a whole file.
+    """
+
+    node: yaml.MappingNode
+    path: str
+    place: str
+    problems: list[str]
+    _found: dict[str, yaml.Node] = field(default_factory=dict)
+    _lines: dict[str, int] = field(default_factory=dict)
+    _known: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Index the keys."""
+        for key_node, value_node in self.node.value:
+            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+            line = key_node.start_mark.line + 1
+            if key in self._found:
+                self.problems.append(
+                    f"{self.path}:{line}: {self.place}{key}: given twice, first in line {self._lines[key]}; keep one"
+                )
+                continue
+            self._found[key], self._lines[key] = value_node, line
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._found
+
+    def problem(self, key: str, words: str) -> None:
+        """Note a mistake at a key, or at the mapping where the key is missing."""
+        line = self._lines.get(key, self.node.start_mark.line + 1)
+        self.problems.append(f"{self.path}:{line}: {self.place}{key}: {words}")
+
+    def take(self, key: str) -> yaml.Node | None:
+        """The key's node."""
+        self._known.append(key)
+        return self._found.get(key)
+
+    def take_text(self, key: str, *, needed: str = "") -> str | None:
+        """Text that is not empty; ``needed`` says what belongs there where it may not be missing."""
+        node = self.take(key)
+        if node is None:
+            if needed:
+                self.problem(key, f"missing; allowed: {needed}")
+            return None
+        text = node.value.strip() if isinstance(node, yaml.ScalarNode) else ""
+        if not text or not text.isprintable():
+            self.problem(key, f"empty, nested or not printable; allowed: {needed or 'one line of text'}")
+            return None
+        return str(text)
+
+    def take_number(self, key: str, allowed: str, low: float, high: float, *, needed: bool = False) -> float | None:
+        """A finite number from ``low`` to ``high``, both of which ``allowed`` tells in words."""
+        text = self.take_text(key, needed=allowed if needed else "")
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            self.problem(key, f"'{text}' is not a number in range; allowed: {allowed}")
+            return None
+        return value
+
+    def take_choice(self, key: str, words: Collection[str], allowed: str, *, needed: bool = False) -> str | None:
+        """One of a few words."""
+        text = self.take_text(key, needed=allowed if needed else "")
+        if text is None or text in words:
+            return text
+        close = get_close_matches(text, words, n=1) or [word for word in words if word.lower() == text.lower()]
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        self.problem(key, f"'{text}' is not known; allowed: {allowed}{hint}")
+        return None
+
+    def take_mapping(self, key: str) -> "Fields | None":
+        """A mapping below the key."""
+        node = self.take(key)
+        if node is None:
+            return None
+        if not isinstance(node, yaml.MappingNode):
+            self.problem(key, "not a mapping; allowed: keys with values below it")
+            return None
+        return Fields(node, self.path, f"{self.place}{key}: ", self.problems)
+
+    def finish(self) -> None:
+        """Refuse every key that nobody asked for."""
+        for key in self._found:
+            if key in self._known:
+                continue
+            close = get_close_matches(key, self._known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(sorted(set(self._known)))}"
+            self.problem(key, f"unknown key; {hint}")
