@@ -23,9 +23,16 @@ OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no 
 LABELS = """\
 Labels of every device series: {device}.
 `gpu` is the index, `uuid` that of the GPU or MIG instance; `gpu_instance` and `mig_profile` are there on MIG instances
-only. Pod series add {pod}; `pod_uid` only where it is known.
+only. Pod series add {pod}; `pod_uid` only where it is known. Owner series have {owner}; what is not known of an owner
+is absent. `workload_kind` is the workload's, or one of ours: `Unallocated` (nobody held it), `Unattributed` (it is not
+known who held it), `Other` (ended owners, where there are more than 2,000).
 None of these collides with a target label of Prometheus, so `honorLabels` makes no difference. The tables list the
 labels that a metric has beside those.
+
+A pod's or owner's series is shown at 0 for its first 75 seconds, so that `increase()` over scrapes of up to 30 seconds
+sees its first step; nothing is lost, it is only shown later. With `--state-dir`, what is shown has been saved: a
+counter does not go back when the agent is killed. Money is in the currency of the price book, at the price of the
+moment; where there was no price there is no series, rather than 0. Do not add up currencies.
 """
 
 DROP_IN = """\
@@ -67,9 +74,13 @@ def document() -> str:
     """The whole page."""
     parts = [
         HEAD,
-        "## Own family\n\n" + LABELS.format(device=_code(catalog.DEVICE_LABELS), pod=_code(catalog.POD_LABELS)),
+        "## Own family\n\n"
+        + LABELS.format(
+            device=_code(catalog.DEVICE_LABELS), pod=_code(catalog.POD_LABELS), owner=_code(catalog.OWNER_LABELS)
+        ),
         _own("Devices", [metric for metric in catalog.ALL if _level(metric) == "device"]),
         _own("Pods", [metric for metric in catalog.ALL if _level(metric) == "pod"]),
+        _own("Owners: the ledger", [metric for metric in catalog.ALL if _level(metric) == "owner"]),
         _own("The exporter itself", [metric for metric in catalog.ALL if _level(metric) == "itself"]),
         DROP_IN,
         _fields("Default set", [row for row in TABLE if row.default or row.new_default]),
@@ -81,14 +92,16 @@ def document() -> str:
 def _level(metric: catalog.Metric) -> str:
     if metric.name.startswith("gpu_pod_"):
         return "pod"
+    if metric.name.startswith("gpu_ledger_"):
+        return "owner"
     return "itself" if metric.name.startswith(("gpu_exporter_", "process_", "python_")) else "device"
 
 
 def _own(title: str, metrics: Iterable[catalog.Metric]) -> str:
-    usual = {*catalog.DEVICE_LABELS, *catalog.POD_LABELS}
+    usual = {*catalog.DEVICE_LABELS, *catalog.POD_LABELS, *catalog.OWNER_LABELS}
     rows = []
     for metric in metrics:
-        whole = set(catalog.DEVICE_LABELS) <= set(metric.labels)
+        whole = any(set(level) <= set(metric.labels) for level in (catalog.DEVICE_LABELS, catalog.OWNER_LABELS))
         more = [label for label in metric.labels if not (whole and label in usual)]
         rows.append((f"`{metric.name}`", metric.kind, _code(more), metric.help))
     return _table(f"### {title}", ("Metric", "Type", "Labels", "Meaning"), rows)

@@ -1,6 +1,9 @@
 """Hand-made snapshots for the exposition's tests: one node with every kind of device and holder."""
 
 from exporter.model import (
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Account,
     Activity,
     ActivitySource,
     AllocationState,
@@ -9,12 +12,18 @@ from exporter.model import (
     Field,
     Gpu,
     Holder,
+    LedgerView,
     MigInstance,
+    Money,
+    Owner,
+    PodAccount,
     PodUse,
+    Price,
     ShareMode,
     Snapshot,
     SourceState,
     SourceStatus,
+    Totals,
     Unresolved,
 )
 
@@ -174,6 +183,56 @@ def lost(index: int = 3) -> DeviceView:
     )
 
 
+PRICE = Price(per_hour=2.5, currency="USD", source="fleet:h100", as_of="2026-10-01")
+TRAINING = Account(
+    owner=Owner(namespace="vision", kind="Job", name="resnet", team="perception"), model=H100, mode=ShareMode.EXCLUSIVE
+)
+UNMEASURED = Account(owner=UNATTRIBUTED, model=H100, mode=ShareMode.MIG)
+IN_USE = PodAccount(
+    device_uuid=gpu(0).uuid,
+    gpu_index=0,
+    gpu_uuid=gpu(0).uuid,
+    model=H100,
+    namespace="vision",
+    pod="resnet-0",
+    container="main",
+    pod_uid="uid-resnet-0",
+)
+ENDED = PodAccount(
+    device_uuid=instance(gpu(2, mig=True), 10).uuid,
+    gpu_index=2,
+    gpu_uuid=gpu(2).uuid,
+    gpu_instance="10",
+    mig_profile="1g.10gb",
+    model=H100,
+    namespace="vision",
+    pod="short-job",
+    container="main",
+)
+
+
+def ledger(at_seconds: float) -> LedgerView:
+    """Three owners over an hour of two GPUs: one that works, one that nobody is known for, and nobody."""
+    work = Totals(
+        active_seconds=2700.0,
+        idle_seconds=600.0,
+        unknown_seconds=300.0,
+        energy_joules=1_800_000.5,
+        money={"USD": Money(total=2.5, idle=0.4166666)},
+    )
+    short = Totals(unknown_seconds=72.0, energy_unknown_seconds=72.0, unpriced_seconds=72.0)
+    free = Totals(idle_seconds=3528.0, energy_joules=250_000.0, money={"USD": Money(total=2.45, idle=2.45)})
+    nobody = Account(owner=UNALLOCATED, model=H100, mode=ShareMode.EXCLUSIVE)
+    return LedgerView(
+        accounts={TRAINING: work, UNMEASURED: short, nobody: free},
+        pods={IN_USE: work, ENDED: short},
+        conservation_error_seconds=1e-12,
+        capacity_seconds=7200.0,
+        started_at_seconds=at_seconds - 3600,
+        saved_at_seconds=at_seconds - 3,
+    )
+
+
 def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snapshot:
     return Snapshot(
         taken_at_seconds=at_seconds,
@@ -201,4 +260,8 @@ def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snap
         errors={("attribution", "unavailable"): 3},
         tick_duration_seconds=0.001,
         ready=True,
+        ledger=ledger(at_seconds),
+        prices={gpu(index).uuid: PRICE for index in range(3)},
+        price_book="fleet (GPUs are 80% of a node's price)",
+        unpriced_gpus=1,
     )

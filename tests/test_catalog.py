@@ -50,5 +50,5 @@ def test_families_stand_in_the_order_of_the_catalogue() -> None:
 
 def test_an_unallocated_device_says_so_without_any_pod_series() -> None:
     view = DeviceView(gpu=exclusive().gpu, allocation=AllocationState.UNALLOCATED)
-    empty = dataclasses.replace(snapshot(view), unresolved=())
+    empty = dataclasses.replace(snapshot(view), unresolved=(), ledger=None)
     assert not [family.name for family in families(empty, ExpositionOptions()) if family.name.startswith("gpu_pod_")]

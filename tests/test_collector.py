@@ -283,7 +283,8 @@ def test_a_series_that_would_be_there_twice_is_dropped_and_counted() -> None:
 
 
 def test_a_holder_that_does_not_fit_the_series_limit_is_left_out_whole_and_counted() -> None:
-    page = shown(snapshot(shared()), dataclasses.replace(LEGACY, series_limit=7))
+    view = dataclasses.replace(snapshot(shared()), ledger=None)
+    page = shown(view, dataclasses.replace(LEGACY, series_limit=7))
     assert [pairs["pod_name"] for pairs, _ in rows(page, "gpu_pod_info")] == ["llm-a"]
     assert rows(page, "gpu_exporter_dropped_series_total") == [({}, 6)]
     assert len(rows(page, "DCGM_FI_DEV_FB_USED")) == 3

@@ -11,6 +11,8 @@ DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 """``gpu`` is the index; ``uuid`` the GPU's or MIG instance's; the MIG labels are absent on a whole GPU."""
 POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
 """Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
+OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "model", "mode")
+"""Who pays, for which model, in which mode: exclusive, mig, shared. What is not known of an owner is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +29,12 @@ def _device(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
     return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *labels))
 
 
-def _pod(name: str, text: str, *labels: str) -> Metric:
-    return Metric(name=name, kind=_GAUGE, help=text, labels=(*DEVICE_LABELS, *POD_LABELS, *labels))
+def _pod(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
+    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *POD_LABELS, *labels))
+
+
+def _owner(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name=name, kind=_COUNTER, help=text, labels=(*OWNER_LABELS, *labels))
 
 
 def _own(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
@@ -126,6 +132,13 @@ GPU_UNATTRIBUTED_MEMORY_USED_BYTES = _device(
 GPU_UNATTRIBUTED_PROCESSES = _device(
     "gpu_unattributed_processes", "Processes on the device that belong to no listed pod."
 )
+GPU_HOURLY_PRICE = _device(
+    "gpu_hourly_price",
+    "Price now of one hour of the whole physical GPU; a holder's part is its gpu_pod_share_ratio. price_source names "
+    "price book and row; absent where no row matches.",
+    "currency",
+    "price_source",
+)
 
 GPU_POD_INFO = _pod(
     "gpu_pod_info",
@@ -153,6 +166,39 @@ GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds", "Seconds since this agent firs
 GPU_POD_MEMORY_USED_BYTES = _pod(
     "gpu_pod_memory_used_bytes", "Device memory used by the holder, in bytes; absent where it cannot be told."
 )
+GPU_POD_ALLOCATED_SECONDS_TOTAL = _pod(
+    "gpu_pod_allocated_seconds_total",
+    "GPU-seconds that the container has held, weighted by its share: active + idle + unknown. Stays for --linger after "
+    "its end.",
+    kind=_COUNTER,
+)
+GPU_POD_ACTIVE_SECONDS_TOTAL = _pod(
+    "gpu_pod_active_seconds_total",
+    "Held GPU-seconds in which the container's share was at work, weighted by its activity.",
+    kind=_COUNTER,
+)
+GPU_POD_IDLE_SECONDS_TOTAL = _pod(
+    "gpu_pod_idle_seconds_total",
+    "Held GPU-seconds in which the container's share did nothing, weighted by what its activity left.",
+    kind=_COUNTER,
+)
+GPU_POD_UNKNOWN_SECONDS_TOTAL = _pod(
+    "gpu_pod_unknown_seconds_total",
+    "Held GPU-seconds of which activity was not measured: neither active nor idle.",
+    kind=_COUNTER,
+)
+GPU_POD_ENERGY_JOULES_TOTAL = _pod(
+    "gpu_pod_energy_joules_total",
+    "The container's part of the GPU's energy, in joules: of the idle part by share, of the rest by active seconds. "
+    "Absent where energy was never measured.",
+    kind=_COUNTER,
+)
+GPU_POD_COST_TOTAL = _pod(
+    "gpu_pod_cost_total",
+    "What the container has cost, at the price of each moment; absent where nothing of it was priced.",
+    "currency",
+    kind=_COUNTER,
+)
 GPU_POD_UNRESOLVED_DEVICES = _own(
     "gpu_pod_unresolved_devices",
     "Devices that the kubelet lists with a container and that match none on this node, by reason.",
@@ -162,6 +208,40 @@ GPU_POD_UNRESOLVED_DEVICES = _own(
     "container_name",
     "resource",
     "reason",
+)
+
+GPU_LEDGER_ALLOCATED_SECONDS_TOTAL = _owner(
+    "gpu_ledger_allocated_seconds_total",
+    "GPU-seconds of an owner, by share: active + idle + unknown; over all owners, Unallocated and Unattributed "
+    "among them, the node's GPUs times the time that passed.",
+)
+GPU_LEDGER_ACTIVE_SECONDS_TOTAL = _owner(
+    "gpu_ledger_active_seconds_total", "GPU-seconds of an owner in which its share was at work, weighted by activity."
+)
+GPU_LEDGER_IDLE_SECONDS_TOTAL = _owner(
+    "gpu_ledger_idle_seconds_total",
+    "GPU-seconds of an owner in which its share did nothing, weighted by what activity left.",
+)
+GPU_LEDGER_UNKNOWN_SECONDS_TOTAL = _owner(
+    "gpu_ledger_unknown_seconds_total",
+    "GPU-seconds of an owner of which activity was not measured or that were not seen: neither active nor idle.",
+)
+GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner(
+    "gpu_ledger_energy_joules_total",
+    "The owner's part of the GPUs' energy, in joules: of the idle part by share, of the rest by active seconds. Absent "
+    "where energy was never measured.",
+)
+GPU_LEDGER_COST_TOTAL = _owner(
+    "gpu_ledger_cost_total",
+    "What an owner's GPU-seconds have cost, at the price of each moment; absent where nothing of it was priced.",
+    "currency",
+)
+GPU_LEDGER_IDLE_COST_TOTAL = _owner(
+    "gpu_ledger_idle_cost_total", "The part of gpu_ledger_cost_total that idle seconds have cost.", "currency"
+)
+GPU_LEDGER_UNPRICED_SECONDS_TOTAL = _owner(
+    "gpu_ledger_unpriced_seconds_total",
+    "Allocated GPU-seconds of an owner for which there was no price, and which no cost counts.",
 )
 
 BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its Python; always 1.", "version", "python")
@@ -197,6 +277,28 @@ DROPPED_SERIES_TOTAL = _own(
     "gpu_exporter_dropped_series_total",
     "Pod series left out of rendered pages because of the series limit.",
     kind=_COUNTER,
+)
+UNPRICED_DEVICES = _own(
+    "gpu_exporter_unpriced_devices", "Physical GPUs for which no row of the price book matches: their use has no cost."
+)
+CONSERVATION_ERROR_SECONDS = _own(
+    "gpu_exporter_conservation_error_seconds",
+    "How far the ledger's parts are from the whole, in GPU-seconds since it began: 0 but for rounding.",
+)
+LEDGER_CAPACITY_SECONDS_TOTAL = _own(
+    "gpu_exporter_ledger_capacity_seconds_total",
+    "GPU-seconds that were metered: the time between readings, over all GPUs.",
+    kind=_COUNTER,
+)
+LEDGER_START_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_ledger_start_timestamp_seconds", "Unix time from which the ledger counts, in seconds."
+)
+STATE_SAVED = _own(
+    "gpu_exporter_state_saved",
+    "1 while the ledger that is shown is on disk; 0 where it is in memory only and ends with the process.",
+)
+STATE_SAVED_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the save that is shown, in seconds."
 )
 
 PROCESS_CPU_SECONDS_TOTAL = _own(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import exporter
-from exporter.exposition import catalog, collectors_file, dcgm_collector, device_collector
+from exporter.exposition import catalog, collectors_file, dcgm_collector, device_collector, ledger_collector
 from exporter.exposition.builder import Dropped, PageBuilder
 from exporter.exposition.collectors_file import Collectors, Row
 from exporter.exposition.dcgm_fields import Era
@@ -39,7 +39,8 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     """The families of a page, and what was left out of this page and of all ``earlier`` ones."""
     page = PageBuilder()
     page.declare_all(catalog.ALL)
-    device_collector.collect(page, snapshot, series_limit=options.series_limit)
+    room = device_collector.collect(page, snapshot, series_limit=options.series_limit)
+    ledger_collector.collect(page, snapshot, series_limit=room)
     dcgm_collector.collect(page, snapshot, _rows(options), hostname_label=options.hostname_label)
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)

@@ -47,10 +47,13 @@ _THROTTLE_REASONS = (
 )
 
 
-def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None:
+def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
     """Add the series of every device and holder, and of what could not be matched to a device.
 
-    A device that is not up keeps its identity, its holders and its Xid counts; it has no measured values.
+    A device that is not up keeps its identity, its holders, its price and its Xid counts; it has no measured values.
+
+    Returns:
+        How many more series of the pod level may follow.
     """
     room = series_limit
     for view in snapshot.devices:
@@ -67,6 +70,7 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
                 page.metric(metric, carried, value)
     _devices(page, snapshot)
     _unresolved(page, snapshot)
+    return room
 
 
 def _identity(view: DeviceView, snapshot: Snapshot) -> Labels:
@@ -92,6 +96,10 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     yield catalog.GPU_INFO, info, 1
     if view.instance is None:
         yield catalog.GPU_UP, identity, int(view.state is DeviceState.UP)
+        price = snapshot.prices.get(view.gpu.uuid)
+        if price is not None:
+            priced = identity.plus(("currency", price.currency), ("price_source", price.source))
+            yield catalog.GPU_HOURLY_PRICE, priced, price.per_hour
     if view.allocation is not None:
         for state in AllocationState:
             yield catalog.GPU_ALLOCATION_STATE, identity.plus(("state", state)), int(view.allocation is state)

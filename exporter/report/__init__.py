@@ -1,0 +1,1 @@
+"""Where the money went: one node's ledger as a table, CSV or JSON."""
