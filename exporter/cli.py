@@ -88,6 +88,8 @@ def _parser() -> _Parser:
     )
     _add_options(doctor)
     doctor.set_defaults(run=_doctor)
+    prices = _command(commands, "prices", "Price books: what an hour of a GPU costs.")
+    _add_prices(prices)
     simulate = _command(commands, "simulate", "Nodes that do not exist: for the demo, for trying out, for tests.")
     _add_simulations(simulate)
     return parser
@@ -132,6 +134,15 @@ def _add_simulations(parser: _Parser) -> None:
     stack.set_defaults(run=_run_stack)
     for simulation in (check, node, stack):
         simulation.add_argument("scenario", metavar="NAME|FILE", help="a shipped scenario, or a scenario file")
+
+
+def _add_prices(parser: _Parser) -> None:
+    kinds = parser.add_subparsers(dest="about_prices", metavar="WHAT", required=True, parser_class=_Parser)
+    check = _command(kinds, "check", "Read a price book and say what each row is for, or what is wrong with it.")
+    check.add_argument("file", type=Path, metavar="FILE", help="YAML file (format: docs/cost.md)")
+    check.set_defaults(run=_check_prices)
+    listing = _command(kinds, "list", "The bundled list prices, which hold where no price book has a matching row.")
+    listing.set_defaults(run=_list_prices)
 
 
 def _unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace) -> tuple[str, ...]:
@@ -243,6 +254,28 @@ async def _examine(config: "AgentConfig", form: str, *, node_name_given: bool) -
     write = doctor.write_json if form == "json" else doctor.write_text
     write(findings, simulated=simulated, stream=sys.stdout)
     return EXIT_FAILED if doctor.worst(findings) is doctor.Level.FAIL else 0
+
+
+def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    _refuse(problems)
+    from exporter.config import price_book, price_table
+
+    book, mistakes = price_book.examine(price_book.read_text(namespace.file), str(namespace.file))
+    if book.rows:
+        sys.stdout.writelines(f"{line}\n" for line in price_table.lines(book))
+    for warning in book.warnings:
+        _say(f"warning: {warning}")
+    _refuse(mistakes)
+    sys.stdout.write(f"{namespace.file}: ok\n")
+    return 0
+
+
+def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    _refuse(problems)
+    from exporter.config import price_book, price_table
+
+    sys.stdout.writelines(f"{line}\n" for line in price_table.lines(price_book.bundled()))
+    return 0
 
 
 def _list_scenarios(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:

@@ -45,6 +45,13 @@ class Match:
         where = _weight(self.capacity_type) + _weight(self.region)
         return (_weight(self.node), _weight(self.instance_type), where, _weight(self.model))
 
+    @property
+    def description(self) -> str:
+        """What the row asks for, for people: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a key."""
+        names = ("node", "instance_type", "capacity_type", "region", "model")
+        told = [f"{name} {asked}" for name, asked in zip(names, self.keys, strict=True) if asked]
+        return ", ".join(told) or "every GPU"
+
     def matches(self, *, model: str, node: str, facts: NodeFacts) -> bool:
         """Whether a GPU of this model on this node is what the row asks for."""
         found = Match(

@@ -23,6 +23,8 @@ def problems(values: Mapping[str, Any]) -> list[str]:
             read_collectors(Path(values["collectors"]))
         except ConfigError as error:
             found += error.problems
+    if values["price-book"]:
+        found += _price_book(Path(values["price-book"]))
     if values["state-dir"]:
         found += _state_dir(Path(values["state-dir"]))
     if values["simulate"]:
@@ -53,6 +55,16 @@ def read_collectors(path: Path | None) -> "Collectors":
     except UnicodeDecodeError:
         raise ConfigError(f"collectors: {path} is not UTF-8 text; allowed: a CSV file") from None
     return collectors_file.parse(text, str(path))
+
+
+def _price_book(path: Path) -> tuple[str, ...]:
+    from exporter.config import price_book  # noqa: PLC0415 - keeps `--help` fast
+
+    try:
+        price_book.load(path)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def _state_dir(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ from exporter.errors import ConfigError
 
 BUNDLED_NAME = "list-prices"
 OFF = Path("none")
-_MOST_BYTES, _MOST_ROWS = 8 * 1024 * 1024, 20_000
+_MOST_BYTES, _MOST_ROWS, _LEAST_PART = 8 * 1024 * 1024, 20_000, 1e-9
 
 
 def load(path: Path | None) -> PriceBook:
@@ -31,7 +31,7 @@ def load(path: Path | None) -> PriceBook:
         return PriceBook(name=BUNDLED_NAME, currency=bundled().currency, fallback=bundled())
     if path == OFF:
         return PriceBook()
-    return parse(_read(path), str(path))
+    return parse(read_text(path), str(path))
 
 
 @cache
@@ -47,16 +47,24 @@ def parse(text: str, path: str, *, name: str = "") -> PriceBook:
     Raises:
         ConfigError: With all mistakes at once.
     """
+    book, problems = examine(text, path, name=name)
+    if problems:
+        raise ConfigError(*problems)
+    return book
+
+
+def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[str, ...]]:
+    """What is right in a price book, and its mistakes, one line each; with a mistake the book is only to be shown."""
     root, problem = compose(text, path)
     if problem:
-        raise ConfigError(problem)
+        return PriceBook(), (problem,)
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}:1: not a price book; allowed: a mapping with currency and rows (see docs/cost.md)")
+        return PriceBook(), (f"{path}:1: not a price book; allowed: currency and rows (see docs/cost.md)",)
     problems: list[str] = []
     top = Fields(root, path, "", problems)
     currency = top.take_choice("currency", CURRENCIES, "an ISO 4217 code such as USD or EUR", needed=True)
-    gpu_part = top.take_number("gpu_part", "more than 0, at most 1", 1e-9, 1)
-    fallback = top.take_choice("list_prices", ("on", "off"), "on, off")
+    gpu_part = top.take_number("gpu_part", "more than 0, at most 1", _LEAST_PART, 1)
+    list_prices = top.take_choice("list_prices", ("on", "off"), "on, off")
     head = BookHead(
         name=name or Path(path).name,
         currency=currency or "",
@@ -65,19 +73,23 @@ def parse(text: str, path: str, *, name: str = "") -> PriceBook:
     rows, lines = _rows(top, head)
     top.finish()
     problems += _overlaps(rows, lines, path)
-    if problems:
-        raise ConfigError(*problems)
-    return PriceBook(
+    book = PriceBook(
         name=head.name,
         currency=head.currency,
         gpu_part=head.gpu_part,
         rows=rows,
-        fallback=None if name or fallback == "off" else bundled(),
+        fallback=None if name or list_prices == "off" else bundled(),
         warnings=_warnings(rows, lines, path),
     )
+    return book, tuple(problems)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a price book's file.
+
+    Raises:
+        ConfigError: Where it cannot be read.
+    """
     where = f"price-book: cannot read {path}"
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -123,13 +135,10 @@ def _period(start: float, end: float) -> str:
 
 
 def _meeting(one: Match, other: Match) -> str:
-    asked = dict(zip(("node", "instance_type", "capacity_type", "region", "model"), one.keys, strict=True))
-    told = [
-        f"{key} {mine or theirs}"
-        for (key, mine), theirs in zip(asked.items(), other.keys, strict=True)
-        if mine or theirs
-    ]
-    return ", ".join(told) or "every GPU"
+    common = (mine or theirs for mine, theirs in zip(one.keys, other.keys, strict=True))
+    node, instance_type, capacity_type, region, model = common
+    both = Match(node=node, instance_type=instance_type, capacity_type=capacity_type, region=region, model=model)
+    return both.description
 
 
 def _warnings(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> tuple[str, ...]:
