@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check bench accuracy golden format requirements clean
+.PHONY: help install demo test check bench bench-accuracy accuracy golden format requirements clean
 
 PYTHON ?= python3
 # Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
@@ -16,7 +16,7 @@ TESTS ?= tests
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 
 help: ## Say what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: .venv/.runtime .venv/.develop .tools/.demo .tools/.test ## Set up .venv, and the tools of demo and tests
 	@echo "installed: .venv/bin/gpu-cost-exporter"
@@ -59,6 +59,9 @@ check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what genera
 
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
 	$(RUN) benchmarks/bench.py
+
+bench-accuracy: .venv/.develop .tools/.test ## A day of a real trace through meters, ledger and Prometheus, against the truth; 6 minutes
+	$(RUN) benchmarks/accuracy.py
 
 accuracy: .venv/.develop ## Compare with recorded GPUs and a replayed trace, where they are at hand
 	$(RUN) benchmarks/capture_compare.py

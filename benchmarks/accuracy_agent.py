@@ -1,0 +1,296 @@
+"""One node's agent in virtual time: samples, kubelet polls and saves as the agent does them, and a day's scrapes."""
+
+import math
+import random
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from accuracy_day import DAY_SECONDS, WARM_SECONDS, Job, NodeDay
+from accuracy_prometheus import Samples
+
+from exporter.accounting.ledger import Ledger
+from exporter.accounting.slots import slot_of
+from exporter.accounting.state_file import StateFile
+from exporter.accounting.usage import Meter
+from exporter.model import (
+    Activity,
+    ActivitySource,
+    AllocationState,
+    DeviceView,
+    Gpu,
+    Holder,
+    LedgerView,
+    Owner,
+    PodUse,
+    ShareMode,
+)
+
+SAMPLE_SECONDS = 1.0
+JITTER_SECONDS = 0.02
+KUBELET_SECONDS = 5.0
+SAVE_SECONDS = 5.0
+SCRAPE_SECONDS = 30.0
+DOWN_SECONDS = 20.0
+"""How long a restarting agent is away."""
+STEADY_AT_START = 100_000.0
+
+
+def by_namespace(holder: Holder) -> Owner:
+    """One owner per namespace, as without Kubernetes metadata."""
+    return Owner(namespace=holder.namespace)
+
+
+def by_job(holder: Holder) -> Owner:
+    """One owner per pod: the one-shot jobs at their worst."""
+    return Owner(namespace=holder.namespace, kind="Job", name=holder.pod)
+
+
+SCHEMES: dict[str, Callable[[Holder], Owner]] = {"namespace": by_namespace, "job": by_job}
+
+
+@dataclass(slots=True)
+class Books:
+    """Meter and ledger under one way to name owners, and what of it was shown last."""
+
+    scheme: str
+    meter: Meter
+    ledger: Ledger
+    saved: LedgerView = field(default_factory=LedgerView)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """What Prometheus would have kept of one node."""
+
+    node: str
+    series: dict[str, Samples] = field(default_factory=dict)
+    _names: dict[tuple[object, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    def add(self, name: str, at: float, value: float) -> None:
+        """Keep one sample."""
+        times, values = self.series.setdefault(name, (array("d"), array("d")))
+        times.append(at)
+        values.append(value)
+
+    def books(self, books: Books, at: float) -> None:
+        """Keep what a scrape at ``at`` finds of the owners, and of the pods once."""
+        for account, totals in books.saved.accounts.items():
+            names = self._names.get((books.scheme, account))
+            if names is None:
+                owner = account.owner
+                labels = (
+                    f'ledger="{books.scheme}",mode="{account.mode.value}",model="{account.model}",node="{self.node}",'
+                    f'workload_kind="{owner.kind}",workload_name="{owner.name}",workload_namespace="{owner.namespace}"'
+                )
+                names = tuple(
+                    f"gpu_ledger_{kind}_seconds_total{{{labels}}}" for kind in ("allocated", "active", "unknown")
+                )
+                self._names[books.scheme, account] = names
+            self._totals(names, at, totals.allocated_seconds, totals.active_seconds, totals.unknown_seconds)
+        if books.scheme != "namespace":
+            return
+        for pod, totals in books.saved.pods.items():
+            names = self._names.get((pod,))
+            if names is None:
+                labels = (
+                    f'container_name="{pod.container}",gpu="{pod.gpu_index}",node="{self.node}",'
+                    f'pod_name="{pod.pod}",pod_namespace="{pod.namespace}",uuid="{pod.device_uuid}"'
+                )
+                names = tuple(f"gpu_pod_{kind}_seconds_total{{{labels}}}" for kind in ("allocated", "active"))
+                self._names[(pod,)] = names
+            self._totals(names, at, totals.allocated_seconds, totals.active_seconds)
+
+    def _totals(self, names: tuple[str, ...], at: float, *values: float) -> None:
+        for name, value in zip(names, values, strict=True):
+            self.add(name, at, value)
+
+    def gauges(self, views: Iterable[DeviceView], at: float) -> None:
+        """Keep what dcgm-exporter would show: the device's utilisation with the labels of each holder."""
+        for view in views:
+            for use in view.pods:
+                labels = (
+                    f'UUID="{view.uuid}",gpu="{view.gpu.index}",namespace="{use.holder.namespace}",'
+                    f'node="{self.node}",pod="{use.holder.pod}"'
+                )
+                ratio = view.activity.ratio if view.activity else 0.0
+                self.add(f"DCGM_FI_DEV_GPU_UTIL{{{labels}}}", at, float(round(100 * ratio)))
+
+    def before(self, moment: float) -> "Recorder":
+        """Return a copy of all that was kept before a moment."""
+        copy = Recorder(self.node)
+        for name, (times, values) in self.series.items():
+            count = bisect_left(times, moment)
+            if count:
+                copy.series[name] = (times[:count], values[:count])
+        return copy
+
+
+@dataclass(slots=True)
+class VirtualAgent:
+    """Steps through a day; the views change only where a job starts, ends, is found or changes its activity."""
+
+    day: NodeDay
+    seed: int
+    recorder: Recorder
+    books: list[Books]
+    _random: random.Random = field(init=False)
+    _gpus: list[Gpu] = field(init=False)
+    _poll_phase: float = field(init=False)
+    scrape_phase: float = field(init=False)
+    _found: tuple[Job, ...] = ()
+    _polled: float = -math.inf
+    _views: tuple[DeviceView, ...] = ()
+    _fresh_until: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311 - not for secrets
+        self._poll_phase = self._random.uniform(0, KUBELET_SECONDS)
+        self.scrape_phase = self._random.uniform(0, SCRAPE_SECONDS)
+        self._gpus = [
+            Gpu(
+                uuid=f"GPU-{self.day.name}-{index}",
+                index=index,
+                minor=index,
+                model=self.day.model,
+                pci_bus_id=str(index),
+            )
+            for index in range(self.day.gpu_count)
+        ]
+
+    def run(self, first: float, last: float, dump_before: float = math.inf) -> list[dict[str, Any]] | None:
+        """Sample from ``first`` to ``last`` and keep the scrapes between; return the save before ``dump_before``."""
+        dumped: list[dict[str, Any]] | None = None
+        scrape = self.scrape_phase + SCRAPE_SECONDS * math.ceil((first - self.scrape_phase) / SCRAPE_SECONDS)
+        before, save, number = first - SAMPLE_SECONDS, first, 0
+        while (now := first + number * SAMPLE_SECONDS + self._random.uniform(0, JITTER_SECONDS)) <= last:
+            number += 1
+            while scrape < now:
+                self._scrape(scrape)
+                scrape += SCRAPE_SECONDS
+            self._sample(before, now)
+            before = now
+            if now < save:
+                continue
+            save = now + SAVE_SECONDS
+            if scrape < save + SAMPLE_SECONDS:
+                for books in self.books:
+                    books.saved = books.ledger.view(STEADY_AT_START + now)
+            if now < dump_before <= save + SAMPLE_SECONDS:
+                dumped = [_state(books, STEADY_AT_START + now) for books in self.books]
+        return dumped
+
+    def _scrape(self, at: float) -> None:
+        for books in self.books:
+            self.recorder.books(books, at)
+        self.recorder.gauges(self._views, at)
+
+    def _sample(self, before: float, now: float) -> None:
+        poll = self._poll_phase + KUBELET_SECONDS * math.floor((now - self._poll_phase) / KUBELET_SECONDS)
+        if poll > self._polled:
+            self._polled = poll
+            found = tuple(job for job in self.day.jobs if job.start_seconds <= poll < job.end_seconds)
+            if found != self._found:
+                self._found, self._fresh_until = found, -math.inf
+        if now > self._fresh_until:
+            # Where nothing changes from the last sample on, the mean of every later one is the same until it does.
+            change = min((job.next_change(before) for job in self.day.jobs), default=math.inf)
+            self._views = self._look(before, now)
+            self._fresh_until = change if change > now else -math.inf
+        for books in self.books:
+            portions = books.meter.add(self._views, STEADY_AT_START + now)
+            books.ledger.charge(portions, {}, STEADY_AT_START + now)
+
+    def _look(self, before: float, now: float) -> tuple[DeviceView, ...]:
+        span = now - before
+        running = [
+            (job, job.busy_seconds(before, now) / span)
+            for job in self.day.jobs
+            if job.start_seconds < now and job.end_seconds > before
+        ]
+        return tuple(self._view(gpu, running) for gpu in self._gpus)
+
+    def _view(self, gpu: Gpu, running: list[tuple[Job, float]]) -> DeviceView:
+        busy = {job.name: job.share_ratio * ratio for job, ratio in running if gpu.index in job.gpus}
+        holders = [job for job in self._found if gpu.index in job.gpus]
+        pods = tuple(_use(job, gpu, busy.get(job.name, 0.0)) for job in holders)
+        total = min(1.0, sum(busy.values()))
+        foreign = total - sum(use.activity.ratio for use in pods if use.activity)
+        return DeviceView(
+            gpu=gpu,
+            activity=Activity(ratio=total, source=ActivitySource.ENGINE),
+            allocation=AllocationState.ALLOCATED if pods else AllocationState.UNALLOCATED,
+            pods=pods,
+            unattributed_activity_ratio=max(0.0, foreign) if pods else None,
+        )
+
+
+def _use(job: Job, gpu: Gpu, ratio: float) -> PodUse:
+    holder = Holder(
+        namespace=job.namespace,
+        pod=job.name,
+        container="main",
+        device_uuid=gpu.uuid,
+        mode=ShareMode.SHARED if job.shared else ShareMode.EXCLUSIVE,
+        resource="nvidia.com/gpu",
+        source="device-plugin",
+        share_ratio=job.share_ratio,
+        device_share_ratio=job.share_ratio,
+    )
+    activity = Activity(ratio=ratio, source=ActivitySource.PROCESS_SAMPLES)
+    return PodUse(holder=holder, age_seconds=0.0, activity=activity)
+
+
+def _new_books(scheme: str) -> Books:
+    return Books(scheme, Meter(SAMPLE_SECONDS, SCHEMES[scheme]), Ledger())
+
+
+def _state(books: Books, steady: float) -> dict[str, Any]:
+    return {
+        "scheme": books.scheme,
+        "steady": steady,
+        "ledger": books.ledger.dump(),
+        "slots": [asdict(slot) for slot in books.meter.slots()],
+    }
+
+
+def _restored(state: dict[str, Any]) -> Books:
+    """Books as a new agent finds them, through a real state file."""
+    with TemporaryDirectory() as directory:
+        StateFile(Path(directory)).save(state)
+        read = StateFile(Path(directory)).load()
+    if read is None:
+        raise RuntimeError("what was saved is not there")
+    books = Books(read["scheme"], Meter(SAMPLE_SECONDS, SCHEMES[read["scheme"]]), Ledger.load(read["ledger"]))
+    books.meter.resume([slot_of(slot) for slot in read["slots"]], read["steady"])
+    return books
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What one node left in Prometheus, without and with a restart of its agent in the middle of the day."""
+
+    clean: dict[str, Samples]
+    restarted: dict[str, Samples]
+    conservation_error_seconds: float
+    samples: int
+
+
+def record(day: NodeDay, seed: int, length: float = DAY_SECONDS) -> NodeRecord:
+    """Let a node's agent run through the day, and once more from a restart on."""
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    killed = chance.uniform(0.3, 0.7) * length
+    recorder = Recorder(day.name)
+    agent = VirtualAgent(day, seed, recorder, [_new_books(scheme) for scheme in SCHEMES])
+    first = -WARM_SECONDS + chance.uniform(0, SAMPLE_SECONDS)
+    states = agent.run(first, length + SAMPLE_SECONDS, dump_before=killed)
+    if states is None:
+        raise RuntimeError("no save before the restart")
+    second = VirtualAgent(day, seed, recorder.before(killed), [_restored(state) for state in states])
+    second.run(killed + DOWN_SECONDS, length + SAMPLE_SECONDS)
+    worst = max(b.ledger.conservation_error_seconds for b in (*agent.books, *second.books))
+    return NodeRecord(recorder.series, second.recorder.series, worst, int(length + WARM_SECONDS))

@@ -1,0 +1,117 @@
+"""Recorded samples in a real Prometheus: promtool makes the blocks, the server answers PromQL."""
+
+import json
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from array import array
+
+OPENS_AT = 1_767_225_600
+"""Unix time of the replayed day's start: 2026-01-01 00:00 UTC."""
+PATIENCE_SECONDS = 60.0
+
+Samples: TypeAlias = "tuple[array[float], array[float]]"
+"""Times (seconds since the day's start) and values of one series."""
+
+
+def write_openmetrics(path: Path, recorded: Iterable[Mapping[str, Samples]], keep: Callable[[str, float], bool]) -> int:
+    """Write the samples that ``keep(node, time)`` lets through; return how many."""
+    count = 0
+    with path.open("w", encoding="ascii") as file:
+        for series in recorded:
+            for name, (times, values) in series.items():
+                node = name.partition('node="')[2].partition('"')[0]
+                lines = [
+                    f"{name} {value!r} {OPENS_AT + at:.3f}\n"
+                    for at, value in zip(times, values, strict=True)
+                    if keep(node, at)
+                ]
+                count += len(lines)
+                file.writelines(lines)
+        file.write("# EOF\n")
+    return count
+
+
+class Server:
+    """A Prometheus on a folder of blocks."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def query(self, expression: str, at: float) -> dict[tuple[str, ...], float]:
+        """Values of an instant query by label values, in order of label name; ``at`` counts from the day's start."""
+        rows = self._ask("query", query=expression, time=str(OPENS_AT + at))
+        return {_key(row["metric"]): float(row["value"][1]) for row in rows}
+
+    def hourly_sum(self, expression: str, hours: int) -> dict[tuple[str, ...], float]:
+        """Sum of a query over the full hours of the day."""
+        times = {"start": str(OPENS_AT + 3600), "end": str(OPENS_AT + 3600 * hours), "step": "3600"}
+        rows = self._ask("query_range", query=expression, **times)
+        return {_key(row["metric"]): sum(float(value) for _, value in row["values"]) for row in rows}
+
+    def _ask(self, path: str, **query: str) -> list[dict[str, Any]]:
+        body = urllib.parse.urlencode(query).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", data=body, timeout=120) as answer:
+            rows: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return rows
+
+
+def _key(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(value for name, value in sorted(labels.items()) if name != "__name__")
+
+
+@contextmanager
+def serving(text: Path, directory: Path) -> Iterator[Server]:
+    """Make blocks of the text and serve them until the block ends.
+
+    Raises:
+        RuntimeError: promtool or Prometheus fails; their words are in the message.
+    """
+    data = directory / "data"
+    command = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=768h", "openmetrics", text, data]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise RuntimeError(f"promtool: {made.stderr[-500:]}")
+    config = directory / "prometheus.yml"
+    config.write_text("global: {}\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = directory / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={data}",
+                "--storage.tsdb.retention.time=100y",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        _wait(port, log)
+        yield Server(port)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _wait(port: int, log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"Prometheus is not ready: {log.read_text()[-500:]}")
