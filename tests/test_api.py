@@ -1,4 +1,4 @@
-"""The JSON of the node: units in the keys, null for unknown."""
+"""The JSON of the node and of its ledger: units in the keys, null for unknown."""
 
 import json
 import re
@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import exposition_support
 import page_support as made
 
-from exporter.exposition import api
-from exporter.model import AllocationState, Field, Unresolved
+from exporter.exposition import api, ledger_api
+from exporter.model import AllocationState, Field, Price, Unresolved
 
 
 def parsed(*devices: made.DeviceView, **changes: object) -> dict[str, Any]:
@@ -82,13 +83,52 @@ def keys_of(value: object) -> Iterator[str]:
             yield from keys_of(inner)
 
 
-def test_every_key_is_documented_and_every_documented_key_is_there() -> None:
+def undocumented(path: str, document: object) -> tuple[set[str], set[str]]:
+    """Keys that the document has and docs/api.md does not tell under the path, and the other way round."""
     text = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text()
-    reference = text.partition("## `/api/v1/devices`")[2]
+    reference = text.partition(f"## `{path}`")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", reference, re.MULTILINE)
     told = {key for cell in cells for key in re.findall(r"`([a-z_]+)`", cell)}
+    keys = set(keys_of(document))
+    return keys - set(re.findall(r"`([a-z_]+)`", reference)), told - keys
+
+
+def test_every_key_is_documented_and_every_documented_key_is_there() -> None:
     loose = Unresolved(namespace="a", pod="b", container="c", resource="d", device_id="e", reason="f")
     failing = replace(made.held(0, "train-0", 0.9), xids={79: 1})
-    keys = set(keys_of(parsed(failing, unresolved=(loose,))))
-    assert keys - set(re.findall(r"`([a-z_]+)`", reference)) == set()
-    assert told - keys == set()
+    assert undocumented("/api/v1/devices", parsed(failing, unresolved=(loose,))) == (set(), set())
+
+
+def test_every_key_of_the_ledger_is_documented_and_every_documented_key_is_there() -> None:
+    document = json.loads(ledger_api.ledger_document(exposition_support.snapshot()))
+    assert undocumented("/api/v1/ledger", document) == (set(), set())
+
+
+def test_a_gpu_has_its_price_and_null_where_no_row_matches() -> None:
+    price = Price(per_hour=3.5, currency="EUR", source="own:h100", as_of="2026-01-01")
+    first, second = parsed(made.held(0, "a"), made.held(1, "b"), prices={made.gpu(0).uuid: price})["devices"]
+    assert (first["gpu_price_per_hour"], first["price_currency"], first["price_source"]) == (3.5, "EUR", "own:h100")
+    assert (second["gpu_price_per_hour"], second["price_currency"]) == (None, None)
+
+
+def test_the_ledger_has_every_owner_with_seconds_joules_and_money() -> None:
+    document = json.loads(ledger_api.ledger_document(exposition_support.snapshot()))
+    work, nobody_known, free = document["accounts"]
+    assert (work["owner_namespace"], work["owner_kind"], work["owner_name"], work["team"]) == (
+        "vision",
+        "Job",
+        "resnet",
+        "perception",
+    )
+    assert (work["allocated_seconds"], work["active_seconds"]) == (3600.0, 2700.0)
+    assert work["money"] == [{"currency": "USD", "cost": 2.5, "idle_cost": 0.4166666}]
+    assert (nobody_known["energy_joules"], nobody_known["money"], nobody_known["unpriced_seconds"]) == (None, [], 72.0)
+    assert (free["owner_kind"], free["owner_namespace"]) == ("Unallocated", None)
+    assert sum(account["allocated_seconds"] for account in document["accounts"]) == document["capacity_seconds"]
+    assert [pod["pod"] for pod in document["pods"]] == ["resnet-0", "short-job"]
+    assert document["prices"][0]["source"] == "fleet:h100"
+
+
+def test_before_anything_was_metered_the_ledger_says_so_and_has_no_zeros() -> None:
+    document = json.loads(ledger_api.ledger_document(made.snapshot(made.held(0, "a"))))
+    assert (document["metered"], document["capacity_seconds"], document["accounts"]) == (False, None, [])

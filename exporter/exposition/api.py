@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from exporter.model import Activity, DeviceView, Field, PodUse, Snapshot, SourceStatus
+from exporter.model import Activity, DeviceView, Field, PodUse, Price, Snapshot, SourceStatus
 
 API_VERSION = 1
 _MIB = 1024 * 1024
@@ -36,7 +36,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
             "answered_at_seconds": snapshot.attribution_at_seconds,
             "problem": snapshot.attribution_problem or None,
         },
-        "devices": [_device(view) for view in snapshot.devices],
+        "devices": [_device(view, snapshot.prices.get(view.gpu.uuid)) for view in snapshot.devices],
         "unresolved": [
             {
                 "namespace": item.namespace,
@@ -74,7 +74,7 @@ def _activity(activity: Activity | None) -> dict[str, Any]:
     }
 
 
-def _device(view: DeviceView) -> dict[str, Any]:
+def _device(view: DeviceView, price: Price | None) -> dict[str, Any]:
     instance = view.instance
     energy_millijoules = view.values.get(Field.TOTAL_ENERGY_CONSUMPTION)
     return {
@@ -98,6 +98,9 @@ def _device(view: DeviceView) -> dict[str, Any]:
         "power_watts": view.values.get(Field.POWER_USAGE),
         "energy_joules": None if energy_millijoules is None else energy_millijoules / 1000,
         "temperature_celsius": view.values.get(Field.GPU_TEMP),
+        "gpu_price_per_hour": price.per_hour if price else None,
+        "price_currency": price.currency if price else None,
+        "price_source": price.source if price else None,
         "holders": [_holder(use) for use in view.pods],
         "unattributed": {
             "activity_ratio": view.unattributed_activity_ratio,

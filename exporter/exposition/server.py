@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiohttp import hdrs, web
 
-from exporter.exposition import api, page
+from exporter.exposition import api, ledger_api, page
 from exporter.exposition.compression import accepts_gzip, gzipped
 from exporter.exposition.connections import CONNECTIONS, Connections
 from exporter.model import Snapshot
@@ -20,6 +20,7 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("/", "this node, for people"),
     ("/metrics", "this node, for Prometheus"),
     ("/api/v1/devices", "this node, as JSON"),
+    ("/api/v1/ledger", "who has used and paid what since the ledger began, as JSON"),
     ("/healthz", "200 while the process lives"),
     ("/readyz", "200 while the picture is fresh, else 503 with the reasons"),
     ("/-/release", "POST, from this host only: close the driver for ?seconds=60"),
@@ -48,11 +49,17 @@ class _Face:
         return _response(request, body, content_type)
 
     async def devices(self, request: web.Request) -> web.Response:
+        return self._json(request, api.device_document)
+
+    async def ledger(self, request: web.Request) -> web.Response:
+        return self._json(request, ledger_api.ledger_document)
+
+    def _json(self, request: web.Request, document: Callable[[Snapshot], bytes]) -> web.Response:
         snapshot = self.snapshot()
         if snapshot is None:
             body = b'{"error":"no picture of the node yet; ask again in a second"}'
             return _response(request, body, "application/json", status=503)
-        return _response(request, api.device_document(snapshot), "application/json")
+        return _response(request, document(snapshot), "application/json")
 
     async def healthz(self, request: web.Request) -> web.Response:
         return _response(request, b"ok\n", "text/plain; charset=utf-8")
@@ -104,6 +111,7 @@ def create_app(
     app.router.add_get("/", face.index)
     app.router.add_get("/metrics", face.scrape)
     app.router.add_get("/api/v1/devices", face.devices)
+    app.router.add_get("/api/v1/ledger", face.ledger)
     app.router.add_get("/healthz", face.healthz)
     app.router.add_get("/readyz", face.readyz)
     app.router.add_post("/-/release", face.close_driver)
