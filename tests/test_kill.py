@@ -1,0 +1,88 @@
+"""kill -9 at random moments: what was shown never goes back, no second is counted twice, none is lost."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from agent_support import ROOT, AgentProcess, matching, running_agent
+
+from exporter.accounting.state_file import StateFile
+
+
+def test_two_hundred_kills_lose_no_second_and_take_nothing_back(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "kill_support.py", tmp_path, "200", "20261121"],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["rounds"] == 200
+    assert seen["saved"] > 20, "many were killed after a save"
+    assert seen["visible"] > 100, "more than zeros was shown"
+    assert 0 < seen["unknown"] < seen["gpu_seconds"], "what was seen is known, what was not is not"
+    assert set(seen["left"]) <= {"ledger.json", "ledger.json.new"}, "nothing was found damaged"
+
+
+def counters(agent: AgentProcess) -> dict[str, float]:
+    page = agent.series()
+    return {
+        name: value
+        for name, value in page.items()
+        if name.startswith(("gpu_ledger_", "gpu_pod_", "gpu_exporter_ledger_")) and "_total" in name
+    }
+
+
+def make_every_series_old(directory: Path) -> None:
+    """A new series shows 0 for longer than this test takes."""
+    file = StateFile(directory)
+    state = file.load()
+    assert state is not None
+    for entry in (*state["ledger"]["accounts"], *state["ledger"]["pods"]):
+        entry["totals"]["shown"] = True
+        for purse in entry["totals"]["money"].values():
+            purse["shown"] = True
+    file.save(state)
+
+
+def gpus_and_capacity(directory: Path) -> tuple[int, float, float]:
+    state = StateFile(directory).load()
+    assert state is not None
+    totals = [account["totals"] for account in state["ledger"]["accounts"]]
+    metered = sum(entry[f"{kind}_seconds"] for entry in totals for kind in ("active", "idle", "unknown"))
+    gpus = len({slot["gpu_uuid"] for slot in state["slots"]})
+    return gpus, metered, state["metered_steady"]
+
+
+def test_ten_killed_agents_go_on_from_what_they_had_shown(tmp_path: Path) -> None:
+    chance = random.Random(9)  # noqa: S311 - moments to kill
+    arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
+    state_dir = ("--state-dir", str(tmp_path))
+    with running_agent(*arguments, *state_dir) as agent:
+        agent.until(lambda page: page.get("gpu_exporter_ledger_capacity_seconds_total"), "something is metered")
+        assert agent.end() == 0
+    make_every_series_old(tmp_path)
+    gpus, metered, steady = gpus_and_capacity(tmp_path)
+    began = steady - metered / gpus
+    before: dict[str, float] = {}
+    for _ in range(10):
+        with running_agent(*arguments, *state_dir) as agent:
+            page = counters(agent)
+            assert page
+            gone_back = {name: (value, page.get(name)) for name, value in before.items() if page.get(name, 0.0) < value}
+            assert not gone_back
+            time.sleep(chance.uniform(1.0, 2.5))
+            before = counters(agent)
+            assert agent.end(signal.SIGKILL) == -signal.SIGKILL
+        gpus, metered, steady = gpus_and_capacity(tmp_path)
+        assert abs(steady - metered / gpus - began) < 1e-6, "every second since the start, once"
+    assert sum(matching(before, "gpu_ledger_active_seconds_total").values()) > 0
+    assert [path.name for path in tmp_path.glob("*damaged*")] == []
