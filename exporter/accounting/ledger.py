@@ -132,7 +132,7 @@ class Ledger:
                 pod = _pod_of(entry)
                 ledger._pods[pod] = tally_of(entry["totals"])
                 ledger._pod_now[_key(pod)] = pod
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a ledger: {type(error).__name__}: {error}") from error
         return ledger
 
@@ -199,9 +199,18 @@ def _other_pod(before: PodAccount, after: PodAccount) -> bool:
 
 
 def _account_of(entry: Mapping[str, Any]) -> Account:
-    owner = Owner(**{name: str(entry[name]) for name in Owner.__slots__})
-    return Account(owner=owner, model=str(entry["model"]), mode=ShareMode(entry["mode"]))
+    owner = Owner(**{name: _text(entry, name) for name in Owner.__slots__})
+    return Account(owner=owner, model=_text(entry, "model"), mode=ShareMode(entry["mode"]))
 
 
 def _pod_of(entry: Mapping[str, Any]) -> PodAccount:
-    return PodAccount(**{name: entry[name] for name in PodAccount.__slots__})
+    texts = {name: _text(entry, name) for name in PodAccount.__slots__ if name not in {"gpu_index", "pod_uid"}}
+    uid = None if entry["pod_uid"] is None else _text(entry, "pod_uid")
+    return PodAccount(**texts, gpu_index=int(entry["gpu_index"]), pod_uid=uid)
+
+
+def _text(entry: Mapping[str, Any], name: str) -> str:
+    value = entry[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, not text")
+    return value

@@ -106,14 +106,14 @@ class Tally:
         """Return what is to be shown: zeros at first."""
         if self._shown is not None:
             return self._shown
+        # A currency's time of zeros runs beside the line's, not after it.
+        paid = {currency: purse.birth.shows(now, birth_seconds) for currency, purse in self.purses.items()}
         if not self.birth.shows(now, birth_seconds):
-            return Totals(money=dict.fromkeys(self.purses, Money())) if self.purses else HIDDEN
-        money: dict[str, Money] = {}
-        grown_up = True
-        for currency, purse in self.purses.items():
-            visible = purse.birth.shows(now, birth_seconds)
-            grown_up = grown_up and visible
-            money[currency] = Money(total=purse.total, idle=purse.idle) if visible else Money()
+            return Totals(money=dict.fromkeys(paid, Money())) if paid else HIDDEN
+        money = {
+            currency: Money(total=purse.total, idle=purse.idle) if paid[currency] else Money()
+            for currency, purse in self.purses.items()
+        }
         totals = Totals(
             active_seconds=self.active_seconds,
             idle_seconds=self.idle_seconds,
@@ -123,7 +123,7 @@ class Tally:
             unpriced_seconds=self.unpriced_seconds,
             money=money,
         )
-        if grown_up:
+        if all(paid.values()):
             self._shown = totals
         return totals
 

@@ -1,0 +1,234 @@
+"""Nodes for the meter, made by hand or at random: views as the agent's tick makes them, without a driver."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+
+from exporter.attribution.inventory import instance_parts
+from exporter.model import (
+    Activity,
+    ActivitySource,
+    AllocationState,
+    DeviceState,
+    DeviceView,
+    Field,
+    Gpu,
+    Holder,
+    MigInstance,
+    Owner,
+    PodUse,
+    ShareMode,
+)
+
+H100 = "NVIDIA H100 80GB HBM3"
+SLICES: Mapping[str, tuple[int, int]] = {
+    "1g.10gb": (1, 1),
+    "1g.20gb": (1, 2),
+    "2g.20gb": (2, 2),
+    "3g.40gb": (3, 4),
+    "4g.40gb": (4, 4),
+    "7g.80gb": (7, 8),
+}
+LAYOUTS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("1g.10gb",) * 7,
+    ("3g.40gb", "4g.40gb"),
+    ("3g.40gb", "3g.40gb"),
+    ("1g.20gb", *("1g.10gb",) * 6),
+    ("2g.20gb", "1g.10gb"),
+)
+
+
+def gpu(index: int = 0, model: str = H100, *, mig: bool = False) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-{index}",
+        index=index,
+        minor=index,
+        model=model,
+        pci_bus_id=f"00000000:{index:02X}:00.0",
+        mig_enabled=mig,
+        compute_slices=7,
+        memory_slices=8,
+    )
+
+
+def holder(
+    pod: str,
+    device: str = "GPU-0",
+    *,
+    share: float = 1.0,
+    of_device: float | None = None,
+    mode: ShareMode = ShareMode.EXCLUSIVE,
+    namespace: str = "ml",
+    uid: str | None = None,
+) -> Holder:
+    return Holder(
+        namespace=namespace,
+        pod=pod,
+        container="main",
+        device_uuid=device,
+        mode=mode,
+        resource="nvidia.com/gpu",
+        source="device-plugin",
+        share_ratio=share,
+        device_share_ratio=share if of_device is None else of_device,
+        pod_uid=uid,
+    )
+
+
+def activity(ratio: float | None) -> Activity | None:
+    return None if ratio is None else Activity(ratio=ratio, source=ActivitySource.ENGINE)
+
+
+def use(held: Holder, ratio: float | None) -> PodUse:
+    return PodUse(holder=held, age_seconds=1.0, activity=activity(ratio))
+
+
+def whole(
+    *pods: PodUse,
+    busy: float | None = 0.0,
+    index: int = 0,
+    model: str = H100,
+    foreign: float | None = 0.0,
+    state: DeviceState = DeviceState.UP,
+    known: bool = True,
+    values: Mapping[Field, int | float] | None = None,
+) -> DeviceView:
+    """A whole GPU; free where nobody is given, unknown whose where ``known`` is False."""
+    allocation = AllocationState.ALLOCATED if pods else AllocationState.UNALLOCATED
+    return DeviceView(
+        gpu=gpu(index, model),
+        state=state,
+        values=values or {},
+        activity=activity(busy),
+        allocation=allocation if known else AllocationState.UNKNOWN,
+        pods=pods,
+        unattributed_activity_ratio=foreign,
+    )
+
+
+def instances_of(board: Gpu, layout: Sequence[str]) -> list[MigInstance]:
+    return [
+        MigInstance(
+            uuid=f"MIG-{board.index}-{profile}-{number}",
+            parent_uuid=board.uuid,
+            gpu_instance_id=number + 1,
+            compute_instance_id=0,
+            profile=profile,
+            compute_slices=SLICES[profile][0],
+            memory_slices=SLICES[profile][1],
+        )
+        for number, profile in enumerate(layout)
+    ]
+
+
+def partitioned(
+    layout: Sequence[str],
+    held: Mapping[int, tuple[str, float | None]],
+    *,
+    free_busy: float | None = 0.0,
+    values: Mapping[Field, int | float] | None = None,
+    state: DeviceState = DeviceState.UP,
+) -> list[DeviceView]:
+    """A partitioned GPU; ``held`` says which pod holds the instance of that number, and how busy it is."""
+    board = gpu(mig=True)
+    found = instances_of(board, layout)
+    parts = instance_parts(board, found)
+    views = [DeviceView(gpu=board, state=state, values=values or {}, allocation=None)]
+    for number, instance in enumerate(found):
+        ratio = parts[instance.uuid].ratio
+        pod, busy = held.get(number, ("", free_busy))
+        mine = holder(pod, instance.uuid, share=ratio, of_device=1.0, mode=ShareMode.MIG)
+        views.append(
+            DeviceView(
+                gpu=board,
+                instance=instance,
+                state=state,
+                activity=activity(busy),
+                share_ratio=ratio,
+                allocation=AllocationState.ALLOCATED if pod else AllocationState.UNALLOCATED,
+                pods=(use(mine, busy),) if pod else (),
+                unattributed_activity_ratio=0.0,
+            )
+        )
+    return views
+
+
+def namespace_owner(held: Holder) -> Owner:
+    return Owner(namespace=held.namespace)
+
+
+def random_views(random: Random, layouts: Sequence[int], counters: dict[int, float]) -> list[DeviceView]:
+    """A node in which anything may have happened since the last look.
+
+    Args:
+        random: Source of chance.
+        layouts: Number of the layout of each GPU.
+        counters: Energy counters by GPU in millijoules, moved on here.
+    """
+    views: list[DeviceView] = []
+    known = random.random() > 0.1
+    for index, layout in enumerate(layouts):
+        if random.random() < 0.05:
+            continue  # not enumerated this time
+        board = gpu(index, (H100, "NVIDIA A100-SXM4-40GB")[index % 2], mig=bool(layout))
+        state = DeviceState.LOST if random.random() < 0.1 else DeviceState.UP
+        counters[index] = 0.0 if random.random() < 0.05 else counters.get(index, 0.0) + random.uniform(0, 7e5)
+        values: dict[Field, int | float] = {}
+        if random.random() < 0.8:
+            values[Field.TOTAL_ENERGY_CONSUMPTION] = counters[index]
+        if random.random() < 0.8:
+            values[Field.POWER_USAGE] = random.uniform(60, 700)
+        found = instances_of(board, LAYOUTS[layout])
+        parts = instance_parts(board, found) if found else {}
+        held_whole = bool(found) and random.random() < 0.1
+        units: list[tuple[MigInstance | None, float]] = [(None, 1.0)]
+        units += [(instance, parts[instance.uuid].ratio) for instance in found]
+        for instance, ratio in units:
+            nobody = (instance is None and bool(found) and not held_whole) or not known
+            view = _random_view(random, board, instance, ratio, nobody=nobody, state=state)
+            if instance is None:
+                view = replace(view, values=values)
+            if instance is None and found and not view.pods:
+                view = replace(view, allocation=None)
+            elif not known:
+                view = replace(view, allocation=AllocationState.UNKNOWN, unattributed_activity_ratio=None)
+            views.append(view)
+    return views
+
+
+def _random_view(
+    random: Random, board: Gpu, instance: MigInstance | None, ratio: float, *, nobody: bool, state: DeviceState
+) -> DeviceView:
+    uuid = instance.uuid if instance else board.uuid
+    replicas = random.choice((1, 1, 3, 4))
+    count = 0 if nobody else random.randint(0, replicas)
+    busy = None if random.random() < 0.2 or state is not DeviceState.UP else random.choice((0.0, 1.0, random.random()))
+    mode = ShareMode.SHARED if replicas > 1 else ShareMode.MIG if instance else ShareMode.EXCLUSIVE
+    names = random.sample("abcdef", count)
+    weights = [random.random() for _ in range(count + 1)]
+    pods = tuple(
+        use(
+            holder(
+                name,
+                uuid,
+                share=ratio / replicas,
+                of_device=1 / replicas,
+                mode=mode,
+                namespace=f"team-{name}",
+                uid=random.choice((None, "uid-1", "uid-2")),
+            ),
+            None if busy is None else busy * weight / sum(weights),
+        )
+        for name, weight in zip(names, weights, strict=False)
+    )
+    return DeviceView(
+        gpu=board,
+        instance=instance,
+        state=state,
+        activity=activity(busy),
+        share_ratio=ratio,
+        allocation=AllocationState.ALLOCATED if pods else AllocationState.UNALLOCATED,
+        pods=pods,
+        unattributed_activity_ratio=None if busy is None else busy * weights[-1] / sum(weights),
+    )

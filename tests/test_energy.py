@@ -1,0 +1,93 @@
+"""Energy of a GPU: what was used, and whose it was."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.accounting.energy import Energy, EnergyMeter, split_energy
+from exporter.model import Field
+
+COUNTER, POWER = Field.TOTAL_ENERGY_CONSUMPTION, Field.POWER_USAGE
+part = st.floats(0, 1) | st.just(0.0)
+
+
+def meter_at(millijoules: float) -> EnergyMeter:
+    meter = EnergyMeter()
+    meter.begin({COUNTER: millijoules})
+    return meter
+
+
+def test_energy_is_the_counters_increase() -> None:
+    meter = meter_at(5_000_000)
+    taken = meter.take({COUNTER: 5_400_000, POWER: 999.0}, 1.0, seen=True, telling=True)
+    assert taken == Energy(joules=400.0, idle_joules=400.0)
+
+
+def test_what_is_above_the_lowest_power_so_far_is_for_work() -> None:
+    meter = meter_at(0)
+    meter.take({COUNTER: 100_000}, 1.0, seen=True, telling=True)
+    assert meter.take({COUNTER: 600_000}, 1.0, seen=True, telling=True) == Energy(joules=500.0, idle_joules=100.0)
+    assert meter.take({COUNTER: 800_000}, 2.0, seen=True, telling=True) == Energy(joules=200.0, idle_joules=200.0)
+
+
+def test_a_counter_that_restarted_counts_nothing_for_that_interval_and_teaches_nothing() -> None:
+    meter = meter_at(900_000)
+    assert meter.take({COUNTER: 50_000}, 1.0, seen=True, telling=True) == Energy(joules=0.0, idle_joules=0.0)
+    assert meter.idle_watts is None
+    taken = meter.take({COUNTER: 150_000}, 1.0, seen=True, telling=True)
+    assert taken is not None
+    assert taken.joules == 100.0
+
+
+def test_without_a_counter_energy_is_power_times_time_but_not_over_a_gap() -> None:
+    meter = EnergyMeter()
+    taken = meter.take({POWER: 300.0}, 2.0, seen=True, telling=True)
+    assert taken is not None
+    assert taken.joules == 600.0
+    assert meter.take({POWER: 300.0}, 600.0, seen=False, telling=True) is None
+    assert meter.take({}, 1.0, seen=True, telling=True) is None
+
+
+def test_a_counter_covers_a_gap_and_teaches_no_idle_power() -> None:
+    meter = meter_at(0)
+    taken = meter.take({COUNTER: 60_000_000}, 600.0, seen=False, telling=True)
+    assert taken is not None
+    assert taken.joules == 60_000.0
+    assert meter.idle_watts is None
+
+
+def test_a_counter_that_one_sample_lacks_is_made_up_by_the_next_and_told_only_once() -> None:
+    blind = meter_at(0)
+    assert blind.take({}, 1.0, seen=True, telling=True) is None
+    taken = blind.take({COUNTER: 200_000}, 1.0, seen=True, telling=True)
+    assert taken is not None
+    assert taken.joules == 200.0
+
+    powered = meter_at(0)
+    first = powered.take({POWER: 100.0}, 1.0, seen=True, telling=True)
+    second = powered.take({COUNTER: 200_000, POWER: 100.0}, 1.0, seen=True, telling=True)
+    assert first is not None
+    assert second is not None
+    assert first.joules + second.joules == 200.0
+
+
+def test_an_interval_too_short_for_the_counter_to_step_teaches_no_idle_power() -> None:
+    meter = meter_at(0)
+    meter.take({COUNTER: 1}, 0.01, seen=True, telling=False)
+    assert meter.idle_watts is None
+
+
+def test_idle_energy_goes_by_share_and_the_rest_by_activity() -> None:
+    parts = split_energy(Energy(joules=500.0, idle_joules=100.0), [0.25, 0.75], [0.1, 0.3])
+    assert parts == pytest.approx([25 + 100, 75 + 300])
+    assert split_energy(Energy(joules=500.0, idle_joules=100.0), [0.5, 0.5], [0.0, 0.0]) == [250.0, 250.0]
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1), st.lists(st.tuples(part, part), min_size=1, max_size=60))
+def test_parts_of_energy_are_never_negative_and_sum_to_the_gpus(
+    joules: float, idle: float, parts: list[tuple[float, float]]
+) -> None:
+    shares = [share + 1e-3 for share, _ in parts]
+    split = split_energy(Energy(joules=joules, idle_joules=joules * idle), shares, [weight for _, weight in parts])
+    assert min(split) >= 0
+    assert sum(split) == pytest.approx(joules, rel=1e-12, abs=1e-300)

@@ -1,0 +1,278 @@
+"""Meters: every GPU-second between two samples goes to somebody, once."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metering_support import LAYOUTS, holder, namespace_owner, partitioned, random_views, use, whole
+
+from exporter.accounting.ledger import Ledger
+from exporter.accounting.slots import slot_of
+from exporter.accounting.usage import Meter
+from exporter.model import (
+    UNATTRIBUTED,
+    DeviceState,
+    DeviceView,
+    Field,
+    Holder,
+    Owner,
+    Portion,
+    Price,
+    ShareMode,
+)
+
+COUNTER = Field.TOTAL_ENERGY_CONSUMPTION
+Figures = tuple[float, float, float]
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter(1.0, namespace_owner)
+
+
+def after(meter: Meter, views: Sequence[DeviceView], dt: float = 1.0, start: float = 100.0) -> tuple[Portion, ...]:
+    """Meter an interval in which nothing changed."""
+    meter.add(views, start)
+    return meter.add(views, start + dt)
+
+
+def figures(portions: Sequence[Portion]) -> dict[str, Figures]:
+    """Active, idle and unknown seconds, rounded, by pod or else by kind of owner."""
+    return {
+        (portion.pod.pod if portion.pod else portion.account.owner.kind): (
+            round(portion.active_seconds, 9),
+            round(portion.idle_seconds, 9),
+            round(portion.unknown_seconds, 9),
+        )
+        for portion in portions
+    }
+
+
+def shared(pod: str, ratio: float | None, *, quarter: float = 0.25) -> tuple[Holder, float | None]:
+    return holder(pod, share=quarter, mode=ShareMode.SHARED), ratio
+
+
+def test_the_first_sample_of_a_gpu_charges_nothing(meter: Meter) -> None:
+    assert meter.add([whole(use(holder("a"), 0.5))], 100.0) == ()
+
+
+def test_an_exclusive_holder_is_active_as_its_gpu_is(meter: Meter) -> None:
+    (portion,) = after(meter, [whole(use(holder("a"), 0.75), busy=0.75)], dt=2.0)
+    assert (portion.active_seconds, portion.idle_seconds, portion.unknown_seconds) == (1.5, 0.5, 0.0)
+    assert portion.account.owner == Owner(namespace="ml")
+    assert portion.account.mode is ShareMode.EXCLUSIVE
+    assert portion.interval_seconds == 2.0
+
+
+def test_unknown_activity_is_neither_active_nor_idle(meter: Meter) -> None:
+    assert figures(after(meter, [whole(use(holder("a"), None), busy=None)])) == {"a": (0.0, 0.0, 1.0)}
+
+
+def test_a_gpu_that_is_down_is_unknown_at_its_holder(meter: Meter) -> None:
+    lost = whole(use(holder("a"), 0.5), busy=0.5, state=DeviceState.LOST)
+    assert figures(after(meter, [lost])) == {"a": (0.0, 0.0, 1.0)}
+
+
+def test_a_sharer_that_uses_all_of_its_quarter_is_wholly_active_and_the_free_replica_is_idle(meter: Meter) -> None:
+    pods = [use(*shared("a", 0.25)), use(*shared("b", 0.05)), use(*shared("c", 0.4))]
+    portions = after(meter, [whole(*pods, busy=0.7)])
+    assert figures(portions) == {
+        "a": (0.25, 0.0, 0.0),
+        "b": (0.05, 0.2, 0.0),
+        "c": (0.25, 0.0, 0.0),
+        "Unallocated": (0.0, 0.25, 0.0),
+    }
+    assert {portion.account.mode for portion in portions} == {ShareMode.SHARED}
+
+
+def test_a_free_gpu_is_unallocated_and_one_of_which_nobody_knows_is_unattributed(meter: Meter) -> None:
+    assert figures(after(meter, [whole(busy=0.1)])) == {"Unallocated": (0.1, 0.9, 0.0)}
+    unknown = figures(after(Meter(1.0, namespace_owner), [whole(busy=0.4, known=False)]))
+    assert unknown == {"Unattributed": (0.4, 0.6, 0.0)}
+
+
+def test_stranded_slices_are_idle_and_unallocated() -> None:
+    meter = Meter(10.0, namespace_owner)
+    views = partitioned(("2g.20gb", "1g.10gb"), {0: ("a", 0.5), 1: ("b", 1.0)})
+    portions = after(meter, views, dt=7.0)
+    assert figures(portions) == {"a": (1.0, 1.0, 0.0), "b": (1.0, 0.0, 0.0), "Unallocated": (0.0, 4.0, 0.0)}
+    assert {portion.account.mode for portion in portions} == {ShareMode.MIG}
+    (pod,) = [portion.pod for portion in portions if portion.pod and portion.pod.pod == "a"]
+    assert (pod.gpu_instance, pod.mig_profile, pod.gpu_uuid) == ("1", "2g.20gb", "GPU-0")
+
+
+def test_a_free_instance_is_idle_as_measured_and_unknown_where_not(meter: Meter) -> None:
+    measured = figures(after(meter, partitioned(("3g.40gb", "3g.40gb"), {0: ("a", 1.0)}, free_busy=0.2)))
+    assert measured == {"a": (0.5, 0.0, 0.0), "Unallocated": (0.1, 0.4, 0.0)}
+    blind = after(Meter(1.0, namespace_owner), partitioned(("3g.40gb", "3g.40gb"), {}, free_busy=None))
+    assert figures(blind) == {"Unallocated": (0.0, 0.0, 1.0)}
+
+
+def test_instances_that_overlap_on_paper_sum_to_one_gpu(meter: Meter) -> None:
+    portions = after(meter, partitioned(("3g.40gb", "4g.40gb"), {0: ("a", 1.0), 1: ("b", 1.0)}))
+    # 3g is 4/8 of the memory, 4g 4/7 of the compute: 15/14 of a GPU, brought down to one.
+    assert figures(portions) == {"a": (round(7 / 15, 9), 0.0, 0.0), "b": (round(8 / 15, 9), 0.0, 0.0)}
+
+
+def test_whoever_holds_a_partitioned_gpu_itself_has_all_of_it(meter: Meter) -> None:
+    board, *instances = partitioned(("3g.40gb", "3g.40gb"), {})
+    held = replace(board, allocation=whole(use(holder("a"), 1.0)).allocation, pods=(use(holder("a"), 1.0),))
+    held = replace(held, activity=whole(busy=1.0).activity)
+    assert figures(after(meter, [held, *instances])) == {"a": (1.0, 0.0, 0.0)}
+
+
+def test_whoever_holds_at_the_end_is_charged_for_the_interval(meter: Meter) -> None:
+    meter.add([whole(use(holder("a"), 1.0), busy=1.0)], 100.0)
+    assert figures(meter.add([whole(use(holder("b"), 1.0), busy=1.0)], 101.0)) == {"b": (1.0, 0.0, 0.0)}
+
+
+def test_of_a_gap_the_holder_before_and_after_has_all_and_all_is_unknown(meter: Meter) -> None:
+    assert figures(after(meter, [whole(use(holder("a"), 1.0), busy=1.0)], dt=3.0)) == {"a": (3.0, 0.0, 0.0)}
+    gap = after(Meter(1.0, namespace_owner), [whole(use(holder("a"), 1.0), busy=1.0)], dt=3.1)
+    assert figures(gap) == {"a": (0.0, 0.0, 3.1)}
+
+
+def test_with_a_fast_sampler_two_seconds_are_not_yet_a_gap() -> None:
+    fast = Meter(0.1, namespace_owner)
+    assert figures(after(fast, [whole(use(holder("a"), 1.0), busy=1.0)], dt=2.0)) == {"a": (2.0, 0.0, 0.0)}
+
+
+def test_what_changed_hands_in_a_gap_is_unattributed(meter: Meter) -> None:
+    meter.add([whole(use(*shared("a", 0.1)), use(*shared("b", 0.1)), busy=0.2)], 100.0)
+    now = whole(use(*shared("a", 0.1)), use(*shared("c", 0.1, quarter=0.5)), busy=0.2)
+    # a held a quarter throughout, a quarter was free throughout; b's quarter and c's other one: nobody knows.
+    assert figures(meter.add([now], 200.0)) == {
+        "a": (0.0, 0.0, 25.0),
+        "Unallocated": (0.0, 0.0, 25.0),
+        "Unattributed": (0.0, 0.0, 50.0),
+    }
+
+
+def test_another_pod_under_the_same_name_did_not_hold_through_the_gap(meter: Meter) -> None:
+    meter.add([whole(use(holder("web-0", uid="uid-1"), 1.0), busy=1.0)], 100.0)
+    portions = meter.add([whole(use(holder("web-0", uid="uid-2"), 1.0), busy=1.0)], 200.0)
+    assert figures(portions) == {"Unattributed": (0.0, 0.0, 100.0)}
+
+
+@pytest.mark.parametrize("second", [100.0, 40.0])
+def test_a_clock_that_does_not_advance_charges_nothing_and_the_next_second_counts(meter: Meter, second: float) -> None:
+    views = [whole(use(holder("a"), 1.0), busy=1.0)]
+    meter.add(views, 100.0)
+    assert meter.add(views, second) == ()
+    assert figures(meter.add(views, second + 1)) == {"a": (1.0, 0.0, 0.0)}
+
+
+def test_a_gpu_that_was_away_for_long_is_unknown_for_that_time_when_it_is_back(meter: Meter) -> None:
+    here, other = whole(use(holder("a"), 1.0), busy=1.0), whole(index=1)
+    meter.add([here, other], 100.0)
+    portions = meter.add([other], 101.0)
+    assert {portion.gpu_uuid for portion in portions} == {"GPU-1"}
+    meter.add([other], 110.0)
+    assert figures([p for p in meter.add([here, other], 111.0) if p.pod]) == {"a": (0.0, 0.0, 11.0)}
+
+
+def test_owners_that_become_known_are_charged_from_then_on() -> None:
+    owners: list[Owner] = [Owner(namespace="ml")]
+    meter = Meter(1.0, lambda _: owners[-1])
+    views = [whole(use(holder("a"), 1.0), busy=1.0)]
+    after(meter, views)
+    owners.append(Owner(namespace="ml", kind="Job", name="train", team="red"))
+    (portion,) = meter.add(views, 102.0)
+    assert portion.account.owner.name == "train"
+
+
+def test_use_by_no_holder_takes_its_energy_but_no_seconds(meter: Meter) -> None:
+    def views(joules: float) -> list[DeviceView]:
+        return [whole(use(holder("a"), 0.2), busy=0.8, foreign=0.6, values={COUNTER: joules * 1000})]
+
+    meter.add(views(0), 100.0)
+    meter.add(views(100), 101.0)  # the GPU's idle power is at most 100 W
+    portions = meter.add(views(500), 102.0)
+    joules = {portion.account.owner.kind: portion.energy_joules for portion in portions}
+    assert joules == pytest.approx({"": 100 + 300 * 0.25, "Unattributed": 300 * 0.75})
+    assert sum(portion.energy_joules or 0 for portion in portions) == 400.0
+    assert [portion.allocated_seconds for portion in portions if portion.account.owner == UNATTRIBUTED] == [0.0]
+
+
+def test_idle_energy_goes_to_free_instances_too(meter: Meter) -> None:
+    def views(joules: float, busy: float) -> list[DeviceView]:
+        return partitioned(("3g.40gb", "3g.40gb"), {0: ("a", busy)}, values={COUNTER: joules * 1000})
+
+    meter.add(views(0, 0.0), 100.0)
+    meter.add(views(100, 0.0), 101.0)
+    portions = meter.add(views(600, 1.0), 102.0)
+    joules = {portion.account.owner.kind: portion.energy_joules for portion in portions}
+    assert joules == pytest.approx({"": 450.0, "Unallocated": 50.0})
+
+
+def test_where_energy_is_not_measured_it_is_absent(meter: Meter) -> None:
+    (portion,) = after(meter, [whole(use(holder("a"), 1.0))])
+    assert portion.energy_joules is None
+
+
+def resumed(meter: Meter, owner_of: Callable[[Holder], Owner] = namespace_owner) -> Meter:
+    """The meter of the next process, from what the file would hold."""
+    text = json.dumps([asdict(slot) for slot in meter.slots()])
+    fresh = Meter(meter.sample_interval_seconds, owner_of)
+    if meter.steady is not None:
+        fresh.resume([slot_of(data) for data in json.loads(text)], meter.steady)
+    return fresh
+
+
+def test_a_restart_within_the_interval_is_not_noticed_and_a_longer_one_is_a_gap(meter: Meter) -> None:
+    def views(joules: float) -> list[DeviceView]:
+        return [whole(use(holder("a"), 1.0), busy=1.0, values={COUNTER: joules * 1000})]
+
+    meter.add(views(0), 100.0)
+    quick, slow = resumed(meter), resumed(meter)
+    (portion,) = quick.add(views(300), 101.5)
+    assert (portion.active_seconds, portion.energy_joules) == (1.5, 300.0)
+    (portion,) = slow.add(views(9000), 130.0)
+    assert (portion.unknown_seconds, portion.energy_joules) == (30.0, 9000.0)
+
+
+PRICE = Price(per_hour=3.6, currency="USD", source="book:row", as_of="2026-01-01", per_kwh=0.36)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.integers(0, len(LAYOUTS) - 1), min_size=1, max_size=4),
+    st.integers(0, 2**32),
+    st.lists(st.sampled_from((0.0, -5.0, 0.3, 1.0, 1.01, 2.9, 3.5, 600.0)), min_size=2, max_size=25),
+)
+def test_whatever_happens_all_time_and_all_energy_have_an_owner(
+    layouts: list[int], seed: int, steps: list[float]
+) -> None:
+    random = Random(seed)  # noqa: S311 # chance in a test, nothing secret
+    meter, ledger = Meter(1.0, namespace_owner), Ledger(birth_seconds=2.0)
+    counters: dict[int, float] = {}
+    at: dict[str, float] = {}
+    steady = passed = joules = 0.0
+    for step in steps:
+        steady = max(0.0, steady + step)
+        views = random_views(random, layouts, counters)
+        portions = meter.add(views, steady)
+        for uuid in dict.fromkeys(view.gpu.uuid for view in views):
+            of_gpu = [portion for portion in portions if portion.gpu_uuid == uuid]
+            interval = max(0.0, steady - at.get(uuid, steady))
+            assert sum(p.allocated_seconds for p in of_gpu) == pytest.approx(interval, rel=1e-9, abs=1e-300)
+            assert all(min(p.active_seconds, p.idle_seconds, p.unknown_seconds) >= 0 for p in of_gpu)
+            assert len({p.energy_joules is None for p in of_gpu}) <= 1
+            passed += interval
+            at[uuid] = steady
+        joules += sum(portion.energy_joules or 0.0 for portion in portions)
+        ledger.charge(portions, {"GPU-0": PRICE}, steady)
+        if random.random() < 0.2:
+            meter = resumed(meter)
+            at = dict.fromkeys(at, steady)
+            ledger = Ledger.load(json.loads(json.dumps(ledger.dump())), birth_seconds=2.0)
+    ledger.view(steady)
+    totals = ledger.view(steady + 10).accounts.values()
+    assert ledger.capacity_seconds == pytest.approx(passed, rel=1e-9)
+    assert sum(total.allocated_seconds for total in totals) == pytest.approx(passed, rel=1e-9)
+    assert sum(total.energy_joules for total in totals) == pytest.approx(joules, rel=1e-9)
+    assert ledger.conservation_error_seconds <= 1e-9 * max(passed, 1.0)
