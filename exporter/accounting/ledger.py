@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.accounting.tally import Tally, amount, tally_of
+from exporter.accounting.cost import money
+from exporter.accounting.tally import NOTHING, Tally, amount, tally_of
 from exporter.model import (
     OTHER,
     UNALLOCATED,
@@ -58,9 +59,10 @@ class Ledger:
         for portion in portions:
             uuid = portion.gpu_uuid
             price = prices.get(uuid)
-            self._account(portion.account, now_steady).add(portion, price, now_steady)
+            currency, paid = (price.currency, money(portion, price)) if price else (None, NOTHING)
+            self._account(portion.account, now_steady).add(portion, currency, paid, now_steady)
             if portion.pod is not None:
-                self._pod(portion.pod).add(portion, price, now_steady)
+                self._pod(portion.pod).add(portion, currency, paid, now_steady)
             sums[uuid] = sums.get(uuid, 0.0) + portion.allocated_seconds
             intervals[uuid] = portion.interval_seconds
         for uuid, total in sums.items():

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from exporter.model import Money, Portion, Price, Totals
+from exporter.model import Money, Portion, Totals
 
-SECONDS_PER_HOUR = 3600.0
-JOULES_PER_KWH = 3.6e6
 PLAIN = (
     "active_seconds",
     "idle_seconds",
@@ -18,6 +16,7 @@ PLAIN = (
     "unpriced_seconds",
 )
 HIDDEN = Totals()
+NOTHING = Money()
 
 
 @dataclass(slots=True)
@@ -60,8 +59,15 @@ class Tally:
     """When something was last added; ``None`` in a process that has not yet."""
     _shown: Totals | None = None
 
-    def add(self, portion: Portion, price: Price | None, now: float) -> None:
-        """Add a portion at the price of this moment."""
+    def add(self, portion: Portion, currency: str | None, paid: Money, now: float) -> None:
+        """Add a portion.
+
+        Args:
+            portion: The seconds and joules.
+            currency: Of the price of this moment; ``None`` where there is no price.
+            paid: What the portion costs at that price.
+            now: Seconds of a clock that nobody sets.
+        """
         seconds = portion.allocated_seconds
         self.active_seconds += portion.active_seconds
         self.idle_seconds += portion.idle_seconds
@@ -70,33 +76,31 @@ class Tally:
             self.energy_unknown_seconds += seconds
         else:
             self.energy_joules += portion.energy_joules
-        if price is None:
+        if currency is None:
             self.unpriced_seconds += seconds
         else:
-            self._pay(portion, seconds, price, now)
-        if self.birth.at_seconds is None:
-            self.birth.at_seconds = now
-        self.changed = now
-        self._shown = None
-
-    def _pay(self, portion: Portion, seconds: float, price: Price, now: float) -> None:
-        purse = self.purses.get(price.currency)
-        if purse is None:
-            purse = self.purses[price.currency] = _Purse(birth=_Birth(at_seconds=now))
-        hourly = price.per_hour / SECONDS_PER_HOUR
-        metered = (portion.energy_joules or 0.0) * price.per_kwh / JOULES_PER_KWH
-        purse.total += seconds * hourly + metered
-        if seconds > 0:
-            purse.idle += portion.idle_seconds * hourly + metered * (portion.idle_seconds / seconds)
+            purse = self._purse(currency, now)
+            purse.total += paid.total
+            purse.idle += paid.idle
+        self._touch(now)
 
     def absorb(self, other: "Tally", now: float) -> None:
         """Take over everything of a line that ends."""
         for name in PLAIN:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for currency, theirs in other.purses.items():
-            purse = self.purses.setdefault(currency, _Purse(birth=_Birth(at_seconds=now)))
+            purse = self._purse(currency, now)
             purse.total += theirs.total
             purse.idle += theirs.idle
+        self._touch(now)
+
+    def _purse(self, currency: str, now: float) -> _Purse:
+        purse = self.purses.get(currency)
+        if purse is None:
+            purse = self.purses[currency] = _Purse(birth=_Birth(at_seconds=now))
+        return purse
+
+    def _touch(self, now: float) -> None:
         if self.birth.at_seconds is None:
             self.birth.at_seconds = now
         self.changed = now
@@ -109,9 +113,9 @@ class Tally:
         # A currency's time of zeros runs beside the line's, not after it.
         paid = {currency: purse.birth.shows(now, birth_seconds) for currency, purse in self.purses.items()}
         if not self.birth.shows(now, birth_seconds):
-            return Totals(money=dict.fromkeys(paid, Money())) if paid else HIDDEN
+            return Totals(money=dict.fromkeys(paid, NOTHING)) if paid else HIDDEN
         money = {
-            currency: Money(total=purse.total, idle=purse.idle) if paid[currency] else Money()
+            currency: Money(total=purse.total, idle=purse.idle) if paid[currency] else NOTHING
             for currency, purse in self.purses.items()
         }
         totals = Totals(
