@@ -4,7 +4,7 @@ Every node of the day's jobs runs the agent's meter and ledger in virtual time: 
 every five, a save every five. What a scrape would find is kept every 30 s, made into blocks by promtool, and asked of a
 real Prometheus in the ways that people ask. The source of the jobs is Alibaba cluster-trace-gpu-v2023 (CC BY 4.0).
 
-    python benchmarks/accuracy.py [--traces DIR] [--hours N]
+    python benchmarks/accuracy.py [--traces DIR] [--hours N] [--gpus N]
 """
 
 import argparse
@@ -41,8 +41,8 @@ def not_lost(node: str, at: float) -> bool:
 
 
 def outside_outage(length: float) -> Keep:
-    """Prometheus is away for ten minutes, across the full hour next to the middle."""
-    middle = length / 3600 // 2 * 3600
+    """Prometheus is away for ten minutes, across the full hour next to the middle where there is one."""
+    middle = length // 7200 * 3600 or length / 2
     return lambda _node, at: abs(at - middle) > OUTAGE_SECONDS / 2
 
 
@@ -99,6 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Replay a day and compare GPU-seconds with the truth.")
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="folder with the CSV files")
     parser.add_argument("--hours", type=int, default=24, help="length of the day (a short one for a test)")
+    parser.add_argument("--gpus", type=int, default=64, help="free nodes are added until there are so many")
     parser.add_argument("--workers", type=int, default=2, help="nodes replayed at a time")
     arguments = parser.parse_args()
     path = arguments.traces / TRACE
@@ -110,7 +111,7 @@ def main() -> int:
         return 0
     pods, _ = read_pods(path)
     day = busiest_day(pods)
-    nodes = nodes_of_day(pods, day)
+    nodes = nodes_of_day(pods, day, arguments.gpus)
     length = arguments.hours * 3600.0
     started = time.monotonic()
     with ProcessPoolExecutor(arguments.workers) as pool:

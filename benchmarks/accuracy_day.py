@@ -14,7 +14,6 @@ from exporter.simulator.profiles import Square
 DAY_SECONDS = 86_400
 WARM_SECONDS = 900
 """The agents run so long before the day: their Prometheus knows the day's first value of every series."""
-LEAST_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +79,12 @@ def busiest_day(pods: Sequence[TracePod]) -> int:
     return max((day for day in alive if day < whole_days), key=lambda day: (alive[day], day))
 
 
-def nodes_of_day(pods: Iterable[TracePod], day: int) -> list[NodeDay]:
-    """Place the day's pods, first fit, and add free nodes until there are 64 GPUs."""
+def nodes_of_day(pods: Iterable[TracePod], day: int, least_gpus: int) -> list[NodeDay]:
+    """Place the day's pods, first fit, and add free nodes until there are enough GPUs."""
     opens = day * DAY_SECONDS
     todays = [pod for pod in pods if pod.start < opens + DAY_SECONDS and pod.end > opens - WARM_SECONDS]
     placed = place(todays)
-    while sum(GPUS_OF_A_NODE[node.shared] for node in placed) < LEAST_GPUS:
+    while sum(GPUS_OF_A_NODE[node.shared] for node in placed) < least_gpus:
         placed.append(Node(shared=False))
     return [_node_day(node, number, opens) for number, node in enumerate(placed)]
 

@@ -1,0 +1,108 @@
+"""The accuracy benchmark on a made-up trace: it skips aloud, comes near the truth, and records what the page shows."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SCRIPT = BENCHMARKS / "accuracy.py"
+HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+ROWS = (
+    "pod-long,1,1,8,1000,,LS,Running,0,100000,0",
+    "pod-whole,1,1,1,1000,,LS,Running,0,2900,300",
+    "pod-half,1,1,1,470,,BE,Running,0,1800,20",
+    "pod-tenth,1,1,1,110,,BE,Failed,0,660,250",
+    "pod-brief,1,1,1,810,,BE,Succeeded,0,1150,1100",
+    "pod-never,1,1,1,810,,BE,Pending,0,900,",
+)
+
+# Compares, in a process of its own as the benchmarks are no package, what is recorded with the page.
+PAGE_SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from accuracy_agent import Books, Recorder, VirtualAgent, _new_books
+from accuracy_day import nodes_of_day
+from pathlib import Path
+from prometheus_client.parser import text_string_to_metric_families
+from trace_replay import read_pods
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.text import render
+from exporter.model import Snapshot
+
+pods, _ = read_pods(Path(sys.argv[2]))
+node = next(node for node in nodes_of_day(pods, 0, 16) if node.name == "node-01")
+recorder = Recorder(node.name)
+agent = VirtualAgent(node, 1, recorder, [_new_books("namespace")])
+agent.run(0.0, 1300.0)
+books = agent.books[0]
+at = 1301.0
+recorded = Recorder(node.name)
+recorded.books(books, at)
+snapshot = Snapshot(taken_at_seconds=at, node=node.name, ledger=books.saved)
+page = render(families(snapshot, ExpositionOptions()), openmetrics=False).decode()
+shown = {
+    (sample.name, frozenset(pair for pair in sample.labels.items() if pair[1])): sample.value
+    for family in text_string_to_metric_families(page)
+    for sample in family.samples
+}
+compared = 0
+text = "".join(f"{name} {values[-1]!r}\\n" for name, (_, values) in recorded.series.items())
+for family in text_string_to_metric_families(text):
+    for sample in family.samples:
+        labels = {pair for pair in sample.labels.items() if pair[1] and pair[0] != "ledger"}
+        found = [value for (name, carried), value in shown.items() if name == sample.name and labels <= carried]
+        assert found == [sample.value], (sample, found)
+        compared += 1
+print("compared", compared)
+"""
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    (tmp_path / "openb_pod_list_default.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def cells(output: str, case: str, way: str) -> list[float | None]:
+    """The figures of a row of the table; ``None`` where it tells none."""
+    (row,) = [line for line in output.splitlines() if line.startswith(f"| {case} | {way} |")]
+    texts = [cell.strip() for cell in row.strip("|").split("|")[2:]]
+    return [float(text.split()[0]) if text else None for text in texts]
+
+
+def test_without_a_trace_the_accuracy_benchmark_says_so_and_is_content(tmp_path: Path) -> None:
+    done = run(str(SCRIPT), "--traces", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+    assert "--traces" in done.stdout
+
+
+@pytest.mark.skipif(
+    not shutil.which("promtool") or not shutil.which("prometheus"), reason="needs prometheus: make install"
+)
+def test_an_hour_of_a_small_trace_comes_out_of_prometheus_as_it_went_into_the_meter(traces: Path) -> None:
+    done = run(str(SCRIPT), "--traces", str(traces), "--hours", "1", "--gpus", "16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for case in ("clean", "2 % of scrapes lost", "agents restarted", "Prometheus away 10 min"):
+        total, worst, *_ = cells(done.stdout, case, "ledger, owner = namespace")
+        # A long job that starts with the hour is told as of the hour's last scrape, which is half a minute old at most.
+        assert total is not None
+        assert abs(total) < 1
+        assert worst is not None
+        assert abs(worst) < 2
+    assert abs(cells(done.stdout, "clean", "gauges, count x 30 s")[0] or 0.0) < 5
+    conservation = next(line for line in done.stdout.splitlines() if line.startswith("conservation error"))
+    assert float(conservation.split(":")[1].split()[0]) < 1e-9
+
+
+def test_what_the_benchmark_records_is_what_the_page_shows(traces: Path) -> None:
+    done = run("-c", PAGE_SCRIPT, str(BENCHMARKS), str(traces / "openb_pod_list_default.csv"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[1]) > 10
