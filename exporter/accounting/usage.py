@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from exporter.accounting.division import Divider
 from exporter.accounting.energy import Energy, EnergyMeter, split_energy
-from exporter.accounting.slots import Divider, Division, Slot, across_gap
+from exporter.accounting.slots import Division, Slot, across_gap
 from exporter.model import UNATTRIBUTED, Account, DeviceView, Holder, Owner, Portion
 
 GAP_INTERVALS = 3
