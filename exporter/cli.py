@@ -1,4 +1,4 @@
-"""The command line: settles the configuration, then hands over to the agent, the doctor or the simulator."""
+"""The command line: settles the configuration, then hands over to the agent, doctor, report or simulator."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415
@@ -90,6 +90,9 @@ def _parser() -> _Parser:
     doctor.set_defaults(run=_doctor)
     prices = _command(commands, "prices", "Price books: what an hour of a GPU costs.")
     _add_prices(prices)
+    report = _command(commands, "report", "Who used GPUs, how well, and what it cost: a node's ledger.")
+    _add_report(report)
+    report.set_defaults(run=_report)
     simulate = _command(commands, "simulate", "Nodes that do not exist: for the demo, for trying out, for tests.")
     _add_simulations(simulate)
     return parser
@@ -143,6 +146,18 @@ def _add_prices(parser: _Parser) -> None:
     check.set_defaults(run=_check_prices)
     listing = _command(kinds, "list", "The bundled list prices, which hold where no price book has a matching row.")
     listing.set_defaults(run=_list_prices)
+
+
+def _add_report(parser: _Parser) -> None:
+    parser.add_argument(
+        "--agent",
+        required=True,
+        metavar="URL",
+        help="address of the agent to ask, as http://node-a:9400; of a pod through kubectl port-forward",
+    )
+    parser.add_argument(
+        "--format", choices=("table", "csv", "json"), default="table", help="form of the report [default: table]"
+    )
 
 
 def _unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace) -> tuple[str, ...]:
@@ -275,6 +290,15 @@ def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     from exporter.config import price_book, price_table
 
     sys.stdout.writelines(f"{line}\n" for line in price_table.lines(price_book.bundled()))
+    return 0
+
+
+def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    _refuse(problems)
+    from exporter import report
+
+    base = report.base_address(namespace.agent)
+    report.write(report.read(report.fetch(base), base), namespace.format, sys.stdout)
     return 0
 
 

@@ -1,1 +1,7 @@
 """Where the money went: one node's ledger as a table, CSV or JSON."""
+
+from exporter.report.agent_client import base_address, fetch
+from exporter.report.node_report import NodeReport, read
+from exporter.report.write import FORMATS, write
+
+__all__ = ["FORMATS", "NodeReport", "base_address", "fetch", "read", "write"]

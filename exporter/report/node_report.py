@@ -1,0 +1,186 @@
+"""One node's ledger as a report: owners by cost, what nobody held apart, and the sum against capacity."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.errors import ExporterError
+from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Account, Money, Owner, Price, ShareMode, Totals
+
+_APART = (OTHER, UNATTRIBUTED, UNALLOCATED)
+_TOLERATED_RATIO = 1e-9
+_TOLERATED_SECONDS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedModel:
+    """What GPUs of a model cost now, and how many of them there are."""
+
+    model: str
+    price: Price
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node's GPUs were used for since its ledger began. Seconds are share-weighted GPU-seconds."""
+
+    node: str
+    simulated: bool
+    from_seconds: float
+    to_seconds: float
+    """Unix time until which the totals count: of their save, or of the snapshot."""
+    saved: bool
+    state_problem: str
+    capacity_seconds: float
+    conservation_error_seconds: float
+    price_book: str
+    unpriced_gpus: int
+    prices: tuple[PricedModel, ...]
+    owners: tuple[tuple[Account, Totals], ...]
+    """Who held GPUs, dearest first, then longest."""
+    apart: tuple[tuple[Account, Totals], ...]
+    """What no known owner held: Other, Unattributed, Unallocated."""
+
+    @property
+    def total(self) -> Totals:
+        """The sum over all lines."""
+        return add(totals for _, totals in (*self.owners, *self.apart))
+
+    @property
+    def currencies(self) -> tuple[str, ...]:
+        """Every currency in which something was priced."""
+        return tuple(sorted(self.total.money))
+
+    @property
+    def coverage_ratio(self) -> float | None:
+        """Part of the GPU-seconds whose activity is known; ``None`` where there are none."""
+        total = self.total
+        return 1 - total.unknown_seconds / total.allocated_seconds if total.allocated_seconds else None
+
+    @property
+    def missing_seconds(self) -> float:
+        """What the lines lack of the capacity: owners whose first 75 seconds are not over; 0 within rounding."""
+        missing = self.capacity_seconds - self.total.allocated_seconds
+        return missing if abs(missing) > _TOLERATED_SECONDS + self.capacity_seconds * _TOLERATED_RATIO else 0.0
+
+
+def add(many: Iterable[Totals]) -> Totals:
+    """The sum of totals, currency by currency."""
+    totals = tuple(many)
+    money: dict[str, Money] = {}
+    for one in totals:
+        for currency, amount in one.money.items():
+            sum_so_far = money.get(currency, Money())
+            money[currency] = Money(total=sum_so_far.total + amount.total, idle=sum_so_far.idle + amount.idle)
+    return Totals(
+        active_seconds=sum(one.active_seconds for one in totals),
+        idle_seconds=sum(one.idle_seconds for one in totals),
+        unknown_seconds=sum(one.unknown_seconds for one in totals),
+        energy_joules=sum(one.energy_joules for one in totals),
+        energy_unknown_seconds=sum(one.energy_unknown_seconds for one in totals),
+        unpriced_seconds=sum(one.unpriced_seconds for one in totals),
+        money=money,
+    )
+
+
+def read(document: Mapping[str, Any], where: str) -> NodeReport:
+    """The report of an agent's answer to ``/api/v1/ledger``.
+
+    Raises:
+        ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` says whose it is.
+    """
+    try:
+        if not document["metered"]:
+            raise ExporterError(
+                f"{where}: the agent has not metered anything yet; look at {where}/readyz for what it waits for"
+            )
+        return _report(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ExporterError(
+            f"{where}: the answer is not an agent's ledger: {type(error).__name__} {error}; is this agent of another"
+            " release?"
+        ) from error
+
+
+def _report(document: Mapping[str, Any]) -> NodeReport:
+    lines = [(_account(entry), _totals(entry)) for entry in document["accounts"]]
+    held = [line for line in lines if line[0].owner not in _APART]
+    apart = [line for line in lines if line[0].owner in _APART]
+    saved_at = document["saved_at_seconds"]
+    return NodeReport(
+        node=_text(document["node"]),
+        simulated=bool(document["simulated"]),
+        from_seconds=float(document["started_at_seconds"]),
+        to_seconds=float(document["taken_at_seconds"] if saved_at is None else saved_at),
+        saved=saved_at is not None,
+        state_problem=_text(document["state_problem"]),
+        capacity_seconds=float(document["capacity_seconds"]),
+        conservation_error_seconds=float(document["conservation_error_seconds"]),
+        price_book=_text(document["price_book"]),
+        unpriced_gpus=int(document["unpriced_gpus"]),
+        prices=_prices(document["prices"]),
+        owners=tuple(sorted(held, key=_rank)),
+        apart=tuple(sorted(apart, key=lambda line: (_APART.index(line[0].owner), _rank(line)))),
+    )
+
+
+def _rank(line: tuple[Account, Totals]) -> tuple[float, float, str, str, str]:
+    account, totals = line
+    # Currencies cannot be compared; a book has one, and then this is the order of money.
+    cost = sum(money.total for money in totals.money.values())
+    return (-cost, -totals.allocated_seconds, owner_name(account.owner), account.model, account.mode)
+
+
+def owner_name(owner: Owner) -> str:
+    """``vision/Job/resnet``, as far as it is known; ours by their kind alone."""
+    if owner in _APART:
+        return owner.kind
+    return "/".join(part for part in (owner.namespace, owner.kind, owner.name) if part)
+
+
+def _account(entry: Mapping[str, Any]) -> Account:
+    owner = Owner(
+        namespace=_text(entry["owner_namespace"]),
+        kind=_text(entry["owner_kind"]),
+        name=_text(entry["owner_name"]),
+        team=_text(entry["team"]),
+    )
+    return Account(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]))
+
+
+def _totals(entry: Mapping[str, Any]) -> Totals:
+    joules = entry["energy_joules"]
+    return Totals(
+        active_seconds=float(entry["active_seconds"]),
+        idle_seconds=float(entry["idle_seconds"]),
+        unknown_seconds=float(entry["unknown_seconds"]),
+        energy_joules=0.0 if joules is None else float(joules),
+        energy_unknown_seconds=float(entry["energy_unknown_seconds"]),
+        unpriced_seconds=float(entry["unpriced_seconds"]),
+        money={
+            _text(money["currency"]): Money(total=float(money["cost"]), idle=float(money["idle_cost"]))
+            for money in entry["money"]
+        },
+    )
+
+
+def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:
+    counted: dict[tuple[str, Price], int] = {}
+    for entry in entries:
+        price = Price(
+            per_hour=float(entry["per_hour"]),
+            per_kwh=float(entry["per_kwh"]),
+            currency=_text(entry["currency"]),
+            source=_text(entry["source"]),
+            as_of=_text(entry["as_of"]),
+            fallback=bool(entry["fallback"]),
+        )
+        key = (_text(entry["model"]), price)
+        counted[key] = counted.get(key, 0) + 1
+    return tuple(PricedModel(model=model, price=price, gpus=gpus) for (model, price), gpus in counted.items())
+
+
+def _text(value: str | None) -> str:
+    """A text that cannot steer the terminal it is written to."""
+    return "".join(letter if letter.isprintable() else "?" for letter in value) if value else ""

@@ -1,0 +1,228 @@
+"""Writes a node's report: a table for people, CSV for spreadsheets, JSON for programs."""
+
+import csv
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from exporter.model import Account, Money, Price, Totals
+from exporter.report.node_report import NodeReport, PricedModel, owner_name
+
+FORMATS = ("table", "csv", "json")
+_HOUR = 3600.0
+_WIDTH_OF_A_FILE = 160
+_LABEL_WIDTH = 10
+
+
+def write(report: NodeReport, form: str, stream: TextIO) -> None:
+    """Write the report in one of ``FORMATS``."""
+    {"table": write_table, "csv": write_csv, "json": write_json}[form](report, stream)
+
+
+def write_table(report: NodeReport, stream: TextIO) -> None:
+    """A table with what nobody held apart, and at its foot how far it can be trusted."""
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDTH_OF_A_FILE)
+    if report.simulated:
+        console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
+    console.print(Text(f"GPU use on {report.node}", style="bold"))
+    console.print(_table(report))
+    for label, words, style in _foot(report):
+        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold")
+        line.append(words, style=style)
+        console.print(line, soft_wrap=True)
+
+
+def _table(report: NodeReport) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("Owner", overflow="fold")
+    for title in ("Team", "Model", "Mode"):
+        table.add_column(title, overflow="fold")
+    currencies = report.currencies or ("",)
+    money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
+    for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
+        table.add_column(title.strip(), justify="right", no_wrap=True)
+    digits = _digits(report.capacity_seconds)
+    lines = (*report.owners, *report.apart)
+    for number, (account, totals) in enumerate(lines, start=1):
+        ends = number in {len(report.owners), len(lines)}
+        style = "" if number <= len(report.owners) else "dim"
+        table.add_row(*_names(account), *_figures(totals, currencies, digits), end_section=ends, style=style)
+    table.add_row("Total", "", "", "", *_figures(report.total, currencies, digits), style="bold")
+    return table
+
+
+def _names(account: Account) -> tuple[Text, Text, Text, Text]:
+    model = account.model.removeprefix("NVIDIA ")
+    return Text(owner_name(account.owner)), Text(account.owner.team), Text(model), Text(account.mode)
+
+
+def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
+    seconds = (totals.allocated_seconds, totals.active_seconds, totals.idle_seconds, totals.unknown_seconds)
+    shown = [_decimal(value / _HOUR, digits) for value in seconds]
+    unpriced = not totals.money and totals.unpriced_seconds > 0
+    for currency in currencies:
+        money = totals.money.get(currency)
+        partly = "*" if money and totals.unpriced_seconds > 0 else ""
+        nothing = "no price" if unpriced else ""
+        shown += [_decimal(money.total, 2) + partly, _decimal(money.idle, 2)] if money else [nothing, ""]
+    return shown
+
+
+def _digits(capacity_seconds: float) -> int:
+    """Decimals of hours: more of them for a ledger that has only just begun."""
+    hours = capacity_seconds / _HOUR
+    return 1 if hours >= 1000 else 2 if hours >= 10 else 4  # noqa: PLR2004 - five figures or so
+
+
+def _decimal(value: float, digits: int) -> str:
+    """``1,234.50``; a little is never shown as nothing."""
+    least = 10**-digits
+    return f"<{least:.{digits}f}" if 0 < value < least / 2 else f"{value:,.{digits}f}"
+
+
+def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
+    total, digits = report.total, _digits(report.capacity_seconds)
+    whole = f"{_decimal(report.capacity_seconds / _HOUR, digits)} GPU-hours metered"
+    error = f"conservation error {report.conservation_error_seconds:.1e} s"
+    missing = report.missing_seconds
+    yield "Sum", f"{_decimal(total.allocated_seconds / _HOUR, digits)} of {whole}, {error}", ""
+    if missing > 0:
+        yield "", f"{missing:,.0f} s are of owners that are not shown yet: for their first 75 s they stand at 0", "dim"
+    elif missing < 0:
+        yield "", f"{-missing:,.3f} s more than the capacity: please report this as a bug", "bold red"
+    if report.coverage_ratio is not None:
+        yield "Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured", ""
+    kept = "totals as of the last save" if report.saved else "in memory only: a restart of the agent begins anew"
+    yield "Period", f"{_moment(report.from_seconds)} to {_moment(report.to_seconds)}; {kept}", ""
+    if report.state_problem:
+        yield "State", report.state_problem, "yellow"
+    for label, priced in zip(("Prices", *("",) * len(report.prices)), report.prices, strict=False):
+        yield label, _price(priced), ""
+    if report.price_book:
+        yield "Book", report.price_book, ""
+    if report.unpriced_gpus:
+        yield "No price", f"no row of the price book matches {report.unpriced_gpus} GPU(s) of this node", "yellow"
+    if total.unpriced_seconds > 0:
+        mark = " (marked * where that is a part)" if total.money else ""
+        hours = _decimal(total.unpriced_seconds / _HOUR, digits)
+        yield "Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "yellow"
+
+
+def _price(priced: PricedModel) -> str:
+    price = priced.price
+    energy = f" and {price.per_kwh:g} per measured kWh" if price.per_kwh else ""
+    listed = ", a bundled list price: what you pay may differ" if price.fallback else ""
+    of = f"{priced.gpus} x {priced.model}"
+    return f"{of}: {price.per_hour:,.4g} {price.currency}/h{energy} now, {price.source} as of {price.as_of}{listed}"
+
+
+def _moment(unix_seconds: float) -> str:
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def write_csv(report: NodeReport, stream: TextIO) -> None:
+    """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
+    writer = csv.writer(stream, lineterminator="\n")
+    money_titles = [name for currency in report.currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
+    hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+    owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
+    writer.writerow(("node", "from", "to", *owner, *hours, "energy_kwh", *money_titles))
+    period = (_iso(report.from_seconds), _iso(report.to_seconds))
+    for account, totals in (*report.owners, *report.apart):
+        who = account.owner
+        names = (who.namespace, who.kind, who.name, who.team, account.model, account.mode)
+        seconds = (
+            totals.allocated_seconds,
+            totals.active_seconds,
+            totals.idle_seconds,
+            totals.unknown_seconds,
+            totals.unpriced_seconds,
+        )
+        energy = _joules(totals)
+        amounts: list[float | str] = []
+        for currency in report.currencies:
+            money = totals.money.get(currency)
+            amounts += [money.total, money.idle] if money else ["", ""]
+        figures = [value / _HOUR for value in seconds]
+        kwh = "" if energy is None else energy / 3.6e6
+        writer.writerow((report.node, *period, *(_plain(name) for name in names), *figures, kwh, *amounts))
+
+
+def _plain(name: str) -> str:
+    """A name that a spreadsheet does not take for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name
+
+
+def _iso(unix_seconds: float) -> str:
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _joules(totals: Totals) -> float | None:
+    return None if totals.energy_unknown_seconds and not totals.energy_joules else totals.energy_joules
+
+
+def write_json(report: NodeReport, stream: TextIO) -> None:
+    """One object: the period, the lines, their sum against capacity, and the prices. ``null`` is unknown."""
+    document = {
+        "node": report.node,
+        "simulated": report.simulated,
+        "from_seconds": report.from_seconds,
+        "to_seconds": report.to_seconds,
+        "saved": report.saved,
+        "state_problem": report.state_problem or None,
+        "lines": [{**_owner(account), **_line(totals)} for account, totals in (*report.owners, *report.apart)],
+        "total": _line(report.total),
+        "capacity_seconds": report.capacity_seconds,
+        "missing_seconds": report.missing_seconds,
+        "conservation_error_seconds": report.conservation_error_seconds,
+        "coverage_ratio": report.coverage_ratio,
+        "price_book": report.price_book or None,
+        "unpriced_gpus": report.unpriced_gpus,
+        "prices": [{"model": one.model, "gpus": one.gpus, **_price_keys(one.price)} for one in report.prices],
+    }
+    stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+
+def _owner(account: Account) -> dict[str, Any]:
+    owner = account.owner
+    return {
+        "owner_namespace": owner.namespace or None,
+        "owner_kind": owner.kind or None,
+        "owner_name": owner.name or None,
+        "team": owner.team or None,
+        "model": account.model,
+        "mode": account.mode.value,
+    }
+
+
+def _line(totals: Totals) -> dict[str, Any]:
+    return {
+        "allocated_seconds": totals.allocated_seconds,
+        "active_seconds": totals.active_seconds,
+        "idle_seconds": totals.idle_seconds,
+        "unknown_seconds": totals.unknown_seconds,
+        "unpriced_seconds": totals.unpriced_seconds,
+        "energy_joules": _joules(totals),
+        "money": [_amounts(currency, money) for currency, money in sorted(totals.money.items())],
+    }
+
+
+def _amounts(currency: str, money: Money) -> dict[str, Any]:
+    return {"currency": currency, "cost": money.total, "idle_cost": money.idle}
+
+
+def _price_keys(price: Price) -> dict[str, Any]:
+    return {
+        "per_hour": price.per_hour,
+        "per_kwh": price.per_kwh,
+        "currency": price.currency,
+        "source": price.source,
+        "as_of": price.as_of,
+        "fallback": price.fallback,
+    }

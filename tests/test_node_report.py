@@ -1,0 +1,259 @@
+"""The report of one agent: what it says, how far it adds up, and what it says when there is no agent."""
+
+import asyncio
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from exposition_support import H100, TRAINING, gpu, snapshot
+
+from exporter.cli import main
+from exporter.errors import ExporterError
+from exporter.exposition import ledger_api
+from exporter.exposition.server import create_app
+from exporter.model import (
+    OTHER,
+    UNALLOCATED,
+    Account,
+    LedgerView,
+    Money,
+    Owner,
+    Price,
+    ShareMode,
+    Snapshot,
+    Totals,
+)
+from exporter.report import NodeReport, read, write
+
+AGENT = "http://node-a:9400"
+
+
+def report_of(view: Snapshot) -> NodeReport:
+    return read(json.loads(ledger_api.ledger_document(view)), AGENT)
+
+
+def ledger_of(**changes: object) -> Snapshot:
+    base = snapshot()
+    assert base.ledger is not None
+    return dataclasses.replace(base, ledger=dataclasses.replace(base.ledger, **changes))
+
+
+def written(view: Snapshot, form: str = "table") -> str:
+    stream = io.StringIO()
+    write(report_of(view), form, stream)
+    return stream.getvalue()
+
+
+def row(text: str, start: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(start)]
+    return line.split()
+
+
+def test_what_an_agent_tells_is_read_back_whole() -> None:
+    view = snapshot()
+    assert view.ledger is not None
+    report = report_of(view)
+    assert dict((*report.owners, *report.apart)) == dict(view.ledger.accounts)
+    assert [one.price for one in report.prices] == list(dict.fromkeys(view.prices.values()))
+    assert report.prices[0].gpus == 3
+
+
+def test_the_table_has_owners_with_hours_and_money_and_those_whom_nobody_knows_apart() -> None:
+    text = written(snapshot())
+    assert "SIMULATED" in text
+    assert row(text, "vision/Job/resnet")[-6:] == ["1.0000", "0.7500", "0.1667", "0.0833", "2.50", "0.42"]
+    lines = text.splitlines()
+    order = [next(n for n, line in enumerate(lines) if line.startswith(one)) for one in ("vision", "Unatt", "Unall")]
+    assert order == sorted(order)
+    assert order[1] - order[0] > 1, "a rule between"
+    assert row(text, "Unattributed")[-2:] == ["no", "price"]
+    assert row(text, "Total")[-6:-2] == ["2.0000", "0.7500", "1.1467", "0.1033"]
+    assert row(text, "Total")[-2:] == ["4.95*", "2.87"]
+
+
+def test_the_foot_says_how_far_the_report_can_be_trusted() -> None:
+    text = written(snapshot())
+    assert "2.0000 of 2.0000 GPU-hours metered, conservation error 1.0e-12 s" in text
+    assert "94.83%" in text
+    assert "2025-10-09 07:56:40 UTC to 2025-10-09 08:56:37 UTC; totals as of the last save" in text
+    assert f"3 x {H100}: 2.5 USD/h now, fleet:h100 as of 2026-10-01" in text
+    assert "GPUs are 80% of a node's price" in text
+    assert "matches 1 GPU(s)" in text
+    assert "0.0200 GPU-hours had no price and are in no cost" in text
+    assert "not shown yet" not in text
+
+
+def test_owners_too_young_to_be_shown_are_what_the_sum_lacks() -> None:
+    assert "50 s are of owners that are not shown yet" in written(ledger_of(capacity_seconds=7250.0))
+    assert "report this as a bug" in written(ledger_of(capacity_seconds=7000.0))
+
+
+def test_a_ledger_that_is_not_on_disk_says_so_and_why() -> None:
+    text = written(ledger_of(saved_at_seconds=None, state_problem="/var/lib/x: disk full; free some space"))
+    assert "in memory only" in text
+    assert "disk full; free some space" in text
+
+
+def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> None:
+    def account(owner: Owner) -> Account:
+        return Account(owner=owner, model=H100, mode=ShareMode.EXCLUSIVE)
+
+    accounts = {
+        account(UNALLOCATED): Totals(idle_seconds=99.0, money={"USD": Money(total=99.0)}),
+        account(OTHER): Totals(idle_seconds=1.0),
+        account(Owner(namespace="long")): Totals(idle_seconds=50.0),
+        account(Owner(namespace="dear")): Totals(idle_seconds=1.0, money={"USD": Money(total=9.0)}),
+        account(Owner(namespace="longer")): Totals(idle_seconds=60.0),
+    }
+    report = report_of(dataclasses.replace(snapshot(), ledger=LedgerView(accounts=accounts)))
+    assert [one.owner.namespace for one, _ in report.owners] == ["dear", "longer", "long"]
+    assert [one.owner for one, _ in report.apart] == [OTHER, UNALLOCATED]
+
+
+def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing() -> None:
+    both = Totals(active_seconds=36.0, money={"USD": Money(total=0.001), "EUR": Money(total=2000.5, idle=1.0)})
+    text = written(ledger_of(accounts={TRAINING: both}))
+    assert row(text, "vision")[-4:] == ["2,000.50", "1.00", "<0.01", "0.00"]
+    assert "Cost EUR" in text
+    assert "Cost USD" in text
+
+
+def test_without_any_price_there_is_no_money_rather_than_zero() -> None:
+    unpriced = Totals(active_seconds=36.0, unpriced_seconds=36.0)
+    text = written(dataclasses.replace(ledger_of(accounts={TRAINING: unpriced}), prices={}))
+    assert row(text, "Total")[-2:] == ["no", "price"]
+    assert "0.00 " not in row(text, "vision")
+
+
+def test_a_bundled_list_price_says_so_and_measured_energy_is_told() -> None:
+    price = Price(per_hour=1.2, currency="USD", source="list:h100", as_of="2026-09-01", per_kwh=0.3, fallback=True)
+    text = written(dataclasses.replace(snapshot(), prices={gpu(0).uuid: price}))
+    assert "1.2 USD/h and 0.3 per measured kWh now, list:h100 as of 2026-09-01, a bundled list price" in text
+
+
+def test_csv_has_a_row_per_line_and_empty_cells_for_what_is_not_known() -> None:
+    work, nobody_known, free = csv.DictReader(io.StringIO(written(snapshot(), "csv")))
+    assert (work["owner_name"], work["team"], float(work["gpu_hours"])) == ("resnet", "perception", 1.0)
+    assert (float(work["cost_USD"]), float(work["energy_kwh"])) == (2.5, pytest.approx(0.50000014))
+    assert (nobody_known["cost_USD"], nobody_known["energy_kwh"]) == ("", "")
+    assert free["owner_kind"] == "Unallocated"
+    total = sum(float(one["gpu_hours"]) for one in (work, nobody_known, free))
+    assert total == pytest.approx(2.0, rel=1e-12)
+
+
+def test_json_has_every_line_the_sum_and_the_trust() -> None:
+    document = json.loads(written(snapshot(), "json"))
+    assert [line["owner_kind"] for line in document["lines"]] == ["Job", "Unattributed", "Unallocated"]
+    assert document["lines"][1]["money"] == []
+    assert document["total"]["allocated_seconds"] == document["capacity_seconds"] == 7200.0
+    assert document["missing_seconds"] == 0.0
+    assert document["coverage_ratio"] == pytest.approx(1 - 372 / 7200)
+
+
+def test_a_name_cannot_steer_the_terminal_or_be_a_formula() -> None:
+    evil = dataclasses.replace(TRAINING, owner=Owner(namespace="=cmd()\x1b[31m"))
+    view = ledger_of(accounts={evil: Totals(active_seconds=1.0)})
+    assert "\x1b" not in written(view)
+    assert "'=cmd()?[31m" in written(view, "csv")
+
+
+def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() -> None:
+    with pytest.raises(ExporterError, match="has not metered anything yet; look at http://node-a:9400/readyz"):
+        report_of(dataclasses.replace(snapshot(), ledger=None))
+    empty = written(dataclasses.replace(snapshot(), ledger=LedgerView()))
+    assert "0.0000 of 0.0000 GPU-hours metered" in empty
+    assert "Coverage" not in empty
+
+
+@pytest.mark.parametrize("broken", [{"accounts": [{}]}, {"accounts": 7}, {"capacity_seconds": "x"}, {"prices": [1]}])
+def test_an_answer_that_is_no_ledger_is_one_clear_line(broken: dict[str, object]) -> None:
+    document = {**json.loads(ledger_api.ledger_document(snapshot())), **broken}
+    with pytest.raises(ExporterError, match=r"^http://node-a:9400: the answer is not an agent's ledger: "):
+        read(document, AGENT)
+
+
+@asynccontextmanager
+async def served(app: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def agent(newest: Callable[[], Snapshot | None]) -> web.Application:
+    return create_app(snapshot=newest, metrics=lambda _accept: (b"", "text/plain"), release=None)
+
+
+def answering(body: str, status: int = 200, server: str = "nginx") -> web.Application:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=body, status=status, headers={"Server": server})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    return app
+
+
+async def test_report_asks_a_running_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    async with served(agent(snapshot)) as address:
+        code = await asyncio.to_thread(main, ["report", "--agent", f"http://{address}/", "--format", "csv"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert "resnet" in out
+
+
+@pytest.mark.parametrize(
+    ("app", "told"),
+    [
+        (agent(lambda: None), "the agent has only just started; ask again in a few seconds"),
+        (answering("<html>"), "what answers there is no agent; give the address of its --listen"),
+        (answering("no", 404), "what answers there is no agent (HTTP 404)"),
+        (answering("no", 404, "gpu-cost-exporter"), "this agent is of a release that keeps no ledger; update it"),
+        (answering("no", 500, "gpu-cost-exporter"), "the agent answers HTTP 500; its log has the cause"),
+        (
+            answering('{"api_version": 2, "accounts": []}'),
+            "speaks version 2 of the ledger's API, this report",
+        ),
+        (answering('{"status": "ok"}'), "what answers there is no agent"),
+    ],
+)
+async def test_whatever_answers_instead_is_told_with_its_mend(
+    app: web.Application, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with served(app) as address:
+        code = await asyncio.to_thread(main, ["report", "--agent", address])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "")
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_an_agent_that_is_down_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--agent", "http://127.0.0.1:9"]) == 1
+    err = capsys.readouterr().err
+    assert "cannot reach the agent: connection refused; is it running" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["", "ftp://node-a", "http://", "http://a:99999", "http://a/api", "http://a b", "http://u:p@a", "a:x"]
+)
+def test_what_is_no_address_is_a_mistake_of_the_user(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--agent", address]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("gpu-cost-exporter: --agent: value '")
+    assert "http://node-a:9400" in err
+
+
+def test_report_without_an_agent_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report"]) == 2
+    assert "--agent" in capsys.readouterr().err
+    assert main(["report", "--agent", "a", "--formt", "csv"]) == 2
+    assert "did you mean --format?" in capsys.readouterr().err
