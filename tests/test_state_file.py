@@ -5,12 +5,11 @@ import os
 import resource
 import stat
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disk_support import needs_root, tmpfs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,6 @@ from exporter.accounting.state_file import StateFile, encode
 from exporter.errors import StateError
 
 STATE: dict[str, Any] = {"boot_id": "b", "steady_seconds": 12.25, "ledger": {"accounts": [["ml", 0.1]], "é": None}}
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 
 
 def names(directory: Path) -> list[str]:
@@ -137,20 +135,6 @@ def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
     error = not_saved(StateFile(tmp_path / "gone"))
     assert error.reason == "state_unwritable"
     assert "--state-dir" in str(error)
-
-
-@contextmanager
-def tmpfs(directory: Path, options: str) -> Iterator[Path]:
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=False, capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"may not mount here: {mounted.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
 
 
 @needs_root

@@ -131,21 +131,18 @@ class Metering:
         self.prices = {uuid: price for uuid, model in models.items() if (price := found[model])}
         self.unpriced_gpus = len(models) - len(self.prices)
 
-    def reload_prices(self, load: Callable[[], PriceBook]) -> None:
-        """Take a new price book; where it has mistakes, the last good one stays and the failure is counted."""
-        try:
-            self.book = load()
-        except ConfigError as error:
-            self.errors["prices", "invalid"] += 1
-            for line in (
-                *error.problems,
-                "price book not reloaded, the last good one stays: mend it, send SIGHUP again",
-            ):
-                LOG.error("%s", line)  # noqa: TRY400 - the user's mistake; a traceback of ours would not help
-            return
-        for warning in self.book.warnings:
+    def use_prices(self, book: PriceBook) -> None:
+        """Price by another book from the next sample on."""
+        self.book = book
+        for warning in book.warnings:
             LOG.warning("%s", warning)
-        LOG.info("price book reloaded: %s", self.book.description or "no prices")
+        LOG.info("price book reloaded: %s", book.description or "no prices")
+
+    def keep_prices(self, error: ConfigError) -> None:
+        """Go on with the last good book, as another has mistakes; count and tell that."""
+        self.errors["prices", "invalid"] += 1
+        for line in (*error.problems, "price book not reloaded, the last good one stays: mend it, send SIGHUP again"):
+            LOG.error("%s", line)
 
     def view(self, steady: float) -> LedgerView | None:
         """Return what is to be shown now; ``None`` before the first sample."""

@@ -25,7 +25,7 @@ from exporter.agent.node import Node, Source, stale_after_seconds
 from exporter.agent.views import Viewer
 from exporter.attribution.podresources import KubeletPoller
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.config import AgentConfig, read_collectors
+from exporter.config import AgentConfig, price_book, read_collectors
 from exporter.errors import ConfigError
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
@@ -62,7 +62,7 @@ async def run(
     collectors = read_collectors(config.collectors)
     for warning in collectors.warnings:
         LOG.warning("%s", warning)
-    load_prices = functools.partial(_load_prices, config.price_book)
+    load_prices = functools.partial(price_book.load, config.price_book)
     book = load_prices()
     for warning in book.warnings:
         LOG.warning("%s", warning)
@@ -75,14 +75,7 @@ async def run(
         env=worker_env,
         clock=time.monotonic,
     )
-    poller = None
-    if config.attribution:
-        poller = KubeletPoller(
-            socket_path=config.kubelet_socket,
-            interval_seconds=config.kubelet_interval_seconds,
-            resources=config.gpu_resources,
-            clock=time.time,
-        )
+    poller = _poller(config) if config.attribution else None
     agent = Agent(
         node=_node(config, worker, poller, _metering(config, book, simulated=simulated)),
         load_prices=load_prices,
@@ -118,8 +111,13 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load_prices(path: Path | None) -> PriceBook:  # noqa: ARG001
-    return PriceBook()
+def _poller(config: AgentConfig) -> KubeletPoller:
+    return KubeletPoller(
+        socket_path=config.kubelet_socket,
+        interval_seconds=config.kubelet_interval_seconds,
+        resources=config.gpu_resources,
+        clock=time.time,
+    )
 
 
 def _metering(config: AgentConfig, book: PriceBook, *, simulated: bool) -> Metering:
@@ -193,6 +191,7 @@ class Agent:
     """Raises ConfigError where the price book has mistakes."""
     snapshot: Snapshot | None = None
     _saving: asyncio.Task[None] | None = None
+    _reloading: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket) -> int:
         """Serve and tick until told to end."""
@@ -237,7 +236,7 @@ class Agent:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGUSR1, self.worker.release, self.release_seconds)
         if self.node.metering:
-            loop.add_signal_handler(signal.SIGHUP, self.node.metering.reload_prices, self.load_prices)
+            loop.add_signal_handler(signal.SIGHUP, self._start_reload, self.node.metering)
 
     async def _ticks(self) -> None:
         loop = asyncio.get_running_loop()
@@ -256,6 +255,21 @@ class Agent:
             # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.
             self.node.count_error("agent", "tick")
             LOG.exception("tick failed; the last snapshot stays")
+
+    def _start_reload(self, metering: Metering) -> None:
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.ensure_future(self._reload_prices(metering))
+        else:  # the file may have changed after it was read
+            self._reloading.add_done_callback(lambda _: self._start_reload(metering))
+
+    async def _reload_prices(self, metering: Metering) -> None:
+        """Read the price book in a thread: one of thousands of rows takes seconds, and a tick must not."""
+        try:
+            book = await asyncio.to_thread(self.load_prices)
+        except ConfigError as error:
+            metering.keep_prices(error)
+        else:
+            metering.use_prices(book)
 
     def _save_if_due(self) -> None:
         save = self.node.metering.begin_save(time.time(), time.monotonic()) if self.node.metering else None

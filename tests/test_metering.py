@@ -1,0 +1,391 @@
+"""Metering in the agent: what is shown has been saved, restarts go on, prices are of the moment, bad disks are told."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from agent_support import matching, running_agent
+from disk_support import needs_root, tmpfs
+from metering_support import holder, use, whole
+from pipeline_support import EPOCH_SECONDS, pipeline
+
+from exporter.accounting.ledger import Ledger
+from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow
+from exporter.accounting.state_file import StateFile
+from exporter.accounting.usage import Meter
+from exporter.agent.metering import HUNG_SECONDS, Metering, namespace_pays
+from exporter.errors import ConfigError, StateError
+from exporter.model import UNALLOCATED, UNATTRIBUTED, LedgerView, Owner, Price
+from exporter.simulator.scenario import load as load_scenario
+
+NOON = 1_800_000_000.0
+DOLLAR = Price(per_hour=3600.0, currency="USD", source="test:1", as_of="2026-01-01")
+BUSY = [whole(use(holder("train"), 1.0), busy=1.0)]
+FREE = [whole()]
+
+
+def row(price: Price, start: float = 0.0, end: float = 1e12) -> PriceRow:
+    return PriceRow(number=1, match=Match(), price=price, from_seconds=start, to_seconds=end, source="test")
+
+
+def book(*rows: PriceRow) -> PriceBook:
+    return PriceBook(name="test", currency="USD", rows=rows)
+
+
+def started(
+    directory: Path | None = None,
+    *,
+    steady: float = 0.0,
+    boot_id: str = "boot",
+    prices: PriceBook | None = None,
+    simulated: bool = False,
+) -> Metering:
+    made = Metering(
+        node="n",
+        meter=Meter(1.0, namespace_pays),
+        ledger=Ledger(birth_seconds=0.0, started_at_seconds=NOON),
+        book=prices or book(row(DOLLAR)),
+        facts=NodeFacts(),
+        file=StateFile(directory) if directory else None,
+        boot_id=boot_id,
+        simulated=simulated,
+    )
+    made.restore(partial(Ledger.load, birth_seconds=0.0), steady)
+    return made
+
+
+def sample(metering: Metering, steady: float, views: object = BUSY) -> None:
+    assert isinstance(views, list)
+    metering.observe(views, sampled_steady=steady, now=NOON + steady, steady=steady)
+
+
+def shown(metering: Metering, steady: float) -> LedgerView:
+    view = metering.view(steady)
+    assert view is not None
+    return view
+
+
+def seconds(view: LedgerView, owner: Owner) -> tuple[float, float, float]:
+    totals = [totals for account, totals in view.accounts.items() if account.owner == owner]
+    return (
+        sum(entry.active_seconds for entry in totals),
+        sum(entry.idle_seconds for entry in totals),
+        sum(entry.unknown_seconds for entry in totals),
+    )
+
+
+ML = Owner(namespace="ml")
+
+
+def test_before_the_first_sample_nothing_is_shown() -> None:
+    assert started().view(0.0) is None
+
+
+def test_without_a_state_directory_memory_is_shown_and_nothing_is_wrong() -> None:
+    metering = started()
+    sample(metering, 0.0)
+    sample(metering, 1.0)
+    assert metering.begin_save(NOON, 1.0) is None
+    view = shown(metering, 1.0)
+    assert seconds(view, ML) == (1.0, 0.0, 0.0)
+    assert (view.saved_at_seconds, view.state_problem) == (None, "")
+
+
+def test_what_is_shown_is_what_has_been_saved_and_not_a_second_more(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    sample(metering, 0.0)
+    metering.save_now(NOON, 0.0)
+    for steady in (1.0, 2.0, 3.0):
+        sample(metering, steady)
+        metering.save_now(NOON + steady, steady)
+        assert shown(metering, steady).capacity_seconds == 0.0
+    for steady in (4.0, 5.0):
+        sample(metering, steady)
+    save = metering.begin_save(NOON + 5, 5.0)
+    assert save is not None
+    sample(metering, 6.0)
+    assert shown(metering, 6.0).capacity_seconds == 0.0, "not while it is being written"
+    metering.end_save(save, save.write())
+    view = shown(metering, 6.0)
+    assert seconds(view, ML) == (5.0, 0.0, 0.0)
+    assert view.saved_at_seconds == NOON + 5
+    assert shown(started(tmp_path, steady=7.0), 7.0).accounts == view.accounts
+
+
+def test_a_restart_in_the_same_boot_charges_the_time_between_as_unknown_to_who_held_throughout(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    sample(metering, 0.0)
+    sample(metering, 1.0)
+    metering.save_now(NOON + 1, 1.0)
+    metering = started(tmp_path, steady=60.0)
+    assert seconds(shown(metering, 60.0), ML) == (1.0, 0.0, 0.0)
+    sample(metering, 61.0)
+    sample(metering, 62.0)
+    metering.save_now(NOON + 62, 62.0)
+    view = shown(metering, 62.0)
+    assert seconds(view, ML) == (2.0, 0.0, 60.0)
+    assert view.capacity_seconds == pytest.approx(62.0)
+    assert view.started_at_seconds == NOON
+
+
+def test_a_restart_after_which_another_holds_leaves_the_time_between_unattributed(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    sample(metering, 0.0)
+    metering.save_now(NOON, 0.0)
+    metering = started(tmp_path, steady=60.0)
+    sample(metering, 60.0, FREE)
+    metering.save_now(NOON + 60, 60.0)
+    view = shown(metering, 60.0)
+    assert seconds(view, UNATTRIBUTED) == (0.0, 0.0, 60.0)
+    assert seconds(view, UNALLOCATED) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("boot_id", ["another", ""])
+def test_time_across_a_reboot_is_nobodys(tmp_path: Path, boot_id: str) -> None:
+    metering = started(tmp_path)
+    sample(metering, 1000.0)
+    sample(metering, 1001.0)
+    metering.save_now(NOON, 1001.0)
+    metering = started(tmp_path, steady=2000.0, boot_id=boot_id)
+    sample(metering, 2000.0)
+    sample(metering, 2001.0)
+    metering.save_now(NOON + 1000, 2001.0)
+    assert seconds(shown(metering, 2001.0), ML) == (2.0, 0.0, 0.0)
+
+
+def test_the_last_save_keeps_what_was_metered_since_the_one_before(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    sample(metering, 0.0)
+    metering.save_now(NOON, 0.0)
+    sample(metering, 1.0)
+    metering.save_now(NOON + 1, 1.0, last=True)
+    assert seconds(shown(started(tmp_path, steady=2.0), 2.0), ML) == (1.0, 0.0, 0.0)
+
+
+def test_a_damaged_file_is_set_aside_and_the_next_save_mends_all(tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").write_bytes(b'{"version":1')
+    metering = started(tmp_path)
+    assert metering.errors == {("state", "state_damaged"): 1}
+    sample(metering, 0.0)
+    sample(metering, 1.0)
+    view = shown(metering, 1.0)
+    assert "ledger.json.damaged-1" in view.state_problem
+    assert (seconds(view, ML), view.saved_at_seconds) == ((1.0, 0.0, 0.0), None)
+    metering.save_now(NOON + 1, 1.0)
+    view = shown(metering, 1.0)
+    assert (view.state_problem, view.saved_at_seconds) == ("", NOON + 1)
+
+
+PARTS = ("ledger", "slots", "boot_id", "metered_steady", "saved_at_seconds", "simulated")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *((part, None) for part in PARTS),
+        ("ledger", {"accounts": [7]}),
+        ("slots", [{}]),
+        ("slots", 7),
+        ("metered_steady", "soon"),
+        ("saved_at_seconds", [1]),
+    ],
+)
+def test_a_sound_file_with_a_state_that_makes_no_sense_is_set_aside_too(
+    tmp_path: Path, part: str, value: object
+) -> None:
+    metering = started(tmp_path)
+    sample(metering, 0.0)
+    metering.save_now(NOON, 0.0)
+    file = StateFile(tmp_path)
+    state = file.load() or {}
+    file.save({**{key: kept for key, kept in state.items() if key != part}, **({} if value is None else {part: value})})
+    again = started(tmp_path)
+    assert again.errors == {("state", "state_damaged"): 1}
+    assert (tmp_path / "ledger.json.damaged-1").exists()
+    sample(again, 1.0)
+    again.save_now(NOON + 1, 1.0)
+    assert not again.problem
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_simulated_ledger_never_goes_on_as_a_real_one_nor_the_other_way_round(
+    tmp_path: Path, *, simulated: bool
+) -> None:
+    metering = started(tmp_path, simulated=not simulated)
+    sample(metering, 0.0)
+    metering.save_now(NOON, 0.0)
+    again = started(tmp_path, simulated=simulated)
+    assert again.errors == {("state", "state_foreign"): 1}
+    assert again.shown is None
+
+
+def test_while_the_disk_fails_memory_is_shown_and_nothing_goes_back_when_it_works_again(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    metering = started(directory)
+    sample(metering, 0.0)
+    metering.save_now(NOON, 0.0)
+    (directory / "ledger.json").unlink()
+    directory.rmdir()
+    last = 0.0
+    for step in range(1, 40):
+        steady = step / 2
+        sample(metering, steady)
+        if step == 20:
+            directory.mkdir()
+        save = metering.begin_save(NOON + steady, steady)
+        assert shown(metering, steady).capacity_seconds >= last
+        if save:
+            sample(metering, steady + 0.25)
+            while_writing = shown(metering, steady + 0.25).capacity_seconds
+            metering.end_save(save, save.write())
+            assert shown(metering, steady + 0.25).capacity_seconds >= while_writing
+        last = shown(metering, steady + 0.25).capacity_seconds
+        if step == 19:
+            assert "--state-dir" in shown(metering, steady).state_problem
+            assert shown(metering, steady).saved_at_seconds is None
+            assert last == pytest.approx(steady, abs=0.5), "memory goes on being shown"
+    assert shown(metering, 20.0).state_problem == ""
+    assert metering.errors == {("state", "state_unwritable"): 1}
+    kept = shown(started(directory, steady=20.0), 20.0)
+    assert kept.capacity_seconds >= last, "what was shown last has been kept"
+
+
+def test_a_disk_that_does_not_answer_is_told_and_memory_shown(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    sample(metering, 0.0)
+    save = metering.begin_save(NOON, 0.0)
+    assert save is not None
+    for step in range(1, int(HUNG_SECONDS) + 3):
+        sample(metering, float(step))
+        assert metering.begin_save(NOON + step, float(step)) is None, "one at a time"
+    now = HUNG_SECONDS + 2
+    view = shown(metering, now)
+    assert "has not answered" in view.state_problem
+    assert view.capacity_seconds == now
+    assert metering.errors == {("state", "hung"): 1}
+    metering.end_save(save, save.write())
+    assert shown(metering, now).capacity_seconds == now, "an old save that came through takes nothing back"
+    sample(metering, now + 1)
+    metering.save_now(NOON + now + 1, now + 1)
+    view = shown(metering, now + 1)
+    assert (view.capacity_seconds, view.state_problem) == (now + 1, "")
+
+
+def test_a_price_that_changes_at_noon_holds_from_noon_on() -> None:
+    dear = replace(DOLLAR, per_hour=7200.0)
+    metering = started(prices=book(row(DOLLAR, end=NOON + 2), row(dear, start=NOON + 2)))
+    for steady in (0.0, 1.0, 2.0, 3.0):
+        sample(metering, steady, FREE)
+    (totals,) = shown(metering, 3.0).accounts.values()
+    assert totals.money["USD"].total == pytest.approx(1 + 2 + 2)
+    assert totals.money["USD"].idle == pytest.approx(5)
+    assert metering.prices == {"GPU-0": dear}
+
+
+def test_without_a_price_there_is_no_money_but_a_count_of_gpus_without_one() -> None:
+    metering = started(prices=PriceBook())
+    sample(metering, 0.0)
+    sample(metering, 1.0)
+    (totals,) = shown(metering, 1.0).accounts.values()
+    assert (dict(totals.money), totals.unpriced_seconds) == ({}, 1.0)
+    assert (metering.prices, metering.unpriced_gpus) == ({}, 1)
+
+
+def test_a_price_book_with_mistakes_changes_nothing_but_the_count(caplog: pytest.LogCaptureFixture) -> None:
+    metering = started()
+    good = metering.book
+    metering.keep_prices(ConfigError("prices.yaml:3: row 1: negative", "prices.yaml:9: row 2: no date"))
+    assert metering.book is good
+    assert metering.errors == {("prices", "invalid"): 1}
+    assert "row 1" in caplog.text
+    assert "row 2" in caplog.text
+    metering.use_prices(book(row(replace(DOLLAR, per_hour=1.0))))
+    sample(metering, 0.0)
+    assert metering.prices["GPU-0"].per_hour == 1.0
+
+
+def test_a_save_is_a_picture_that_later_samples_do_not_touch(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    sample(metering, 0.0)
+    sample(metering, 1.0)
+    save = metering.begin_save(NOON, 1.0)
+    assert save is not None
+    before = json.dumps(save.data), save.view
+    sample(metering, 2.0)
+    assert (json.dumps(save.data), save.view) == before
+
+
+def test_a_save_that_fails_twice_is_counted_twice_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metering = started(tmp_path)
+    for steady in (0.0, 5.0):
+        sample(metering, steady)
+        save = metering.begin_save(NOON + steady, steady)
+        assert save is not None
+        metering.end_save(save, StateError("disk_full", "state: cannot write: no space; free some"))
+    assert metering.errors == {("state", "disk_full"): 2}
+    assert caplog.text.count("no space") == 1
+
+
+def priced(page: dict[str, float], dollars: float) -> bool:
+    return dollars in matching(page, "gpu_hourly_price").values()
+
+
+def test_sighup_takes_a_new_price_book_and_a_bad_one_leaves_the_last_good_one(tmp_path: Path) -> None:
+    good = "currency: USD\nrows:\n  - {model: '*H100*', per_gpu_hour: %s, source: contract, as_of: 2026-01-01}\n"
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(good % 2.5)
+    with running_agent("--simulate", "demo", "--price-book", str(prices)) as agent:
+        agent.until(lambda page: priced(page, 2.5), "the first price")
+        prices.write_text(good % -1)
+        agent.process.send_signal(signal.SIGHUP)
+        page = agent.until(
+            lambda page: matching(page, "gpu_exporter_errors_total", part="prices", reason="invalid"), "the failure"
+        )
+        assert priced(page, 2.5)
+        assert any("row 1" in line for line in agent.lines)
+        prices.write_text(good % 3.5)
+        agent.process.send_signal(signal.SIGHUP)
+        agent.until(lambda page: priced(page, 3.5), "the mended price")
+
+
+@needs_root
+def test_an_agent_on_a_full_disk_goes_on_in_memory_says_so_and_saves_when_there_is_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with tmpfs(disk, "size=64k"):
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
+        arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
+        with running_agent(*arguments, "--state-dir", str(disk)) as agent:
+            page = agent.until(
+                lambda page: matching(page, "gpu_exporter_errors_total", part="state", reason="disk_full"),
+                "the failure",
+            )
+            assert page["gpu_exporter_state_saved"] == 0
+            agent.until(lambda page: page["gpu_exporter_ledger_capacity_seconds_total"] > 0, "memory is shown")
+            assert agent.get("/readyz")[0] == 200
+            ballast.unlink()
+            agent.until(lambda page: page["gpu_exporter_state_saved"] == 1, "saved again")
+            assert agent.end() == 0
+        assert [path.name for path in disk.iterdir()] == ["ledger.json"]
+
+
+async def test_every_reading_that_a_tick_finds_is_metered(tmp_path: Path) -> None:
+    async with pipeline(load_scenario("demo"), tmp_path) as node:
+        node.node.metering = started()
+        await node.until(3.0, steps=4)
+        for seconds_on in (4.0, 5.0):
+            node.clock.seconds = seconds_on
+            node.direct.readings.append(node.source.sample(EPOCH_SECONDS + seconds_on))
+        snapshot = node.node.tick(EPOCH_SECONDS + 5.0)
+        assert snapshot.ledger is not None
+        gpus = len({view.gpu.uuid for view in snapshot.devices})
+        assert snapshot.ledger.capacity_seconds == pytest.approx(5.0 * gpus)
+        unknown = sum(totals.unknown_seconds for totals in snapshot.ledger.accounts.values())
+        assert unknown < gpus, "two intervals of a second each, not one of two"
