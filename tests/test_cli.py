@@ -101,6 +101,9 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
         (("agent", "--state-dir", "/dev/null"), "state-dir: /dev/null is not a directory"),
         (("agent", "--kubelet-socket", "/dev/null"), "/dev/null is a file, not a socket"),
         (("agent", "--collectors", "/none.csv"), "collectors: cannot read /none.csv"),
+        (("agent", "--simulate", "demo", "--price-book", "/none.yaml"), "price-book: cannot read /none.yaml"),
+        (("prices", "check", "/none.yaml"), "price-book: cannot read /none.yaml"),
+        (("prices",), "required: WHAT"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -129,6 +132,43 @@ def test_shipped_scenarios_are_listed_and_each_is_right(capsys: pytest.CaptureFi
     for name in names:
         assert main(["simulate", "check", name]) == 0
         assert capsys.readouterr().out.startswith(f"{name}: ok: ")
+
+
+def test_a_price_book_is_shown_row_by_row_with_what_each_is_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "book.yaml"
+    file.write_text(
+        "currency: EUR\nrows:\n"
+        "  - {model: NVIDIA H100*, per_gpu_hour: 2, from: 2026-07-01, source: contract, as_of: 2026-06-01}\n"
+    )
+    assert main(["prices", "check", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "row 1  2.0000 EUR/GPU-hour" in told
+    assert "from 2026-07-01" in told
+    assert "model NVIDIA H100* (NVIDIA H100 80GB HBM3, NVIDIA H100 NVL, NVIDIA H100 PCIe)" in told
+    assert "book.yaml:1: contract; as of 2026-06-01" in told
+    assert told.endswith(f"{file}: ok\n")
+
+
+def test_a_bad_price_book_is_exit_code_2_and_its_good_rows_are_still_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "book.yaml"
+    good = "  - {per_gpu_hour: 2, source: contract, as_of: 2026-06-01}\n"
+    file.write_text(f"currency: EUR\nrows:\n{good}{good.replace('2,', '-2,', 1)}{good}")
+    assert main(["prices", "check", str(file)]) == 2
+    told = capsys.readouterr()
+    assert told.out.count("EUR/GPU-hour") == 2
+    assert [line.removeprefix(f"gpu-cost-exporter: {file}:")[:30] for line in told.err.splitlines()] == [
+        "4: row 2: per_gpu_hour: '-2' i",
+        "5: row 3: rows 1 and 3 overlap",
+    ]
+
+
+def test_the_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prices", "list"]) == 0
+    assert "as of 2026-" in capsys.readouterr().out
 
 
 def test_a_simulated_node_is_made_in_an_empty_directory_only(

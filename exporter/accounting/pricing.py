@@ -1,7 +1,7 @@
 """What an hour of a GPU costs, and how that is known: a price book's rows, and which of them holds."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -64,11 +64,15 @@ class Match:
         asked_and_found = zip(self.keys, found.keys, strict=True)
         return all(not asked or (text and _compiled(asked).fullmatch(text)) for asked, text in asked_and_found)
 
-    def meets(self, other: "Match") -> bool:
-        """Whether some GPU on some node can be what both rows ask for."""
-        return all(
-            not mine or not theirs or patterns_meet(mine.casefold(), theirs.casefold())
-            for mine, theirs in zip(self.keys, other.keys, strict=True)
+    def meets(self, other: "Match", known_models: Collection[str] = ()) -> bool:
+        """Whether some GPU on some node can be what both rows ask for.
+
+        Patterns of models that both match models among the known, and none in common, do not meet: ``*H100*`` and
+        ``*A100*`` are no contradiction, although there could be a name with both in it.
+        """
+        where = zip(self.keys[:-1], other.keys[:-1], strict=True)
+        return all(_can_meet(mine, theirs) for mine, theirs in where) and _models_meet(
+            self.model, other.model, known_models
         )
 
     @property
@@ -87,6 +91,17 @@ def _weight(pattern: str) -> int:
 def _compiled(pattern: str) -> re.Pattern[str]:
     pieces = (".*" if piece == "*" else "." if piece == "?" else re.escape(piece) for piece in pattern)
     return re.compile("".join(pieces), re.IGNORECASE | re.DOTALL)
+
+
+def _can_meet(one: str, other: str) -> bool:
+    return not one or not other or patterns_meet(one.casefold(), other.casefold())
+
+
+def _models_meet(one: str, other: str, known: Collection[str]) -> bool:
+    if not _can_meet(one, other):
+        return False
+    mine, theirs = ({model for model in known if _compiled(pattern).fullmatch(model)} for pattern in (one, other))
+    return not one or not other or not mine or not theirs or bool(mine & theirs)
 
 
 def patterns_meet(one: str, other: str) -> bool:
@@ -205,6 +220,7 @@ class PriceBook:
 
     def _matching(self, model: str, node: str, facts: NodeFacts) -> list[PriceRow]:
         found = [row for row in self.rows if row.match.matches(model=model, node=node, facts=facts)]
+        # Stable: in a tie, which only a model that nobody knew of can bring, the row that stands first.
         return sorted(found, key=lambda row: row.match.specificity, reverse=True)
 
     @property
@@ -214,8 +230,10 @@ class PriceBook:
         return "; else ".join(f"{book.name} (GPUs are {book.gpu_part:.0%} of a node's price)" for book in books)
 
 
-def overlaps(rows: tuple[PriceRow, ...]) -> Iterator[tuple[PriceRow, PriceRow, float, float]]:
-    """Pairs of rows of which neither wins, and the Unix times from and to which that is so."""
+def overlaps(
+    rows: tuple[PriceRow, ...], known_models: Collection[str] = ()
+) -> Iterator[tuple[PriceRow, PriceRow, float, float]]:
+    """Pairs of rows of which neither wins, and the Unix times from and to which that is so (see ``Match.meets``)."""
     groups: dict[tuple[object, ...], list[PriceRow]] = {}
     for row in rows:
         groups.setdefault(_kin(row.match), []).append(row)
@@ -223,7 +241,7 @@ def overlaps(rows: tuple[PriceRow, ...]) -> Iterator[tuple[PriceRow, PriceRow, f
         for index, earlier in enumerate(group):
             for later in group[index + 1 :]:
                 common = earlier.common_time(later)
-                if common and earlier.match.meets(later.match):
+                if common and earlier.match.meets(later.match, known_models):
                     yield earlier, later, *common
 
 

@@ -125,7 +125,7 @@ def _overlaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> l
         f"{path}:{lines[later.number]}: row {later.number}: rows {earlier.number} and {later.number} overlap"
         f" {_period(start, end)}: both can match {_meeting(earlier.match, later.match)} and neither is more specific;"
         " give one of them an end, or one more key"
-        for earlier, later, start, end in overlaps(rows)
+        for earlier, later, start, end in overlaps(rows, KNOWN_MODELS)
     ]
 
 

@@ -1,0 +1,195 @@
+"""Which price holds: matches, specificity, time, and the arithmetic of a price."""
+
+import re
+from itertools import product
+from math import inf
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.accounting.cost import money
+from exporter.accounting.pricing import Match, NodeFacts, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
+from exporter.model import Account, Owner, Portion, Price, ShareMode
+
+H100 = "NVIDIA H100 80GB HBM3"
+P5 = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")
+PATTERNS = st.text("ab*?", max_size=5)
+
+
+def row(number: int, match: Match, per_hour: float = 1.0, *, start: float = -inf, end: float = inf) -> PriceRow:
+    price = Price(per_hour=per_hour, currency="USD", source=f"b:{number}", as_of="2026-01-01")
+    return PriceRow(number=number, match=match, price=price, from_seconds=start, to_seconds=end, source="s")
+
+
+def asked(book: PriceBook, at: float = 0.0, facts: NodeFacts = P5, node: str = "n1", model: str = H100) -> float | None:
+    price = book.price(model=model, node=node, facts=facts, at_seconds=at)
+    return None if price is None else price.per_hour
+
+
+def test_the_most_specific_row_wins_whatever_the_order() -> None:
+    rows = [
+        row(1, Match()),
+        row(2, Match(model="NVIDIA H100*"), 2.0),
+        row(3, Match(model=H100), 3.0),
+        row(4, Match(region="us-east-1", model=H100), 4.0),
+        row(5, Match(capacity_type="spot", region="us-east-1"), 5.0),
+        row(6, Match(instance_type="p5.*"), 6.0),
+        row(7, Match(instance_type="p5.48xlarge"), 7.0),
+        row(8, Match(instance_type="p5.48xlarge", region="us-east-1"), 8.0),
+        row(9, Match(node="n*"), 9.0),
+        row(10, Match(node="n1"), 10.0),
+        row(11, Match(node="n1", model="*H100*"), 11.0),
+    ]
+    for count in range(1, len(rows) + 1):
+        book = PriceBook(name="b", currency="USD", rows=tuple(reversed(rows[:count])))
+        assert asked(book) == pytest.approx(count)
+
+
+def test_a_row_that_asks_for_what_is_not_known_does_not_match() -> None:
+    book = PriceBook(rows=(row(1, Match(region="*")), row(2, Match(instance_type="p5*"))))
+    assert asked(book, facts=NodeFacts()) is None
+    assert asked(book, facts=NodeFacts(region="eu")) == 1.0
+
+
+def test_capitals_do_not_matter_and_only_star_and_question_mark_are_special() -> None:
+    book = PriceBook(rows=(row(1, Match(model="nvidia h?00 [80]*")),))
+    assert asked(book, model="NVIDIA H100 [80] GB") == 1.0
+    assert asked(book, model="NVIDIA H100 8 GB") is None
+
+
+def test_a_row_holds_from_its_first_moment_up_to_and_without_its_last() -> None:
+    book = PriceBook(rows=(row(1, Match(), 1.0, end=100.0), row(2, Match(), 2.0, start=100.0, end=200.0)))
+    assert [asked(book, at) for at in (-1e9, 99.999, 100.0, 199.0, 200.0)] == [1.0, 1.0, 2.0, 2.0, None]
+
+
+def test_a_less_specific_row_holds_while_the_more_specific_one_does_not() -> None:
+    book = PriceBook(rows=(row(1, Match(), 1.0), row(2, Match(node="n1"), 2.0, start=10.0, end=20.0)))
+    assert [asked(book, at) for at in (5.0, 15.0, 25.0)] == [1.0, 2.0, 1.0]
+
+
+def test_the_fallback_is_asked_last_and_says_so() -> None:
+    other = PriceBook(name="list", currency="USD", rows=(row(1, Match(), 9.0),))
+    book = PriceBook(name="own", currency="EUR", rows=(row(1, Match(node="n1"), 2.0),), fallback=other)
+    own = book.price(model=H100, node="n1", facts=P5, at_seconds=0.0)
+    listed = book.price(model=H100, node="n2", facts=P5, at_seconds=0.0)
+    assert own is not None
+    assert listed is not None
+    assert (own.per_hour, own.fallback) == (2.0, False)
+    assert (listed.per_hour, listed.fallback) == (9.0, True)
+    assert asked(PriceBook()) is None
+
+
+def test_what_the_money_covers_is_told_with_the_books_name() -> None:
+    other = PriceBook(name="list-prices", rows=(row(1, Match()),))
+    book = PriceBook(name="own.yaml", gpu_part=0.95, rows=(row(1, Match()),), fallback=other)
+    assert "own.yaml (GPUs are 95% of a node's price); else list-prices (GPUs are 100%" in book.description
+    assert PriceBook().description == ""
+
+
+def test_rows_overlap_only_where_neither_wins_and_both_can_hold() -> None:
+    spot, region = Match(capacity_type="spot"), Match(region="us-*")
+    rows = (
+        row(1, Match(model="NVIDIA H*"), end=100.0),
+        row(2, Match(model="*80GB*"), start=50.0),
+        row(3, Match(model="*80GB*"), end=50.0),  # its time ends where row 2's begins, but row 1 is in its way
+        row(4, Match(model=H100)),  # an exact name wins
+        row(5, Match(model="Tesla*", node="x")),
+        row(6, spot),
+        row(7, region),  # a pattern: less than row 6
+        row(8, Match(region="us-east-1")),
+    )
+    assert [(one.number, other.number, *when) for one, other, *when in overlaps(rows)] == [
+        (1, 2, 50.0, 100.0),
+        (1, 3, -inf, 50.0),
+        (6, 8, -inf, inf),
+    ]
+
+
+def test_two_models_in_stars_are_no_overlap_where_no_known_gpu_is_both() -> None:
+    known = ("NVIDIA H100 NVL", "NVIDIA A100-SXM4-80GB")
+    rows = (row(1, Match(model="*H100*")), row(2, Match(model="*A100*")), row(3, Match(model="*NVL")))
+    assert [(one.number, other.number) for one, other, *_ in overlaps(rows, known)] == [(1, 3)]
+    unknown = (row(1, Match(model="*H100*")), row(2, Match(model="*X900*")))
+    assert len(list(overlaps(unknown, known))) == 1
+
+
+@given(PATTERNS, PATTERNS)
+@example("a*", "*b")
+@example("*", "")
+@example("?", "")
+def test_two_patterns_meet_exactly_if_some_text_matches_both(one: str, other: str) -> None:
+    def expression(pattern: str) -> str:
+        return pattern.replace("*", "[ab]*").replace("?", "[ab]")
+
+    texts = ("".join(letters) for length in range(9) for letters in product("ab", repeat=length))
+    found = any(re.fullmatch(expression(one), text) and re.fullmatch(expression(other), text) for text in texts)
+    assert patterns_meet(one, other) is found
+
+
+@given(st.lists(st.tuples(PATTERNS, PATTERNS), max_size=6), st.text("ab", max_size=4), st.text("ab", max_size=4))
+def test_a_book_without_overlaps_never_depends_on_the_order_of_its_rows(
+    keys: list[tuple[str, str]], node: str, model: str
+) -> None:
+    rows = tuple(row(number, Match(node=of, model=what), number) for number, (of, what) in enumerate(keys))
+    if not list(overlaps(rows)):
+        there, back = (asked(PriceBook(rows=order), node=node, model=model) for order in (rows, rows[::-1]))
+        assert there == back
+
+
+def test_the_on_prem_formula_gives_the_published_illustration() -> None:
+    server = OnPrem(
+        capex=300_000, years=4, gpus=8, kw_per_gpu=10.2 * 0.7 / 8, pue=1.35, per_kwh=0.12, opex_per_year=24_000
+    )
+    assert server.per_gpu_hour() == pytest.approx(1.56, abs=0.005)
+    sold = OnPrem(
+        capex=300_000,
+        years=4,
+        gpus=8,
+        kw_per_gpu=10.2 * 0.7 / 8,
+        pue=1.35,
+        per_kwh=0.12,
+        opex_per_year=24_000,
+        target_availability=0.7,
+    )
+    assert sold.per_gpu_hour() == pytest.approx(2.22, abs=0.005)
+
+
+def test_measured_energy_replaces_the_energy_term_and_is_not_spread_over_sold_hours() -> None:
+    server = OnPrem(capex=280_320, years=4, gpus=8, pue=1.5, per_kwh=0.2, target_availability=0.5)
+    assert server.per_gpu_hour() == pytest.approx(2.0)
+    assert server.per_measured_kwh == pytest.approx(0.3)
+    assert server.per_gpu_hour(gpu_part=0.5) == pytest.approx(1.0)
+
+
+def portion(active: float, idle: float, unknown: float, joules: float | None) -> Portion:
+    return Portion(
+        gpu_uuid="g",
+        account=Account(owner=Owner(namespace="a"), model="m", mode=ShareMode.EXCLUSIVE),
+        active_seconds=active,
+        idle_seconds=idle,
+        unknown_seconds=unknown,
+        energy_joules=joules,
+    )
+
+
+SECONDS = st.floats(min_value=0, max_value=1e6)
+
+
+@given(SECONDS, SECONDS, SECONDS, st.none() | SECONDS, st.floats(0, 100), st.floats(0, 1))
+def test_idle_money_is_a_part_of_the_money(
+    active: float, idle: float, unknown: float, joules: float | None, per_hour: float, per_kwh: float
+) -> None:
+    price = Price(per_hour=per_hour, per_kwh=per_kwh, currency="USD", source="s", as_of="2026-01-01")
+    cost = money(portion(active, idle, unknown, joules), price)
+    hours = (active + idle + unknown) / 3600
+    assert cost.total == pytest.approx(hours * per_hour + (joules or 0.0) / 3.6e6 * per_kwh)
+    assert 0 <= cost.idle <= cost.total * (1 + 1e-9)
+    if active == unknown == 0 and idle > 0:
+        assert cost.idle == pytest.approx(cost.total)
+
+
+def test_energy_without_any_second_was_used_and_not_idled_away() -> None:
+    price = Price(per_hour=1.0, per_kwh=0.36, currency="USD", source="s", as_of="2026-01-01")
+    cost = money(portion(0, 0, 0, 1e7), price)
+    assert (cost.total, cost.idle) == (pytest.approx(1.0), 0.0)
