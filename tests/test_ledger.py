@@ -161,6 +161,16 @@ def test_a_pod_lingers_after_its_end_and_the_owner_keeps_its_seconds() -> None:
     assert shown(ledger, 500.0, account("ml")).active_seconds == 20.0
 
 
+def test_a_pod_that_lived_long_lingers_as_long_as_it_was_told_to() -> None:
+    ledger = Ledger(linger_seconds=300.0)
+    for now in (0.0, 1000.0):
+        ledger.charge([second(account("ml"), active=20.0, who=pod("a"))], {}, now)
+    ledger.charge([second(FREE, idle=1.0)], {}, 1300.0)
+    assert pod("a") in ledger.view(1300.0).pods
+    ledger.charge([second(FREE, idle=1.0)], {}, 1301.0)
+    assert ledger.view(1301.0).pods == {}
+
+
 def test_however_short_the_lingering_the_truth_of_a_short_pod_is_shown() -> None:
     ledger = Ledger(linger_seconds=0.0)
     ledger.charge([second(account("ml"), active=20.0, who=pod("a"))], {}, 0.0)
@@ -200,6 +210,13 @@ def test_beyond_the_limit_the_accounts_that_are_silent_for_longest_are_folded_wi
     assert other.allocated_seconds == 42 * 1.5
     assert other.money == {"USD": Money(total=42 * 1.5, idle=42 * 0.5)}
     assert sum(totals.allocated_seconds for totals in view.accounts.values()) == view.capacity_seconds == 50 * 2.5
+
+
+def test_more_accounts_at_once_than_there_is_room_for_lose_nothing() -> None:
+    ledger = Ledger(birth_seconds=0.0, account_limit=2)
+    for now in (1.0, 2.0):
+        ledger.charge([second(account("ml", f"job-{number}"), active=1.0) for number in range(5)], {}, now)
+    assert sum(totals.active_seconds for totals in ledger.view(2.0).accounts.values()) == 10.0
 
 
 def test_the_conservation_error_is_what_the_parts_lack_of_the_interval() -> None:

@@ -105,6 +105,17 @@ def test_stranded_slices_are_idle_and_unallocated() -> None:
     assert (pod.gpu_instance, pod.mig_profile, pod.gpu_uuid) == ("1", "2g.20gb", "GPU-0")
 
 
+def test_what_is_free_is_unknown_where_the_device_is_down_or_not_measured() -> None:
+    blind = whole(use(*shared("a", None)), busy=None)
+    assert figures(after(Meter(1.0, namespace_owner), [blind])) == {"a": (0, 0, 0.25), "Unallocated": (0, 0, 0.75)}
+    down = partitioned(("2g.20gb", "1g.10gb"), {0: ("a", 0.5), 1: ("b", 1.0)}, state=DeviceState.LOST)
+    assert figures(after(Meter(10.0, namespace_owner), down, dt=7.0)) == {
+        "a": (0.0, 0.0, 2.0),
+        "b": (0.0, 0.0, 1.0),
+        "Unallocated": (0.0, 0.0, 4.0),
+    }
+
+
 def test_a_free_instance_is_idle_as_measured_and_unknown_where_not(meter: Meter) -> None:
     measured = figures(after(meter, partitioned(("3g.40gb", "3g.40gb"), {0: ("a", 1.0)}, free_busy=0.2)))
     assert measured == {"a": (0.5, 0.0, 0.0), "Unallocated": (0.1, 0.4, 0.0)}
@@ -150,6 +161,27 @@ def test_what_changed_hands_in_a_gap_is_unattributed(meter: Meter) -> None:
         "Unallocated": (0.0, 0.0, 25.0),
         "Unattributed": (0.0, 0.0, 50.0),
     }
+
+
+def test_of_a_part_that_grew_in_a_gap_only_the_smaller_is_known_to_have_been_held(meter: Meter) -> None:
+    few, many = use(*shared("a", 0.1)), use(*shared("a", 0.1, quarter=0.75))
+    meter.add([whole(few, busy=0.1)], 100.0)
+    assert figures(meter.add([whole(many, busy=0.1)], 200.0)) == {
+        "a": (0.0, 0.0, 25.0),
+        "Unallocated": (0.0, 0.0, 25.0),
+        "Unattributed": (0.0, 0.0, 50.0),
+    }
+    assert figures(meter.add([whole(few, busy=0.1)], 300.0)) == {
+        "a": (0.0, 0.0, 25.0),
+        "Unallocated": (0.0, 0.0, 25.0),
+        "Unattributed": (0.0, 0.0, 50.0),
+    }
+
+
+def test_before_a_gap_means_at_the_last_sample(meter: Meter) -> None:
+    for second, pod in ((100.0, "a"), (101.0, "b")):
+        meter.add([whole(use(holder(pod), 1.0), busy=1.0)], second)
+    assert figures(meter.add([whole(use(holder("b"), 1.0), busy=1.0)], 111.0)) == {"b": (0.0, 0.0, 10.0)}
 
 
 def test_another_pod_under_the_same_name_did_not_hold_through_the_gap(meter: Meter) -> None:
