@@ -201,7 +201,14 @@ def test_the_agent_does_not_start_with_a_bad_book_and_tells_its_mistakes_with_al
     assert any(line.startswith("linger (from --linger): value '1s'") for line in told)
 
 
-def test_ten_thousand_exact_rows_are_read_in_seconds_not_compared_with_each_other() -> None:
+def test_rows_with_a_bad_price_are_still_held_to_each_other() -> None:
+    rows = f"  - {{per_gpu_hour: -1, {TAIL}}}\n  - {{per_gpu_hour: 1, {TAIL}}}\n"
+    told = mistakes(f"currency: USD\nrows:\n{rows}")
+    assert len(told) == 2
+    assert "rows 1 and 2 overlap at all times: both can match every GPU" in told[1]
+
+
+def test_thousands_of_exact_rows_are_not_compared_with_each_other() -> None:
     rows = [f"instance_type: t{number}, region: r, per_gpu_hour: 1" for number in range(2000)]
     assert hourly(book(*rows, head="currency: EUR\nlist_prices: off")) is None
 

@@ -9,7 +9,7 @@ import yaml
 from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow, overlaps
 from exporter.config.currencies import CURRENCIES
 from exporter.config.gpu_models import KNOWN_MODELS
-from exporter.config.price_rows import BookHead, moment, read_row
+from exporter.config.price_rows import BookHead, ReadRow, moment, read_row
 from exporter.config.yaml_fields import Fields, compose
 from exporter.errors import ConfigError
 
@@ -70,9 +70,10 @@ def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[s
         currency=currency or "",
         gpu_part=1.0 if gpu_part is None else gpu_part,
     )
-    rows, lines = _rows(top, head)
+    found, lines = _rows(top, head)
     top.finish()
-    problems += _overlaps(rows, lines, path)
+    problems += _overlaps(tuple(read.row for read in found), lines, path)
+    rows = tuple(read.row for read in found if read.right)
     book = PriceBook(
         name=head.name,
         currency=head.currency,
@@ -101,23 +102,23 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{where}: not UTF-8 text; allowed: a YAML file, or none") from None
 
 
-def _rows(top: Fields, head: BookHead) -> tuple[tuple[PriceRow, ...], dict[int, int]]:
-    """The rows that are right, and the line of each row by its number."""
+def _rows(top: Fields, head: BookHead) -> tuple[list[ReadRow], dict[int, int]]:
+    """The rows as far as they could be read, and the line of each row by its number."""
     node = top.take("rows")
     if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_ROWS:
         top.problem("rows", f"missing, empty, no list or too long; allowed: a list of 1 to {_MOST_ROWS} prices")
-        return (), {}
-    rows: list[PriceRow] = []
+        return [], {}
+    found: list[ReadRow] = []
     lines: dict[int, int] = {}
     for number, item in enumerate(node.value, start=1):
         lines[number] = item.start_mark.line + 1
         if not isinstance(item, yaml.MappingNode):
             top.problems.append(f"{top.path}:{lines[number]}: row {number}: not a mapping; allowed: keys with values")
             continue
-        row = read_row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
-        if row is not None:
-            rows.append(row)
-    return tuple(rows), lines
+        read = read_row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
+        if read is not None:
+            found.append(read)
+    return found, lines
 
 
 def _overlaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> list[str]:

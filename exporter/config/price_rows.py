@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from math import inf
+from math import inf, nan
 
 from exporter.accounting.pricing import Match, OnPrem, PriceRow
 from exporter.config.yaml_fields import Fields
@@ -33,10 +33,18 @@ class _Rate:
     per_kwh: float = 0.0
 
 
-def read_row(fields: Fields, number: int, head: BookHead) -> PriceRow | None:
-    """A row, or ``None`` where there is a mistake in it, which is then among the problems."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """A row as far as it could be read."""
+
+    row: PriceRow
+    right: bool
+    """False where its price is not one, so that it is only fit to be compared with other rows."""
+
+
+def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
+    """A row; every mistake is among the problems. ``None`` where it cannot be told whom and when it is for."""
     before = len(fields.problems)
-    name = fields.take_text("name") or str(number)
     match = Match(
         node=fields.take_text("node") or "",
         instance_type=fields.take_text("instance_type") or "",
@@ -44,29 +52,32 @@ def read_row(fields: Fields, number: int, head: BookHead) -> PriceRow | None:
         region=fields.take_text("region") or "",
         model=fields.take_text("model") or "",
     )
-    rate = _rate(fields, head.gpu_part)
     start, end = _time(fields, "from"), _time(fields, "to")
     if start is not None and end is not None and end <= start:
         fields.problem("to", f"not after from; allowed: a time after {moment(start)}")
+    comparable = len(fields.problems) == before
+    name = fields.take_text("name") or str(number)
+    rate = _rate(fields, head.gpu_part)
     source = fields.take_text("source", needed="where the price comes from, such as a list or a contract")
     as_of = _day(fields)
     fields.finish()
-    if len(fields.problems) > before or rate is None or source is None or as_of is None:
+    if not comparable:
         return None
-    return PriceRow(
+    row = PriceRow(
         number=number,
         match=match,
         price=Price(
-            per_hour=rate.per_hour,
-            per_kwh=rate.per_kwh,
+            per_hour=rate.per_hour if rate else nan,
+            per_kwh=rate.per_kwh if rate else 0.0,
             currency=head.currency,
             source=f"{head.name}:{name}",
-            as_of=as_of.isoformat(),
+            as_of=as_of.isoformat() if as_of else "",
         ),
         from_seconds=-inf if start is None else start,
         to_seconds=inf if end is None else end,
-        source=source,
+        source=source or "",
     )
+    return ReadRow(row=row, right=len(fields.problems) == before)
 
 
 def moment(seconds: float) -> str:
