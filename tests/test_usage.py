@@ -298,6 +298,9 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
             at[uuid] = steady
         joules += sum(portion.energy_joules or 0.0 for portion in portions)
         ledger.charge(portions, {"GPU-0": PRICE}, steady)
+        view = ledger.view(steady)
+        in_sight = sum(totals.allocated_seconds for totals in view.accounts.values())
+        assert in_sight + view.withheld_seconds == pytest.approx(view.capacity_seconds, rel=1e-9)
         if random.random() < 0.2:
             meter = resumed(meter)
             at = dict.fromkeys(at, steady)

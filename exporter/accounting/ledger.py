@@ -79,6 +79,7 @@ class Ledger:
             pods={pod: tally.shown(now_steady, birth) for pod, tally in self._pods.items()},
             conservation_error_seconds=self.conservation_error_seconds,
             capacity_seconds=self.capacity_seconds,
+            withheld_seconds=sum(tally.withheld_seconds for tally in self._accounts.values()),
             started_at_seconds=self.started_at_seconds,
         )
 

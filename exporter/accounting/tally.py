@@ -59,6 +59,11 @@ class Tally:
     """When something was last added; ``None`` in a process that has not yet."""
     _shown: Totals | None = None
 
+    @property
+    def withheld_seconds(self) -> float:
+        """Allocated seconds that ``shown`` still shows as zeros."""
+        return 0.0 if self.birth.over else self.active_seconds + self.idle_seconds + self.unknown_seconds
+
     def add(self, portion: Portion, currency: str | None, paid: Money, now: float) -> None:
         """Add a portion.
 

@@ -131,7 +131,8 @@ class LedgerView:
     """The ledger at one instant, as it is to be shown.
 
     A series that was born a moment ago shows zeros, so that ``increase()`` sees its first step; the difference is shown
-    as soon as it has been seen by two scrapes. So the accounts need not sum to ``capacity_seconds`` at every instant.
+    as soon as it has been seen by two scrapes. At every instant the accounts' allocated seconds and
+    ``withheld_seconds`` sum to ``capacity_seconds``.
     """
 
     accounts: Mapping[Account, Totals] = field(default_factory=dict)
@@ -142,6 +143,8 @@ class LedgerView:
     """Sum over GPUs and intervals of |sum of the parts - the interval|."""
     capacity_seconds: float = 0.0
     """GPU-seconds metered: the sum of all intervals of all GPUs."""
+    withheld_seconds: float = 0.0
+    """Allocated seconds of accounts that still show zeros."""
     started_at_seconds: float = 0.0
     """Unix time from which the ledger counts."""
     saved_at_seconds: float | None = None
