@@ -155,8 +155,8 @@ def test_a_bad_price_book_is_exit_code_2_and_its_good_rows_are_still_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "book.yaml"
-    good = "  - {per_gpu_hour: 2, source: contract, as_of: 2026-06-01}\n"
-    file.write_text(f"currency: EUR\nrows:\n{good}{good.replace('2,', '-2,', 1)}{good}")
+    good = "  - {node: a, per_gpu_hour: 2, source: contract, as_of: 2026-06-01}\n"
+    file.write_text(f"currency: EUR\nrows:\n{good}{good.replace('a, per_gpu_hour: 2', 'b, per_gpu_hour: -2')}{good}")
     assert main(["prices", "check", str(file)]) == 2
     told = capsys.readouterr()
     assert told.out.count("EUR/GPU-hour") == 2
