@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
+from exporter.accounting.ledger import Ledger
+from exporter.accounting.pricing import NodeFacts
+from exporter.accounting.usage import Meter
 from exporter.agent.attributor import Attributor
+from exporter.agent.metering import Metering, namespace_pays
 from exporter.agent.node import STALE_INTERVALS, Node
 from exporter.agent.run import sees_host_processes
 from exporter.agent.views import Viewer
 from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
+from exporter.config import price_book
 from exporter.errors import AttributionError
 from exporter.exposition.collectors_file import DEFAULT, Collectors
 from exporter.model import Allocations, Reading, Snapshot, SourceState, SourceStatus
@@ -136,6 +141,15 @@ async def pipeline(
         sample_interval_seconds=1.0,
         simulated=True,
         process_clock=lambda: 0.0,
+        metering=Metering(
+            node=truth().node,
+            meter=Meter(1.0, namespace_pays),
+            # A step of a test is no scrape: figures are shown from the first on.
+            ledger=Ledger(birth_seconds=0.0, started_at_seconds=EPOCH_SECONDS + start),
+            book=price_book.load(None),
+            facts=NodeFacts(),
+            simulated=True,
+        ),
     )
     try:
         source.open()
