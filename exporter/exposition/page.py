@@ -5,6 +5,7 @@ import hashlib
 from importlib.resources import files
 
 from exporter import __version__
+from exporter.exposition.page_money import prices
 from exporter.exposition.page_summary import glance, tiles, waste
 from exporter.exposition.page_table import table
 from exporter.exposition.page_text import chip, duration, moment, text, words
@@ -60,7 +61,7 @@ def fragment(snapshot: Snapshot | None) -> str:
         '<p class="simulated" role="note">SIMULATED NODE — nothing here is real</p>' if snapshot.simulated else ""
     )
     upper = f"{_top(snapshot)}{_problems(snapshot)}{tiles(snapshot)}{waste(snapshot)}{glance(snapshot)}"
-    lower = f"{table(snapshot)}{_unresolved(snapshot)}{_foot(snapshot)}"
+    lower = f"{table(snapshot)}{_unresolved(snapshot)}{prices(snapshot)}{_foot(snapshot)}"
     return f'<main data-taken="{snapshot.taken_at_seconds:.3f}">{simulated}{upper}{lower}</main>'
 
 
@@ -104,6 +105,8 @@ def _problems(snapshot: Snapshot) -> str:
     ]
     if snapshot.attribution_problem:
         shown.append(f"<strong>pods</strong>: {text(snapshot.attribution_problem)}")
+    if snapshot.ledger and snapshot.ledger.state_problem:
+        shown.append(f"<strong>ledger</strong>: {text(snapshot.ledger.state_problem)}")
     if not snapshot.ready and not shown:
         shown = [f"<strong>not ready</strong>: {text(reason)}" for reason in snapshot.not_ready_reasons]
     return "".join(f'<p class="problem">{line}</p>' for line in shown)

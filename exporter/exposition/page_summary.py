@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from exporter.exposition import page_money
 from exporter.exposition.page_text import STATE_WORDS, bar, brief, chip, duration, model, percent, text
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, Snapshot
 
@@ -95,6 +96,7 @@ def tiles(snapshot: Snapshot) -> str:
     if count[AllocationState.UNKNOWN]:
         shown.append(_tile("Holder unknown", str(count[AllocationState.UNKNOWN]), "warn"))
     shown.append(_tile("Idle holders", str(idle), "warn" if idle else ""))
+    shown += _money_tiles(snapshot)
     ratio = _held_activity(units)
     if ratio is not None:
         shown.append(_tile("Activity, where held", percent(ratio)))
@@ -102,6 +104,23 @@ def tiles(snapshot: Snapshot) -> str:
     if watts:
         shown.append(_tile("Power", f"{sum(watts) / 1000:.2f} <small>kW</small>"))
     return f'<dl class="tiles">{"".join(shown)}</dl>'
+
+
+def _money_tiles(snapshot: Snapshot) -> list[str]:
+    if not page_money.is_shown(snapshot):
+        return []
+    held = [(view, use) for view in snapshot.devices for use in view.pods]
+    without = page_money.unpriced(snapshot, held)
+    costs = page_money.rates(snapshot, held)
+    some = f" <small>and {without} without price</small>" if without else " <small>an hour</small>"
+    shown = [_tile("Held, cost now", page_money.amounts(costs) + some if costs else "no price" if without else "none")]
+    idle = page_money.rates(snapshot, ((view, use) for view, use in held if is_idle(use)))
+    if idle:
+        shown.append(_tile("Of it idle", f"{page_money.amounts(idle)} <small>an hour</small>", "warn"))
+    free = page_money.unheld_rates(snapshot)
+    if free:
+        shown.append(_tile("Nobody's", f"{page_money.amounts(free)} <small>an hour</small>"))
+    return shown
 
 
 def _held_activity(units: Iterable[DeviceView]) -> float | None:
@@ -137,8 +156,10 @@ def waste(snapshot: Snapshot) -> str:
         places = ", ".join(dict.fromkeys(place(view) for view, _ in idle[key]))
         kind = model(idle[key][0][0].gpu.model)
         lines.append(
-            f'<li><span class="for">idle for {duration(since[key])}</span><span class="pod">{text(key[0])}/'
-            f'<b>{text(key[1])}</b></span> <span class="meta">{places} · {kind}</span></li>'
+            f'<li><span class="for">idle for {duration(since[key])}</span>'
+            f"{_idle_money(snapshot, idle[key], since[key])}"
+            f'<span class="pod">{text(key[0])}/<b>{text(key[1])}</b></span>'
+            f' <span class="meta">{places} · {kind}</span></li>'
         )
     if len(idle) > _NAMED_AT_MOST:
         lines.append(f'<li class="meta">and {len(idle) - _NAMED_AT_MOST} more, marked in the table</li>')
@@ -148,13 +169,27 @@ def waste(snapshot: Snapshot) -> str:
     )
 
 
+def _idle_money(snapshot: Snapshot, uses: list[tuple[DeviceView, PodUse]], idle_seconds: float) -> str:
+    """What an idle pod has cost since it went idle, at the price of now, and goes on to cost per hour."""
+    if not page_money.is_shown(snapshot):
+        return ""
+    costs = page_money.rates(snapshot, uses)
+    if not costs:
+        return f'<span class="money">{page_money.NO_PRICE}</span>'
+    so_far = page_money.amounts({currency: rate * idle_seconds / 3600 for currency, rate in costs.items()})
+    return (
+        f'<span class="money" title="since it went idle, at the price of now">{so_far}'
+        f' <span class="meta">at {page_money.amounts(costs)} an hour</span></span>'
+    )
+
+
 def glance(snapshot: Snapshot) -> str:
     """One card per physical GPU."""
-    cards = "".join(f"<li>{_card(group)}</li>" for group in groups(snapshot))
+    cards = "".join(f"<li>{_card(group, snapshot)}</li>" for group in groups(snapshot))
     return f'<ol class="map" aria-label="GPUs at a glance">{cards}</ol>' if cards else ""
 
 
-def _card(group: Group) -> str:
+def _card(group: Group, snapshot: Snapshot) -> str:
     view = group.gpu
     css, word = condition(view)
     idle_parts = sum(condition(part)[0] == "idle" for part in group.instances)
@@ -166,6 +201,8 @@ def _card(group: Group) -> str:
         picture = _slices(group.instances)
     else:
         figure = percent(view.activity.ratio) if view.activity and not down else "<small>—</small>"
+        if view.gpu.uuid in snapshot.prices and css == "idle" and view.pods:
+            figure += f" <small>{page_money.part_rate(snapshot, view, 1)} an hour</small>"
         picture = bar(None if down or view.activity is None else view.activity.ratio)
     tone = {"idle": "is-idle", "bad": "is-bad", "free": "is-free"}.get(css, "") if not group.instances or down else ""
     return (

@@ -1,5 +1,6 @@
 """The lower half of the page: one table row per device and per holder of a shared device."""
 
+from exporter.exposition import page_money
 from exporter.exposition.api import mebibytes
 from exporter.exposition.page_summary import Group, condition, groups, is_idle, is_used
 from exporter.exposition.page_text import STATE_WORDS, UNKNOWN, activity, chip, duration, memory, model, text, words
@@ -8,33 +9,35 @@ from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodU
 _HEAD = (
     '<thead><tr role="row">'
     '<th role="columnheader" scope="col">Device</th><th role="columnheader" scope="col">Held by</th>'
-    '<th role="columnheader" scope="col">Activity</th><th role="columnheader" scope="col">Idle for</th>'
+    '<th role="columnheader" scope="col">Activity</th><th role="columnheader" scope="col">Idle for</th>{money}'
     '<th role="columnheader" scope="col" class="num">Memory</th>'
     '<th role="columnheader" scope="col" class="num">Power</th>'
     '<th role="columnheader" scope="col" class="num">Temp.</th></tr></thead>'
 )
+_MONEY_HEAD = '<th role="columnheader" scope="col" class="num">Per hour</th>'
 _MODE_WORDS = {ShareMode.EXCLUSIVE: "whole device", ShareMode.MIG: "MIG slice", ShareMode.SHARED: "shared"}
 
 
 def table(snapshot: Snapshot) -> str:
     """All devices with their holders. Roles are spelled out, since on a phone the rows become cards."""
-    bodies = "".join(_body(group) for group in groups(snapshot))
+    bodies = "".join(_body(group, snapshot) for group in groups(snapshot))
     if not bodies:
         return (
             '<section class="panel"><h2>No devices</h2><p class="notes">No source has reported a GPU yet.</p></section>'
         )
     caption = "<caption>Devices and their holders</caption>"
-    return f'<div class="panel"><table role="table">{caption}{_HEAD}{bodies}</table></div>'
+    head = _HEAD.format(money=_MONEY_HEAD if page_money.is_shown(snapshot) else "")
+    return f'<div class="panel"><table role="table">{caption}{head}{bodies}</table></div>'
 
 
-def _body(group: Group) -> str:
-    rows = _device_rows(group.gpu, group)
+def _body(group: Group, snapshot: Snapshot) -> str:
+    rows = _device_rows(group.gpu, group, snapshot)
     for instance in group.instances:
-        rows += _device_rows(instance, group)
+        rows += _device_rows(instance, group, snapshot)
     return f'<tbody role="rowgroup">{"".join(rows)}</tbody>'
 
 
-def _device_rows(view: DeviceView, group: Group) -> list[str]:
+def _device_rows(view: DeviceView, group: Group, snapshot: Snapshot) -> list[str]:
     only = view.pods[0] if len(view.pods) == 1 and view.pods[0].holder.device_share_ratio >= 1 else None
     css = ["part" if view.instance else "gpu"]
     if view.state is not DeviceState.UP:
@@ -46,14 +49,28 @@ def _device_rows(view: DeviceView, group: Group) -> list[str]:
         _cell("pod", "", _held_by(view, group, only)),
         _cell("act", "Activity", "" if _partitioned(view) and view.activity is None else _device_activity(view)),
         _cell("since", "Idle for", _since(only) if only else ""),
+        *_cost_cell(view, only, snapshot),
         _cell("num", "Memory", memory(_used(view), mebibytes(view.values, Field.FB_TOTAL))),
         *_board_cells(view),
     ]
     rows = [_row(" ".join(css), _name(view), cells, anchor)]
     deep = " deep" if view.instance else ""
     if not only:
-        rows += [_holder_row(use, view, deep) for use in view.pods]
-    return rows + _unattributed_row(view, deep)
+        rows += [_holder_row(use, view, deep, snapshot) for use in view.pods]
+    return rows + _unattributed_row(view, deep, snapshot)
+
+
+def _cost_cell(view: DeviceView, use: PodUse | None, snapshot: Snapshot) -> list[str]:
+    """A holder's cost; on a row without one, dimmed, what the device would cost; no cell where nothing has a price."""
+    if not page_money.is_shown(snapshot):
+        return []
+    share_ratio = use.holder.share_ratio if use else view.share_ratio
+    shown = page_money.part_rate(snapshot, view, share_ratio)
+    if use is None:
+        shown = f'<span class="dim" title="price of the device">{shown}</span>'
+    elif is_idle(use):
+        shown = f"<b>{shown}</b>"
+    return [_cell("num cost", "Per hour", shown)]
 
 
 def _partitioned(view: DeviceView) -> bool:
@@ -63,7 +80,7 @@ def _partitioned(view: DeviceView) -> bool:
 def _cell(css: str, label: str, inner: str) -> str:
     labelled = f' data-label="{label}"' if label and inner else ""
     # On a phone the cell is a flex box of label and value: the value must be one element.
-    value = f"<span>{inner}</span>" if css == "num" and inner else inner
+    value = f"<span>{inner}</span>" if css.startswith("num") and inner else inner
     return f'<td role="cell" class="{css if inner else "none"}"{labelled}>{value}</td>'
 
 
@@ -142,13 +159,14 @@ def _board_cells(view: DeviceView) -> list[str]:
     ]
 
 
-def _holder_row(use: PodUse, view: DeviceView, deep: str) -> str:
+def _holder_row(use: PodUse, view: DeviceView, deep: str, snapshot: Snapshot) -> str:
     flag = " flag" if is_idle(use) else ""
     share = f"{use.holder.device_share_ratio * 100:.0f} % share"
     cells = [
         _cell("pod", "", _pod(use)),
         _cell("act", "Activity", activity(use.activity, view.activity_unknown_reason)),
         _cell("since", "Idle for", _since(use)),
+        *_cost_cell(view, use, snapshot),
         _cell("num", "Memory", memory(use.memory_used_bytes, None)),
         _cell("num", "", ""),
         _cell("num", "", ""),
@@ -156,7 +174,7 @@ def _holder_row(use: PodUse, view: DeviceView, deep: str) -> str:
     return _row(f"user{deep}{flag}", share, cells)
 
 
-def _unattributed_row(view: DeviceView, deep: str) -> list[str]:
+def _unattributed_row(view: DeviceView, deep: str, snapshot: Snapshot) -> list[str]:
     """Use by no listed pod, where there is any."""
     processes, ratio, used = (
         view.unattributed_processes,
@@ -173,6 +191,7 @@ def _unattributed_row(view: DeviceView, deep: str) -> list[str]:
         _cell("pod", "", what),
         _cell("act", "Activity", number),
         _cell("since", "", ""),
+        *([_cell("num", "", "")] if page_money.is_shown(snapshot) else []),
         _cell("num", "Memory", memory(used, None)),
         _cell("num", "", ""),
         _cell("num", "", ""),

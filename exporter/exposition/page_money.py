@@ -1,0 +1,104 @@
+"""Money on the page: what holders, idle ones and nobody cost per hour, and where the prices come from."""
+
+from collections.abc import Iterable, Mapping
+
+from exporter.exposition.page_text import model, text
+from exporter.model import AllocationState, DeviceView, PodUse, Price, Snapshot
+
+NO_PRICE = '<span class="dim" title="no row of the price book matches this GPU">no price</span>'
+
+_SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥"}
+_LEAST = 0.005
+_WHOLE_FROM = 1000
+_A_LITTLE_SHARE = 1e-9
+
+Rates = Mapping[str, float]
+"""Money per hour by currency; currencies are never added up."""
+
+
+def is_shown(snapshot: Snapshot) -> bool:
+    """Whether the agent knows of prices at all; without, the page has no word on money."""
+    return bool(snapshot.prices or snapshot.price_book or snapshot.unpriced_gpus)
+
+
+def amount(value: float, currency: str) -> str:
+    """``$1.25``, ``CHF 1.25``; a little is never shown as nothing. Safe."""
+    symbol = _SYMBOLS.get(currency) or f"{text(currency)} "
+    if 0 < value < _LEAST:
+        return f"&lt;{symbol}0.01"
+    return f"{symbol}{value:,.0f}" if value >= _WHOLE_FROM else f"{symbol}{value:,.2f}"
+
+
+def amounts(values: Rates) -> str:
+    """Amounts in every currency, side by side. Safe."""
+    return " + ".join(amount(value, currency) for currency, value in sorted(values.items()))
+
+
+def rates(snapshot: Snapshot, uses: Iterable[tuple[DeviceView, PodUse]]) -> Rates:
+    """What holders cost per hour: their share at the price of now. A GPU without a price adds nothing."""
+    return _sum((snapshot.prices.get(view.gpu.uuid), use.holder.share_ratio) for view, use in uses)
+
+
+def unheld_rates(snapshot: Snapshot) -> Rates:
+    """What the parts of GPUs cost that nobody holds; a GPU of which holders are not known is left out."""
+    held: dict[str, float] = {}
+    for view in snapshot.devices:
+        share = sum(use.holder.share_ratio for use in view.pods)
+        held[view.gpu.uuid] = held.get(view.gpu.uuid, 0.0) + share
+    for view in snapshot.devices:
+        if view.allocation is AllocationState.UNKNOWN:
+            held.pop(view.gpu.uuid, None)
+    free = ((snapshot.prices.get(uuid), 1 - share) for uuid, share in held.items())
+    return _sum((price, share) for price, share in free if share > _A_LITTLE_SHARE)
+
+
+def _sum(parts: Iterable[tuple[Price | None, float]]) -> Rates:
+    totals: dict[str, float] = {}
+    for price, share in parts:
+        if price is not None:
+            totals[price.currency] = totals.get(price.currency, 0.0) + price.per_hour * share
+    return totals
+
+
+def unpriced(snapshot: Snapshot, uses: Iterable[tuple[DeviceView, PodUse]]) -> int:
+    """GPUs that are held and have no price."""
+    return len({view.gpu.uuid for view, _ in uses if view.gpu.uuid not in snapshot.prices})
+
+
+def part_rate(snapshot: Snapshot, view: DeviceView, share_ratio: float) -> str:
+    """``$0.62`` per hour for a part of the device's GPU, or that there is no price. Safe."""
+    price = snapshot.prices.get(view.gpu.uuid)
+    return NO_PRICE if price is None else amount(price.per_hour * share_ratio, price.currency)
+
+
+def prices(snapshot: Snapshot) -> str:
+    """Which prices the page reckons with, told once."""
+    if not is_shown(snapshot):
+        return ""
+    gpus = [view.gpu for view in snapshot.devices if view.instance is None]
+    counted: dict[tuple[str, Price | None], list[int]] = {}
+    for gpu in gpus:
+        counted.setdefault((gpu.model, snapshot.prices.get(gpu.uuid)), []).append(gpu.index)
+    lines = [f"<li>{_told(name, price, indices)}</li>" for (name, price), indices in counted.items()]
+    book = f"<small>{text(snapshot.price_book)}</small>" if snapshot.price_book else ""
+    how = (
+        '<li class="meta">A holder costs its share of the GPU at this price. What it has cost so far is in the '
+        '<a id="to-ledger" href="/api/v1/ledger">ledger</a>: <span class="mono">gpu-cost-exporter report</span> shows '
+        "it.</li>"
+    )
+    return (
+        f'<section class="panel" aria-labelledby="prices"><h2 id="prices">Prices {book}</h2>'
+        f'<ul class="notes">{"".join(lines)}{how}</ul></section>'
+    )
+
+
+def _told(name: str, price: Price | None, indices: list[int]) -> str:
+    if price is None:
+        which = ", ".join(f"GPU {index}" for index in indices)
+        return f"<b>No price</b> for {which}, {model(name)}: no row of the price book matches; --price-book takes yours"
+    energy = f" and {amount(price.per_kwh, price.currency)} per measured kWh" if price.per_kwh else ""
+    listed = "; a bundled list price, what you pay may differ" if price.fallback else ""
+    return (
+        f"{len(indices)} x {model(name)}: <b>{amount(price.per_hour, price.currency)}</b> an hour{energy} "
+        f'<span class="meta">{text(price.source)}, as of {text(price.as_of)}{listed}</span>'
+    )

@@ -1,0 +1,117 @@
+"""Money on the page: what is held, idle and nobody's costs per hour; no price is never $0."""
+
+from dataclasses import replace
+
+import page_support as made
+import pytest
+from test_page import EVIL, read
+
+from exporter.exposition import page, page_money
+from exporter.model import AllocationState, DeviceView, LedgerView, Price, Snapshot
+
+PRICE = Price(per_hour=4.0, currency="USD", source="fleet:h100", as_of="2026-10-01")
+
+
+def priced(*views: DeviceView, price: Price = PRICE, **changes: object) -> Snapshot:
+    base = made.snapshot(*views)
+    prices = {view.gpu.uuid: price for view in views}
+    return replace(base, **{"prices": prices, "price_book": "fleet (GPUs are 80% of a node's price)", **changes})
+
+
+def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_cost() -> None:
+    view = priced(made.held(0, "train-0", 0.9), made.held(1, "notebook-anna", 0.0, 3 * 3600.0))
+    text = read(view).text
+    assert "idle for 3 h 0 min $12.00 at $4.00 an hour ml/ notebook-anna GPU 1" in text
+    assert "Held, cost now $8.00 an hour" in text
+    assert "Of it idle $4.00 an hour" in text
+    assert "0 % $4.00 an hour" in text, "on its card, too"
+    assert "<b>$4.00</b>" in page.fragment(view)
+
+
+def test_a_holder_costs_its_share_and_what_nobody_holds_is_told_apart() -> None:
+    view = priced(made.shared(0), *made.partitioned(1, made.MIXED), made.view(2))
+    text = read(view).text
+    assert "Held, cost now $5.86 an hour" in text  # 3 x 1/4, 3/7 and 2/7 of 4.00
+    assert "Nobody's $6.14 an hour" in text
+    assert "$1.71" in text
+
+
+def test_where_holders_are_not_known_nothing_is_said_to_be_nobodys() -> None:
+    unknown = replace(made.view(0), allocation=AllocationState.UNKNOWN)
+    assert "Nobody's" not in read(priced(unknown)).text
+
+
+def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
+    view = priced(made.held(0, "a", 0.0, 7200.0), price=PRICE, prices={}, unpriced_gpus=1)
+    text = read(view).text
+    assert "idle for 2 h 0 min no price ml/ a" in text
+    assert "Held, cost now no price" in text
+    assert "No price for GPU 0, H100 80GB HBM3: no row of the price book matches" in text
+    assert "$" not in text
+
+
+def test_some_held_gpus_without_a_price_are_told_beside_the_sum() -> None:
+    view = priced(made.held(0, "a"), made.held(1, "b"))
+    half = replace(view, prices={made.gpu(0).uuid: PRICE})
+    assert "Held, cost now $4.00 and 1 without price" in read(half).text
+
+
+def test_the_source_of_the_prices_is_told_once_with_what_they_cover() -> None:
+    eight = [made.held(index, f"train-{index}") for index in range(8)]
+    text = read(priced(*eight)).text
+    assert text.count("8 x H100 80GB HBM3: $4.00 an hour fleet:h100, as of 2026-10-01") == 1
+    assert text.count("GPUs are 80% of a node's price") == 1
+    listed = replace(PRICE, fallback=True, per_kwh=0.3)
+    text = read(priced(made.held(0, "a"), price=listed)).text
+    assert "and $0.30 per measured kWh" in text
+    assert "a bundled list price, what you pay may differ" in text
+
+
+def test_currencies_stand_side_by_side() -> None:
+    view = priced(made.held(0, "a"), made.held(1, "b"))
+    euro = replace(PRICE, currency="EUR", per_hour=3.0)
+    both = replace(view, prices={made.gpu(0).uuid: PRICE, made.gpu(1).uuid: euro})
+    assert "€3.00 + $4.00 an hour" in read(both).text
+
+
+def test_without_prices_and_a_price_book_the_page_has_no_word_on_money() -> None:
+    text = read(made.rich_snapshot()).text
+    assert not any(word in text for word in ("price", "cost now", "Per hour", "$"))
+
+
+def test_a_gpu_that_is_free_is_never_idle_money_of_a_holder() -> None:
+    text = read(priced(made.view(0))).text
+    assert "Held, cost now none" in text
+    assert "Of it idle" not in text
+    assert "Nobody's $4.00 an hour" in text
+
+
+def test_every_row_of_the_table_has_a_cell_for_every_head() -> None:
+    stray = replace(made.view(3, 0.2), unattributed_activity_ratio=0.2, unattributed_processes=1)
+    views = (made.held(0, "a"), made.shared(1), *made.partitioned(2, made.SEVEN), stray, made.lost(4))
+    for snapshot in (priced(*views), made.snapshot(*views)):
+        rows = page.fragment(snapshot).split("<tr ")[1:]
+        counts = {row.count('role="cell"') + row.count("header") for row in rows}
+        assert len(counts) == 1
+
+
+def test_a_ledger_that_cannot_be_saved_is_a_problem_at_the_top() -> None:
+    ledger = LedgerView(state_problem="/state/ledger.json: disk full; free some space")
+    assert (
+        "ledger : /state/ledger.json: disk full; free some space" in read(priced(made.held(0, "a"), ledger=ledger)).text
+    )
+
+
+def test_names_of_rows_and_books_are_escaped() -> None:
+    evil = replace(PRICE, source=EVIL, as_of=EVIL, currency="<b>")
+    tags = read(priced(made.held(0, "a", 0.0, 7200.0), price=evil, price_book=EVIL))
+    assert EVIL in tags.text
+    assert "<b> 4.00" in tags.text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "$0.00"), (0.001, "&lt;$0.01"), (12.345, "$12.35"), (12345.6, "$12,346")],
+)
+def test_amounts_are_told_as_people_say_them(value: float, shown: str) -> None:
+    assert page_money.amount(value, "USD") == shown
