@@ -19,7 +19,9 @@ INSTANT_SECONDS = 100.0
 # What says which program made the page, and not what is on the node.
 _OURS = re.compile(r"^(gpu_exporter_build_info)\{.*$", re.MULTILINE)
 # The last digits of a sum are not the same in every version of Python.
-_SUMS = re.compile(r"^(gpu_(?:ledger|pod|exporter_conservation)_.*) (\S+)$", re.MULTILINE)
+_SUMS = re.compile(
+    r"^(gpu_(?:(?:ledger|pod)_\w+_total|exporter_conservation_error_seconds)(?:\{.*\})?) (\S+)$", re.MULTILINE
+)
 
 
 async def page(name: str, directory: Path, *, openmetrics: bool = False) -> str:
