@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -389,3 +391,27 @@ async def test_every_reading_that_a_tick_finds_is_metered(tmp_path: Path) -> Non
         assert snapshot.ledger.capacity_seconds == pytest.approx(5.0 * gpus)
         unknown = sum(totals.unknown_seconds for totals in snapshot.ledger.accounts.values())
         assert unknown < gpus, "two intervals of a second each, not one of two"
+
+
+@needs_root
+def test_an_agent_started_on_a_disk_that_turned_read_only_meters_in_memory(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with tmpfs(disk, "size=64k"):
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with running_agent("--simulate", "demo", "--state-dir", str(disk)) as agent:
+            page = agent.until(
+                lambda page: matching(page, "gpu_exporter_errors_total", part="state", reason="read_only"),
+                "the failure",
+            )
+            assert page["gpu_exporter_state_saved"] == 0
+            agent.until(lambda page: page["gpu_exporter_ledger_capacity_seconds_total"] > 0, "memory is shown")
+
+
+def test_an_agent_that_is_told_to_end_saves_to_the_last_sample(tmp_path: Path) -> None:
+    arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "300s")
+    with running_agent(*arguments, "--state-dir", str(tmp_path)) as agent:
+        agent.until(lambda page: page.get("gpu_exporter_state_saved"), "the first save, of nothing yet")
+        time.sleep(1.0)
+        assert agent.end() == 0
+    state = StateFile(tmp_path).load() or {}
+    assert state["ledger"]["capacity_seconds"] > 0

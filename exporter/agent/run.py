@@ -246,11 +246,11 @@ class Agent:
             due = max(due + interval, loop.time())
             await asyncio.sleep(due - loop.time())
             self._tick()
-            self._save_if_due()
 
     def _tick(self) -> None:
         try:
             self.snapshot = self.node.tick(time.time(), time.monotonic())
+            self._save_if_due()
         except Exception:
             # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.
             self.node.count_error("agent", "tick")

@@ -74,6 +74,8 @@ def _state_dir(path: Path) -> list[str]:
         return [f"state-dir: {path}: {error.strerror}; allowed: a directory that is there and can be written"]
     if not stat.S_ISDIR(mode):
         return [f"state-dir: {path} is not a directory; allowed: a directory that can be written"]
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return []  # a disk with errors turns read-only by itself: the agent goes on in memory and says so
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return [f"state-dir: {path} cannot be read and written by uid {os.geteuid()}; change its owner or its mode"]
     return []
