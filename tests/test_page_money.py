@@ -22,8 +22,9 @@ def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_
     view = priced(made.held(0, "train-0", 0.9), made.held(1, "notebook-anna", 0.0, 3 * 3600.0))
     text = read(view).text
     assert "idle for 3 h 0 min $12.00 at $4.00 an hour ml/ notebook-anna GPU 1" in text
-    assert "Held, cost now $8.00 an hour" in text
-    assert "Of it idle $4.00 an hour" in text
+    assert "Held, cost now $8.00 /h" in text
+    assert "Idle holders 1 $4.00/h" in text
+    assert "Held, but idle $4.00 an hour" in text
     assert "0 % $4.00 an hour" in text, "on its card, too"
     assert "<b>$4.00</b>" in page.fragment(view)
 
@@ -31,14 +32,14 @@ def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_
 def test_a_holder_costs_its_share_and_what_nobody_holds_is_told_apart() -> None:
     view = priced(made.shared(0), *made.partitioned(1, made.MIXED), made.view(2))
     text = read(view).text
-    assert "Held, cost now $5.86 an hour" in text  # 3 x 1/4, 3/7 and 2/7 of 4.00
-    assert "Nobody's $6.14 an hour" in text
+    assert "Held, cost now $5.86 /h" in text  # 3 x 1/4, 3/7 and 2/7 of 4.00
+    assert "Free 2 $6.14/h" in text
     assert "$1.71" in text
 
 
 def test_where_holders_are_not_known_nothing_is_said_to_be_nobodys() -> None:
     unknown = replace(made.view(0), allocation=AllocationState.UNKNOWN)
-    assert "Nobody's" not in read(priced(unknown)).text
+    assert "/h" not in read(priced(unknown)).text
 
 
 def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
@@ -53,7 +54,7 @@ def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
 def test_some_held_gpus_without_a_price_are_told_beside_the_sum() -> None:
     view = priced(made.held(0, "a"), made.held(1, "b"))
     half = replace(view, prices={made.gpu(0).uuid: PRICE})
-    assert "Held, cost now $4.00 and 1 without price" in read(half).text
+    assert "Held, cost now $4.00 /h and 1 without price" in read(half).text
 
 
 def test_the_source_of_the_prices_is_told_once_with_what_they_cover() -> None:
@@ -71,7 +72,7 @@ def test_currencies_stand_side_by_side() -> None:
     view = priced(made.held(0, "a"), made.held(1, "b"))
     euro = replace(PRICE, currency="EUR", per_hour=3.0)
     both = replace(view, prices={made.gpu(0).uuid: PRICE, made.gpu(1).uuid: euro})
-    assert "€3.00 + $4.00 an hour" in read(both).text
+    assert "€3.00 + $4.00 /h" in read(both).text
 
 
 def test_without_prices_and_a_price_book_the_page_has_no_word_on_money() -> None:
@@ -82,8 +83,8 @@ def test_without_prices_and_a_price_book_the_page_has_no_word_on_money() -> None
 def test_a_gpu_that_is_free_is_never_idle_money_of_a_holder() -> None:
     text = read(priced(made.view(0))).text
     assert "Held, cost now none" in text
-    assert "Of it idle" not in text
-    assert "Nobody's $4.00 an hour" in text
+    assert "Idle holders 0 Held" in text
+    assert "Free 1 $4.00/h" in text
 
 
 def test_every_row_of_the_table_has_a_cell_for_every_head() -> None:

@@ -35,6 +35,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "saved_at_seconds": ledger.saved_at_seconds if ledger else None,
         "state_problem": (ledger.state_problem or None) if ledger else None,
         "capacity_seconds": ledger.capacity_seconds if ledger else None,
+        "withheld_seconds": ledger.withheld_seconds if ledger else None,
         "conservation_error_seconds": ledger.conservation_error_seconds if ledger else None,
         "price_book": snapshot.price_book or None,
         "unpriced_gpus": snapshot.unpriced_gpus,

@@ -87,16 +87,18 @@ def tiles(snapshot: Snapshot) -> str:
     up = sum(view.state is DeviceState.UP for view in whole)
     expected = max(len(whole), snapshot.expected_devices or 0)
     count = {state: sum(view.allocation is state for view in units) for state in AllocationState}
-    idle = len({_pod_key(use) for view in units for use in view.pods if is_idle(use)})
+    uses = [(view, use) for view in units for use in view.pods if is_idle(use)]
+    idle = len({_pod_key(use) for _, use in uses})
+    unheld = _beside(page_money.unheld_rates(snapshot))
     shown = [
         _tile("GPUs up", f"{up} <small>of {expected}</small>", "alarm" if up < expected else ""),
         _tile("Allocated", f"{count[AllocationState.ALLOCATED]} <small>of {len(units)} devices</small>"),
-        _tile("Free", str(count[AllocationState.UNALLOCATED])),
+        _tile("Free", f"{count[AllocationState.UNALLOCATED]}{unheld}"),
     ]
     if count[AllocationState.UNKNOWN]:
         shown.append(_tile("Holder unknown", str(count[AllocationState.UNKNOWN]), "warn"))
-    shown.append(_tile("Idle holders", str(idle), "warn" if idle else ""))
-    shown += _money_tiles(snapshot)
+    shown.append(_tile("Idle holders", f"{idle}{_beside(page_money.rates(snapshot, uses))}", "warn" if idle else ""))
+    shown += _cost_tile(snapshot)
     ratio = _held_activity(units)
     if ratio is not None:
         shown.append(_tile("Activity, where held", percent(ratio)))
@@ -106,21 +108,19 @@ def tiles(snapshot: Snapshot) -> str:
     return f'<dl class="tiles">{"".join(shown)}</dl>'
 
 
-def _money_tiles(snapshot: Snapshot) -> list[str]:
+def _cost_tile(snapshot: Snapshot) -> list[str]:
     if not page_money.is_shown(snapshot):
         return []
     held = [(view, use) for view in snapshot.devices for use in view.pods]
-    without = page_money.unpriced(snapshot, held)
-    costs = page_money.rates(snapshot, held)
-    some = f" <small>and {without} without price</small>" if without else " <small>an hour</small>"
-    shown = [_tile("Held, cost now", page_money.amounts(costs) + some if costs else "no price" if without else "none")]
-    idle = page_money.rates(snapshot, ((view, use) for view, use in held if is_idle(use)))
-    if idle:
-        shown.append(_tile("Of it idle", f"{page_money.amounts(idle)} <small>an hour</small>", "warn"))
-    free = page_money.unheld_rates(snapshot)
-    if free:
-        shown.append(_tile("Nobody's", f"{page_money.amounts(free)} <small>an hour</small>"))
-    return shown
+    costs, without = page_money.rates(snapshot, held), page_money.unpriced(snapshot, held)
+    if not costs:
+        return [_tile("Held, cost now", "no price" if without else "none")]
+    more = f" <small>and {without} without price</small>" if without else ""
+    return [_tile("Held, cost now", f"{page_money.amounts(costs)}<small>/h</small>{more}")]
+
+
+def _beside(rates: page_money.Rates) -> str:
+    return f" <small>{page_money.amounts(rates)}/h</small>" if rates else ""
 
 
 def _held_activity(units: Iterable[DeviceView]) -> float | None:
@@ -147,6 +147,8 @@ def waste(snapshot: Snapshot) -> str:
                 idle.setdefault(_pod_key(use), []).append((view, use))
     if not idle:
         return ""
+    rates = page_money.rates(snapshot, (use for uses in idle.values() for use in uses))
+    cost = f" <small>{page_money.amounts(rates)} an hour</small>" if rates else ""
     # A pod with several devices is idle since the last of them went idle.
     since: Mapping[tuple[str, str], float] = {
         key: min(use.idle_for_seconds or 0.0 for _, use in uses) for key, uses in idle.items()
@@ -164,7 +166,7 @@ def waste(snapshot: Snapshot) -> str:
     if len(idle) > _NAMED_AT_MOST:
         lines.append(f'<li class="meta">and {len(idle) - _NAMED_AT_MOST} more, marked in the table</li>')
     return (
-        '<section class="panel waste" aria-labelledby="waste"><h2 id="waste">Held, but idle</h2>'
+        f'<section class="panel waste" aria-labelledby="waste"><h2 id="waste">Held, but idle{cost}</h2>'
         f"<ol>{''.join(lines)}</ol></section>"
     )
 

@@ -33,6 +33,8 @@ class NodeReport:
     saved: bool
     state_problem: str
     capacity_seconds: float
+    withheld_seconds: float
+    """Of owners whose first 75 seconds are not over: they still stand at 0."""
     conservation_error_seconds: float
     price_book: str
     unpriced_gpus: int
@@ -60,8 +62,8 @@ class NodeReport:
 
     @property
     def missing_seconds(self) -> float:
-        """What the lines lack of the capacity: owners whose first 75 seconds are not over; 0 within rounding."""
-        missing = self.capacity_seconds - self.total.allocated_seconds
+        """What the lines and what is withheld lack of the capacity; 0 within rounding, or something is wrong."""
+        missing = self.capacity_seconds - self.withheld_seconds - self.total.allocated_seconds
         return missing if abs(missing) > _TOLERATED_SECONDS + self.capacity_seconds * _TOLERATED_RATIO else 0.0
 
 
@@ -116,6 +118,7 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
         saved=saved_at is not None,
         state_problem=_text(document["state_problem"]),
         capacity_seconds=float(document["capacity_seconds"]),
+        withheld_seconds=float(document["withheld_seconds"]),
         conservation_error_seconds=float(document["conservation_error_seconds"]),
         price_book=_text(document["price_book"]),
         unpriced_gpus=int(document["unpriced_gpus"]),

@@ -90,12 +90,12 @@ def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
     total, digits = report.total, _digits(report.capacity_seconds)
     whole = f"{_decimal(report.capacity_seconds / _HOUR, digits)} GPU-hours metered"
     error = f"conservation error {report.conservation_error_seconds:.1e} s"
-    missing = report.missing_seconds
     yield "Sum", f"{_decimal(total.allocated_seconds / _HOUR, digits)} of {whole}, {error}", ""
-    if missing > 0:
-        yield "", f"{missing:,.0f} s are of owners that are not shown yet: for their first 75 s they stand at 0", "dim"
-    elif missing < 0:
-        yield "", f"{-missing:,.3f} s more than the capacity: please report this as a bug", "bold red"
+    if report.withheld_seconds > 0:
+        waiting = f"{report.withheld_seconds:,.0f} s"
+        yield "", f"{waiting} are of owners that are not shown yet: for their first 75 s they stand at 0", "dim"
+    if report.missing_seconds:
+        yield "", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "bold red"
     if report.coverage_ratio is not None:
         yield "Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured", ""
     kept = "totals as of the last save" if report.saved else "in memory only: a restart of the agent begins anew"
@@ -179,6 +179,7 @@ def write_json(report: NodeReport, stream: TextIO) -> None:
         "lines": [{**_owner(account), **_line(totals)} for account, totals in (*report.owners, *report.apart)],
         "total": _line(report.total),
         "capacity_seconds": report.capacity_seconds,
+        "withheld_seconds": report.withheld_seconds,
         "missing_seconds": report.missing_seconds,
         "conservation_error_seconds": report.conservation_error_seconds,
         "coverage_ratio": report.coverage_ratio,
