@@ -5,7 +5,7 @@ import dataclasses
 from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, snapshot
 
 from exporter.exposition.collector import ExpositionOptions, families
-from exporter.model import Account, LedgerView, Money, Owner, Price, ShareMode, Snapshot, Totals
+from exporter.model import OTHER, Account, LedgerView, Money, Owner, Price, ShareMode, Snapshot, Totals
 
 NOW = 1_760_000_200.25
 
@@ -137,3 +137,12 @@ def test_two_accounts_that_differ_only_in_mode_or_model_are_two_series() -> None
     }
     view = dataclasses.replace(snapshot(), ledger=LedgerView(accounts=accounts))
     assert len(rows(view, "gpu_ledger_active_seconds_total")) == 6
+
+
+def test_what_folded_owners_have_had_is_not_scraped_a_second_time() -> None:
+    folded = Account(owner=OTHER, model=TRAINING.model, mode=ShareMode.EXCLUSIVE)
+    base = snapshot().ledger
+    assert base is not None
+    view = showing(accounts={**base.accounts, folded: Totals(active_seconds=10.0)})
+    kinds = {labels.get("workload_kind") for labels, _ in rows(view, "gpu_ledger_allocated_seconds_total")}
+    assert kinds == {"Job", "Unattributed", "Unallocated"}

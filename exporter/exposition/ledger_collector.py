@@ -6,7 +6,7 @@ from exporter.exposition import catalog
 from exporter.exposition.builder import PageBuilder
 from exporter.exposition.catalog import Metric
 from exporter.exposition.family import NO_LABELS, Labels, labels
-from exporter.model import Account, LedgerView, PodAccount, Snapshot, Totals
+from exporter.model import OTHER, Account, LedgerView, PodAccount, Snapshot, Totals
 
 _Row = tuple[Metric, Labels, float]
 # As good as all: seconds are sums of floats.
@@ -33,6 +33,9 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
         for metric, carried, value in rows:
             page.metric(metric, carried, value)
     for account, totals in ledger.accounts.items():
+        if account.owner == OTHER:
+            # Prometheus has had these seconds under the owners that were folded; here they would be counted again.
+            continue
         for metric, carried, value in _owner(_owner_labels(account, snapshot.node), totals):
             page.metric(metric, carried, value)
     _itself(page, ledger)
