@@ -25,8 +25,13 @@ def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_
     assert "Held, cost now $8.00 /h" in text
     assert "Idle holders 1 $4.00/h" in text
     assert "Held, but idle $4.00 an hour" in text
-    assert "0 % $4.00 an hour" in text, "on its card, too"
+    assert "0 % $4.00/h" in text, "on its card, too"
     assert "<b>$4.00</b>" in page.fragment(view)
+
+
+def test_the_idle_holder_that_has_cost_most_comes_first_and_not_the_one_that_idles_longest() -> None:
+    text = read(priced(*made.partitioned(0, made.MIXED), made.held(1, "notebook-anna", 0.0, 5000.0))).text
+    assert text.index("ml/ notebook-anna") < text.index("research/ worker-0-1")
 
 
 def test_a_holder_costs_its_share_and_what_nobody_holds_is_told_apart() -> None:

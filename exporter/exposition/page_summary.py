@@ -139,7 +139,7 @@ def _pod_key(use: PodUse) -> tuple[str, str]:
 
 
 def waste(snapshot: Snapshot) -> str:
-    """Who holds a device and does nothing, longest first; empty where nobody does."""
+    """Who holds a device and does nothing, by what that has cost, then longest first; empty where nobody does."""
     idle: dict[tuple[str, str], list[tuple[DeviceView, PodUse]]] = {}
     for view in snapshot.devices:
         for use in view.pods:
@@ -153,8 +153,9 @@ def waste(snapshot: Snapshot) -> str:
     since: Mapping[tuple[str, str], float] = {
         key: min(use.idle_for_seconds or 0.0 for _, use in uses) for key, uses in idle.items()
     }
+    lost = {key: sum(page_money.rates(snapshot, uses).values()) * since[key] for key, uses in idle.items()}
     lines = []
-    for key in sorted(idle, key=lambda key: (-since[key], key))[:_NAMED_AT_MOST]:
+    for key in sorted(idle, key=lambda key: (-lost[key], -since[key], key))[:_NAMED_AT_MOST]:
         places = ", ".join(dict.fromkeys(place(view) for view, _ in idle[key]))
         kind = model(idle[key][0][0].gpu.model)
         lines.append(
@@ -204,7 +205,7 @@ def _card(group: Group, snapshot: Snapshot) -> str:
     else:
         figure = percent(view.activity.ratio) if view.activity and not down else "<small>—</small>"
         if view.gpu.uuid in snapshot.prices and css == "idle" and view.pods:
-            figure += f" <small>{page_money.part_rate(snapshot, view, 1)} an hour</small>"
+            figure += f" <small>{page_money.part_rate(snapshot, view, 1)}/h</small>"
         picture = bar(None if down or view.activity is None else view.activity.ratio)
     tone = {"idle": "is-idle", "bad": "is-bad", "free": "is-free"}.get(css, "") if not group.instances or down else ""
     return (
