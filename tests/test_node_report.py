@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from agent_support import AgentProcess
 from aiohttp import web
 from exposition_support import H100, TRAINING, gpu, snapshot
 
@@ -210,6 +211,21 @@ async def test_report_asks_a_running_agent(capsys: pytest.CaptureFixture[str]) -
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
     assert "resnet" in out
+
+
+def test_the_report_of_the_demo_adds_up_to_the_capacity_that_passed(
+    demo_agent: AgentProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_agent.until(lambda page: page.get("gpu_exporter_ledger_capacity_seconds_total"), "a metered interval")
+    assert main(["report", "--agent", f"http://127.0.0.1:{demo_agent.port}", "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    told = document["total"]["allocated_seconds"] + document["withheld_seconds"]
+    assert told == pytest.approx(document["capacity_seconds"], rel=1e-9)
+    assert document["capacity_seconds"] > 0
+    assert document["missing_seconds"] == 0.0
+    kinds = {line["owner_kind"] for line in document["lines"]}
+    assert "Unallocated" in kinds
+    assert document["prices"], "the bundled book knows the demo's model"
 
 
 @pytest.mark.parametrize(
