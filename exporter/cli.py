@@ -149,7 +149,7 @@ def _add_prices(parser: _Parser) -> None:
 
 
 def _add_report(parser: _Parser) -> None:
-    parser.epilog = "Exit code: 0 with a report, 1 where the agent cannot be asked or has nothing yet, 2 for a wrong flag."
+    parser.epilog = "Exit code: 0 for a report, 1 if the agent cannot be asked or has nothing yet, 2 for a wrong flag."
     parser.add_argument(
         "--agent",
         required=True,
