@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -415,3 +416,17 @@ def test_an_agent_that_is_told_to_end_saves_to_the_last_sample(tmp_path: Path) -
         assert agent.end() == 0
     state = StateFile(tmp_path).load() or {}
     assert state["ledger"]["capacity_seconds"] > 0
+
+
+def test_a_second_agent_on_the_same_state_directory_does_not_start_and_says_why(tmp_path: Path) -> None:
+    with running_agent("--simulate", "demo", "--state-dir", str(tmp_path)) as agent:
+        command = [sys.executable, "-m", "exporter", "agent", "--listen", "127.0.0.1:0", "--simulate", "demo"]
+        second = subprocess.run(
+            [*command, "--state-dir", str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert second.returncode == 2
+        last = second.stderr.strip().splitlines()[-1]
+        assert f"state: {tmp_path} is in use by another agent" in last
+        agent.end(signal.SIGKILL)
+    with running_agent("--simulate", "demo", "--state-dir", str(tmp_path)) as agent:
+        assert agent.get("/healthz")[0] == 200

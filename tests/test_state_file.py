@@ -189,3 +189,21 @@ def test_a_limit_on_file_size_is_a_full_disk(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.load() == STATE
+
+
+def test_a_directory_belongs_to_one_process_until_it_lets_go(tmp_path: Path) -> None:
+    first, second = StateFile(tmp_path), StateFile(tmp_path)
+    first.claim()
+    with pytest.raises(StateError, match="in use by another agent") as caught:
+        second.claim()
+    assert caught.value.reason == "state_in_use"
+    first.release()
+    second.claim()
+    second.release()
+    assert names(tmp_path) == []
+
+
+def test_a_directory_that_is_not_there_is_claimed_without_a_word(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "gone")
+    file.claim()
+    file.release()

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -30,10 +31,12 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 class StateFile:
     """``ledger.json`` in a directory of its own: one line of JSON with version and checksum, mode 0600.
 
-    One process at a time may write it.
+    One process at a time may write it: ``claim`` sees to that.
     """
 
     directory: Path
+    _claimed: int | None = None
+    """Descriptor of the locked directory."""
     _unread_in_the_way: bool = False
     """A file that could not be read could not be set aside either: a save must not replace it unasked."""
 
@@ -41,6 +44,33 @@ class StateFile:
     def path(self) -> Path:
         """Where the state is."""
         return self.directory / _NAME
+
+    def claim(self) -> None:
+        """Keep other processes out for as long as this one lives; however it ends, the kernel lets go.
+
+        Two that save in turn would each put back the other's totals. A directory that is not there or cannot be locked
+        is not told here: saving tells the one, and for the other no lock is no reason to lose the ledger.
+
+        Raises:
+            StateError: Another process has it (``state_in_use``).
+        """
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(descriptor)
+                raise StateError("state_in_use", f"state: {self.directory} is in use by another agent") from error
+            except OSError:
+                os.close(descriptor)
+            else:
+                self._claimed = descriptor
+
+    def release(self) -> None:
+        """Let others claim it."""
+        if self._claimed is not None:
+            os.close(self._claimed)
+            self._claimed = None
 
     def load(self) -> dict[str, Any] | None:
         """Return what was saved last, ``None`` where nothing ever was.

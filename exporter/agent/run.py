@@ -26,7 +26,7 @@ from exporter.agent.views import Viewer
 from exporter.attribution.podresources import KubeletPoller
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import AgentConfig, price_book, read_collectors
-from exporter.errors import ConfigError
+from exporter.errors import ConfigError, StateError
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
 from exporter.exposition.connections import CONNECTIONS, request_log
@@ -57,7 +57,8 @@ async def run(
         worker_env: Extra environment of the child.
 
     Raises:
-        ConfigError: A file cannot be read or the port not be bound; nothing has been started then.
+        ConfigError: A file cannot be read, the port not be bound or the state directory is another agent's; nothing
+            has been started then.
     """
     collectors = read_collectors(config.collectors)
     for warning in collectors.warnings:
@@ -67,6 +68,7 @@ async def run(
     for warning in book.warnings:
         LOG.warning("%s", warning)
     listener = bind(config.listen_host, config.listen_port)
+    file = _state_file(config.state_dir)
     command = worker_command or nvml_command(config.sample_interval_seconds, collectors.fields)
     worker = Worker(
         name="nvml",
@@ -77,14 +79,33 @@ async def run(
     )
     poller = _poller(config) if config.attribution else None
     agent = Agent(
-        node=_node(config, worker, poller, _metering(config, book, simulated=simulated)),
+        node=_node(config, worker, poller, _metering(config, book, file, simulated=simulated)),
         load_prices=load_prices,
         worker=worker,
         poller=poller,
         renderer=Renderer(_exposition(config, collectors)),
         release_seconds=config.release_seconds,
     )
-    return await agent.run(listener)
+    try:
+        return await agent.run(listener)
+    finally:
+        if file:
+            file.release()
+
+
+def _state_file(directory: Path | None) -> StateFile | None:
+    """Claim the state directory.
+
+    Raises:
+        ConfigError: Another agent has it.
+    """
+    file = StateFile(directory) if directory else None
+    try:
+        if file:
+            file.claim()
+    except StateError as error:
+        raise ConfigError(f"{error}; end that one or give this one another --state-dir") from error
+    return file
 
 
 def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOptions:
@@ -120,7 +141,7 @@ def _poller(config: AgentConfig) -> KubeletPoller:
     )
 
 
-def _metering(config: AgentConfig, book: PriceBook, *, simulated: bool) -> Metering:
+def _metering(config: AgentConfig, book: PriceBook, file: StateFile | None, *, simulated: bool) -> Metering:
     """Make the meters and go on from where the last process ended."""
     metering = Metering(
         node=config.node_name,
@@ -128,7 +149,7 @@ def _metering(config: AgentConfig, book: PriceBook, *, simulated: bool) -> Meter
         ledger=Ledger(linger_seconds=config.linger_seconds, started_at_seconds=time.time()),
         book=book,
         facts=NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region),
-        file=StateFile(config.state_dir) if config.state_dir else None,
+        file=file,
         boot_id=_boot_id(),
         simulated=simulated,
         save_interval_seconds=config.state_interval_seconds,
