@@ -15,6 +15,7 @@ from exporter.accounting.slots import slot_of
 from exporter.accounting.usage import Meter
 from exporter.model import (
     UNATTRIBUTED,
+    AllocationState,
     DeviceState,
     DeviceView,
     Field,
@@ -134,6 +135,17 @@ def test_whoever_holds_a_partitioned_gpu_itself_has_all_of_it(meter: Meter) -> N
     held = replace(board, allocation=whole(use(holder("a"), 1.0)).allocation, pods=(use(holder("a"), 1.0),))
     held = replace(held, activity=whole(busy=1.0).activity)
     assert figures(after(meter, [held, *instances])) == {"a": (1.0, 0.0, 0.0)}
+
+
+def test_who_holds_the_gpu_and_who_holds_an_instance_of_it_share_it_with_nothing_free_between(meter: Meter) -> None:
+    views = partitioned(("1g.10gb",) * 7, {0: ("b", 1.0)})
+    board, instance, *free = views
+    # As the join makes them: 1 and 1/7 of the GPU, made to fit.
+    of_board = use(holder("a", share=7 / 8, of_device=1.0), 1.0)
+    of_instance = use(replace(instance.pods[0].holder, share_ratio=1 / 8), 0.0)
+    board = replace(board, pods=(of_board,), allocation=AllocationState.ALLOCATED)
+    portions = after(meter, [board, replace(instance, pods=(of_instance,)), *free])
+    assert figures(portions) == {"a": (0.875, 0.0, 0.0), "b": (0.0, 0.125, 0.0)}
 
 
 def test_whoever_holds_at_the_end_is_charged_for_the_interval(meter: Meter) -> None:

@@ -70,6 +70,8 @@ class Divider:
         gpu = views[0].gpu
         up = views[0].state is DeviceState.UP
         devices = held_units(views)
+        # Somebody holds the GPU, others instances of it: their shares were made to fit, so nothing between them is free.
+        overlapping = len(devices) > 1 and devices[0].instance is None
         free, lost = _Remainder(), _Remainder()
         parts: list[Part] = []
         foreign = covered = 0.0
@@ -77,8 +79,9 @@ class Divider:
             ratio = device.activity.ratio if device.activity and device.state is DeviceState.UP else None
             held = [self._part(device, use) for use in device.pods]
             parts += held
-            left = device.share_ratio - sum(part.slot.share_ratio for part in held)
-            covered += device.share_ratio - min(left, 0.0)
+            of_held = sum(part.slot.share_ratio for part in held)
+            left = 0.0 if overlapping else device.share_ratio - of_held
+            covered += of_held + max(left, 0.0)
             if held:
                 foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
                 if left > DUST:  # free replicas: nobody is there to use them
