@@ -21,6 +21,8 @@ from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.metering import HUNG_SECONDS, Metering, namespace_pays
+from exporter.agent.run import metering_of
+from exporter.config import load_agent
 from exporter.errors import ConfigError, StateError
 from exporter.model import UNALLOCATED, UNATTRIBUTED, LedgerView, Owner, Price
 from exporter.simulator.scenario import load as load_scenario
@@ -430,3 +432,22 @@ def test_a_second_agent_on_the_same_state_directory_does_not_start_and_says_why(
         agent.end(signal.SIGKILL)
     with running_agent("--simulate", "demo", "--state-dir", str(tmp_path)) as agent:
         assert agent.get("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("interval_seconds", [5.0, 40.0, 300.0])
+def test_however_seldom_it_is_saved_a_new_owner_is_seen_at_zero_by_two_scrapes(
+    tmp_path: Path, interval_seconds: float
+) -> None:
+    options = {"state_dir": str(tmp_path), "state_interval": f"{interval_seconds:.0f}s", "price_book": "none"}
+    config = load_agent(options, {})
+    metering = metering_of(config, PriceBook(), StateFile(tmp_path), simulated=True)
+    start = time.monotonic()
+    at_zero = 0
+    for second in range(800):
+        steady = start + second
+        sample(metering, steady, BUSY if second > 7 else FREE)
+        metering.save_now(NOON + second, steady)
+        of_pod = [totals for account, totals in shown(metering, steady).accounts.items() if account.owner == ML]
+        at_zero += bool(of_pod) and of_pod[0].active_seconds == 0
+    assert of_pod[0].active_seconds > 0
+    assert at_zero >= 60

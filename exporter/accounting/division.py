@@ -70,7 +70,7 @@ class Divider:
         gpu = views[0].gpu
         up = views[0].state is DeviceState.UP
         devices = held_units(views)
-        # Somebody holds the GPU, others instances of it: their shares were made to fit, so nothing between them is free.
+        # Somebody holds the GPU, others instances of it: their shares were made to fit and leave nothing free.
         overlapping = len(devices) > 1 and devices[0].instance is None
         free, lost = _Remainder(), _Remainder()
         parts: list[Part] = []

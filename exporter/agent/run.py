@@ -37,6 +37,9 @@ from exporter.sources.worker import Worker, nvml_command
 
 LOG = logging.getLogger("exporter.agent")
 
+SEEN_AT_ZERO_SECONDS = 70.0
+"""For so long a new series stands at 0 on the page, where it comes with a save: two 30-s scrapes and a bit."""
+
 SHUTDOWN_SECONDS = 2.0
 """How long open scrapes may take to finish when the agent is told to end."""
 
@@ -79,7 +82,7 @@ async def run(
     )
     poller = _poller(config) if config.attribution else None
     agent = Agent(
-        node=_node(config, worker, poller, _metering(config, book, file, simulated=simulated)),
+        node=_node(config, worker, poller, metering_of(config, book, file, simulated=simulated)),
         load_prices=load_prices,
         worker=worker,
         poller=poller,
@@ -141,12 +144,13 @@ def _poller(config: AgentConfig) -> KubeletPoller:
     )
 
 
-def _metering(config: AgentConfig, book: PriceBook, file: StateFile | None, *, simulated: bool) -> Metering:
+def metering_of(config: AgentConfig, book: PriceBook, file: StateFile | None, *, simulated: bool) -> Metering:
     """Make the meters and go on from where the last process ended."""
+    linger, birth = config.linger_seconds, SEEN_AT_ZERO_SECONDS + config.state_interval_seconds
     metering = Metering(
         node=config.node_name,
         meter=Meter(config.sample_interval_seconds, namespace_pays),
-        ledger=Ledger(linger_seconds=config.linger_seconds, started_at_seconds=time.time()),
+        ledger=Ledger(linger_seconds=linger, birth_seconds=birth, started_at_seconds=time.time()),
         book=book,
         facts=NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region),
         file=file,
@@ -154,7 +158,7 @@ def _metering(config: AgentConfig, book: PriceBook, file: StateFile | None, *, s
         simulated=simulated,
         save_interval_seconds=config.state_interval_seconds,
     )
-    metering.restore(functools.partial(Ledger.load, linger_seconds=config.linger_seconds), time.monotonic())
+    metering.restore(functools.partial(Ledger.load, linger_seconds=linger, birth_seconds=birth), time.monotonic())
     return metering
 
 
