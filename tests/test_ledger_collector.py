@@ -4,8 +4,9 @@ import dataclasses
 
 from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, snapshot
 
+from exporter.accounting.ledger import Ledger
 from exporter.exposition.collector import ExpositionOptions, families
-from exporter.model import OTHER, Account, LedgerView, Money, Owner, Price, ShareMode, Snapshot, Totals
+from exporter.model import OTHER, Account, LedgerView, Money, Owner, Portion, Price, ShareMode, Snapshot, Totals
 
 NOW = 1_760_000_200.25
 
@@ -146,3 +147,15 @@ def test_what_folded_owners_have_had_is_not_scraped_a_second_time() -> None:
     view = showing(accounts={**base.accounts, folded: Totals(active_seconds=10.0)})
     kinds = {labels.get("workload_kind") for labels, _ in rows(view, "gpu_ledger_allocated_seconds_total")}
     assert kinds == {"Job", "Unattributed", "Unallocated"}
+
+
+def test_the_page_adds_up_to_the_capacity_with_owners_just_born_and_owners_folded() -> None:
+    ledger = Ledger(account_limit=3)
+    for number in range(200):
+        owner = Owner(namespace=f"team-{number // 40}")
+        account = Account(owner=owner, model=TRAINING.model, mode=ShareMode.EXCLUSIVE)
+        ledger.charge([Portion(gpu_uuid="GPU-0", account=account, idle_seconds=1.0)], {}, float(number))
+        view = dataclasses.replace(snapshot(), ledger=ledger.view(float(number)))
+        told = [*rows(view, "gpu_ledger_allocated_seconds_total"), *rows(view, "gpu_exporter_ledger_withheld_seconds")]
+        assert sum(value for _, value in told) == rows(view, "gpu_exporter_ledger_capacity_seconds_total")[0][1]
+    assert any(account.owner == OTHER for account in ledger.view(200.0).accounts)

@@ -292,8 +292,8 @@ LEDGER_CAPACITY_SECONDS_TOTAL = _own(
 )
 LEDGER_WITHHELD_SECONDS = _own(
     "gpu_exporter_ledger_withheld_seconds",
-    "GPU-seconds of owners that still stand at 0, being younger than 75 s; with gpu_ledger_allocated_seconds_total "
-    "they sum to gpu_exporter_ledger_capacity_seconds_total.",
+    "GPU-seconds of owners that still stand at 0, being younger than 75 s, or that were folded, being too many; with "
+    "gpu_ledger_allocated_seconds_total they sum to gpu_exporter_ledger_capacity_seconds_total.",
 )
 LEDGER_START_TIMESTAMP_SECONDS = _own(
     "gpu_exporter_ledger_start_timestamp_seconds", "Unix time from which the ledger counts, in seconds."

@@ -106,7 +106,8 @@ def _owner(carried: Labels, totals: Totals) -> Iterator[_Row]:
 def _itself(page: PageBuilder, ledger: LedgerView) -> None:
     page.metric(catalog.CONSERVATION_ERROR_SECONDS, NO_LABELS, ledger.conservation_error_seconds)
     page.metric(catalog.LEDGER_CAPACITY_SECONDS_TOTAL, NO_LABELS, ledger.capacity_seconds)
-    page.metric(catalog.LEDGER_WITHHELD_SECONDS, NO_LABELS, ledger.withheld_seconds)
+    folded = sum(totals.allocated_seconds for account, totals in ledger.accounts.items() if account.owner == OTHER)
+    page.metric(catalog.LEDGER_WITHHELD_SECONDS, NO_LABELS, ledger.withheld_seconds + folded)
     page.metric(catalog.LEDGER_START_TIMESTAMP_SECONDS, NO_LABELS, ledger.started_at_seconds)
     page.metric(catalog.STATE_SAVED, NO_LABELS, int(ledger.saved_at_seconds is not None))
     page.metric(catalog.STATE_SAVED_TIMESTAMP_SECONDS, NO_LABELS, ledger.saved_at_seconds)
