@@ -451,3 +451,35 @@ def test_however_seldom_it_is_saved_a_new_owner_is_seen_at_zero_by_two_scrapes(
         at_zero += bool(of_pod) and of_pod[0].active_seconds == 0
     assert of_pod[0].active_seconds > 0
     assert at_zero >= 60
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but_not_for_ever(
+    tmp_path: Path,
+    answers: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    async with pipeline(load_scenario("demo"), tmp_path) as node:
+
+        def tick(second: float) -> LedgerView | None:
+            node.clock.seconds = second
+            node.direct.readings.append(node.source.sample(EPOCH_SECONDS + second))
+            return node.node.tick(EPOCH_SECONDS + second).ledger
+
+        node.node.metering = started(state, simulated=True)
+        await node.until(10.0)
+        node.node.metering.save_now(NOON, EPOCH_SECONDS + 10.0)
+        before = shown(node.node.metering, EPOCH_SECONDS + 10.0)
+        node.kubelet.latest = None
+        node.node.metering = again = started(state, simulated=True)
+        assert tick(18.0) == tick(20.0) == replace(before, saved_at_seconds=NOON)
+        if answers:
+            await node.ask(EPOCH_SECONDS + 20.0)
+        tick(21.0 if answers else 79.0)
+        again.save_now(NOON, EPOCH_SECONDS + 80.0)
+        view = shown(again, EPOCH_SECONDS + 80.0)
+        lost = seconds(view, UNATTRIBUTED)
+        charged = view.capacity_seconds - before.capacity_seconds
+        assert charged > 0
+        assert sum(lost) == pytest.approx(0.0 if answers else charged)

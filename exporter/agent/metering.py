@@ -108,6 +108,11 @@ class Metering:
         self._show(replace(ledger.view(steady), saved_at_seconds=saved_at_seconds), steady)
         LOG.info("the ledger goes on from %s", self.file.path)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the next sample closes the time across a restart."""
+        return self._metered_steady is None and self.meter.steady is not None
+
     def observe(self, views: Sequence[DeviceView], *, sampled_steady: float, now: float, steady: float) -> None:
         """Meter one sample.
 

@@ -53,6 +53,8 @@ class Node:
     """``None``: nothing is metered."""
     record: SourceRecord = field(default_factory=SourceRecord)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _waiting_since: float | None = None
+    """Of the clock that nobody sets: first reading after a restart, while holders were not known."""
 
     @property
     def attributor(self) -> Attributor:
@@ -96,10 +98,22 @@ class Node:
         self.record.add(reading)
         newest = self.record.newest or reading
         views = self.viewer.views(newest, self.attributor.join(newest, now, steady), self.record.xids, steady)
-        if self.metering:
+        if self.metering and not self._awaits_holders(self.metering, steady):
             sampled = reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
             self.metering.observe(views, sampled_steady=sampled, now=now, steady=steady)
         return views
+
+    def _awaits_holders(self, metering: Metering, steady: float) -> bool:
+        """Tell whether the time across a restart is still to be charged: not before it is told who holds after it.
+
+        A kubelet that has not answered for as long as an answer holds is not waited for any longer.
+        """
+        kubelet = self.attributor.kubelet
+        if not metering.resumes or kubelet is None or kubelet.latest is not None:
+            return False
+        if self._waiting_since is None:
+            self._waiting_since = steady
+        return steady - self._waiting_since <= self.attributor.expiry_seconds
 
     def count_error(self, part: str, reason: str) -> None:
         """Count an error of the agent itself."""
