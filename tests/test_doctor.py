@@ -17,7 +17,7 @@ import pytest
 from exporter import doctor
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import driver, host, kubelet
+from exporter.doctor import driver, host, kubelet, prices
 from exporter.doctor.finding import Finding, Level, fail, ok, warn
 from exporter.model import (
     Allocations,
@@ -285,3 +285,31 @@ def test_a_node_without_a_driver_fails_with_exit_code_1(capsys: pytest.CaptureFi
     assert code == 1
     assert any(line.startswith("fail kubelet ") for line in lines)
     assert any(line.startswith("fail kernel module") for line in lines)
+
+
+def price_finding(path: Path | None, *gpus: GpuReading, now: float = 1_790_000_000.0, **changes: object) -> Finding:
+    return prices.book(settings(price_book=path, **changes), reading(*gpus) if gpus else None, now)
+
+
+def test_a_price_book_says_how_many_prices_of_which_days_and_what_stands_behind_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    row = "  - {model: %s, per_gpu_hour: 2, source: s, as_of: %s}\n"
+    path.write_text("currency: EUR\nrows:\n" + row % ("NVIDIA H100*", "2026-03-01") + row % ("NVIDIA L4", "2026-01-15"))
+    found = price_finding(path, healthy())
+    assert (found.level, found.name) == (Level.OK, "price book")
+    assert found.cause.startswith("mine.yaml: 2 rows, EUR, as of 2026-01-15 to 2026-03-01; else list-prices: ")
+    assert price_finding(None, healthy()).cause.startswith("list-prices: ")
+    assert price_finding(Path("none"), healthy()).level is Level.OK
+
+
+def test_a_price_book_with_mistakes_is_a_fail_and_a_gpu_without_a_price_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    assert price_finding(path).level is Level.FAIL
+    path.write_text("currency: EUR\n")
+    assert "mine.yaml:1: rows: missing" in price_finding(path).cause
+    row = "  - {region: r1, per_gpu_hour: 2, source: s, as_of: 2026-03-01}\n"
+    path.write_text("currency: EUR\nlist_prices: off\nrows:\n" + row)
+    assert price_finding(path, healthy(), region="r1").level is Level.OK
+    unpriced = price_finding(path, healthy())
+    assert (unpriced.level, "no price for NVIDIA L40S" in unpriced.cause) == (Level.WARN, True)
+    assert price_finding(path, healthy(), region="r1", now=1_740_000_000.0).level is Level.WARN

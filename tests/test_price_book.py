@@ -238,3 +238,54 @@ def test_any_book_is_either_read_or_refused_line_by_line(rows: list[dict[str, st
     found, problems = price_book.examine(f"currency: {currency}\nrows: [{listed}]", "b.yaml")
     assert all(line.startswith("b.yaml:") and "\n" not in line for line in problems)
     assert all(row.price.per_hour >= 0 for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ('from: "0001-01-01T00:00:00+14:00"', "from: '0001-01-01T00:00:00+14:00' is not a date"),
+        ('to: "9999-12-31T23:59:59-12:00"', "to: '9999-12-31T23:59:59-12:00' is not a date"),
+        ("region: ~", "region: empty"),
+        (
+            "region: *",
+            "x.yaml:3: not YAML: expected alphabetic or numeric character, but found '}'; put text that begins",
+        ),
+        ("region: *east*", "put text that begins with * in quotes"),
+        ("node: null", "node: empty"),
+        (f"node: {'a*' * 400}", "node: longer than 500 characters"),
+    ],
+)
+def test_what_no_row_can_mean_is_a_mistake_of_its_key(keys: str, words: str) -> None:
+    _, problems = price_book.examine(
+        f"currency: USD\nrows:\n  - {{model: {H100}, per_gpu_hour: 1, {TAIL}, {keys}}}\n", "x.yaml"
+    )
+    (problem,) = problems
+    assert words in problem
+
+
+def test_a_book_of_nothing_but_overlaps_is_refused_at_once() -> None:
+    row = f"  - {{model: {H100}, per_gpu_hour: 1, {TAIL}}}\n"
+    _, problems = price_book.examine("currency: USD\nrows:\n" + row * 1500, "x.yaml")
+    assert len(problems) == 101
+    assert "there may be more overlaps" in problems[-1]
+
+
+def test_names_of_two_rows_and_a_last_day_taken_for_the_end_are_warned_of() -> None:
+    book = price_book.parse(
+        f"""currency: USD
+rows:
+  - {{name: a, model: {H100}, per_gpu_hour: 1, {TAIL}, to: 2026-06-30}}
+  - {{name: a, model: {H100}, per_gpu_hour: 1, {TAIL}, from: 2026-07-01, to: 2026-08-01}}
+  - {{name: b, model: {H100}, per_gpu_hour: 1, {TAIL}, from: 2026-12-01}}
+""",
+        "x.yaml",
+    )
+    twice, gap = book.warnings
+    assert "x.yaml:4: row 2: name: 'a' is row 1's, too" in twice
+    assert "x.yaml:3: row 1: to:" in gap
+    assert "from 2026-06-30 to 2026-07-01" in gap
+
+
+def test_a_price_of_minus_nothing_is_nothing() -> None:
+    book, _ = price_book.examine(f"currency: USD\nrows:\n  - {{model: {H100}, per_gpu_hour: -0, {TAIL}}}\n", "x.yaml")
+    assert str(book.rows[0].price.per_hour) == "0.0"

@@ -1,7 +1,9 @@
 """Reads price books: the user's YAML file, with all its mistakes at once, and the bundled list prices behind it."""
 
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from itertools import islice, pairwise
 from pathlib import Path
 
 import yaml
@@ -16,6 +18,8 @@ from exporter.errors import ConfigError
 BUNDLED_NAME = "list-prices"
 OFF = Path("none")
 _MOST_BYTES, _MOST_ROWS, _LEAST_PART = 8 * 1024 * 1024, 20_000, 1e-9
+_MOST_OVERLAPS = 100
+_DAY_SECONDS = 86_400
 
 
 def load(path: Path | None) -> PriceBook:
@@ -93,9 +97,11 @@ def read_text(path: Path) -> str:
     """
     where = f"price-book: cannot read {path}"
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
             raise ConfigError(f"price-book: {path} is larger than {_MOST_BYTES >> 20} MiB; give a price book")
-        return path.read_text(encoding="utf-8")
+        return content.decode()
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}; allowed: a readable YAML file, or none") from None
     except UnicodeDecodeError:
@@ -122,12 +128,15 @@ def _rows(top: Fields, head: BookHead) -> tuple[list[ReadRow], dict[int, int]]:
 
 
 def _overlaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> list[str]:
-    return [
+    told = [
         f"{path}:{lines[later.number]}: row {later.number}: rows {earlier.number} and {later.number} overlap"
         f" {_period(start, end)}: both can match {_meeting(earlier.match, later.match)} and neither is more specific;"
         " give one of them an end, or one more key"
-        for earlier, later, start, end in overlaps(rows, KNOWN_MODELS)
+        for earlier, later, start, end in islice(overlaps(rows, KNOWN_MODELS), _MOST_OVERLAPS)
     ]
+    if len(told) == _MOST_OVERLAPS:
+        told.append(f"{path}: there may be more overlaps than these {_MOST_OVERLAPS}; mend them and check again")
+    return told
 
 
 def _period(start: float, end: float) -> str:
@@ -151,4 +160,30 @@ def _warnings(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> t
             told.append(f"{at}: model: '{row.match.model}' matches no GPU name known here; compare with: nvidia-smi -L")
         if row.price.per_hour == 0 and row.price.per_kwh == 0:
             told.append(f"{at}: the price is 0: what matches it costs nothing")
-    return tuple(told)
+    return (*told, *_names_twice(rows, lines, path), *_gaps(rows, lines, path))
+
+
+def _names_twice(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Iterator[str]:
+    """Names that do not tell by which row was charged."""
+    first: dict[str, PriceRow] = {}
+    for row in rows:
+        earlier = first.setdefault(row.price.source, row)
+        if earlier is not row:
+            name = row.price.source.rpartition(":")[2]
+            at = f"{path}:{lines[row.number]}: row {row.number}"
+            yield f"{at}: name: '{name}' is row {earlier.number}'s, too; with names of their own bills tell them apart"
+
+
+def _gaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> Iterator[str]:
+    """Up to a day between two rows for the same in which neither holds: a last day taken for the end."""
+    alike: dict[Match, list[PriceRow]] = {}
+    for row in rows:
+        alike.setdefault(row.match, []).append(row)
+    for group in alike.values():
+        for earlier, later in pairwise(sorted(group, key=lambda row: row.from_seconds)):
+            if earlier.to_seconds < later.from_seconds <= earlier.to_seconds + _DAY_SECONDS:
+                end, start = moment(earlier.to_seconds), moment(later.from_seconds)
+                yield (
+                    f"{path}:{lines[earlier.number]}: row {earlier.number}: to: neither this row nor row {later.number}"
+                    f" holds from {end} to {start}; 'to' is the first moment without the row: to: {start} leaves no gap"
+                )

@@ -58,7 +58,7 @@ def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
     comparable = len(fields.problems) == before
     name = fields.take_text("name") or str(number)
     rate = _rate(fields, head.gpu_part)
-    source = fields.take_text("source", needed="where the price comes from, such as a list or a contract")
+    source = fields.take_text("source", "where the price comes from, such as a list or a contract", needed=True)
     as_of = _day(fields)
     fields.finish()
     if not comparable:
@@ -149,24 +149,24 @@ def _on_prem(fields: Fields) -> OnPrem | None:
 
 
 def _time(fields: Fields, key: str) -> float | None:
-    text = fields.take_text(key)
+    text = fields.take_text(key, _DATE_ALLOWED)
     if text is None:
         return None
     try:
         told = datetime.fromisoformat(text)
-    except ValueError:
+        if _DATE.fullmatch(text):
+            told = told.replace(tzinfo=UTC)
+        if told.tzinfo is None:
+            fields.problem(key, f"'{text}' is a time without its zone; allowed: {_DATE_ALLOWED}")
+            return None
+        return told.astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):  # the latter: in UTC it is before year 1 or after year 9999
         fields.problem(key, f"'{text}' is not a date; allowed: {_DATE_ALLOWED}")
         return None
-    if _DATE.fullmatch(text):
-        told = told.replace(tzinfo=UTC)
-    if told.tzinfo is None:
-        fields.problem(key, f"'{text}' is a time without its zone; allowed: {_DATE_ALLOWED}")
-        return None
-    return told.timestamp()
 
 
 def _day(fields: Fields) -> date | None:
-    text = fields.take_text("as_of", needed="the day of the source, such as 2026-01-31")
+    text = fields.take_text("as_of", "the day of the source, such as 2026-01-31", needed=True)
     if text is None:
         return None
     try:

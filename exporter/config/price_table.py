@@ -10,7 +10,8 @@ from exporter.config.price_rows import moment
 
 def lines(book: PriceBook) -> Iterator[str]:
     """The book's head, then two lines for each row that is right."""
-    yield f"{book.name}: {len(book.rows)} rows, {book.currency}; GPUs are {book.gpu_part:.0%} of a node's price"
+    rows = "1 row" if len(book.rows) == 1 else f"{len(book.rows)} rows"
+    yield f"{book.name}: {rows}, {book.currency or 'no currency'}; GPUs are {book.gpu_part:.0%} of a node's price"
     width = max((len(str(row.number)) for row in book.rows), default=1)
     for row in book.rows:
         yield f"  row {row.number:>{width}}  {_rate(row):<32}  {_period(row):<26}  {row.match.description}{_known(row)}"

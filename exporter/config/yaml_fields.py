@@ -7,6 +7,9 @@ from difflib import get_close_matches
 
 import yaml
 
+_NULL = "tag:yaml.org,2002:null"
+_MOST_CHARACTERS = 500
+
 
 def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
     """The file's root, ``None`` where it is empty, and the one line that says why it is no YAML; empty where it is."""
@@ -15,7 +18,9 @@ def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
         return yaml.compose(text, Loader=yaml.SafeLoader), ""
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        return None, f"{path}:{line}: not YAML: {error.problem or error.context}"
+        is_alias = "alias" in f"{error.context} {error.problem}"
+        hint = "; put text that begins with * in quotes" if is_alias else ""
+        return None, f"{path}:{line}: not YAML: {error.problem or error.context}{hint}"
     except (yaml.YAMLError, RecursionError) as error:
         return None, f"{path}: not YAML: {' '.join(str(error).split())}"
 
@@ -60,22 +65,27 @@ class Fields:
         self._known.append(key)
         return self._found.get(key)
 
-    def take_text(self, key: str, *, needed: str = "") -> str | None:
-        """Text that is not empty; ``needed`` says what belongs there where it may not be missing."""
+    def take_text(self, key: str, allowed: str = "one line of text", *, needed: bool = False) -> str | None:
+        """Text that is not empty; ``allowed`` says in words what belongs there."""
         node = self.take(key)
         if node is None:
             if needed:
-                self.problem(key, f"missing; allowed: {needed}")
+                self.problem(key, f"missing; allowed: {allowed}")
             return None
-        text = node.value.strip() if isinstance(node, yaml.ScalarNode) else ""
+        # A null would otherwise be the text "~" or "null", which asks for something that no node is.
+        is_text = isinstance(node, yaml.ScalarNode) and node.tag != _NULL
+        text = node.value.strip() if is_text else ""
         if not text or not text.isprintable():
-            self.problem(key, f"empty, nested or not printable; allowed: {needed or 'one line of text'}")
+            self.problem(key, f"empty, nested or not printable; allowed: {allowed}")
+            return None
+        if len(text) > _MOST_CHARACTERS:
+            self.problem(key, f"longer than {_MOST_CHARACTERS} characters; allowed: {allowed}")
             return None
         return str(text)
 
     def take_number(self, key: str, allowed: str, low: float, high: float, *, needed: bool = False) -> float | None:
         """A finite number from ``low`` to ``high``, both of which ``allowed`` tells in words."""
-        text = self.take_text(key, needed=allowed if needed else "")
+        text = self.take_text(key, allowed, needed=needed)
         if text is None:
             return None
         try:
@@ -85,11 +95,11 @@ class Fields:
         if not (math.isfinite(value) and low <= value <= high):
             self.problem(key, f"'{text}' is not a number in range; allowed: {allowed}")
             return None
-        return value
+        return value + 0.0  # -0.0 is 0.0
 
     def take_choice(self, key: str, words: Collection[str], allowed: str, *, needed: bool = False) -> str | None:
         """One of a few words."""
-        text = self.take_text(key, needed=allowed if needed else "")
+        text = self.take_text(key, allowed, needed=needed)
         if text is None or text in words:
             return text
         close = get_close_matches(text, words, n=1) or [word for word in words if word.lower() == text.lower()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.config import AgentConfig, read_collectors
-from exporter.doctor import driver, host, kubelet
+from exporter.doctor import driver, host, kubelet, prices
 from exporter.doctor.finding import Finding
 from exporter.errors import ConfigError
 from exporter.model import Field
@@ -50,6 +50,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
         found.append(kubelet.agreement(config, allocations, reading))
     found += [host.process_tree(config.proc_root), host.pod_logs(config.pod_log_root), host.state_dir(config.state_dir)]
     found += [host.port(config.listen_host, config.listen_port), host.collectors(config)]
+    found.append(prices.book(config, reading, wall))
     found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)
 
