@@ -12,18 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from exporter import __version__
 from exporter.config.options import OPTIONS, Option
 from exporter.errors import ConfigError, ExporterError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from exporter.config import AgentConfig
 
@@ -71,6 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _say(problem: str) -> None:
     print(f"{PROGRAM}: {' '.join(problem.split())}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
+
+
+@contextmanager
+def _stdout() -> "Iterator[TextIO]":
+    """Standard output, to be written to and nothing else: its reader may have enough (head), its disk may be full."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(EXIT_FAILED) from None
+        raise ExporterError(f"standard output: cannot write: {error.strerror}; give it room, or another file") from None
 
 
 def _parser() -> _Parser:
@@ -268,7 +282,8 @@ async def _examine(config: "AgentConfig", form: str, *, node_name_given: bool) -
             )
         )
     write = doctor.write_json if form == "json" else doctor.write_text
-    write(findings, simulated=simulated, stream=sys.stdout)
+    with _stdout() as stream:
+        write(findings, simulated=simulated, stream=stream)
     return EXIT_FAILED if doctor.worst(findings) is doctor.Level.FAIL else 0
 
 
@@ -278,11 +293,13 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
 
     book, mistakes = price_book.examine(price_book.read_text(namespace.file), str(namespace.file))
     if book.rows:
-        sys.stdout.writelines(f"{line}\n" for line in price_table.lines(book))
+        with _stdout() as stream:
+            stream.writelines(f"{line}\n" for line in price_table.lines(book))
     for warning in book.warnings:
         _say(f"warning: {warning}")
     _refuse(mistakes)
-    sys.stdout.write(f"{namespace.file}: ok\n")
+    with _stdout() as stream:
+        stream.write(f"{namespace.file}: ok\n")
     return 0
 
 
@@ -290,7 +307,8 @@ def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
     _refuse(problems)
     from exporter.config import price_book, price_table
 
-    sys.stdout.writelines(f"{line}\n" for line in price_table.lines(price_book.bundled()))
+    with _stdout() as stream:
+        stream.writelines(f"{line}\n" for line in price_table.lines(price_book.bundled()))
     return 0
 
 
@@ -299,7 +317,9 @@ def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     from exporter import report
 
     base = report.base_address(namespace.agent)
-    report.write(report.read(report.fetch(base), base), namespace.format, sys.stdout)
+    read = report.read(report.fetch(base), base)
+    with _stdout() as stream:
+        report.write(read, namespace.format, stream)
     return 0
 
 

@@ -5,6 +5,9 @@ import csv
 import dataclasses
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -174,7 +177,17 @@ def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() ->
     assert "Coverage" not in empty
 
 
-@pytest.mark.parametrize("broken", [{"accounts": [{}]}, {"accounts": 7}, {"capacity_seconds": "x"}, {"prices": [1]}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"accounts": [{}]},
+        {"accounts": 7},
+        {"capacity_seconds": "x"},
+        {"prices": [1]},
+        {"started_at_seconds": 1e30},
+        {"taken_at_seconds": float("nan"), "saved_at_seconds": None},
+    ],
+)
 def test_an_answer_that_is_no_ledger_is_one_clear_line(broken: dict[str, object]) -> None:
     document = {**json.loads(ledger_api.ledger_document(snapshot())), **broken}
     with pytest.raises(ExporterError, match=r"^http://node-a:9400: the answer is not an agent's ledger: "):
@@ -276,3 +289,42 @@ def test_report_without_an_agent_says_what_it_needs(capsys: pytest.CaptureFixtur
     assert "--agent" in capsys.readouterr().err
     assert main(["report", "--agent", "a", "--formt", "csv"]) == 2
     assert "did you mean --format?" in capsys.readouterr().err
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_narrow_terminal_breaks_lines_and_takes_no_name_or_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = _Terminal()
+    write(report_of(snapshot()), "table", stream)
+    assert "vision/Job/resnet" in stream.getvalue()
+    assert "…" not in stream.getvalue()
+
+
+def test_a_team_has_a_column_only_where_somebody_has_one() -> None:
+    assert "Team" in written(snapshot())
+    nobody = dataclasses.replace(TRAINING, owner=Owner(namespace="vision"))
+    text = written(ledger_of(accounts={nobody: Totals(active_seconds=3600.0)}))
+    assert "Team" not in text
+    assert row(text, "vision")[-4:] == ["1.0000", "1.0000", "0.0000", "0.0000"]
+
+
+async def test_https_to_an_agent_is_told_with_its_mend(capsys: pytest.CaptureFixture[str]) -> None:
+    async with served(agent(snapshot)) as address:
+        assert await asyncio.to_thread(main, ["report", "--agent", f"https://{address}"]) == 1
+    assert "an agent speaks plain http" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("target", "told"), [("/dev/full", "standard output: cannot write: No space left"), ("", "")])
+def test_output_that_cannot_be_written_is_one_line_and_a_reader_that_left_none(target: str, told: str) -> None:
+    reading_end, writing_end = os.pipe()
+    os.close(reading_end)
+    with open(target, "w") if target else os.fdopen(writing_end, "w") as stream:  # noqa: PTH123 - a device
+        command = [sys.executable, "-m", "exporter", "prices", "list"]
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert done.returncode == 1
+        assert told in done.stderr
+        assert done.stderr.count("\n") == (1 if told else 0)

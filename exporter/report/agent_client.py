@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,7 +25,7 @@ def base_address(given: str) -> str:
     Raises:
         ConfigError: It is no HTTP address.
     """
-    allowed = "allowed: an agent's address, as http://node-a:9400"
+    allowed = "allowed: an agent's address, as http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
     whole = given if "://" in given else f"http://{given}"
     try:
         parts = urllib.parse.urlsplit(whole)
@@ -98,6 +99,9 @@ def _no_agent(base: str, how: str = "") -> str:
 
 def _unreachable(base: str, error: Exception, timeout_seconds: float) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, ssl.SSLError):
+        why = cause.reason or cause
+        return f"{base}: TLS failed ({why}); an agent speaks plain http: give http://, or the address of its TLS proxy"
     if isinstance(cause, TimeoutError):
         why = f"no answer within {timeout_seconds:g} s"
     elif isinstance(cause, socket.gaierror):

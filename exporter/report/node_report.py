@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from exporter.errors import ExporterError
@@ -98,7 +99,7 @@ def read(document: Mapping[str, Any], where: str) -> NodeReport:
                 f"{where}: the agent has not metered anything yet; look at {where}/readyz for what it waits for"
             )
         return _report(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ExporterError(
             f"{where}: the answer is not an agent's ledger: {type(error).__name__} {error}; is this agent of another"
             " release?"
@@ -113,8 +114,8 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
     return NodeReport(
         node=_text(document["node"]),
         simulated=bool(document["simulated"]),
-        from_seconds=float(document["started_at_seconds"]),
-        to_seconds=float(document["taken_at_seconds"] if saved_at is None else saved_at),
+        from_seconds=_instant(document["started_at_seconds"]),
+        to_seconds=_instant(document["taken_at_seconds"] if saved_at is None else saved_at),
         saved=saved_at is not None,
         state_problem=_text(document["state_problem"]),
         capacity_seconds=float(document["capacity_seconds"]),
@@ -182,6 +183,11 @@ def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:
         key = (_text(entry["model"]), price)
         counted[key] = counted.get(key, 0) + 1
     return tuple(PricedModel(model=model, price=price, gpus=gpus) for (model, price), gpus in counted.items())
+
+
+def _instant(value: float) -> float:
+    """A Unix time that a calendar has."""
+    return datetime.fromtimestamp(float(value), tz=UTC).timestamp()
 
 
 def _text(value: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,20 +29,27 @@ def write(report: NodeReport, form: str, stream: TextIO) -> None:
 def write_table(report: NodeReport, stream: TextIO) -> None:
     """A table with what nobody held apart, and at its foot how far it can be trusted."""
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDTH_OF_A_FILE)
+    table = _table(report)
+    # In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
+    console.width = max(console.width, min(_width(table, console), _WIDTH_OF_A_FILE))
     if report.simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
     console.print(Text(f"GPU use on {report.node}", style="bold"))
-    console.print(_table(report))
+    console.print(table)
     for label, words, style in _foot(report):
         line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold")
         line.append(words, style=style)
         console.print(line, soft_wrap=True)
 
 
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(max_width=_WIDTH_OF_A_FILE), table).maximum
+
+
 def _table(report: NodeReport) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("Owner", overflow="fold")
-    for title in ("Team", "Model", "Mode"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    names = ("Owner", "Team", "Model", "Mode") if _has_teams(report) else ("Owner", "Model", "Mode")
+    for title in names:
         table.add_column(title, overflow="fold")
     currencies = report.currencies or ("",)
     money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
@@ -52,14 +60,20 @@ def _table(report: NodeReport) -> Table:
     for number, (account, totals) in enumerate(lines, start=1):
         ends = number in {len(report.owners), len(lines)}
         style = "" if number <= len(report.owners) else "dim"
-        table.add_row(*_names(account), *_figures(totals, currencies, digits), end_section=ends, style=style)
-    table.add_row("Total", "", "", "", *_figures(report.total, currencies, digits), style="bold")
+        who = _names(account, with_team="Team" in names)
+        table.add_row(*who, *_figures(totals, currencies, digits), end_section=ends, style=style)
+    table.add_row("Total", *("" for _ in names[1:]), *_figures(report.total, currencies, digits), style="bold")
     return table
 
 
-def _names(account: Account) -> tuple[Text, Text, Text, Text]:
-    model = account.model.removeprefix("NVIDIA ")
-    return Text(owner_name(account.owner)), Text(account.owner.team), Text(model), Text(account.mode)
+def _has_teams(report: NodeReport) -> bool:
+    return any(account.owner.team for account, _ in report.owners)
+
+
+def _names(account: Account, *, with_team: bool) -> tuple[Text, ...]:
+    owner, model = Text(owner_name(account.owner)), Text(account.model.removeprefix("NVIDIA "))
+    team = (Text(account.owner.team),) if with_team else ()
+    return (owner, *team, model, Text(account.mode))
 
 
 def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
@@ -151,7 +165,7 @@ def write_csv(report: NodeReport, stream: TextIO) -> None:
             amounts += [money.total, money.idle] if money else ["", ""]
         figures = [value / _HOUR for value in seconds]
         kwh = "" if energy is None else energy / 3.6e6
-        writer.writerow((report.node, *period, *(_plain(name) for name in names), *figures, kwh, *amounts))
+        writer.writerow((_plain(report.node), *period, *(_plain(name) for name in names), *figures, kwh, *amounts))
 
 
 def _plain(name: str) -> str:
