@@ -212,6 +212,16 @@ def test_beyond_the_limit_the_accounts_that_are_silent_for_longest_are_folded_wi
     assert sum(totals.allocated_seconds for totals in view.accounts.values()) == view.capacity_seconds == 50 * 2.5
 
 
+def test_after_a_restart_too_who_holds_now_is_not_folded() -> None:
+    ledger = old()
+    ledger.account_limit = 3
+    for now, name in enumerate(("live", "ended", "live", "other"), start=1):
+        ledger.charge([second(account(name), active=1.0)], {}, float(now))
+    again = restarted(ledger, account_limit=3, birth_seconds=0.0)
+    again.charge([second(account("new"), active=1.0), second(account("live"), active=1.0)], {}, 5.0)
+    assert shown(again, 5.0, account("live")).active_seconds == 3.0
+
+
 def test_more_accounts_at_once_than_there_is_room_for_lose_nothing() -> None:
     ledger = Ledger(birth_seconds=0.0, account_limit=2)
     for now in (1.0, 2.0):

@@ -70,6 +70,8 @@ class Ledger:
             self.capacity_seconds += total if interval is None else interval
             self.conservation_error_seconds += 0.0 if interval is None else abs(total - interval)
         self._drop_ended(now_steady)
+        if len(self._accounts) > self.account_limit:  # after all are entered: who holds now is never folded
+            self._fold(now_steady)
 
     def view(self, now_steady: float) -> LedgerView:
         """Return what is to be shown. Before ``dump`` where both are needed, so that what is shown is what is kept."""
@@ -143,8 +145,6 @@ class Ledger:
         tally = self._accounts.get(account)
         if tally is None:
             tally = self._accounts[account] = Tally(changed=now)
-            if len(self._accounts) > self.account_limit:
-                self._fold(now)
         return tally
 
     def _fold(self, now: float) -> None:
