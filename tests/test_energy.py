@@ -39,6 +39,14 @@ def test_a_counter_that_restarted_counts_nothing_for_that_interval_and_teaches_n
     assert taken.joules == 100.0
 
 
+def test_energy_that_no_gpu_can_take_was_not_measured() -> None:
+    meter = meter_at(900_000)
+    assert meter.take({COUNTER: 2**64 - 1}, 1.0, seen=True, telling=True) is None
+    assert meter.take({COUNTER: 1_500_000}, 1.0, seen=True, telling=True) == Energy(joules=0.0, idle_joules=0.0)
+    assert meter.take({COUNTER: 1_900_000}, 1.0, seen=True, telling=True) == Energy(joules=400.0, idle_joules=400.0)
+    assert EnergyMeter().take({POWER: 4_294_967.295}, 1.0, seen=True, telling=True) is None
+
+
 def test_without_a_counter_energy_is_power_times_time_but_not_over_a_gap() -> None:
     meter = EnergyMeter()
     taken = meter.take({POWER: 300.0}, 2.0, seen=True, telling=True)

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 
 from exporter.model import Field
 
+MOST_WATTS = 10_000.0
+"""Several times what any GPU takes: what is beyond is no reading. One blank in a 64-bit counter would be a fortune."""
+COUNTER_STEP_SECONDS = 1.0
+"""A counter may step for this much time at once, however short the interval."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
@@ -35,10 +40,10 @@ class EnergyMeter:
             telling: False where the interval is too short to tell the idle power; counters step every 20-100 ms.
 
         Returns:
-            ``None`` where the energy was not measured.
+            ``None`` where the energy was not measured, or cannot be what was measured.
         """
         joules = self._joules(values, interval_seconds, seen=seen)
-        if joules is None:
+        if joules is None or joules > MOST_WATTS * (interval_seconds + COUNTER_STEP_SECONDS):
             return None
         if seen and telling and joules > 0:
             watts = joules / interval_seconds
