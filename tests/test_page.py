@@ -95,6 +95,10 @@ def test_the_longest_idle_holder_comes_first() -> None:
     assert text.index("idle for 25 h 0 min") < text.index("idle for 5 min")
 
 
+def test_the_card_of_a_shared_gpu_counts_its_idle_sharers() -> None:
+    assert "GPU 5 1 idle 62 % 3 pods" in read(made.snapshot(made.shared(5))).text
+
+
 def test_a_pod_is_idle_only_since_the_last_of_its_devices_went_idle() -> None:
     text = read(made.snapshot(made.held(0, "pair", 0.0, 9000), made.held(1, "pair", 0.0, 600))).text
     assert "idle for 10 min ml/ pair GPU 0, GPU 1" in text

@@ -64,11 +64,9 @@ async def run(
             has been started then.
     """
     collectors = read_collectors(config.collectors)
-    for warning in collectors.warnings:
-        LOG.warning("%s", warning)
     load_prices = functools.partial(price_book.load, config.price_book)
     book = load_prices()
-    for warning in book.warnings:
+    for warning in (*collectors.warnings, *book.warnings):
         LOG.warning("%s", warning)
     listener = bind(config.listen_host, config.listen_port)
     file = _state_file(config.state_dir)

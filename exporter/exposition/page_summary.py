@@ -208,6 +208,9 @@ def _card(group: Group, snapshot: Snapshot) -> str:
             figure += f" <small>{page_money.part_rate(snapshot, view, 1)}/h</small>"
         picture = bar(None if down or view.activity is None else view.activity.ratio)
     tone = {"idle": "is-idle", "bad": "is-bad", "free": "is-free"}.get(css, "") if not group.instances or down else ""
+    idle_sharers = sum(is_idle(use) for use in view.pods)
+    if css == "busy" and idle_sharers:
+        css, word = "idle", f"{idle_sharers} idle"
     return (
         f'<a id="glance-{view.gpu.index}" class="{tone}" href="#gpu-{view.gpu.index}">'
         f'<span class="gpu"><span>GPU {view.gpu.index}</span>{chip(css, word)}</span>'
