@@ -29,10 +29,11 @@ known who held it), `Other` (ended owners, where there are more than 2,000).
 None of these collides with a target label of Prometheus, so `honorLabels` makes no difference. The tables list the
 labels that a metric has beside those.
 
-A pod's or owner's series is shown at 0 for its first 75 seconds (70 and a `--state-interval`), so that `increase()` over
-scrapes of up to 30 seconds sees its first step; nothing is lost, it is only shown later. With `--state-dir`, what is shown has been saved: a
-counter does not go back when the agent is killed. Money is in the currency of the price book, at the price of the
-moment; where there was no price there is no series, rather than 0. Do not add up currencies.
+A pod's or owner's series is shown at 0 for its first 75 seconds (70 and a `--state-interval`), so that `increase()`
+over scrapes of up to 30 seconds sees its first step; nothing is lost, it is only shown later. With `--state-dir`,
+what is shown has been saved: a counter does not go back when the agent is killed. Money is in the currency of the
+price book, at the price of the moment; where there was no price there is no series, rather than 0. Do not add up
+currencies.
 """
 
 DROP_IN = """\
