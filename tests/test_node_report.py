@@ -328,3 +328,17 @@ def test_output_that_cannot_be_written_is_one_line_and_a_reader_that_left_none(t
         assert done.returncode == 1
         assert told in done.stderr
         assert done.stderr.count("\n") == (1 if told else 0)
+
+
+def test_a_csv_of_very_many_owners_is_written_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = 0
+    whole = NodeReport.currencies.fget
+
+    def counting(report: NodeReport) -> tuple[str, ...]:
+        nonlocal sums
+        sums += 1
+        return tuple(whole(report))
+
+    monkeypatch.setattr(NodeReport, "currencies", property(counting))
+    written(snapshot(), "csv")
+    assert sums == 1

@@ -143,7 +143,8 @@ def _moment(unix_seconds: float) -> str:
 def write_csv(report: NodeReport, stream: TextIO) -> None:
     """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
     writer = csv.writer(stream, lineterminator="\n")
-    money_titles = [name for currency in report.currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
+    currencies = report.currencies  # a sum over all lines: once, not per line
+    money_titles = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
     hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
     owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
     writer.writerow(("node", "from", "to", *owner, *hours, "energy_kwh", *money_titles))
@@ -160,7 +161,7 @@ def write_csv(report: NodeReport, stream: TextIO) -> None:
         )
         energy = _joules(totals)
         amounts: list[float | str] = []
-        for currency in report.currencies:
+        for currency in currencies:
             money = totals.money.get(currency)
             amounts += [money.total, money.idle] if money else ["", ""]
         figures = [value / _HOUR for value in seconds]
