@@ -40,21 +40,22 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "price_book": snapshot.price_book or None,
         "unpriced_gpus": snapshot.unpriced_gpus,
         "prices": _prices(snapshot),
-        "accounts": [{**_account(account), **_totals(totals)} for account, totals in accounts.items()],
-        "pods": [{**_pod(pod), **_totals(totals)} for pod, totals in pods.items()],
+        "accounts": [{**account_keys(account), **totals_keys(totals)} for account, totals in accounts.items()],
+        "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
     }
 
 
 def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
     gpus = [view.gpu for view in snapshot.devices if view.instance is None]
     return [
-        {"gpu_uuid": gpu.uuid, "gpu_index": gpu.index, "model": gpu.model, **_price(snapshot.prices[gpu.uuid])}
+        {"gpu_uuid": gpu.uuid, "gpu_index": gpu.index, "model": gpu.model, **price_keys(snapshot.prices[gpu.uuid])}
         for gpu in gpus
         if gpu.uuid in snapshot.prices
     ]
 
 
-def _price(price: Price) -> dict[str, Any]:
+def price_keys(price: Price) -> dict[str, Any]:
+    """How a price is spelt in JSON, in every document."""
     return {
         "per_hour": price.per_hour,
         "per_kwh": price.per_kwh,
@@ -65,7 +66,8 @@ def _price(price: Price) -> dict[str, Any]:
     }
 
 
-def _account(account: Account) -> dict[str, Any]:
+def account_keys(account: Account) -> dict[str, Any]:
+    """How an account is spelt in JSON, in every document; ``None`` is not known."""
     owner = account.owner
     return {
         "owner_namespace": owner.namespace or None,
@@ -92,7 +94,8 @@ def _pod(pod: PodAccount) -> dict[str, Any]:
     }
 
 
-def _totals(totals: Totals) -> dict[str, Any]:
+def totals_keys(totals: Totals) -> dict[str, Any]:
+    """How totals are spelt in JSON, in every document; share-weighted GPU-seconds, ``None`` is not measured."""
     return {
         "allocated_seconds": totals.allocated_seconds,
         "active_seconds": totals.active_seconds,

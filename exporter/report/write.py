@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,7 +12,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from exporter.model import Account, Money, Price, Totals
+from exporter.exposition.ledger_api import account_keys, price_keys, totals_keys
+from exporter.exposition.ledger_collector import energy_joules
+from exporter.model import Account, Totals
 from exporter.report.node_report import NodeReport, PricedModel, owner_name
 
 FORMATS = ("table", "csv", "json")
@@ -159,7 +161,7 @@ def write_csv(report: NodeReport, stream: TextIO) -> None:
             totals.unknown_seconds,
             totals.unpriced_seconds,
         )
-        energy = _joules(totals)
+        energy = energy_joules(totals)
         amounts: list[float | str] = []
         for currency in currencies:
             money = totals.money.get(currency)
@@ -178,10 +180,6 @@ def _iso(unix_seconds: float) -> str:
     return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _joules(totals: Totals) -> float | None:
-    return None if totals.energy_unknown_seconds and not totals.energy_joules else totals.energy_joules
-
-
 def write_json(report: NodeReport, stream: TextIO) -> None:
     """One object: the period, the lines, their sum against capacity, and the prices. ``null`` is unknown."""
     document = {
@@ -191,8 +189,10 @@ def write_json(report: NodeReport, stream: TextIO) -> None:
         "to_seconds": report.to_seconds,
         "saved": report.saved,
         "state_problem": report.state_problem or None,
-        "lines": [{**_owner(account), **_line(totals)} for account, totals in (*report.owners, *report.apart)],
-        "total": _line(report.total),
+        "lines": [
+            {**account_keys(account), **totals_keys(totals)} for account, totals in (*report.owners, *report.apart)
+        ],
+        "total": totals_keys(report.total),
         "capacity_seconds": report.capacity_seconds,
         "withheld_seconds": report.withheld_seconds,
         "missing_seconds": report.missing_seconds,
@@ -200,45 +200,6 @@ def write_json(report: NodeReport, stream: TextIO) -> None:
         "coverage_ratio": report.coverage_ratio,
         "price_book": report.price_book or None,
         "unpriced_gpus": report.unpriced_gpus,
-        "prices": [{"model": one.model, "gpus": one.gpus, **_price_keys(one.price)} for one in report.prices],
+        "prices": [{"model": one.model, "gpus": one.gpus, **price_keys(one.price)} for one in report.prices],
     }
     stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
-
-
-def _owner(account: Account) -> dict[str, Any]:
-    owner = account.owner
-    return {
-        "owner_namespace": owner.namespace or None,
-        "owner_kind": owner.kind or None,
-        "owner_name": owner.name or None,
-        "team": owner.team or None,
-        "model": account.model,
-        "mode": account.mode.value,
-    }
-
-
-def _line(totals: Totals) -> dict[str, Any]:
-    return {
-        "allocated_seconds": totals.allocated_seconds,
-        "active_seconds": totals.active_seconds,
-        "idle_seconds": totals.idle_seconds,
-        "unknown_seconds": totals.unknown_seconds,
-        "unpriced_seconds": totals.unpriced_seconds,
-        "energy_joules": _joules(totals),
-        "money": [_amounts(currency, money) for currency, money in sorted(totals.money.items())],
-    }
-
-
-def _amounts(currency: str, money: Money) -> dict[str, Any]:
-    return {"currency": currency, "cost": money.total, "idle_cost": money.idle}
-
-
-def _price_keys(price: Price) -> dict[str, Any]:
-    return {
-        "per_hour": price.per_hour,
-        "per_kwh": price.per_kwh,
-        "currency": price.currency,
-        "source": price.source,
-        "as_of": price.as_of,
-        "fallback": price.fallback,
-    }
