@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -53,9 +52,7 @@ def test_a_terminated_agent_ends_at_once_and_takes_its_child_along() -> None:
     with running_agent("--simulate", "demo") as agent:
         agent.until(sampled, "a first sample")
         children = agent.children()
-        started = time.monotonic()
-        assert agent.end() == 0
-        assert time.monotonic() - started < 5
+        assert agent.end(seconds=5.0) == 0
         assert children
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
@@ -108,10 +105,10 @@ def test_a_kubelet_that_is_not_there_costs_attribution_only(tmp_path: Path) -> N
         assert agent.get("/readyz")[0] == 200, "the kubelet alone does not make the node's readings useless"
 
 
-def test_without_a_driver_the_agent_says_so_and_keeps_trying() -> None:
-    if shutil.which("nvidia-smi"):
-        pytest.skip("this machine has a driver")
-    with running_agent("--attribution", "off") as agent:
+def test_without_a_driver_the_agent_says_so_and_keeps_trying(tmp_path: Path) -> None:
+    # Found before any real one, and no library: so this is a machine without a driver, wherever the test runs.
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
+    with running_agent("--attribution", "off", env={"LD_LIBRARY_PATH": str(tmp_path)}) as agent:
         agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="nvml"), "the failure is counted")
         page = agent.series()
         assert not up(page), "no GPU is made up"

@@ -27,6 +27,8 @@ from exporter.errors import ConfigError, StateError
 from exporter.model import UNALLOCATED, UNATTRIBUTED, LedgerView, Owner, Price
 from exporter.simulator.scenario import load as load_scenario
 
+SAMPLED_AT = "gpu_exporter_sample_timestamp_seconds"
+
 NOON = 1_800_000_000.0
 DOLLAR = Price(per_hour=3600.0, currency="USD", source="test:1", as_of="2026-01-01")
 BUSY = [whole(use(holder("train"), 1.0), busy=1.0)]
@@ -413,11 +415,13 @@ def test_an_agent_started_on_a_disk_that_turned_read_only_meters_in_memory(tmp_p
 def test_an_agent_that_is_told_to_end_saves_to_the_last_sample(tmp_path: Path) -> None:
     arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "300s")
     with running_agent(*arguments, "--state-dir", str(tmp_path)) as agent:
-        agent.until(lambda page: page.get("gpu_exporter_state_saved"), "the first save, of nothing yet")
-        time.sleep(1.0)
+        first = agent.until(lambda page: page.get("gpu_exporter_state_saved"), "the first save, of nothing yet")
+        began = first[SAMPLED_AT]
+        page = agent.until(lambda page: page[SAMPLED_AT] >= began + 1.0, "a second of samples after it")
         assert agent.end() == 0
     state = StateFile(tmp_path).load() or {}
-    assert state["ledger"]["capacity_seconds"] > 0
+    seen_seconds = len(matching(page, "gpu_up")) * (page[SAMPLED_AT] - began)
+    assert state["ledger"]["capacity_seconds"] >= seen_seconds * 0.99 > 0
 
 
 def test_a_second_agent_on_the_same_state_directory_does_not_start_and_says_why(tmp_path: Path) -> None:
