@@ -42,3 +42,19 @@ class StateError(ExporterError):
         """Keep the reason apart from the words."""
         super().__init__(message)
         self.reason = reason
+
+
+class ApiError(ExporterError):
+    """The Kubernetes API could not be asked, or its answer not be read. ``reason`` becomes a label value.
+
+    ``status`` is the HTTP status where there was an answer, ``retry_after_seconds`` what it asked us to wait.
+    """
+
+    def __init__(
+        self, reason: str, message: str, *, status: int | None = None, retry_after_seconds: float | None = None
+    ) -> None:
+        """Keep apart what is acted on."""
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+        self.retry_after_seconds = retry_after_seconds

@@ -17,11 +17,11 @@ from typing import Any
 from metering_support import holder, use, whole
 
 from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow
+from exporter.accounting.pricing import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.metering import Metering, Save, namespace_pays
-from exporter.model import DeviceView, LedgerView, Price, ShareMode
+from exporter.model import DeviceView, LedgerView, NodeFacts, Price, ShareMode
 
 SPEED = 200.0
 """Virtual seconds per second: a sample every 5 ms, a save every 25 ms."""

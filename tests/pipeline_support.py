@@ -7,7 +7,6 @@ from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import NodeFacts
 from exporter.accounting.usage import Meter
 from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering, namespace_pays
@@ -19,7 +18,7 @@ from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
 from exporter.errors import AttributionError
 from exporter.exposition.collectors_file import DEFAULT, Collectors
-from exporter.model import Allocations, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model import Allocations, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
 from exporter.simulator import driver, filesystem
 from exporter.simulator.kubelet import KubeletServer
 from exporter.simulator.scenario import Scenario

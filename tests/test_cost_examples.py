@@ -12,10 +12,10 @@ from metering_support import holder, namespace_owner, partitioned, use, whole
 
 from exporter.accounting.cost import money
 from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import NodeFacts, PriceBook
+from exporter.accounting.pricing import PriceBook
 from exporter.accounting.usage import Meter
 from exporter.config import price_book
-from exporter.model import Account, DeviceView, Field, Owner, Price, ShareMode, Totals
+from exporter.model import Account, DeviceView, Field, NodeFacts, Owner, Price, ShareMode, Totals
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "cost.md"
 STEP_SECONDS = 60.0

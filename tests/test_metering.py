@@ -17,14 +17,14 @@ from metering_support import holder, use, whole
 from pipeline_support import EPOCH_SECONDS, pipeline
 
 from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow
+from exporter.accounting.pricing import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.metering import HUNG_SECONDS, Metering, namespace_pays
 from exporter.agent.run import metering_of
 from exporter.config import load_agent
 from exporter.errors import ConfigError, StateError
-from exporter.model import UNALLOCATED, UNATTRIBUTED, LedgerView, Owner, Price
+from exporter.model import LedgerView, NodeFacts, Owner, Price, UNALLOCATED, UNATTRIBUTED
 from exporter.simulator.scenario import load as load_scenario
 
 SAMPLED_AT = "gpu_exporter_sample_timestamp_seconds"

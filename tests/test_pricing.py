@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.accounting.cost import money
-from exporter.accounting.pricing import Match, NodeFacts, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
-from exporter.model import Account, Owner, Portion, Price, ShareMode
+from exporter.accounting.pricing import Match, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
+from exporter.model import Account, NodeFacts, Owner, Portion, Price, ShareMode
 
 H100 = "NVIDIA H100 80GB HBM3"
 P5 = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")

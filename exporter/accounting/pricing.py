@@ -6,20 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
-from exporter.model import Price
+from exporter.model import NodeFacts, Price
 
 HOURS_PER_YEAR = 8760
 _PATTERN, _EXACT = 1, 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What is known of a node besides its name; empty is not known, and matches no row that asks for it."""
-
-    instance_type: str = ""
-    capacity_type: str = ""
-    """``on-demand``, ``spot`` or ``reserved``."""
-    region: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import NodeFacts, PriceBook
+from exporter.accounting.pricing import PriceBook
 from exporter.accounting.slots import slot_of
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.errors import ConfigError, StateError
-from exporter.model import DeviceView, Holder, LedgerView, Owner, Price
+from exporter.model import DeviceView, Holder, LedgerView, NodeFacts, Owner, Price
 
 LOG = logging.getLogger("exporter.agent")
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import NodeFacts, PriceBook
+from exporter.accounting.pricing import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.attributor import Attributor, Kubelet
@@ -32,7 +32,7 @@ from exporter.exposition.collectors_file import Collectors
 from exporter.exposition.connections import CONNECTIONS, request_log
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
-from exporter.model import Snapshot
+from exporter.model import NodeFacts, Snapshot
 from exporter.sources.worker import Worker, nvml_command
 
 LOG = logging.getLogger("exporter.agent")

@@ -26,9 +26,21 @@ class AgentConfig:
     node_name: str
     proc_root: Path
     pod_log_root: Path
+    workload_manager: Literal["kubernetes", "slurm", "host"]
+    job_mapping_dir: Path | None
+    kube_metadata: bool
+    kubeconfig: Path | None
+    """``None``: the service account's, else the usual files."""
+    kube_start_jitter_seconds: float
+    team_keys: tuple[str, ...]
+    namespace_teams: bool
+    pod_labels: tuple[str, ...]
+    pod_annotations: tuple[str, ...]
+    reservation_namespaces: tuple[str, ...]
     collectors: Path | None
     dcgm_names: Literal["legacy", "4.9"]
     hostname_label: str
+    dcgm_pod_uid: bool
     series_limit: int
     linger_seconds: float
     price_book: Path | None

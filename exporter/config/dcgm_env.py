@@ -34,7 +34,7 @@ def translate(environ: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], l
         text: str | None = environ[variable]
         if option.key == "sample-interval":
             text = _interval(environ[variable], warnings)
-        elif option.key == "attribution":
+        elif option.key in {"attribution", "dcgm-pod-uid"}:
             text = _switch(environ[variable])
         elif option.key == "collectors":
             text = _collectors(environ[variable], warnings)

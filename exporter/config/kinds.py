@@ -171,3 +171,10 @@ RESOURCES = Kind(
     metavar="PATTERN,...",
     is_list=True,
 )
+KEYS = Kind(
+    parse=_parse_pattern,
+    noun="a key",
+    allowed="names such as team or example.com/cost-center, separated by commas",
+    metavar="KEY,...",
+    is_list=True,
+)

@@ -9,7 +9,7 @@ ENV_PREFIX = "GPU_COST_EXPORTER_"
 DCGM_ENV_PREFIX = "DCGM_EXPORTER_"
 
 SERVE, SAMPLE, ATTRIBUTE, SHOW = "Serving", "Sampling", "Attribution", "What is exported"
-COST, RUN = "Cost", "Running"
+OWN, COST, RUN = "Owners", "Cost", "Running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         key="gpu-resources",
         kind=kinds.RESOURCES,
-        default="nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*",
+        default="nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*,volcano.sh/vgpu-number",
         group=ATTRIBUTE,
         help="Extended resources that are GPUs, as names or patterns. NVIDIA_RESOURCE_NAMES adds to them.",
     ),
@@ -140,6 +140,81 @@ OPTIONS: tuple[Option, ...] = (
         help="Where the kubelet keeps pod logs; only the directories' names are read, to name a pod by its uid.",
     ),
     Option(
+        key="workload-manager",
+        kind=kinds.choice("kubernetes", "slurm", "host"),
+        default="kubernetes",
+        group=ATTRIBUTE,
+        help="Who gives out this node's GPUs: pods by the kubelet, Slurm's jobs, or nobody: users and systemd units.",
+    ),
+    Option(
+        key="job-mapping-dir",
+        kind=kinds.PATH,
+        default=None,
+        default_note="jobs by their processes' cgroups alone",
+        group=ATTRIBUTE,
+        dcgm_env="DCGM_HPC_JOB_MAPPING_DIR",
+        help="Slurm: directory of files named by GPU (0, or 2.1 for an instance) with one job id per line.",
+    ),
+    Option(
+        key="kube-metadata",
+        kind=kinds.SWITCH,
+        default="off",
+        group=OWN,
+        help="Ask the Kubernetes API for the metadata of this node's pods: workloads, teams, queues, DRA, fractions.",
+    ),
+    Option(
+        key="kubeconfig",
+        kind=kinds.PATH,
+        default=None,
+        default_note="the service account's in a pod, else $KUBECONFIG or ~/.kube/config",
+        group=OWN,
+        help="How to reach the Kubernetes API.",
+    ),
+    Option(
+        key="kube-start-jitter",
+        kind=kinds.duration(0, 600),
+        default="60s",
+        group=OWN,
+        help="The first question to the API comes at a random time within this, so that a fleet does not ask at once.",
+    ),
+    Option(
+        key="team-keys",
+        kind=kinds.KEYS,
+        default="team,owner,project,cost-center,costcenter,cost_center,department",
+        group=OWN,
+        help="Labels or annotations that name the team; the first found on the pod, then on its namespace.",
+    ),
+    Option(
+        key="namespace-teams",
+        kind=kinds.SWITCH,
+        default="on",
+        group=OWN,
+        help="Look for a team on the namespace too; needs the right to get namespaces.",
+    ),
+    Option(
+        key="pod-labels",
+        kind=kinds.KEYS,
+        default=None,
+        default_note="none",
+        group=OWN,
+        help="Pod labels shown on gpu_pod_info as label_<name>; at most 10.",
+    ),
+    Option(
+        key="pod-annotations",
+        kind=kinds.KEYS,
+        default=None,
+        default_note="none",
+        group=OWN,
+        help="Pod annotations shown on gpu_pod_info as annotation_<name>, cut to 128 characters; at most 10.",
+    ),
+    Option(
+        key="reservation-namespaces",
+        kind=kinds.KEYS,
+        default="kai-resource-reservation,runai-reservation",
+        group=OWN,
+        help="Namespaces of the pods that hold GPUs for fractions of KAI or Run:ai.",
+    ),
+    Option(
         key="collectors",
         kind=kinds.PATH,
         default=None,
@@ -162,6 +237,14 @@ OPTIONS: tuple[Option, ...] = (
         default_note="Hostname with legacy names, hostname with 4.9 names",
         group=SHOW,
         help="Name of the DCGM_FI_* label that carries the node's name.",
+    ),
+    Option(
+        key="dcgm-pod-uid",
+        kind=kinds.SWITCH,
+        default="off",
+        group=SHOW,
+        dcgm_env="DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID",
+        help="Add pod_uid to the DCGM_FI_* series of pods, where it is known.",
     ),
     Option(
         key="series-limit",

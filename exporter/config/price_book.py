@@ -8,12 +8,13 @@ from pathlib import Path
 
 import yaml
 
-from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow, overlaps
+from exporter.accounting.pricing import Match, PriceBook, PriceRow, overlaps
 from exporter.config.currencies import CURRENCIES
 from exporter.config.gpu_models import KNOWN_MODELS
 from exporter.config.price_rows import BookHead, ReadRow, moment, read_row
 from exporter.config.yaml_fields import Fields, compose
 from exporter.errors import ConfigError
+from exporter.model import NodeFacts
 
 BUNDLED_NAME = "list-prices"
 OFF = Path("none")

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from math import inf
 
-from exporter.accounting.pricing import Match, NodeFacts, PriceBook, PriceRow
+from exporter.accounting.pricing import Match, PriceBook, PriceRow
 from exporter.config.gpu_models import KNOWN_MODELS
 from exporter.config.price_rows import moment
+from exporter.model import NodeFacts
 
 
 def lines(book: PriceBook) -> Iterator[str]:

@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 
-from exporter.accounting.pricing import NodeFacts, PriceBook
+from exporter.accounting.pricing import PriceBook
 from exporter.config import AgentConfig, price_book
 from exporter.doctor.finding import Finding, fail, ok, warn
 from exporter.errors import ConfigError
-from exporter.model import Reading
+from exporter.model import NodeFacts, Reading
 
 _NAME = "price book"
 

@@ -37,6 +37,7 @@ from exporter.model.ledger import (
     Price,
     Totals,
 )
+from exporter.model.metadata import NodeFacts, PodFacts, PodMetadata
 from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 
 __all__ = [
@@ -62,8 +63,11 @@ __all__ = [
     "MigInstance",
     "MigReading",
     "Money",
+    "NodeFacts",
     "Owner",
     "PodAccount",
+    "PodFacts",
+    "PodMetadata",
     "PodUse",
     "Portion",
     "Price",

@@ -52,6 +52,8 @@ class Gpu:
     mig_enabled: bool = False
     compute_slices: int = 0
     memory_slices: int = 0
+    memory_total_bytes: int | None = None
+    """What its framebuffer has in all; ``None`` where the driver does not tell."""
     labels: Mapping[Field, str] = field(default_factory=dict)
     """Text fields of the device, e.g. ``Field.VBIOS_VERSION``."""
 
@@ -68,6 +70,10 @@ class MigInstance:
     """``1g.10gb``, ``1c.3g.40gb``, ..."""
     compute_slices: int
     memory_slices: int
+    profile_id: int | None = None
+    """NVML's number of the GPU instance's profile; ``None``, as the next, where the driver does not tell."""
+    placement_start: int | None = None
+    """First memory slice of its GPU instance: with profile and parent it is what DRA names an instance by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,8 @@ class Allocations:
     containers: tuple[ContainerAllocation, ...] = ()
     allocatable: tuple[DeviceIds, ...] | None = None
     """``GetAllocatableResources``: healthy devices, allocated or not; ``None`` where the kubelet cannot tell."""
+    other_containers: tuple[tuple[str, str, str], ...] = ()
+    """(namespace, pod, container) of containers without any device; a fraction of a GPU may still be theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +80,14 @@ class Holder:
     namespace: str
     pod: str
     container: str
+    """Empty where only the pod is known."""
     device_uuid: str
     """Of the whole GPU or the MIG instance."""
     mode: ShareMode
     resource: str
     source: str
-    """``device-plugin`` or ``dra``."""
+    """How it is known: ``device-plugin``, ``dra``, ``annotation`` (HAMi, volcano-vgpu, KAI), ``job-mapping`` (Slurm) or
+    ``process`` (whoever runs there, where nothing allocates)."""
     share_ratio: float
     device_share_ratio: float
     """Its part of the *device* (GPU or MIG instance), 0..1; 1 unless shared."""
@@ -120,3 +124,7 @@ class Attribution:
     unresolved: tuple[Unresolved, ...] = ()
     expected_devices: int | None = None
     """Physical GPUs that the kubelet advertises or has allocated; ``None`` where it cannot tell."""
+    advertised_devices: int | None = None
+    """Physical GPUs that the kubelet advertises as healthy; ``None`` where it cannot tell."""
+    allocated_devices: int | None = None
+    """Physical GPUs of which somebody holds something, seen by the driver or not; ``None`` where not known."""

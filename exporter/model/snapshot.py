@@ -8,6 +8,7 @@ from exporter.model.devices import DeviceState, Gpu, MigInstance, SourceStatus
 from exporter.model.fields import Field
 from exporter.model.holders import AllocationState, Holder, Unresolved
 from exporter.model.ledger import LedgerView, Price
+from exporter.model.metadata import NodeFacts, PodFacts
 
 
 class ActivitySource(StrEnum):
@@ -47,6 +48,8 @@ class PodUse:
     memory_used_bytes: int | None = None
     values: Mapping[Field, int | float] = field(default_factory=dict)
     """Drop-in fields measured per holder on a shared device (utilisation, memory); empty where not measured."""
+    facts: PodFacts | None = None
+    """Whose the pod is; ``None`` without Kubernetes metadata, or until it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,17 @@ class Snapshot:
     attribution_problem: str = ""
     """One line: why attribution is not known or not fresh, and how to mend it; empty when all is well."""
     unresolved: tuple[Unresolved, ...] = ()
+    advertised_devices: int | None = None
+    allocated_devices: int | None = None
+    metadata_enabled: bool = False
+    """Whether the Kubernetes API is asked about this node's pods."""
+    metadata_known: bool = False
+    """The pods have been listed, and changes are being followed."""
+    metadata_at_seconds: float | None = None
+    """Unix time of the API's last sign of life: a list, an event, a bookmark."""
+    metadata_problem: str = ""
+    """One line: what of the API cannot be had and how to mend it; empty when all is well."""
+    node_facts: NodeFacts = field(default_factory=NodeFacts)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Counts since start by (part, reason), e.g. ("attribution", "unavailable")."""
     tick_duration_seconds: float = 0.0

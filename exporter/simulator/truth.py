@@ -32,6 +32,23 @@ class Fault(StrEnum):
     KUBELET_HUGE = "kubelet_huge"
     KUBELET_SILENT = "kubelet_silent"
     KUBELET_RATE_LIMIT = "kubelet_rate_limit"
+    API_DOWN = "api_down"
+    """Nothing listens where the Kubernetes API was; open streams break."""
+    API_SILENT = "api_silent"
+    """Connections are taken, and neither answers nor events come."""
+    API_CUT = "api_cut"
+    """Every stream breaks off in the middle of a line."""
+    API_SLOW = "api_slow"
+    """Every answer takes ``seconds``."""
+    API_GONE = "api_gone"
+    """Resource versions are too old: HTTP 410 for new watches, an ERROR event for open ones."""
+    API_TOO_MANY = "api_too_many"
+    """HTTP 429 with Retry-After; its parameter is the seconds, 1 where that is 0."""
+    API_UNAUTHORISED = "api_unauthorised"
+    """HTTP 401, until the token is read again from its file."""
+    API_FORBIDDEN = "api_forbidden"
+    API_ERROR = "api_error"
+    """HTTP 500 with a body that is no JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +191,43 @@ class HolderTruth:
     """Part of the physical GPU."""
     activity_ratio: float
     """Its part of the device's activity."""
+    listed: bool = True
+    """Whether the kubelet lists it; one with a fraction of KAI's has no id there."""
     started_seconds: float
     """Since the scenario's start; may be negative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodTruth:
+    """A pod as the Kubernetes API knows it, with devices or without."""
+
+    namespace: str
+    name: str
+    uid: str
+    """Of the API object."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    owner_kind: str = ""
+    owner_name: str = ""
+    owner_api: str = ""
+    containers: tuple[str, ...] = ()
+    phase: str = "Running"
+    """``Succeeded`` and ``Failed`` are finished: a kubelet up to 1.33 may list them still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterTruth:
+    """What the API has beside the pods of this node."""
+
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Labels by namespace."""
+    slices: tuple[Mapping[str, object], ...] = ()
+    """ResourceSlices as the API of ``dra_version`` shows them."""
+    claims: tuple[Mapping[str, object], ...] = ()
+    """ResourceClaims, allocated."""
+    dra_version: str = ""
+    """``v1``, ``v1beta2`` or ``v1beta1``; empty: a cluster without DRA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,5 +243,8 @@ class NodeTruth:
     """(namespace, pod, container) of pods without devices, which the kubelet lists too."""
     allocatable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Resource to healthy device ids, allocated or not."""
+    pods: tuple[PodTruth, ...] = ()
+    """Every pod of the node that the API knows."""
+    cluster: ClusterTruth = field(default_factory=ClusterTruth)
     faults: Mapping[Fault, float] = field(default_factory=dict)
     """Faults of the driver or the kubelet as a whole, with a parameter (seconds for SLOW, else 0)."""
