@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from exporter.attribution import shares
 from exporter.attribution.device_ids import GPU_DRA_DRIVER, IdKind, ParsedId, parse, parse_claimed
+from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.attribution.inventory import Inventory
 from exporter.attribution.shares import DRA, Claim
 from exporter.model import (
@@ -41,6 +42,7 @@ def attribute(
     instances: Sequence[MigInstance],
     now: float,
     expiry_seconds: float,
+    evidence: Evidence = NO_EVIDENCE,  # noqa: ARG001
 ) -> Attribution:
     """Match every id that the kubelet lists to the devices of this node.
 
@@ -50,6 +52,7 @@ def attribute(
         instances: MIG instances of all of them.
         now: Unix time.
         expiry_seconds: Age past which an answer says nothing any more.
+        evidence: What the Kubernetes API adds, as much of it as is known.
 
     Returns:
         Holders by device UUID, and by name what could not be matched. With no answer, or an expired one, nothing is
