@@ -1,6 +1,6 @@
 """The ledger: what every owner and every pod has had so far, in seconds, joules and money."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,11 +73,28 @@ class Ledger:
         if len(self._accounts) > self.account_limit:  # after all are entered: who holds now is never folded
             self._fold(now_steady)
 
+    def settle(self, owner_of: Callable[[Owner, float], Owner], now_steady: float) -> None:
+        """Enter what stands on provisional owners at those who turned out to pay.
+
+        Args:
+            owner_of: Who that is for a provisional owner at a time; the same one while it is not known yet.
+            now_steady: Seconds of a clock that nobody sets.
+        """
+        for account in [account for account in self._accounts if account.owner.provisional]:
+            owner = owner_of(account.owner, now_steady)
+            if owner != account.owner:
+                tally = self._accounts.pop(account)
+                self._account(replace(account, owner=owner), now_steady).absorb(tally, now_steady)
+
     def view(self, now_steady: float) -> LedgerView:
         """Return what is to be shown. Before ``dump`` where both are needed, so that what is shown is what is kept."""
         birth = self.birth_seconds
         return LedgerView(
-            accounts={account: tally.shown(now_steady, birth) for account, tally in self._accounts.items()},
+            accounts={
+                account: tally.shown(now_steady, birth)
+                for account, tally in self._accounts.items()
+                if not account.owner.provisional
+            },
             pods={pod: tally.shown(now_steady, birth) for pod, tally in self._pods.items()},
             conservation_error_seconds=self.conservation_error_seconds,
             capacity_seconds=self.capacity_seconds,
@@ -97,6 +114,7 @@ class Ledger:
                     "kind": account.owner.kind,
                     "name": account.owner.name,
                     "team": account.owner.team,
+                    "provisional": account.owner.provisional,
                     "model": account.model,
                     "mode": account.mode.value,
                     "totals": tally.dump(),
@@ -152,7 +170,7 @@ class Ledger:
         foldable = [
             (-1.0 if tally.changed is None else tally.changed, number, account)
             for number, (account, tally) in enumerate(self._accounts.items())
-            if account.owner not in NEVER_FOLDED and tally.changed != now
+            if account.owner not in NEVER_FOLDED and not account.owner.provisional and tally.changed != now
         ]
         foldable.sort(key=lambda entry: entry[:2])
         for _, _, account in foldable:
@@ -202,7 +220,8 @@ def _other_pod(before: PodAccount, after: PodAccount) -> bool:
 
 
 def _account_of(entry: Mapping[str, Any]) -> Account:
-    owner = Owner(**{name: _text(entry, name) for name in Owner.__slots__})
+    texts = {name: _text(entry, name) for name in Owner.__slots__ if name != "provisional"}
+    owner = Owner(**texts, provisional=bool(entry.get("provisional", False)))  # a state of before has none
     return Account(owner=owner, model=_text(entry, "model"), mode=ShareMode(entry["mode"]))
 
 

@@ -1,11 +1,12 @@
 """Joins what the driver sees with what the kubelet says, again only when one of the two has changed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.attribution.join import attribute
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.shares import DRA
 from exporter.model import (
     Allocations,
     AllocationState,
@@ -14,6 +15,8 @@ from exporter.model import (
     Gpu,
     GpuReading,
     MigInstance,
+    NodeFacts,
+    PodFacts,
     Reading,
     Unresolved,
 )
@@ -41,6 +44,67 @@ class Kubelet(Protocol):
         ...
 
 
+class Pids(Protocol):
+    """From a process to its pod: ``attribution.processes.PidResolver``, or to its job or user."""
+
+    def pod_uid(self, pid: int) -> str | None:
+        """Return the UID of a process' pod."""
+        ...
+
+
+class Names(Protocol):
+    """Between UIDs and names of pods: ``attribution.processes.PodNames``, or of jobs or users."""
+
+    def name_of(self, uid: str) -> tuple[str, str] | None:
+        """Return namespace and name of a UID."""
+        ...
+
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        """Return the UID of a name."""
+        ...
+
+
+class Metadata(Protocol):
+    """What the Kubernetes API says: ``attribution.metadata.Metadata``."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the pods have been listed and changes are followed."""
+        ...
+
+    @property
+    def at_seconds(self) -> float | None:
+        """Unix time of the API's last sign of life."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """One line on what cannot be had; empty when all is well."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts since start by reason."""
+        ...
+
+    @property
+    def node_facts(self) -> NodeFacts | None:
+        """What the node's labels say; ``None`` until they were read."""
+        ...
+
+    def evidence(self, now: float) -> Evidence:
+        """Return what the join is to look at, the same object while nothing changes."""
+        ...
+
+    def note(self, allocations: Allocations, now: float) -> None:
+        """Take note of a new answer of the kubelet."""
+        ...
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        """Return whose a pod is."""
+        ...
+
+
 @dataclass(slots=True)
 class Attributor:
     """Keeps the last join and the ways from a process to its pod.
@@ -49,11 +113,17 @@ class Attributor:
     """
 
     kubelet: Kubelet | None
-    pids: PidResolver
-    names: PodNames
+    pids: Pids
+    names: Names
     expiry_seconds: float
+    metadata: Metadata | None = None
+    """``None`` where the Kubernetes API is not asked."""
+    metadata_wait_seconds: float = 75.0
+    """For so long after the start it is waited for the API, where holders cannot be told without it."""
+    observe: Callable[[Reading, float], None] | None = None
+    """Told of each reading first, where who holds follows from who runs."""
     _first_joined: tuple[Allocations, float] | None = None
-    _cached_for: tuple[Allocations, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
+    _cached_for: tuple[Allocations, Evidence, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
     _cached: Attribution = field(default_factory=lambda: Attribution(known=False))
 
     def join(self, reading: Reading | None, now: float, steady: float) -> Attribution:
@@ -62,25 +132,30 @@ class Attributor:
         Args:
             reading: The newest one.
             now: Unix time.
-            steady: Seconds of a clock that nobody sets: set back by hours, the other would keep an answer for hours.
+            steady: Seconds of a clock that nobody sets, by which an answer's age is judged from when it is first seen.
         """
         allocations = self.kubelet.latest if self.kubelet else None
         if allocations is None:
             return Attribution(known=False)
+        new = self._first_joined is None or self._first_joined[0] is not allocations
+        if self._first_joined is None or new:
+            self._first_joined = allocations, steady
+        if self.metadata and new:
+            self.metadata.note(allocations, now)
+        evidence = self.metadata.evidence(now) if self.metadata else NO_EVIDENCE
         # A minor number may have passed to another GPU since one went missing: those that are there come first.
         there_first = sorted(reading.gpus, key=lambda gpu: gpu.state is DeviceState.MISSING) if reading else ()
         gpus = tuple(gpu.gpu for gpu in there_first)
         instances = tuple(part.instance for gpu in reading.gpus for part in gpu.instances) if reading else ()
-        if self._first_joined is None or self._first_joined[0] is not allocations:
-            self._first_joined = allocations, steady
-        age = max(now - allocations.answered_at_seconds, steady - self._first_joined[1])
+        age = steady - self._first_joined[1]
         expired = age > self.expiry_seconds
         previous = self._cached_for
         unchanged = (
             previous is not None
             and previous[0] is allocations
-            and previous[1] == gpus
-            and previous[2] == instances
+            and previous[1] is evidence
+            and previous[2] == gpus
+            and previous[3] == instances
             and self._cached.known is not expired
         )
         if not unchanged:
@@ -90,9 +165,21 @@ class Attributor:
                 instances=instances,
                 now=allocations.answered_at_seconds + age,
                 expiry_seconds=self.expiry_seconds,
+                evidence=evidence,
             )
-            self._cached_for = (allocations, gpus, instances)
+            self._cached_for = (allocations, evidence, gpus, instances)
         return self._cached
+
+    def lacks_metadata(self, attribution: Attribution) -> bool:
+        """Tell whether who holds is still to be told by an API that has not answered yet: fractions, claims."""
+        if self.metadata is None or self.metadata.known or self._cached_for is None:
+            return False
+        reserved = self._cached_for[1].reservation_namespaces
+        return any(entry.reason not in HARMLESS_REASONS for entry in attribution.unresolved) or any(
+            holder.source == DRA or holder.namespace in reserved
+            for holders in attribution.holders.values()
+            for holder in holders
+        )
 
 
 def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> AllocationState:

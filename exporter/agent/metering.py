@@ -11,6 +11,7 @@ from exporter.accounting.pricing import PriceBook
 from exporter.accounting.slots import slot_of
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
+from exporter.agent.owners import Owners
 from exporter.errors import ConfigError, StateError
 from exporter.model import DeviceView, Holder, LedgerView, NodeFacts, Owner, Price
 
@@ -23,6 +24,18 @@ HUNG_SECONDS = 30.0
 def namespace_pays(holder: Holder) -> Owner:
     """Without Kubernetes metadata the namespace is all that is known of who pays."""
     return Owner(namespace=holder.namespace)
+
+
+def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
+    """Read what ``dataclasses.asdict`` wrote of a node.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    facts = NodeFacts(**data)
+    if not all(isinstance(getattr(facts, name), str) for name in NodeFacts.__slots__):
+        raise TypeError(f"not a node's facts: {data!r}")
+    return facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,10 @@ class Metering:
     ledger: Ledger
     book: PriceBook
     facts: NodeFacts
+    """As flags have them."""
+    labelled: NodeFacts = field(default_factory=NodeFacts)
+    """As the node's labels had them last, in this process or the one before; flags win."""
+    owners: Owners = field(default_factory=Owners)
     file: StateFile | None = None
     boot_id: str = ""
     """Of the machine: seconds of another boot's clock mean nothing. Empty where not known."""
@@ -94,6 +111,7 @@ class Metering:
                 boot_id, metered_steady = str(state["boot_id"]), float(state["metered_steady"])
                 saved_at_seconds = float(state["saved_at_seconds"])
                 simulated = bool(state["simulated"])
+                node_facts = node_facts_of(state.get("node_facts", {}))  # a state of before has none
             except (KeyError, TypeError, ValueError) as error:
                 raise self.file.set_aside("state_damaged", f"is damaged: {error!r}") from error
             if simulated is not self.simulated:
@@ -103,10 +121,17 @@ class Metering:
             self._failed(error)
             return
         self.ledger = ledger
+        self.learn(node_facts)
+        self.owners.restore(slots)
         if boot_id and boot_id == self.boot_id:
             self.meter.resume(slots, metered_steady)
         self._show(replace(ledger.view(steady), saved_at_seconds=saved_at_seconds), steady)
         LOG.info("the ledger goes on from %s", self.file.path)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a sample was metered in this process."""
+        return self._metered_steady is not None
 
     @property
     def resumes(self) -> bool:
@@ -124,13 +149,27 @@ class Metering:
         """
         self.look_up_prices(views, now)
         self.ledger.charge(self.meter.add(views, sampled_steady), self.prices, steady)
+        self.ledger.settle(self.owners.settled, steady)
         self._metered_steady = sampled_steady
+
+    def learn(self, found: NodeFacts) -> None:
+        """Take what the node's labels say, for what flags do not."""
+        self.labelled = found
+
+    @property
+    def node_facts(self) -> NodeFacts:
+        """All that is known of the node."""
+        given, found = self.facts, self.labelled
+        if found == given or found == NodeFacts():
+            return given
+        return NodeFacts(**{name: getattr(given, name) or getattr(found, name) for name in NodeFacts.__slots__})
 
     def look_up_prices(self, views: Sequence[DeviceView], now: float) -> None:
         """Find the price of every GPU at a time."""
+        facts = self.node_facts
         models = {view.gpu.uuid: view.gpu.model for view in views}
         found = {
-            model: self.book.price(model=model, node=self.node, facts=self.facts, at_seconds=now)
+            model: self.book.price(model=model, node=self.node, facts=facts, at_seconds=now)
             for model in set(models.values())
         }
         self.prices = {uuid: price for uuid, model in models.items() if (price := found[model])}
@@ -182,6 +221,7 @@ class Metering:
             "metered_steady": self._metered_steady,
             "saved_at_seconds": now,
             "simulated": self.simulated,
+            "node_facts": asdict(self.labelled),
             "slots": [asdict(slot) for slot in self.meter.slots()],
             "ledger": self.ledger.dump(),
         }

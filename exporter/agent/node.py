@@ -9,7 +9,7 @@ from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.record import SourceRecord
 from exporter.agent.views import Viewer, darkened
-from exporter.model import Attribution, DeviceView, LedgerView, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model import Attribution, DeviceView, LedgerView, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
 
 STALE_INTERVALS = 3
 LEAST_STALE_SECONDS = 2.0
@@ -54,7 +54,7 @@ class Node:
     record: SourceRecord = field(default_factory=SourceRecord)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waiting_since: float | None = None
-    """Of the clock that nobody sets: first reading after a restart, while holders were not known."""
+    """Of the clock that nobody sets: first reading, while holders were not known."""
 
     @property
     def attributor(self) -> Attributor:
@@ -81,6 +81,9 @@ class Node:
         if newest is not None and not views:
             shown = newest if fresh else darkened(newest, status.reason or "stale")
             views = self.viewer.views(shown, attribution, self.record.xids, steady)
+        metadata = self.attributor.metadata
+        if self.metering and metadata and metadata.node_facts:
+            self.metering.learn(metadata.node_facts)
         if self.metering and sampled is None:  # with a sample they have been looked up
             self.metering.look_up_prices(views, now)
         return self._snapshot(
@@ -97,23 +100,31 @@ class Node:
         """Take one reading in, meter it and return what is to be seen of it."""
         self.record.add(reading)
         newest = self.record.newest or reading
-        views = self.viewer.views(newest, self.attributor.join(newest, now, steady), self.record.xids, steady)
-        if self.metering and not self._awaits_holders(self.metering, steady):
+        if self.attributor.observe:
+            self.attributor.observe(newest, now)
+        attribution = self.attributor.join(newest, now, steady)
+        views = self.viewer.views(newest, attribution, self.record.xids, steady)
+        if self.metering and not self._awaits_holders(self.metering, attribution, steady):
             sampled = reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
             self.metering.observe(views, sampled_steady=sampled, now=now, steady=steady)
         return views
 
-    def _awaits_holders(self, metering: Metering, steady: float) -> bool:
-        """Tell whether the time across a restart is still to be charged: not before it is told who holds after it.
+    def _awaits_holders(self, metering: Metering, attribution: Attribution, steady: float) -> bool:
+        """Tell whether nothing is charged yet, as it is still to be told who holds.
 
-        A kubelet that has not answered for as long as an answer holds is not waited for any longer.
+        The time across a restart is not charged before the kubelet has said who holds after it; and where only the
+        API can tell who holds, nothing is before that has. Neither is waited for without end.
         """
         kubelet = self.attributor.kubelet
-        if not metering.resumes or kubelet is None or kubelet.latest is not None:
+        if metering.begun or kubelet is None:
             return False
+        if kubelet.latest is None:
+            awaits, patience = metering.resumes, self.attributor.expiry_seconds
+        else:
+            awaits, patience = self.attributor.lacks_metadata(attribution), self.attributor.metadata_wait_seconds
         if self._waiting_since is None:
             self._waiting_since = steady
-        return steady - self._waiting_since <= self.attributor.expiry_seconds
+        return awaits and steady - self._waiting_since <= patience
 
     def count_error(self, part: str, reason: str) -> None:
         """Count an error of the agent itself."""
@@ -137,7 +148,7 @@ class Node:
         duration: float,
     ) -> Snapshot:
         newest = self.record.newest
-        kubelet = self.attributor.kubelet
+        kubelet, metadata = self.attributor.kubelet, self.attributor.metadata
         allocations = kubelet.latest if kubelet else None
         return Snapshot(
             taken_at_seconds=now,
@@ -155,6 +166,13 @@ class Node:
             attribution_at_seconds=allocations.answered_at_seconds if allocations else None,
             attribution_problem=kubelet.problem if kubelet else "",
             unresolved=attribution.unresolved,
+            advertised_devices=attribution.advertised_devices,
+            allocated_devices=attribution.allocated_devices,
+            metadata_enabled=metadata is not None,
+            metadata_known=metadata.known if metadata else False,
+            metadata_at_seconds=metadata.at_seconds if metadata else None,
+            metadata_problem=metadata.problem if metadata else "",
+            node_facts=self.metering.node_facts if self.metering else NodeFacts(),
             errors=self._errors(),
             tick_duration_seconds=duration,
             ready=fresh,
@@ -176,6 +194,9 @@ class Node:
         if self.attributor.kubelet:
             for reason, count in self.attributor.kubelet.errors.items():
                 errors["attribution", reason] += count
+        if self.attributor.metadata:
+            for reason, count in self.attributor.metadata.errors.items():
+                errors["metadata", reason] += count
         return dict(errors)
 
 

@@ -6,12 +6,22 @@ from dataclasses import dataclass
 from exporter.accounting.activity import Judgement, Samples, split_activity
 from exporter.accounting.idle import HolderKey, IdleClock, Standing
 from exporter.attribution.processes import Matched
-from exporter.model import Activity, ActivitySource, Field, Holder, PodUse, ProcessUse
+from exporter.model import Activity, ActivitySource, Field, Holder, PodFacts, PodUse, ProcessUse
 
 MEBIBYTE = 1 << 20
 
 HIDDEN_PROCESSES_MEMORY_MIB = 300
 """An empty process list with more memory than this in use means that processes are hidden, not absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodKnowledge:
+    """Ways to look up pods."""
+
+    uid_of: Callable[[str, str], str | None]
+    """UID by namespace and name, ``None`` where it is not known: another pod under the same name starts anew."""
+    facts_of: Callable[[Holder], PodFacts | None]
+    """Whose a holder's pod is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +51,7 @@ def divide(
     values: Mapping[Field, int | float],
     matched: Matched | None,
     clock: IdleClock,
-    uid_of: Callable[[str, str], str | None],
+    known: PodKnowledge,
     now: float,
 ) -> DeviceUse:
     """Divide a device among its holders.
@@ -53,7 +63,7 @@ def divide(
         values: The device's values.
         matched: Its processes by holder, ``None`` where the driver does not tell processes.
         clock: Remembers ages and idleness.
-        uid_of: UID of a pod by namespace and name, ``None`` where it is not known: another pod starts anew.
+        known: Looks up pods.
         now: Seconds of a clock that nobody sets.
     """
     told = matched if matched is not None and matched.complete else None
@@ -67,11 +77,12 @@ def divide(
                     _key(uuid, holder),
                     now,
                     _of_its_share(holder, part),
-                    holder.pod_uid or uid_of(holder.namespace, holder.pod),
+                    holder.pod_uid or known.uid_of(holder.namespace, holder.pod),
                 ),
                 judgement,
                 values,
                 told,
+                known.facts_of(holder),
                 sole=len(holders) == 1 and holder.device_share_ratio >= 1,
             )
             for holder, part in zip(holders, split.parts, strict=True)
@@ -98,6 +109,7 @@ def _pod_use(
     judgement: Judgement,
     values: Mapping[Field, int | float],
     told: Matched | None,
+    facts: PodFacts | None,
     *,
     sole: bool,
 ) -> PodUse:
@@ -114,6 +126,7 @@ def _pod_use(
         idle_for_seconds=standing.idle_for_seconds,
         memory_used_bytes=memory,
         values=_drop_in_values(part, judgement, values, memory) if told and not sole else {},
+        facts=facts,
     )
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from exporter.accounting.activity import ActivityJudge, Judgement, partitioned_activity
 from exporter.accounting.idle import IdleClock
 from exporter.agent.attributor import Attributor, allocation_state
+from exporter.agent.owners import Owners
 from exporter.agent.record import XidRecord
-from exporter.agent.uses import DeviceUse, divide, visible_processes
+from exporter.agent.uses import DeviceUse, PodKnowledge, divide, visible_processes
 from exporter.attribution.inventory import PartOfGpu, instance_parts
 from exporter.attribution.processes import Matched, match
 from exporter.model import (
@@ -35,6 +36,7 @@ class Viewer:
     clock: IdleClock
     judge: ActivityJudge = field(default_factory=ActivityJudge)
     process_list_reliable: bool = True
+    owners: Owners = field(default_factory=Owners)
     _judged_at: float | None = None
     _judgements: dict[str, Judgement] = field(default_factory=dict)
 
@@ -146,7 +148,7 @@ class Viewer:
             values=values,
             matched=matched,
             clock=self.clock,
-            uid_of=self.attributor.names.uid_of,
+            known=PodKnowledge(uid_of=self.attributor.names.uid_of, facts_of=self.owners.facts),
             now=now,
         )
 

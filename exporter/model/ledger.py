@@ -15,6 +15,8 @@ class Owner:
     """``Job``, ``Deployment``, ... or one of ours: ``Unallocated``, ``Unattributed``, ``Other``."""
     name: str = ""
     team: str = ""
+    provisional: bool = False
+    """Stands for a pod whose owner will be known soon; shown nowhere, and entered at that owner then."""
 
 
 UNALLOCATED = Owner(kind="Unallocated")
@@ -136,7 +138,7 @@ class LedgerView:
     """
 
     accounts: Mapping[Account, Totals] = field(default_factory=dict)
-    """Every owner since the ledger began."""
+    """Every owner since the ledger began; none that is provisional."""
     pods: Mapping[PodAccount, Totals] = field(default_factory=dict)
     """Containers that hold a device, and for the time of lingering those that did."""
     conservation_error_seconds: float = 0.0
@@ -144,7 +146,7 @@ class LedgerView:
     capacity_seconds: float = 0.0
     """GPU-seconds metered: the sum of all intervals of all GPUs."""
     withheld_seconds: float = 0.0
-    """Allocated seconds of accounts that still show zeros."""
+    """Allocated seconds of accounts that still show zeros, or whose owner is not known yet."""
     started_at_seconds: float = 0.0
     """Unix time from which the ledger counts."""
     saved_at_seconds: float | None = None

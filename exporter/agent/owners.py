@@ -1,0 +1,107 @@
+"""Who pays for a holder: one pod, one owner, from when it is first known until the pod's end."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from exporter.accounting.slots import Slot
+from exporter.model import Holder, Owner, PodFacts
+
+PATIENCE_SECONDS = 600.0
+"""For so long a pod's time waits for its owner to be known; then the pod itself has been it."""
+
+_PINS_LIMIT = 4096
+_PodName = tuple[str, str]
+
+
+class Tenancy(Protocol):
+    """What is known of whose a pod is: ``attribution.metadata.Metadata``, or a workload manager's jobs."""
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        """Return whose the pod is; ``None`` while that is not known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pin:
+    owner: Owner
+    pod_uid: str | None
+
+
+@dataclass(slots=True)
+class Owners:
+    """Owners of pods, each fixed when it is first known.
+
+    A label that changes on a running pod makes no other owner of it: its seconds would stand on two lines. Without a
+    ``tenancy`` the namespace pays. What a pod has had before its owner was known stands on a provisional owner, which
+    ``settled`` resolves; after ``PATIENCE_SECONDS`` it is ``Pod/<name>``.
+    """
+
+    tenancy: Tenancy | None = None
+    _pins: dict[_PodName, _Pin] = field(default_factory=dict)
+    _waiting_since: dict[_PodName, float] = field(default_factory=dict)
+    _given_up: dict[_PodName, None] = field(default_factory=dict)
+
+    def facts(self, holder: Holder) -> PodFacts | None:
+        """Return what is known of a holder's pod, with the owner that is charged."""
+        if self.tenancy is None:
+            return None
+        name = (holder.namespace, holder.pod)
+        found = self.tenancy.facts(*name)
+        pin = self._pins.get(name)
+        if pin is not None and (pin.pod_uid is None or holder.pod_uid is None or pin.pod_uid == holder.pod_uid):
+            if pin.pod_uid is None and holder.pod_uid is not None:
+                self._pins[name] = replace(pin, pod_uid=holder.pod_uid)
+            if found is None:
+                return PodFacts(owner=pin.owner)
+            return found if found.owner == pin.owner else replace(found, owner=pin.owner)
+        if found is not None:
+            self._pin(name, found.owner, holder.pod_uid)
+        return found
+
+    def owner_of(self, holder: Holder) -> Owner:
+        """Return who is charged for a holder."""
+        if self.tenancy is None:
+            return Owner(namespace=holder.namespace)
+        facts = self.facts(holder)
+        if facts is not None:
+            return facts.owner
+        name = (holder.namespace, holder.pod)
+        return Owner(namespace=holder.namespace, kind="Pod", name=holder.pod, provisional=name not in self._given_up)
+
+    def settled(self, provisional: Owner, steady: float) -> Owner:
+        """Return who pays for what stands on a provisional owner; itself while that is still waited for.
+
+        Args:
+            provisional: As ``owner_of`` made it, in this process or the last one.
+            steady: Seconds of a clock that nobody sets.
+        """
+        name = (provisional.namespace, provisional.name)
+        pin = self._pins.get(name)
+        facts = self.tenancy.facts(*name) if self.tenancy else None
+        owner = pin.owner if pin else facts.owner if facts else None
+        waited = steady - self._waiting_since.setdefault(name, steady)
+        if owner is None and self.tenancy is not None and waited < PATIENCE_SECONDS:
+            return provisional
+        del self._waiting_since[name]
+        if owner is None:
+            self._given_up[name] = None
+            while len(self._given_up) > _PINS_LIMIT:
+                del self._given_up[next(iter(self._given_up))]
+        return owner or replace(provisional, provisional=False)
+
+    def restore(self, slots: Iterable[Slot]) -> None:
+        """Take over who was charged when the last process ended.
+
+        A namespace alone, or a pod itself, may be all that was known then: those are looked up again.
+        """
+        for slot in slots:
+            owner = slot.account.owner
+            if slot.pod and owner.name and owner.kind != "Pod":
+                self._pin((slot.namespace, slot.pod), owner, slot.pod_uid)
+
+    def _pin(self, name: _PodName, owner: Owner, pod_uid: str | None) -> None:
+        self._pins.pop(name, None)
+        self._pins[name] = _Pin(owner=owner, pod_uid=pod_uid)
+        while len(self._pins) > _PINS_LIMIT:
+            del self._pins[next(iter(self._pins))]
