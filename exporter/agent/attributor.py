@@ -122,6 +122,8 @@ class Attributor:
     """For so long after the start it is waited for the API, where holders cannot be told without it."""
     observe: Callable[[Reading, float], None] | None = None
     """Told of each reading first, where who holds follows from who runs."""
+    source: str = "kubelet"
+    """Name of who tells: ``kubelet``, ``slurm``, ``host``."""
     _first_joined: tuple[Allocations, float] | None = None
     _cached_for: tuple[Allocations, Evidence, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
     _cached: Attribution = field(default_factory=lambda: Attribution(known=False))

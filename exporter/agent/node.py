@@ -162,6 +162,7 @@ class Node:
             expected_devices=_expected(attribution, views),
             sources=(status,),
             attribution_enabled=kubelet is not None,
+            attribution_source=self.attributor.source,
             attribution_known=attribution.known,
             attribution_at_seconds=allocations.answered_at_seconds if allocations else None,
             attribution_problem=kubelet.problem if kubelet else "",

@@ -19,12 +19,11 @@ from exporter.accounting.ledger import Ledger
 from exporter.accounting.pricing import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
-from exporter.agent.attributor import Attributor, Kubelet
-from exporter.agent.metering import Metering, Save, namespace_pays
+from exporter.agent.attribution import Attributing, attributing_of
+from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, Source, stale_after_seconds
+from exporter.agent.owners import Owners
 from exporter.agent.views import Viewer
-from exporter.attribution.podresources import KubeletPoller
-from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import AgentConfig, price_book, read_collectors
 from exporter.errors import ConfigError, StateError
 from exporter.exposition.collector import ExpositionOptions
@@ -78,12 +77,13 @@ async def run(
         env=worker_env,
         clock=time.monotonic,
     )
-    poller = _poller(config) if config.attribution else None
+    attributing = attributing_of(config)
+    owners = Owners(tenancy=attributing.tenancy)
     agent = Agent(
-        node=_node(config, worker, poller, metering_of(config, book, file, simulated=simulated)),
+        node=_node(config, worker, attributing, metering_of(config, book, file, owners=owners, simulated=simulated)),
         load_prices=load_prices,
         worker=worker,
-        poller=poller,
+        attributing=attributing,
         renderer=Renderer(_exposition(config, collectors)),
         release_seconds=config.release_seconds,
     )
@@ -133,21 +133,15 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _poller(config: AgentConfig) -> KubeletPoller:
-    return KubeletPoller(
-        socket_path=config.kubelet_socket,
-        interval_seconds=config.kubelet_interval_seconds,
-        resources=config.gpu_resources,
-        clock=time.time,
-    )
-
-
-def metering_of(config: AgentConfig, book: PriceBook, file: StateFile | None, *, simulated: bool) -> Metering:
+def metering_of(
+    config: AgentConfig, book: PriceBook, file: StateFile | None, *, owners: Owners, simulated: bool
+) -> Metering:
     """Make the meters and go on from where the last process ended."""
     linger, birth = config.linger_seconds, SEEN_AT_ZERO_SECONDS + config.state_interval_seconds
     metering = Metering(
         node=config.node_name,
-        meter=Meter(config.sample_interval_seconds, namespace_pays),
+        meter=Meter(config.sample_interval_seconds, owners.owner_of),
+        owners=owners,
         ledger=Ledger(linger_seconds=linger, birth_seconds=birth, started_at_seconds=time.time()),
         book=book,
         facts=NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region),
@@ -167,20 +161,15 @@ def _boot_id() -> str:
         return ""
 
 
-def _node(config: AgentConfig, source: Source, kubelet: Kubelet | None, metering: Metering) -> Node:
-    proc_root = Path(config.proc_root)
+def _node(config: AgentConfig, source: Source, attributing: Attributing, metering: Metering) -> Node:
     viewer = Viewer(
-        attributor=Attributor(
-            kubelet=kubelet,
-            pids=PidResolver(proc_root),
-            names=PodNames(Path(config.pod_log_root)),
-            expiry_seconds=config.attribution_expiry_seconds,
-        ),
+        attributor=attributing.attributor,
         clock=IdleClock(
             threshold_ratio=config.idle_threshold_ratio,
             tolerated_gap_seconds=stale_after_seconds(config.sample_interval_seconds),
         ),
-        process_list_reliable=sees_host_processes(proc_root),
+        process_list_reliable=sees_host_processes(Path(config.proc_root)),
+        owners=metering.owners,
     )
     return Node(
         name=config.node_name,
@@ -207,7 +196,7 @@ class Agent:
 
     node: Node
     worker: Worker
-    poller: KubeletPoller | None
+    attributing: Attributing
     renderer: Renderer
     release_seconds: float
     load_prices: Callable[[], PriceBook]
@@ -234,8 +223,7 @@ class Agent:
         parts: list[Callable[[], Awaitable[None]]] = [self.worker.run, self._ticks]
         if runner.server:
             parts.append(functools.partial(app[CONNECTIONS].watch, runner.server))
-        if self.poller:
-            parts.append(self.poller.run)
+        parts += self.attributing.tasks
         tasks = [asyncio.ensure_future(part()) for part in parts]
         stopping = asyncio.ensure_future(stop.wait())
         try:

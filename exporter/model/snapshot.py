@@ -105,6 +105,8 @@ class Snapshot:
     expected_devices: int | None = None
     sources: tuple[SourceStatus, ...] = ()
     attribution_enabled: bool = True
+    attribution_source: str = "kubelet"
+    """Who tells who holds: ``kubelet``, ``slurm`` or ``host``."""
     attribution_known: bool = False
     attribution_at_seconds: float | None = None
     attribution_problem: str = ""
