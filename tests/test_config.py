@@ -16,6 +16,7 @@ from exporter.config.kinds import duration_seconds, format_duration
 from exporter.config.options import OPTIONS, Option
 from exporter.errors import ConfigError
 
+DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "volcano.sh/vgpu-number")
 DURATION = "a number with ms, s, m or h, from 200ms to 5m"
 RATIO = "a number from 0 up to, not including, 1"
 
@@ -46,7 +47,14 @@ def test_without_any_setting_the_defaults_hold() -> None:
     assert config.attribution_expiry_seconds == 60.0
     assert config.attribution is True
     assert config.idle_threshold_ratio == 0.05
-    assert config.gpu_resources == ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+    assert config.gpu_resources == DEFAULT_RESOURCES
+    assert (config.workload_manager, config.kube_metadata, config.kube_start_jitter_seconds) == (
+        "kubernetes",
+        False,
+        60,
+    )
+    assert config.team_keys[0] == "team"
+    assert (config.pod_labels, config.pod_annotations) == ((), ())
     assert config.collectors is None
     assert config.state_dir is None
     assert config.state_interval_seconds == 5.0
@@ -75,6 +83,17 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             "node_name": "n1",
             "proc_root": "/host/proc",
             "pod_log_root": "/host/pods",
+            "workload_manager": "slurm",
+            "job_mapping_dir": "/jobs",
+            "kube_metadata": "off",
+            "kubeconfig": "/kubeconfig",
+            "kube_start_jitter": "5s",
+            "team_keys": "squad, example.com/team",
+            "namespace_teams": "off",
+            "pod_labels": "app,tier",
+            "pod_annotations": "note",
+            "reservation_namespaces": "reserved",
+            "dcgm_pod_uid": "on",
             "collectors": "/c.csv",
             "dcgm_names": "4.9",
             "hostname_label": "node_name",
@@ -106,6 +125,17 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         node_name="n1",
         proc_root=Path("/host/proc"),
         pod_log_root=Path("/host/pods"),
+        workload_manager="slurm",
+        job_mapping_dir=Path("/jobs"),
+        kube_metadata=False,
+        kubeconfig=Path("/kubeconfig"),
+        kube_start_jitter_seconds=5.0,
+        team_keys=("squad", "example.com/team"),
+        namespace_teams=False,
+        pod_labels=("app", "tier"),
+        pod_annotations=("note",),
+        reservation_namespaces=("reserved",),
+        dcgm_pod_uid=True,
         collectors=Path("/c.csv"),
         dcgm_names="4.9",
         hostname_label="node_name",
@@ -120,7 +150,31 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         simulate="demo",
         log_format="json",
         log_level="debug",
+        warnings=tuple(
+            f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", "pod-labels", "pod-annotations")
+        ),
     )
+
+
+def test_a_simulated_node_has_an_api_unless_it_is_switched_off() -> None:
+    assert settle({"simulate": "demo"}).kube_metadata is True
+    assert settle({"simulate": "demo"}, {"GPU_COST_EXPORTER_KUBE_METADATA": "off"}).kube_metadata is False
+    assert settle({"simulate": "demo", "kube_metadata": "off"}).kube_metadata is False
+    assert settle({}).kube_metadata is False
+
+
+def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_refused(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    assert settle({"job_mapping_dir": "/jobs"}).warnings == (
+        "job-mapping-dir: read only with workload-manager slurm; not used",
+    )
+    many = ",".join(f"key-{number}" for number in range(11))
+    problems = mistakes({"kube_metadata": "on", "workload_manager": "slurm", "pod_labels": many, "kubeconfig": missing})
+    told = " | ".join(problems)
+    assert "the workload-manager is slurm" in told
+    assert "pod-labels: names 11 keys; allowed: at most 10" in told
+    assert f"kubeconfig: cannot read {missing}" in told
+    assert "job-mapping-dir" in " ".join(mistakes({"workload_manager": "slurm", "job_mapping_dir": missing}))
 
 
 def test_flags_win_over_environment_over_dcgm_exporter_over_file_over_default(tmp_path: Path) -> None:
@@ -208,6 +262,7 @@ def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) 
             "DCGM_POD_RESOURCES_KUBELET_SOCKET": "/k/kubelet.sock",
             "NVIDIA_RESOURCE_NAMES": "nvidia.com/a100, nvidia.com/gpu",
             "DCGM_EXPORTER_KUBERNETES": "false",
+            "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID": "true",
             "NODE_NAME": "node-7",
             "DCGM_EXPORTER_LOG_FORMAT": "json",
         },
@@ -216,7 +271,8 @@ def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) 
     assert config.sample_interval_seconds == 10.0
     assert config.collectors == collectors
     assert config.kubelet_socket == "/k/kubelet.sock"
-    assert config.gpu_resources == ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "nvidia.com/a100")
+    assert config.gpu_resources == (*DEFAULT_RESOURCES, "nvidia.com/a100")
+    assert config.dcgm_pod_uid is True
     assert config.attribution is False
     assert config.node_name == "node-7"
     assert config.log_format == "json"

@@ -13,6 +13,8 @@ from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
 from exporter.errors import ConfigError
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
+MOST_EXPORTED_KEYS = 10
+EXPORTED_KEYS = ("pod-labels", "pod-annotations")
 _Values = dict[str, Any]  # by option key; each value was made by its option's kind
 
 
@@ -35,6 +37,7 @@ def load_agent(
     from_dcgm, warnings = dcgm_env.translate(environ)
     from_file, file_path = _read_file(given.get("config") or environ.get(CONFIG_ENV), problems)
     values: _Values = {}
+    stated: set[str] = set()
     for option in OPTIONS:
         candidates: list[tuple[str, str | tuple[str, ...]]] = []
         if option.key in given:
@@ -47,9 +50,12 @@ def load_agent(
             entry = from_file[option.key]
             candidates.append((f"{file_path}:{entry.line}", entry.raw))
         values[option.key] = _settle(option, candidates, problems)
+        stated.update(option.key for _ in candidates)
+    if values["simulate"] and "kube-metadata" not in stated:
+        values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
     _add_resources(values, environ, problems)
     _check_together(values, problems)
-    warnings += _unknown_variables(environ)
+    warnings += _unknown_variables(environ) + _without_effect(values)
     if check_paths:
         problems += paths.problems(values)
     if problems:
@@ -119,6 +125,29 @@ def _check_together(values: _Values, problems: list[str]) -> None:
             f"attribution-expiry: {expiry:g}s is less than twice the kubelet-interval, {interval:g}s, so that"
             f" allocation would be unknown between two answers; allowed: {2 * interval:g}s or more"
         )
+    manager = values["workload-manager"]
+    if values["kube-metadata"] and manager not in {"kubernetes", None}:
+        problems.append(
+            f"kube-metadata: is on, and the workload-manager is {manager}, whose jobs Kubernetes does not know;"
+            " allowed: one of the two"
+        )
+    problems += [
+        f"{key}: names {len(values[key])} keys; allowed: at most {MOST_EXPORTED_KEYS}"
+        for key in EXPORTED_KEYS
+        if len(values[key] or ()) > MOST_EXPORTED_KEYS
+    ]
+
+
+def _without_effect(values: _Values) -> list[str]:
+    """What was given and is not looked at, as something else is not switched on."""
+    warnings: list[str] = []
+    if values["job-mapping-dir"] and values["workload-manager"] == "kubernetes":
+        warnings.append("job-mapping-dir: read only with workload-manager slurm; not used")
+    if not values["kube-metadata"]:
+        warnings += [
+            f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *EXPORTED_KEYS) if values[key]
+        ]
+    return warnings
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:

@@ -160,6 +160,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.SWITCH,
         default="off",
         group=OWN,
+        default_note="off; on for a simulated node",
         help="Ask the Kubernetes API for the metadata of this node's pods: workloads, teams, queues, DRA, fractions.",
     ),
     Option(

@@ -33,8 +33,21 @@ def problems(values: Mapping[str, Any]) -> list[str]:
         problem = kubelet_socket_problem(Path(values["kubelet-socket"]))
         if problem:
             found.append(problem)
+    found += _whose(values)
     if values["proc-root"] and not os.path.isdir(values["proc-root"]):  # noqa: PTH112 - Path's raises where it may not look
         found.append(f"proc-root: {values['proc-root']} is not a directory; allowed: where the host's /proc is mounted")
+    return found
+
+
+def _whose(values: Mapping[str, Any]) -> list[str]:
+    """What tells whose a device is, besides the kubelet."""
+    found: list[str] = []
+    if values["kube-metadata"] and values["kubeconfig"] and not os.access(values["kubeconfig"], os.R_OK):
+        found.append(f"kubeconfig: cannot read {values['kubeconfig']}; allowed: a kubeconfig file, or none in a pod")
+    if values["job-mapping-dir"] and values["workload-manager"] == "slurm":
+        directory = values["job-mapping-dir"]
+        if not os.path.isdir(directory):  # noqa: PTH112 - as below
+            found.append(f"job-mapping-dir: {directory} is not a directory; allowed: where Slurm's prolog writes it")
     return found
 
 
