@@ -49,6 +49,7 @@ GPUS = st.builds(
     mig_enabled=st.booleans(),
     compute_slices=st.integers(0, 8),
     memory_slices=st.integers(0, 8),
+    memory_total_bytes=st.one_of(st.none(), COUNT),
     labels=st.dictionaries(st.sampled_from(Field), TEXT, max_size=3),
 )
 
@@ -65,6 +66,8 @@ def gpu_readings(draw: st.DrawFn) -> GpuReading:
         profile=TEXT,
         compute_slices=st.integers(1, 7),
         memory_slices=st.integers(1, 8),
+        profile_id=st.one_of(st.none(), st.integers(0, 30)),
+        placement_start=st.one_of(st.none(), st.integers(0, 8)),
     )
     return GpuReading(
         gpu=gpu,

@@ -53,6 +53,7 @@ def read(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is whatever
         mig_enabled=shape.enabled,
         compute_slices=shape.compute_slices,
         memory_slices=shape.memory_slices,
+        memory_total_bytes=_optional(_memory_total, handle) or None,
         labels=_labels(handle),
     )
 
@@ -64,6 +65,10 @@ def _optional(call: Callable[[Any], Any], handle: Any) -> int | None:  # noqa: A
         if driver.code_of(error) == driver.GPU_IS_LOST or driver.code_of(error) in driver.DRIVER_GONE:
             raise
         return None
+
+
+def _memory_total(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
 def _bus_id(handle: Any) -> str:  # noqa: ANN401 - a handle is whatever pynvml gave

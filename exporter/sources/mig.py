@@ -99,7 +99,7 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> tuple[Found, ...]:  #
     result = []
     for one in _handles(handle):
         try:
-            result.append(_describe(one, parent_uuid, of))
+            result.append(_describe(handle, one, parent_uuid, of))
         except pynvml.NVMLError as error:
             _reraise_fatal(error)
     return tuple(result)
@@ -129,7 +129,7 @@ def _handles(handle: Any) -> list[Any]:  # noqa: ANN401 - a handle is whatever p
     return found
 
 
-def _describe(handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - a handle is whatever pynvml gave
+def _describe(parent: Any, handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - handles are whatever pynvml gave
     uuid = str(pynvml.nvmlDeviceGetUUID(handle))
     old = _OLD_UUID.match(uuid)
     gpu_instance = int(old["gpu_instance"]) if old else int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
@@ -147,6 +147,7 @@ def _describe(handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN40
         )
     # Rounded: an instance has a little less memory than its slices, for the driver keeps some.
     parts = round(of.memory_slices * attributes.memorySizeMB / of.memory_mib) if of.memory_mib else 0
+    profile_id, placement_start = _placement(parent, gpu_instance)
     return Found(
         instance=MigInstance(
             uuid=uuid,
@@ -156,10 +157,22 @@ def _describe(handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN40
             profile=profile,
             compute_slices=compute_slices,
             memory_slices=max(1, parts),
+            profile_id=profile_id,
+            placement_start=placement_start,
         ),
         handle=handle,
         gpu_instance_slices=instance_slices,
     )
+
+
+def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:  # noqa: ANN401 - as _describe
+    """Give a GPU instance's profile number and first memory slice; not every user may ask for them."""
+    try:
+        info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(parent, gpu_instance))
+    except pynvml.NVMLError as error:
+        _reraise_fatal(error)
+        return None, None
+    return int(info.profileId), int(info.placement.start)
 
 
 def _reraise_unless_not_offered(error: pynvml.NVMLError) -> None:

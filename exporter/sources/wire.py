@@ -105,6 +105,7 @@ def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
         "bus": gpu.pci_bus_id,
         "mig": gpu.mig_enabled,
         "slices": [gpu.compute_slices, gpu.memory_slices],
+        "memory": gpu.memory_total_bytes,
         "labels": dict(gpu.labels),
         "state": reading.state,
         "reason": reading.reason,
@@ -127,6 +128,7 @@ def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
             mig_enabled=bool(row["mig"]),
             compute_slices=int(compute_slices),
             memory_slices=int(memory_slices),
+            memory_total_bytes=_optional_int(row["memory"]),
             labels={_FIELDS[key]: _text(value) for key, value in row["labels"].items()},
         ),
         state=DeviceState(row["state"]),
@@ -140,11 +142,13 @@ def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
 def _instance_out(reading: MigReading) -> list[Any]:
     one = reading.instance
     identity = [one.uuid, one.gpu_instance_id, one.compute_instance_id, one.profile]
-    return [*identity, one.compute_slices, one.memory_slices, dict(reading.values), _processes_out(reading.processes)]
+    place = [one.compute_slices, one.memory_slices, one.profile_id, one.placement_start]
+    return [*identity, *place, dict(reading.values), _processes_out(reading.processes)]
 
 
 def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
-    uuid, gpu_instance_id, compute_instance_id, profile, compute_slices, memory_slices, values, processes = row
+    uuid, gpu_instance_id, compute_instance_id, profile, *place, values, processes = row
+    compute_slices, memory_slices, profile_id, placement_start = place
     return MigReading(
         instance=MigInstance(
             uuid=_text(uuid),
@@ -154,6 +158,8 @@ def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
             profile=_text(profile),
             compute_slices=int(compute_slices),
             memory_slices=int(memory_slices),
+            profile_id=_optional_int(profile_id),
+            placement_start=_optional_int(placement_start),
         ),
         values=_values_in(values),
         processes=_processes_in(processes),
