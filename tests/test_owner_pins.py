@@ -1,0 +1,148 @@
+"""Who is charged: one pod, one owner, whenever metadata comes, goes or changes its mind."""
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+from metering_support import H100, gpu, holder
+
+from exporter.accounting.ledger import Ledger
+from exporter.accounting.usage import Meter
+from exporter.agent.owners import PATIENCE_SECONDS, Owners
+from exporter.model import Account, AllocationState, DeviceView, Owner, PodFacts, PodUse, ShareMode
+
+JOB = Owner(namespace="ml", kind="Job", name="train", team="vision")
+OTHER_TEAM = Owner(namespace="ml", kind="Job", name="train", team="speech")
+WAITS = Owner(namespace="ml", kind="Pod", name="a", provisional=True)
+ITSELF = Owner(namespace="ml", kind="Pod", name="a")
+
+
+def held(uid: str | None = None) -> DeviceView:
+    pods = (PodUse(holder=holder("a", uid=uid), age_seconds=0.0),)
+    return DeviceView(gpu=gpu(), allocation=AllocationState.ALLOCATED, pods=pods)
+
+
+class Told:
+    """What the API says at the moment."""
+
+    def __init__(self, owners: Mapping[str, Owner] | None = None) -> None:
+        self.owners = dict(owners or {})
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        owner = self.owners.get(pod)
+        return PodFacts(owner=owner, queue="gold") if owner and namespace == owner.namespace else None
+
+
+def test_without_metadata_the_namespace_pays() -> None:
+    assert Owners().owner_of(holder("a")) == Owner(namespace="ml")
+    assert Owners().facts(holder("a")) is None
+
+
+def test_a_pod_keeps_the_owner_that_it_was_first_known_by_and_another_pod_of_its_name_has_its_own() -> None:
+    told = Told({"a": JOB})
+    owners = Owners(tenancy=told)
+    first, second = holder("a", uid="1"), holder("a", uid="2")
+    assert owners.owner_of(first) == JOB
+    told.owners["a"] = OTHER_TEAM
+    assert owners.owner_of(first) == JOB
+    facts = owners.facts(first)
+    assert facts is not None
+    assert (facts.owner, facts.queue) == (JOB, "gold")
+    del told.owners["a"]
+    assert owners.owner_of(first) == JOB
+    told.owners["a"] = OTHER_TEAM
+    assert owners.owner_of(second) == OTHER_TEAM
+
+
+def test_an_owner_outlives_the_agent_with_what_was_held() -> None:
+    told = Told({"a": JOB})
+    owners = Owners(tenancy=told)
+    meter = Meter(1.0, owners.owner_of)
+    meter.add((held(uid="1"),), 0.0)
+    told.owners["a"] = OTHER_TEAM
+    after = Owners(tenancy=told)
+    after.restore(meter.slots())
+    assert after.owner_of(holder("a", uid="1")) == JOB
+    assert after.owner_of(holder("a", uid="2")) == OTHER_TEAM
+
+
+def test_a_namespace_that_paid_for_want_of_metadata_is_no_owner_to_be_kept() -> None:
+    meter = Meter(1.0, Owners().owner_of)
+    meter.add((held(uid="1"),), 0.0)
+    after = Owners(tenancy=Told({"a": JOB}))
+    after.restore(meter.slots())
+    assert after.owner_of(holder("a", uid="1")) == JOB
+
+
+def metered(owners: Owners, ledger: Ledger, meter: Meter, seconds: range) -> None:
+    for second in seconds:
+        ledger.charge(meter.add((held(),), float(second)), {}, float(second))
+        ledger.settle(owners.settled, float(second))
+
+
+def seconds_of(ledger: Ledger, owner: Owner, now: float) -> float | None:
+    account = Account(owner=owner, model=H100, mode=ShareMode.EXCLUSIVE)
+    totals = ledger.view(now).accounts.get(account)
+    return totals.allocated_seconds if totals else None
+
+
+def test_what_a_pod_had_before_its_owner_was_known_is_its_owners() -> None:
+    told = Told()
+    owners, ledger = Owners(tenancy=told), Ledger(birth_seconds=0.0)
+    meter = Meter(1.0, owners.owner_of)
+    metered(owners, ledger, meter, range(11))
+    waiting = ledger.view(10.0)
+    assert waiting.accounts == {}
+    assert (waiting.withheld_seconds, waiting.capacity_seconds) == (10.0, 10.0)
+
+    restarted = Ledger.load(ledger.dump(), birth_seconds=0.0)
+    told.owners["a"] = JOB
+    metered(owners, restarted, meter, range(11, 21))
+    assert seconds_of(restarted, JOB, 20.0) == 20.0
+    assert restarted.view(20.0).withheld_seconds == 0.0
+    assert len(restarted.view(20.0).accounts) == 1
+
+
+def test_a_pod_of_which_nothing_is_ever_known_pays_for_itself() -> None:
+    owners, ledger = Owners(tenancy=Told()), Ledger(birth_seconds=0.0)
+    meter = Meter(1.0, owners.owner_of)
+    metered(owners, ledger, meter, range(11))
+    late = round(PATIENCE_SECONDS) + 2
+    metered(owners, ledger, meter, range(late, late + 5))
+    shown = seconds_of(ledger, ITSELF, late + 4.0)
+    assert shown == ledger.view(late + 4.0).capacity_seconds - unattributed(ledger, late + 4.0)
+    assert owners.owner_of(holder("a")) == ITSELF
+
+
+def unattributed(ledger: Ledger, now: float) -> float:
+    return sum(
+        totals.allocated_seconds
+        for account, totals in ledger.view(now).accounts.items()
+        if account.owner.kind == "Unattributed"
+    )
+
+
+@given(steps=st.lists(st.sampled_from(["tell", "forget", "retell", "tick", "restart"]), max_size=30))
+def test_whatever_the_api_does_every_second_is_entered_once_and_on_one_owner(steps: list[str]) -> None:
+    told = Told()
+    owners, ledger = Owners(tenancy=told), Ledger(birth_seconds=0.0)
+    meter = Meter(1.0, owners.owner_of)
+    now = 0
+    for step in [*steps, "tick"]:
+        if step == "restart":
+            slots = meter.slots()
+            ledger = Ledger.load(ledger.dump(), birth_seconds=0.0)
+            owners = Owners(tenancy=told)
+            owners.restore(slots)
+            meter = Meter(1.0, owners.owner_of)
+            meter.resume(slots, float(now))
+        elif step == "tick":
+            now += 1
+        else:
+            told.owners = {"tell": {"a": JOB}, "forget": {}, "retell": {"a": OTHER_TEAM}}[step]
+        metered(owners, ledger, meter, range(now, now + 1))
+    shown = ledger.view(float(now))
+    known = [account.owner for account in shown.accounts]
+    assert len(known) <= 1
+    total = sum(totals.allocated_seconds for totals in shown.accounts.values()) + shown.withheld_seconds
+    assert total == shown.capacity_seconds
