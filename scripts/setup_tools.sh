@@ -42,7 +42,8 @@ apt_unpack() {
   dpkg -x "$tools/packages/$1"_*.deb "$tools/root"
 }
 
-link() { ln -sf "../root/usr/bin/$1" "$tools/bin/$1"; }
+# link PROGRAM [FOLDER]: FOLDER is where its package has it, usr/bin unless told otherwise.
+link() { ln -sf "../root/${2:-usr/bin}/$1" "$tools/bin/$1"; }
 
 make_venv() {
   local python=$1
@@ -68,7 +69,19 @@ demo_tools() {
   fi
 }
 
+# A real container runtime, unpacked only: no service of it is started or left behind.
+container_tools() {
+  if ! have containerd || ! have ctr || ! have containerd-shim-runc-v2; then
+    if apt_unpack containerd; then link containerd; link ctr; link containerd-shim-runc-v2; else skipped=1; fi
+  fi
+  have runc || { apt_unpack runc && link runc usr/sbin; } || skipped=1
+  if have runc && ! runc --version >/dev/null 2>&1; then apt_install libseccomp2 || skipped=1; fi
+  # One on the system may need libraries, which the test's container has not.
+  [ -x "$tools/bin/busybox" ] || { apt_unpack busybox-static && link busybox bin; } || skipped=1
+}
+
 test_tools() {
+  container_tools
   have chromium || have chromium-browser || have google-chrome || apt_install chromium || skipped=1
   have cc || apt_install gcc libc6-dev || skipped=1
   if ! have kubectl && ! have kustomize; then
