@@ -173,6 +173,12 @@ def _add_report(parser: _Parser) -> None:
     parser.add_argument(
         "--format", choices=("table", "csv", "json"), default="table", help="form of the report [default: table]"
     )
+    parser.add_argument(
+        "--by",
+        choices=("owner", "namespace", "team", "model"),
+        default="owner",
+        help="what lines are summed by; owner: a line per owner, model and mode [default: owner]",
+    )
 
 
 def _unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace) -> tuple[str, ...]:
@@ -319,7 +325,7 @@ def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     base = report.base_address(namespace.agent)
     read = report.read(report.fetch(base), base)
     with _stdout() as stream:
-        report.write(read, namespace.format, stream)
+        report.write(read, namespace.format, stream, namespace.by)
     return 0
 
 

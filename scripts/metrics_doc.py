@@ -23,9 +23,13 @@ OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no 
 LABELS = """\
 Labels of every device series: {device}.
 `gpu` is the index, `uuid` that of the GPU or MIG instance; `gpu_instance` and `mig_profile` are there on MIG instances
-only. Pod series add {pod}; `pod_uid` only where it is known. Owner series have {owner}; what is not known of an owner
-is absent. `workload_kind` is the workload's, or one of ours: `Unallocated` (nobody held it), `Unattributed` (it is not
-known who held it), `Other` (ended owners, where there are more than 2,000).
+only. Pod series add {pod}; `pod_uid` and `container_name` only where they are known. Owner series have {owner}; what is
+not known of an owner is absent. `workload_kind` is the workload's, or one of ours: `Unallocated` (nobody held it),
+`Unattributed` (it is not known who held it), `Other` (ended owners, where there are more than 2,000).
+
+`gpu_pod_info` says whose a pod is in the ledger's words: join other pod series to it on the pod labels. Without
+`--kube-metadata on`, and until a pod's workload is known, `workload_namespace` is all. Labels and annotations that
+`--pod-labels` and `--pod-annotations` allow stand on `gpu_pod_info` alone, as `label_<key>` and `annotation_<key>`.
 None of these collides with a target label of Prometheus, so `honorLabels` makes no difference. The tables list the
 labels that a metric has beside those.
 
@@ -46,7 +50,7 @@ the unit.
 
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
 then `Hostname` (`hostname` with 4.9 names; `--hostname-label` decides), the label rows, and where one container holds
-the whole device `container`, `namespace`, `pod`.
+the whole device `container` (where it is known), `namespace`, `pod`, and on request (`--dcgm-pod-uid`) `pod_uid`.
 
 What differs from dcgm-exporter, on purpose:
 
@@ -99,11 +103,12 @@ def _level(metric: catalog.Metric) -> str:
 
 
 def _own(title: str, metrics: Iterable[catalog.Metric]) -> str:
-    usual = {*catalog.DEVICE_LABELS, *catalog.POD_LABELS, *catalog.OWNER_LABELS}
+    levels = ((*catalog.DEVICE_LABELS, *catalog.POD_LABELS), catalog.DEVICE_LABELS, catalog.OWNER_LABELS)
     rows = []
     for metric in metrics:
-        whole = any(set(level) <= set(metric.labels) for level in (catalog.DEVICE_LABELS, catalog.OWNER_LABELS))
-        more = [label for label in metric.labels if not (whole and label in usual)]
+        usual = next((level for level in levels if set(level) <= set(metric.labels)), ())
+        more = [label for label in metric.labels if label not in usual]
+        more += [f"{prefix}*" for prefix in metric.prefixes]
         rows.append((f"`{metric.name}`", metric.kind, _code(more), metric.help))
     return _table(f"### {title}", ("Metric", "Type", "Labels", "Meaning"), rows)
 

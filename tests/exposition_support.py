@@ -15,8 +15,10 @@ from exporter.model import (
     LedgerView,
     MigInstance,
     Money,
+    NodeFacts,
     Owner,
     PodAccount,
+    PodFacts,
     PodUse,
     Price,
     ShareMode,
@@ -110,6 +112,16 @@ def holder(pod: str, device_uuid: str, mode: ShareMode = ShareMode.EXCLUSIVE, *,
     )
 
 
+FACTS = PodFacts(
+    owner=Owner(namespace="vision", kind="Job", name="resnet", team="perception"),
+    queue="research",
+    workload_class="batch",
+    opt_out_until_seconds=1_760_003_600.0,
+    exported=(("annotation_cost_code", "4711"), ("label_app", "resnet")),
+    problems=("bad_class",),
+)
+
+
 def exclusive(index: int = 0) -> DeviceView:
     device = gpu(index)
     return DeviceView(
@@ -124,6 +136,7 @@ def exclusive(index: int = 0) -> DeviceView:
                 activity=Activity(ratio=0.8732, source=ActivitySource.ENGINE),
                 idle_for_seconds=0.0,
                 memory_used_bytes=42_000_000_000,
+                facts=FACTS,
             ),
         ),
         xids={31: 2, 94: 1},
@@ -247,6 +260,14 @@ def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snap
         sources=(SourceStatus(name="nvml", state=SourceState.UP, restarts=1),),
         attribution_known=True,
         attribution_at_seconds=at_seconds - 2,
+        advertised_devices=4,
+        allocated_devices=3,
+        metadata_enabled=True,
+        metadata_known=True,
+        metadata_at_seconds=at_seconds - 20,
+        node_facts=NodeFacts(
+            instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1", gpu_product="NVIDIA-H100-80GB-HBM3"
+        ),
         unresolved=(
             Unresolved(
                 namespace="lab",

@@ -7,6 +7,7 @@ from exporter.exposition import catalog
 from exporter.exposition.collector import ExpositionOptions, families
 from exporter.exposition.family import Kind
 from exporter.exposition.process import ProcessMetrics
+from exporter.exposition.tenants import EXPORTED_PREFIXES
 from exporter.model import AllocationState, DeviceView, Field, Snapshot
 
 
@@ -33,10 +34,13 @@ def test_what_is_shown_is_what_the_catalogue_says_and_all_of_it() -> None:
     for family in page:
         metric = catalog.BY_NAME[family.name]
         assert (family.kind, family.help) == (metric.kind, metric.help)
-        seen = {label for sample in family.samples for label, _ in sample.labels.pairs}
+        listed = [[label for label, _ in sample.labels.pairs] for sample in family.samples]
+        if metric.prefixes:
+            assert any(label.startswith(metric.prefixes) for order in listed for label in order), family.name
+            listed = [[label for label in order if not label.startswith(metric.prefixes)] for order in listed]
+        seen = {label for order in listed for label in order}
         assert seen <= set(metric.labels), family.name
-        for sample in family.samples:
-            order = [label for label, _ in sample.labels.pairs]
+        for order in listed:
             assert order == [label for label in metric.labels if label in order], family.name
         unused = set(metric.labels) - seen - {"gpu_instance", "mig_profile"}
         assert not unused, family.name
@@ -52,3 +56,8 @@ def test_an_unallocated_device_says_so_without_any_pod_series() -> None:
     view = DeviceView(gpu=exclusive().gpu, allocation=AllocationState.UNALLOCATED)
     empty = dataclasses.replace(snapshot(view), unresolved=(), ledger=None)
     assert not [family.name for family in families(empty, ExpositionOptions()) if family.name.startswith("gpu_pod_")]
+
+
+def test_no_label_of_ours_can_be_taken_for_one_of_a_pods_own() -> None:
+    ours = {label for metric in catalog.ALL for label in metric.labels}
+    assert not [label for label in ours if label.startswith(EXPORTED_PREFIXES)]

@@ -122,7 +122,7 @@ def test_before_the_first_reading_was_metered_there_is_no_ledger_on_the_page() -
 
 def test_pods_beyond_the_series_limit_are_left_out_whole_and_counted_but_owners_never() -> None:
     view = snapshot(exclusive())
-    gauges, counters = 6, 6
+    gauges, counters = 7, 6
     options = ExpositionOptions(series_limit=gauges + counters)
     assert len(rows(view, "gpu_pod_allocated_seconds_total", options)) == 1
     assert rows(view, "gpu_exporter_dropped_series_total", options)[0][1] == 4

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from exporter.model import Activity, DeviceView, Field, PodUse, Price, Snapshot, SourceStatus
+from exporter.exposition.tenants import alerts_off_until_seconds, owner_of
+from exporter.model import Activity, DeviceView, Field, NodeFacts, PodUse, Price, Snapshot, SourceStatus
 
 API_VERSION = 1
 _MIB = 1024 * 1024
@@ -29,12 +30,21 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "driver_version": snapshot.driver_version,
         "nvml_version": snapshot.nvml_version,
         "expected_devices": snapshot.expected_devices,
+        "advertised_devices": snapshot.advertised_devices,
+        "allocated_devices": snapshot.allocated_devices,
+        "node_facts": _node_facts(snapshot.node_facts),
         "sources": [_source(source) for source in snapshot.sources],
         "attribution": {
             "enabled": snapshot.attribution_enabled,
             "known": snapshot.attribution_known,
             "answered_at_seconds": snapshot.attribution_at_seconds,
             "problem": snapshot.attribution_problem or None,
+        },
+        "metadata": {
+            "enabled": snapshot.metadata_enabled,
+            "known": snapshot.metadata_known,
+            "answered_at_seconds": snapshot.metadata_at_seconds,
+            "problem": snapshot.metadata_problem or None,
         },
         "devices": [_device(view, snapshot.prices.get(view.gpu.uuid)) for view in snapshot.devices],
         "unresolved": [
@@ -55,6 +65,15 @@ def mebibytes(values: Mapping[Field, int | float], field: Field) -> int | None:
     """Bytes of a field that is carried in MiB; ``None`` where it was not measured."""
     value = values.get(field)
     return None if value is None else round(value * _MIB)
+
+
+def _node_facts(facts: NodeFacts) -> dict[str, str | None]:
+    return {
+        "instance_type": facts.instance_type or None,
+        "capacity_type": facts.capacity_type or None,
+        "region": facts.region or None,
+        "gpu_product": facts.gpu_product or None,
+    }
 
 
 def _source(source: SourceStatus) -> dict[str, Any]:
@@ -119,7 +138,7 @@ def _holder(use: PodUse) -> dict[str, Any]:
     return {
         "namespace": holder.namespace,
         "pod": holder.pod,
-        "container": holder.container,
+        "container": holder.container or None,
         "pod_uid": holder.pod_uid,
         "mode": holder.mode.value,
         "resource": holder.resource,
@@ -132,4 +151,20 @@ def _holder(use: PodUse) -> dict[str, Any]:
         **_activity(use.activity),
         "idle_for_seconds": use.idle_for_seconds,
         "memory_used_bytes": use.memory_used_bytes,
+        **_whose(use),
+    }
+
+
+def _whose(use: PodUse) -> dict[str, Any]:
+    facts, owner = use.facts, owner_of(use)
+    return {
+        "owner_namespace": owner.namespace or None,
+        "owner_kind": owner.kind or None,
+        "owner_name": owner.name or None,
+        "team": owner.team or None,
+        "queue": facts.queue or None if facts else None,
+        "workload_class": facts.workload_class or None if facts else None,
+        "alerts_off_until_seconds": alerts_off_until_seconds(facts),
+        "exported": dict(facts.exported) if facts else None,
+        "metadata_problems": list(facts.problems) if facts else None,
     }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from exporter.exposition.family import Kind
+from exporter.exposition.tenants import EXPORTED_PREFIXES
 
 _GAUGE = Kind.GAUGE
 _COUNTER = Kind.COUNTER
@@ -23,14 +24,16 @@ class Metric:
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    """Of labels that come behind those, by allow-list: the pods' own."""
 
 
 def _device(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
     return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *labels))
 
 
-def _pod(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
-    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *POD_LABELS, *labels))
+def _pod(name: str, text: str, *labels: str, kind: Kind = _GAUGE, prefixes: tuple[str, ...] = ()) -> Metric:
+    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *POD_LABELS, *labels), prefixes=prefixes)
 
 
 def _owner(name: str, text: str, *labels: str) -> Metric:
@@ -53,9 +56,20 @@ GPU_INFO = _device(
 GPU_UP = _device("gpu_up", "1 while a physical GPU answers its driver, 0 while it is lost, missing or needs a reset.")
 GPU_DEVICES = _own(
     "gpu_devices",
-    "Physical GPUs of the node: state present (enumerated and not lost) and expected (advertised by the kubelet).",
+    "Physical GPUs of the node by state: present (enumerated and not lost), expected, advertised (healthy for the "
+    "kubelet), allocated (held by somebody, seen by the driver or not). Absent where it cannot be told.",
     "node",
     "state",
+)
+GPU_NODE_INFO = _own(
+    "gpu_node_info",
+    "What prices go by, from the node's labels or from flags; 1, and absent where nothing is known. gpu_product is the "
+    "label's word; the driver's is model.",
+    "node",
+    "instance_type",
+    "capacity_type",
+    "region",
+    "gpu_product",
 )
 GPU_ALLOCATION_STATE = _device(
     "gpu_allocation_state",
@@ -142,12 +156,25 @@ GPU_HOURLY_PRICE = _device(
 
 GPU_POD_INFO = _pod(
     "gpu_pod_info",
-    "A container that holds a device; always 1. share_mode: exclusive, mig, shared; attribution_source: device-plugin "
-    "or dra; share_estimated: true where the number of replicas is not known for sure.",
+    "A container that holds a device, and whose it is; always 1. share_mode: exclusive, mig, shared; "
+    "attribution_source: device-plugin, dra, annotation, job-mapping, process; share_estimated: true where the number "
+    "of replicas is not known for sure.",
     "resource",
     "share_mode",
     "attribution_source",
     "share_estimated",
+    "workload_namespace",
+    "workload_kind",
+    "workload_name",
+    "team",
+    "queue",
+    "workload_class",
+    prefixes=EXPORTED_PREFIXES,
+)
+GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _pod(
+    "gpu_pod_alerts_off_until_timestamp_seconds",
+    "Unix time until which waste alerts leave the pod alone, as its annotation has it, in seconds; 253402300799 (the "
+    "end of the year 9999) is for good.",
 )
 GPU_POD_SHARE_RATIO = _pod(
     "gpu_pod_share_ratio", "The holder's part of the physical GPU, 0-1; parts of one GPU never sum to more than 1."
@@ -247,7 +274,9 @@ GPU_LEDGER_UNPRICED_SECONDS_TOTAL = _owner(
 BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its Python; always 1.", "version", "python")
 SIMULATED = _own("gpu_exporter_simulated", "1 where every GPU and pod on this page is simulated, else 0.")
 SOURCE_UP = _own(
-    "gpu_exporter_source_up", "1 while a source of readings (nvml, dcgm) or of attribution (kubelet) works.", "source"
+    "gpu_exporter_source_up",
+    "1 while a source of readings (nvml, dcgm), of attribution (kubelet) or of owners (kubernetes-api) works.",
+    "source",
 )
 ERRORS_TOTAL = _own(
     "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason", kind=_COUNTER
@@ -266,6 +295,15 @@ SAMPLE_TIMESTAMP_SECONDS = _own(
 )
 ATTRIBUTION_TIMESTAMP_SECONDS = _own(
     "gpu_exporter_attribution_timestamp_seconds", "Unix time of the kubelet's last good answer, in seconds."
+)
+METADATA_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_metadata_timestamp_seconds",
+    "Unix time of the Kubernetes API's last sign of life (a list, an event, a bookmark), in seconds.",
+)
+POD_METADATA_PROBLEMS = _own(
+    "gpu_exporter_pod_metadata_problems",
+    "Pods that hold a device and whose own labels or annotations could not be understood, by reason.",
+    "reason",
 )
 WORKER_RESTARTS_TOTAL = _own(
     "gpu_exporter_worker_restarts_total",
@@ -292,8 +330,8 @@ LEDGER_CAPACITY_SECONDS_TOTAL = _own(
 )
 LEDGER_WITHHELD_SECONDS = _own(
     "gpu_exporter_ledger_withheld_seconds",
-    "GPU-seconds of owners that still stand at 0, being younger than 75 s, or that were folded, being too many; with "
-    "gpu_ledger_allocated_seconds_total they sum to gpu_exporter_ledger_capacity_seconds_total.",
+    "GPU-seconds of owners that still stand at 0 (younger than 75 s), are not known yet, or were folded, being too "
+    "many; with gpu_ledger_allocated_seconds_total they sum to gpu_exporter_ledger_capacity_seconds_total.",
 )
 LEDGER_START_TIMESTAMP_SECONDS = _own(
     "gpu_exporter_ledger_start_timestamp_seconds", "Unix time from which the ledger counts, in seconds."

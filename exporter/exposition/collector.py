@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import exporter
-from exporter.exposition import catalog, collectors_file, dcgm_collector, device_collector, ledger_collector
+from exporter.exposition import catalog, collectors_file, dcgm_collector, device_collector, ledger_collector, tenants
 from exporter.exposition.builder import Dropped, PageBuilder
 from exporter.exposition.collectors_file import Collectors, Row
 from exporter.exposition.dcgm_fields import Era
@@ -28,6 +28,8 @@ class ExpositionOptions:
     hostname_label: str = "Hostname"
     series_limit: int = 20_000
     """Most series of the pod level; a holder that does not fit whole is left out and counted."""
+    dcgm_pod_uid: bool = False
+    """Whether rows of the drop-in family that name a pod have its ``pod_uid`` too, where it is known."""
 
 
 def families(snapshot: Snapshot, options: ExpositionOptions) -> list[Family]:
@@ -41,7 +43,9 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     page.declare_all(catalog.ALL)
     room = device_collector.collect(page, snapshot, series_limit=options.series_limit)
     ledger_collector.collect(page, snapshot, series_limit=room)
-    dcgm_collector.collect(page, snapshot, _rows(options), hostname_label=options.hostname_label)
+    dcgm_collector.collect(
+        page, snapshot, _rows(options), hostname_label=options.hostname_label, with_pod_uid=options.dcgm_pod_uid
+    )
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)
     return page.families(), dropped
@@ -64,6 +68,9 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     if snapshot.attribution_enabled:
         well = snapshot.attribution_known and not snapshot.attribution_problem
         page.metric(catalog.SOURCE_UP, labels(("source", "kubelet")), int(well))
+    if snapshot.metadata_enabled:
+        well = snapshot.metadata_known and not snapshot.metadata_problem
+        page.metric(catalog.SOURCE_UP, labels(("source", "kubernetes-api")), int(well))
     for (part, reason), count in sorted(_errors(snapshot.errors, dropped.reasons).items()):
         page.metric(catalog.ERRORS_TOTAL, labels(("part", part), ("reason", reason)), count)
     page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, snapshot.sample_duration_seconds)
@@ -71,6 +78,9 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     page.metric(catalog.SNAPSHOT_TIMESTAMP_SECONDS, NO_LABELS, snapshot.taken_at_seconds)
     page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, snapshot.sample_at_seconds)
     page.metric(catalog.ATTRIBUTION_TIMESTAMP_SECONDS, NO_LABELS, snapshot.attribution_at_seconds)
+    page.metric(catalog.METADATA_TIMESTAMP_SECONDS, NO_LABELS, snapshot.metadata_at_seconds)
+    for reason, count in tenants.problems(snapshot).items():
+        page.metric(catalog.POD_METADATA_PROBLEMS, labels(("reason", reason)), count)
     page.metric(catalog.DROPPED_SERIES_TOTAL, NO_LABELS, dropped.series)
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from exporter.exposition import xid
 from exporter.exposition.builder import PageBuilder
@@ -13,7 +14,9 @@ _Pairs = list[tuple[str, str | None]]
 _Values = Mapping[Field, int | float]
 
 
-def collect(page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostname_label: str) -> None:
+def collect(
+    page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostname_label: str, with_pod_uid: bool
+) -> None:
     """Add the rows of every device that is up.
 
     A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
@@ -27,16 +30,17 @@ def collect(page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostn
         page.declare(row.name, row.kind, row.help)
     crowded = _crowded_instances(snapshot.devices)
     own = _own_values(snapshot.devices, {row.field.field for row in numbers if row.field.per_instance})
+    named = partial(_holder_labels, with_pod_uid=with_pod_uid)
     for view in snapshot.devices:
         if view.state is not DeviceState.UP:
             continue
         host = (hostname_label, snapshot.node)
         before = labels(*_identity(view, crowded), host, *_text_labels(view, snapshot, texts))
         holder = _exclusive(view.pods)
-        _device_rows(page, view, own[view.uuid], numbers, before, _holder_labels(holder) if holder else [])
+        _device_rows(page, view, own[view.uuid], numbers, before, named(holder) if holder else [])
         if holder is None:
             for use in view.pods:
-                _measured(page, numbers, use.values, before.plus(*_holder_labels(use)))
+                _measured(page, numbers, use.values, before.plus(*named(use)))
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
@@ -113,6 +117,7 @@ def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> _
     )
 
 
-def _holder_labels(use: PodUse) -> _Pairs:
+def _holder_labels(use: PodUse, *, with_pod_uid: bool) -> _Pairs:
     holder = use.holder
-    return [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
+    named: _Pairs = [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
+    return [*named, ("pod_uid", holder.pod_uid)] if with_pod_uid else named

@@ -7,7 +7,8 @@ from exporter.exposition import catalog
 from exporter.exposition.builder import PageBuilder
 from exporter.exposition.catalog import Metric
 from exporter.exposition.family import Labels, labels
-from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, Snapshot
+from exporter.exposition.tenants import alerts_off_until_seconds, exported_labels
+from exporter.model import AllocationState, DeviceState, DeviceView, Field, NodeFacts, PodUse, Snapshot
 
 _BYTES_PER_MIB = 1 << 20
 _NANOSECONDS = 1_000_000_000
@@ -151,13 +152,14 @@ def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
         ("container_name", holder.container),
         ("pod_uid", holder.pod_uid),
     )
-    info = plain.plus(
+    how = (
         ("resource", holder.resource),
         ("share_mode", holder.mode),
         ("attribution_source", holder.source),
         ("share_estimated", "true" if holder.share_estimated else "false"),
     )
-    yield catalog.GPU_POD_INFO, info, 1
+    yield catalog.GPU_POD_INFO, plain.plus(*how, *_whose(use)), 1
+    yield catalog.GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, plain, alerts_off_until_seconds(use.facts)
     yield catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio
     yield catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds
     if not up:
@@ -169,13 +171,48 @@ def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
     yield catalog.GPU_POD_MEMORY_USED_BYTES, plain, use.memory_used_bytes
 
 
+def _whose(use: PodUse) -> tuple[tuple[str, str], ...]:
+    """The owner, spelt as the ledger spells it, so that the two can be joined."""
+    facts = use.facts
+    if facts is None:
+        return (("workload_namespace", use.holder.namespace),)
+    owner = facts.owner
+    return (
+        ("workload_namespace", owner.namespace),
+        ("workload_kind", owner.kind),
+        ("workload_name", owner.name),
+        ("team", owner.team),
+        ("queue", facts.queue),
+        ("workload_class", facts.workload_class),
+        *exported_labels(facts.exported),
+    )
+
+
 def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
+    counts = {
+        "present": None if snapshot.sample_at_seconds is None else present(snapshot),
+        "expected": snapshot.expected_devices,
+        "advertised": snapshot.advertised_devices,
+        "allocated": snapshot.allocated_devices,
+    }
+    for state, count in counts.items():
+        page.metric(catalog.GPU_DEVICES, labels(("node", snapshot.node), ("state", state)), count)
+    facts = snapshot.node_facts
+    if facts != NodeFacts():
+        carried = labels(
+            ("node", snapshot.node),
+            ("instance_type", facts.instance_type),
+            ("capacity_type", facts.capacity_type),
+            ("region", facts.region),
+            ("gpu_product", facts.gpu_product),
+        )
+        page.metric(catalog.GPU_NODE_INFO, carried, 1)
+
+
+def present(snapshot: Snapshot) -> int:
+    """Physical GPUs that the driver enumerates and that have not fallen off the bus."""
     gone = {DeviceState.LOST, DeviceState.MISSING}
-    present = sum(1 for view in snapshot.devices if view.instance is None and view.state not in gone)
-    if snapshot.sample_at_seconds is not None:
-        page.metric(catalog.GPU_DEVICES, labels(("node", snapshot.node), ("state", "present")), present)
-    expected = labels(("node", snapshot.node), ("state", "expected"))
-    page.metric(catalog.GPU_DEVICES, expected, snapshot.expected_devices)
+    return sum(1 for view in snapshot.devices if view.instance is None and view.state not in gone)
 
 
 def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.exposition.ledger_collector import energy_joules
-from exporter.model import Account, Money, PodAccount, Price, Snapshot, Totals
+from exporter.model import Account, Money, Owner, PodAccount, Price, Snapshot, Totals
 
 API_VERSION = 1
 
@@ -40,7 +40,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "price_book": snapshot.price_book or None,
         "unpriced_gpus": snapshot.unpriced_gpus,
         "prices": _prices(snapshot),
-        "accounts": [{**account_keys(account), **totals_keys(totals)} for account, totals in accounts.items()],
+        "accounts": [{**_account(account), **totals_keys(totals)} for account, totals in accounts.items()],
         "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
     }
 
@@ -66,16 +66,19 @@ def price_keys(price: Price) -> dict[str, Any]:
     }
 
 
-def account_keys(account: Account) -> dict[str, Any]:
-    """How an account is spelt in JSON, in every document; ``None`` is not known."""
-    owner = account.owner
+def _account(account: Account) -> dict[str, Any]:
+    return account_keys(account.owner, account.model, account.mode.value)
+
+
+def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:
+    """How an account, or a sum over accounts, is spelt in JSON; ``None`` is not known, or summed over."""
     return {
         "owner_namespace": owner.namespace or None,
         "owner_kind": owner.kind or None,
         "owner_name": owner.name or None,
         "team": owner.team or None,
-        "model": account.model,
-        "mode": account.mode.value,
+        "model": model or None,
+        "mode": mode or None,
     }
 
 
@@ -83,7 +86,7 @@ def _pod(pod: PodAccount) -> dict[str, Any]:
     return {
         "namespace": pod.namespace,
         "pod": pod.pod,
-        "container": pod.container,
+        "container": pod.container or None,
         "pod_uid": pod.pod_uid,
         "device_uuid": pod.device_uuid,
         "gpu_uuid": pod.gpu_uuid,

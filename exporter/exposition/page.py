@@ -5,10 +5,13 @@ import hashlib
 from importlib.resources import files
 
 from exporter import __version__
+from exporter.exposition.device_collector import present
 from exporter.exposition.page_money import prices
-from exporter.exposition.page_summary import glance, tiles, waste
+from exporter.exposition.page_owners import owners
+from exporter.exposition.page_summary import glance, tiles
 from exporter.exposition.page_table import table
 from exporter.exposition.page_text import chip, duration, moment, text, words
+from exporter.exposition.page_waste import waste
 from exporter.model import Snapshot, SourceState, SourceStatus
 
 _STATIC = files("exporter.exposition") / "static"
@@ -60,8 +63,10 @@ def fragment(snapshot: Snapshot | None) -> str:
     simulated = (
         '<p class="simulated" role="note">SIMULATED NODE — nothing here is real</p>' if snapshot.simulated else ""
     )
-    upper = f"{_top(snapshot)}{_problems(snapshot)}{tiles(snapshot)}{waste(snapshot)}{glance(snapshot)}"
-    lower = f"{table(snapshot)}{_unresolved(snapshot)}{prices(snapshot)}{_foot(snapshot)}"
+    upper = (
+        f"{_top(snapshot)}{_hint(snapshot)}{_problems(snapshot)}{tiles(snapshot)}{waste(snapshot)}{glance(snapshot)}"
+    )
+    lower = f"{table(snapshot)}{owners(snapshot)}{_unresolved(snapshot)}{prices(snapshot)}{_foot(snapshot)}"
     return f'<main data-taken="{snapshot.taken_at_seconds:.3f}">{simulated}{upper}{lower}</main>'
 
 
@@ -74,8 +79,12 @@ def _top(snapshot: Snapshot) -> str:
         facts.append(f"driver {text(snapshot.driver_version)}")
     if snapshot.nvml_version:
         facts.append(f"NVML {text(snapshot.nvml_version)}")
+    node = snapshot.node_facts
+    facts += [text(fact) for fact in (node.instance_type, node.capacity_type, node.region) if fact]
     health = [f"<li>{_source_chip(source)}</li>" for source in snapshot.sources]
     health.append(f"<li>{_attribution_chip(snapshot)}</li>")
+    if snapshot.metadata_enabled:
+        health.append(f"<li>{_metadata_chip(snapshot)}</li>")
     return (
         '<header class="top"><div><p class="eyebrow">gpu-cost-exporter · node</p>'
         f'<h1>{text(snapshot.node)}</h1><p class="facts">{" · ".join(facts) or "no driver seen yet"}</p></div>'
@@ -97,6 +106,34 @@ def _attribution_chip(snapshot: Snapshot) -> str:
     return chip("idle" if stale else "ok", f"pods known, {duration(age)} ago" if stale else "pods known")
 
 
+def _metadata_chip(snapshot: Snapshot) -> str:
+    if not snapshot.metadata_known:
+        return chip("bad", "owners unknown") if snapshot.metadata_problem else chip("unknown", "owners not read yet")
+    if not snapshot.metadata_problem:
+        return chip("ok", "owners known")
+    age = snapshot.taken_at_seconds - (snapshot.metadata_at_seconds or snapshot.taken_at_seconds)
+    return chip("idle", f"owners known, {duration(age)} ago")
+
+
+def _hint(snapshot: Snapshot) -> str:
+    """Who pays, where that is not as precise as it could be."""
+    if snapshot.metadata_enabled or not snapshot.attribution_enabled:
+        return ""
+    how = '<span class="mono">--kube-metadata on</span> tells workloads, teams and queues.'
+    return f'<p class="hint">Namespaces pay: pod metadata is off. {how}</p>'
+
+
+def _disagreement(snapshot: Snapshot) -> str:
+    """Driver, device plugin and kubelet count the same GPUs; where they do not, which of them sees how many."""
+    if snapshot.sample_at_seconds is None:
+        return ""
+    seen, advertised, held = present(snapshot), snapshot.advertised_devices, snapshot.allocated_devices
+    if advertised in {None, seen} and (held is None or held <= seen):
+        return ""
+    counts = ((seen, "seen by the driver"), (advertised, "advertised by the kubelet"), (held, "held by pods"))
+    return ", ".join(f"{count} {what}" for count, what in counts if count is not None)
+
+
 def _problems(snapshot: Snapshot) -> str:
     shown = [
         f"<strong>{text(source.name)} {source.state.value}</strong>: {text(source.message) or words(source.reason)}"
@@ -105,6 +142,10 @@ def _problems(snapshot: Snapshot) -> str:
     ]
     if snapshot.attribution_problem:
         shown.append(f"<strong>pods</strong>: {text(snapshot.attribution_problem)}")
+    if snapshot.metadata_problem:
+        shown.append(f"<strong>owners</strong>: {text(snapshot.metadata_problem)}")
+    if counts := _disagreement(snapshot):
+        shown.append(f"<strong>GPUs</strong>: {counts}")
     if snapshot.ledger and snapshot.ledger.state_problem:
         shown.append(f"<strong>ledger</strong>: {text(snapshot.ledger.state_problem)}")
     if not snapshot.ready and not shown:

@@ -40,7 +40,12 @@ def rates(snapshot: Snapshot, uses: Iterable[tuple[DeviceView, PodUse]]) -> Rate
 
 
 def unheld_rates(snapshot: Snapshot) -> Rates:
-    """What the parts of GPUs cost that nobody holds; a GPU of which holders are not known is left out."""
+    """What the parts of GPUs cost per hour that nobody holds."""
+    return _sum((snapshot.prices.get(uuid), share) for uuid, share in unheld(snapshot).items())
+
+
+def unheld(snapshot: Snapshot) -> Mapping[str, float]:
+    """The part of each GPU, by UUID, that nobody holds; a GPU of which holders are not known is left out."""
     held: dict[str, float] = {}
     for view in snapshot.devices:
         share = sum(use.holder.share_ratio for use in view.pods)
@@ -48,8 +53,7 @@ def unheld_rates(snapshot: Snapshot) -> Rates:
     for view in snapshot.devices:
         if view.allocation is AllocationState.UNKNOWN:
             held.pop(view.gpu.uuid, None)
-    free = ((snapshot.prices.get(uuid), 1 - share) for uuid, share in held.items())
-    return _sum((price, share) for price, share in free if share > _A_LITTLE_SHARE)
+    return {uuid: 1 - share for uuid, share in held.items() if 1 - share > _A_LITTLE_SHARE}
 
 
 def _sum(parts: Iterable[tuple[Price | None, float]]) -> Rates:

@@ -1,10 +1,10 @@
-"""The upper half of the page: figures, who idles, and the node's devices at a glance."""
+"""The upper half of the page: figures, and the node's devices at a glance."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exporter.exposition import page_money
-from exporter.exposition.page_text import STATE_WORDS, bar, brief, chip, duration, model, percent, text
+from exporter.exposition.page_text import STATE_WORDS, bar, brief, chip, percent, text
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, Snapshot
 
 IDLE_SHOWN_SECONDS = 120.0
@@ -12,7 +12,6 @@ IDLE_SHOWN_SECONDS = 120.0
 SHOWN_RATIO = 0.005
 """Less than this would be shown as 0 %."""
 _LARGEST_MIG = 7
-_NAMED_AT_MOST = 8
 _NOT_HELD = {
     AllocationState.UNALLOCATED: ("free", "free"),
     AllocationState.UNKNOWN: ("unknown", "holder unknown"),
@@ -88,7 +87,7 @@ def tiles(snapshot: Snapshot) -> str:
     expected = max(len(whole), snapshot.expected_devices or 0)
     count = {state: sum(view.allocation is state for view in units) for state in AllocationState}
     uses = [(view, use) for view in units for use in view.pods if is_idle(use)]
-    idle = len({_pod_key(use) for _, use in uses})
+    idle = len({pod_key(use) for _, use in uses})
     unheld = _beside(page_money.unheld_rates(snapshot))
     shown = [
         _tile("GPUs up", f"{up} <small>of {expected}</small>", "alarm" if up < expected else ""),
@@ -134,56 +133,9 @@ def _held_activity(units: Iterable[DeviceView]) -> float | None:
     return sum(weight * ratio for weight, ratio in weights) / total if total else None
 
 
-def _pod_key(use: PodUse) -> tuple[str, str]:
+def pod_key(use: PodUse) -> tuple[str, str]:
+    """What tells a pod from every other of the node."""
     return use.holder.namespace, use.holder.pod
-
-
-def waste(snapshot: Snapshot) -> str:
-    """Who holds a device and does nothing, by what that has cost, then longest first; empty where nobody does."""
-    idle: dict[tuple[str, str], list[tuple[DeviceView, PodUse]]] = {}
-    for view in snapshot.devices:
-        for use in view.pods:
-            if is_idle(use):
-                idle.setdefault(_pod_key(use), []).append((view, use))
-    if not idle:
-        return ""
-    rates = page_money.rates(snapshot, (use for uses in idle.values() for use in uses))
-    cost = f" <small>{page_money.amounts(rates)} an hour</small>" if rates else ""
-    # A pod with several devices is idle since the last of them went idle.
-    since: Mapping[tuple[str, str], float] = {
-        key: min(use.idle_for_seconds or 0.0 for _, use in uses) for key, uses in idle.items()
-    }
-    lost = {key: sum(page_money.rates(snapshot, uses).values()) * since[key] for key, uses in idle.items()}
-    lines = []
-    for key in sorted(idle, key=lambda key: (-lost[key], -since[key], key))[:_NAMED_AT_MOST]:
-        places = ", ".join(dict.fromkeys(place(view) for view, _ in idle[key]))
-        kind = model(idle[key][0][0].gpu.model)
-        lines.append(
-            f'<li><span class="for">idle for {duration(since[key])}</span>'
-            f"{_idle_money(snapshot, idle[key], since[key])}"
-            f'<span class="pod">{text(key[0])}/<b>{text(key[1])}</b></span>'
-            f' <span class="meta">{places} · {kind}</span></li>'
-        )
-    if len(idle) > _NAMED_AT_MOST:
-        lines.append(f'<li class="meta">and {len(idle) - _NAMED_AT_MOST} more, marked in the table</li>')
-    return (
-        f'<section class="panel waste" aria-labelledby="waste"><h2 id="waste">Held, but idle{cost}</h2>'
-        f"<ol>{''.join(lines)}</ol></section>"
-    )
-
-
-def _idle_money(snapshot: Snapshot, uses: list[tuple[DeviceView, PodUse]], idle_seconds: float) -> str:
-    """What an idle pod has cost since it went idle, at the price of now, and goes on to cost per hour."""
-    if not page_money.is_shown(snapshot):
-        return ""
-    costs = page_money.rates(snapshot, uses)
-    if not costs:
-        return f'<span class="money">{page_money.NO_PRICE}</span>'
-    so_far = page_money.amounts({currency: rate * idle_seconds / 3600 for currency, rate in costs.items()})
-    return (
-        f'<span class="money" title="since it went idle, at the price of now">{so_far}'
-        f' <span class="meta">at {page_money.amounts(costs)} an hour</span></span>'
-    )
 
 
 def glance(snapshot: Snapshot) -> str:
@@ -222,7 +174,7 @@ def _who(group: Group) -> str:
     view = group.gpu
     if view.state is not DeviceState.UP:
         return text(view.reason.replace("_", " ")) or "down"
-    pods = list(dict.fromkeys(_pod_key(use) for part in (view, *group.instances) for use in part.pods))
+    pods = list(dict.fromkeys(pod_key(use) for part in (view, *group.instances) for use in part.pods))
     if len(pods) == 1:
         return f"{text(pods[0][0])}/{text(pods[0][1])}"
     return f"{len(pods)} pods" if pods else "nobody" if view.allocation is not AllocationState.UNKNOWN else "unknown"

@@ -4,6 +4,7 @@ from exporter.exposition import page_money
 from exporter.exposition.api import mebibytes
 from exporter.exposition.page_summary import Group, condition, groups, is_idle, is_used
 from exporter.exposition.page_text import STATE_WORDS, UNKNOWN, activity, chip, duration, memory, model, text, words
+from exporter.exposition.page_whose import pod_name, source, whose
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
 _HEAD = (
@@ -46,14 +47,14 @@ def _device_rows(view: DeviceView, group: Group, snapshot: Snapshot) -> list[str
         css.append("flag")
     anchor = "" if view.instance else f' id="gpu-{view.gpu.index}"'
     cells = [
-        _cell("pod", "", _held_by(view, group, only)),
-        _cell("act", "Activity", "" if _partitioned(view) and view.activity is None else _device_activity(view)),
-        _cell("since", "Idle for", _since(only) if only else ""),
+        cell("pod", "", _held_by(view, group, only, snapshot)),
+        cell("act", "Activity", "" if _partitioned(view) and view.activity is None else _device_activity(view)),
+        cell("since", "Idle for", _since(only) if only else ""),
         *_cost_cell(view, only, snapshot),
-        _cell("num", "Memory", memory(_used(view), mebibytes(view.values, Field.FB_TOTAL))),
+        cell("num", "Memory", memory(_used(view), mebibytes(view.values, Field.FB_TOTAL))),
         *_board_cells(view),
     ]
-    rows = [_row(" ".join(css), _name(view), cells, anchor)]
+    rows = [row(" ".join(css), _name(view), cells, anchor)]
     deep = " deep" if view.instance else ""
     if not only:
         rows += [_holder_row(use, view, deep, snapshot) for use in view.pods]
@@ -70,21 +71,23 @@ def _cost_cell(view: DeviceView, use: PodUse | None, snapshot: Snapshot) -> list
         shown = f'<span class="dim" title="price of the device">{shown}</span>'
     elif is_idle(use):
         shown = f"<b>{shown}</b>"
-    return [_cell("num cost", "Per hour", shown)]
+    return [cell("num cost", "Per hour", shown)]
 
 
 def _partitioned(view: DeviceView) -> bool:
     return view.allocation is None and view.state is DeviceState.UP
 
 
-def _cell(css: str, label: str, inner: str) -> str:
+def cell(css: str, label: str, inner: str) -> str:
+    """One cell of a table that becomes cards on a phone; ``inner`` must be safe."""
     labelled = f' data-label="{label}"' if label and inner else ""
     # On a phone the cell is a flex box of label and value: the value must be one element.
     value = f"<span>{inner}</span>" if css.startswith("num") and inner else inner
     return f'<td role="cell" class="{css if inner else "none"}"{labelled}>{value}</td>'
 
 
-def _row(css: str, head: str, cells: list[str], anchor: str = "") -> str:
+def row(css: str, head: str, cells: list[str], anchor: str = "") -> str:
+    """One row with its head; ``anchor`` is an attribute. All of it must be safe."""
     first = f'<th role="rowheader" scope="row">{head}</th>'
     return f'<tr role="row" class="{css}"{anchor}>{first}{"".join(cells)}</tr>'
 
@@ -103,16 +106,16 @@ def _name(view: DeviceView) -> str:
     )
 
 
-def _held_by(view: DeviceView, group: Group, only: PodUse | None) -> str:
+def _held_by(view: DeviceView, group: Group, only: PodUse | None, snapshot: Snapshot) -> str:
     if view.state is not DeviceState.UP:
         why = f' <span class="meta">{words(view.reason)}</span>' if view.reason else ""
-        who = f" · {_pod(only)}" if only else ""
+        who = f" · {_pod(only, snapshot)}" if only else ""
         return chip("bad", STATE_WORDS[view.state]) + why + who
     if view.allocation is None:
         held = sum(part.allocation is AllocationState.ALLOCATED for part in group.instances)
         return f'<span class="dim">MIG · {held} of {len(group.instances)} instances held</span>'
     if only:
-        return _pod(only)
+        return _pod(only, snapshot)
     if view.pods:
         of_it = f"{sum(use.holder.device_share_ratio for use in view.pods) * 100:.0f} % of it held"
         plural = "s" if len(view.pods) > 1 else ""
@@ -120,16 +123,18 @@ def _held_by(view: DeviceView, group: Group, only: PodUse | None) -> str:
     return chip(*condition(view))
 
 
-def _pod(use: PodUse) -> str:
+def _pod(use: PodUse, snapshot: Snapshot) -> str:
     holder = use.holder
     how = [text(holder.container)]
     if holder.mode is ShareMode.SHARED:
         about = "about " if holder.share_estimated else ""
         how.append(f"shared, {about}{holder.device_share_ratio * 100:.0f} %")
-    if holder.source != "device-plugin":
-        how.append(text(holder.source))
+    how.append(source(use))
+    told = " · ".join(part for part in how if part)
     mode = f' title="{_MODE_WORDS[holder.mode]}, {text(holder.resource)}"'
-    return f'{text(holder.namespace)}/<b>{text(holder.pod)}</b> <span class="meta"{mode}>{" · ".join(how)}</span>'
+    about_owner = whose(use, snapshot)
+    below = f'<span class="whose">{about_owner}</span>' if about_owner else ""
+    return f'{pod_name(use)} <span class="meta"{mode}>{told}</span>{below}'
 
 
 def _device_activity(view: DeviceView) -> str:
@@ -151,11 +156,11 @@ def _used(view: DeviceView) -> int | None:
 def _board_cells(view: DeviceView) -> list[str]:
     """Power and temperature: of the board, so an instance has none."""
     if view.instance:
-        return [_cell("num", "", ""), _cell("num", "", "")]
+        return [cell("num", "", ""), cell("num", "", "")]
     watts, celsius = view.values.get(Field.POWER_USAGE), view.values.get(Field.GPU_TEMP)
     return [
-        _cell("num", "Power", UNKNOWN if watts is None else f'{watts:.0f} <span class="dim">W</span>'),
-        _cell("num", "Temperature", UNKNOWN if celsius is None else f'{celsius:.0f} <span class="dim">°C</span>'),
+        cell("num", "Power", UNKNOWN if watts is None else f'{watts:.0f} <span class="dim">W</span>'),
+        cell("num", "Temperature", UNKNOWN if celsius is None else f'{celsius:.0f} <span class="dim">°C</span>'),
     ]
 
 
@@ -163,15 +168,15 @@ def _holder_row(use: PodUse, view: DeviceView, deep: str, snapshot: Snapshot) ->
     flag = " flag" if is_idle(use) else ""
     share = f"{use.holder.device_share_ratio * 100:.0f} % share"
     cells = [
-        _cell("pod", "", _pod(use)),
-        _cell("act", "Activity", activity(use.activity, view.activity_unknown_reason)),
-        _cell("since", "Idle for", _since(use)),
+        cell("pod", "", _pod(use, snapshot)),
+        cell("act", "Activity", activity(use.activity, view.activity_unknown_reason)),
+        cell("since", "Idle for", _since(use)),
         *_cost_cell(view, use, snapshot),
-        _cell("num", "Memory", memory(use.memory_used_bytes, None)),
-        _cell("num", "", ""),
-        _cell("num", "", ""),
+        cell("num", "Memory", memory(use.memory_used_bytes, None)),
+        cell("num", "", ""),
+        cell("num", "", ""),
     ]
-    return _row(f"user{deep}{flag}", share, cells)
+    return row(f"user{deep}{flag}", share, cells)
 
 
 def _unattributed_row(view: DeviceView, deep: str, snapshot: Snapshot) -> list[str]:
@@ -188,12 +193,12 @@ def _unattributed_row(view: DeviceView, deep: str, snapshot: Snapshot) -> list[s
         what += f' <span class="meta">{processes} process{"es" if processes > 1 else ""}</span>'
     number = "" if ratio is None else f'<span class="val">{ratio * 100:.0f} %</span>'
     cells = [
-        _cell("pod", "", what),
-        _cell("act", "Activity", number),
-        _cell("since", "", ""),
-        *([_cell("num", "", "")] if page_money.is_shown(snapshot) else []),
-        _cell("num", "Memory", memory(used, None)),
-        _cell("num", "", ""),
-        _cell("num", "", ""),
+        cell("pod", "", what),
+        cell("act", "Activity", number),
+        cell("since", "", ""),
+        *([cell("num", "", "")] if page_money.is_shown(snapshot) else []),
+        cell("num", "Memory", memory(used, None)),
+        cell("num", "", ""),
+        cell("num", "", ""),
     ]
-    return [_row(f"user{deep}", "unattributed", cells)]
+    return [row(f"user{deep}", "unattributed", cells)]

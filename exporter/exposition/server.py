@@ -66,11 +66,13 @@ class _Face:
 
     async def readyz(self, request: web.Request) -> web.Response:
         snapshot = self.snapshot()
-        if snapshot is not None and snapshot.ready:
-            return _response(request, b"ready\n", "text/plain; charset=utf-8")
+        ready = snapshot is not None and snapshot.ready
         reasons = snapshot.not_ready_reasons if snapshot else ("no picture of the node yet",)
-        text = "not ready\n" + "".join(f"- {reason}\n" for reason in reasons)
-        return _response(request, text.encode(), "text/plain; charset=utf-8", status=503)
+        lines = ["ready"] if ready else ["not ready", *(f"- {reason}" for reason in reasons)]
+        notes = _notes(snapshot) if snapshot else []
+        text = "".join(f"{line}\n" for line in [*lines, *notes])
+        content_type = "text/plain; charset=utf-8"
+        return _response(request, text.encode("utf-8", "replace"), content_type, status=200 if ready else 503)
 
     async def close_driver(self, request: web.Request) -> web.Response:
         if not _is_local(request):
@@ -137,6 +139,12 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
         LOG.exception("request failed", extra={"path": request.path})
         return _text(request, 500, "this page could not be made; the agent's log has the cause")
+
+
+def _notes(snapshot: Snapshot) -> list[str]:
+    """What is known less of: no reason to send nobody here, since the GPUs are measured and metered all the same."""
+    problems = (("kubelet", snapshot.attribution_problem), ("kubernetes-api", snapshot.metadata_problem))
+    return [f"note: {part}: {problem}" for part, problem in problems if problem]
 
 
 def _allowed(error: web.HTTPMethodNotAllowed) -> list[str]:

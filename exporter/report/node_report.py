@@ -8,7 +8,8 @@ from typing import Any
 from exporter.errors import ExporterError
 from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Account, Money, Owner, Price, ShareMode, Totals
 
-_APART = (OTHER, UNATTRIBUTED, UNALLOCATED)
+APART = (OTHER, UNATTRIBUTED, UNALLOCATED)
+"""Owners of what no known owner held, in the order in which they are told."""
 _TOLERATED_RATIO = 1e-9
 _TOLERATED_SECONDS = 1e-6
 
@@ -35,7 +36,7 @@ class NodeReport:
     state_problem: str
     capacity_seconds: float
     withheld_seconds: float
-    """Of owners whose first 75 seconds are not over: they still stand at 0."""
+    """Of owners that still stand at 0, their first 75 seconds not being over, and of those not known yet."""
     conservation_error_seconds: float
     price_book: str
     unpriced_gpus: int
@@ -108,8 +109,8 @@ def read(document: Mapping[str, Any], where: str) -> NodeReport:
 
 def _report(document: Mapping[str, Any]) -> NodeReport:
     lines = [(_account(entry), _totals(entry)) for entry in document["accounts"]]
-    held = [line for line in lines if line[0].owner not in _APART]
-    apart = [line for line in lines if line[0].owner in _APART]
+    held = [line for line in lines if line[0].owner not in APART]
+    apart = [line for line in lines if line[0].owner in APART]
     saved_at = document["saved_at_seconds"]
     return NodeReport(
         node=_text(document["node"]),
@@ -125,7 +126,7 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
         unpriced_gpus=int(document["unpriced_gpus"]),
         prices=_prices(document["prices"]),
         owners=tuple(sorted(held, key=_rank)),
-        apart=tuple(sorted(apart, key=lambda line: (_APART.index(line[0].owner), _rank(line)))),
+        apart=tuple(sorted(apart, key=lambda line: (APART.index(line[0].owner), _rank(line)))),
     )
 
 
@@ -138,7 +139,7 @@ def _rank(line: tuple[Account, Totals]) -> tuple[float, float, str, str, str]:
 
 def owner_name(owner: Owner) -> str:
     """``vision/Job/resnet``, as far as it is known; ours by their kind alone."""
-    if owner in _APART:
+    if owner in APART:
         return owner.kind
     return "/".join(part for part in (owner.namespace, owner.kind, owner.name) if part)
 

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -14,24 +14,27 @@ from rich.text import Text
 
 from exporter.exposition.ledger_api import account_keys, price_keys, totals_keys
 from exporter.exposition.ledger_collector import energy_joules
-from exporter.model import Account, Totals
-from exporter.report.node_report import NodeReport, PricedModel, owner_name
+from exporter.model import Totals
+from exporter.report.lines import By, Line, Lines, lines
+from exporter.report.node_report import APART, NodeReport, PricedModel, owner_name
 
 FORMATS = ("table", "csv", "json")
 _HOUR = 3600.0
 _WIDTH_OF_A_FILE = 160
 _LABEL_WIDTH = 10
 
-
-def write(report: NodeReport, form: str, stream: TextIO) -> None:
-    """Write the report in one of ``FORMATS``."""
-    {"table": write_table, "csv": write_csv, "json": write_json}[form](report, stream)
+_Column = tuple[str, Callable[[Line], str]]
 
 
-def write_table(report: NodeReport, stream: TextIO) -> None:
+def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> None:
+    """Write the report in one of ``FORMATS``, its lines summed by ``by``."""
+    {"table": write_table, "csv": write_csv, "json": write_json}[form](report, lines(report, by), stream)
+
+
+def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     """A table with what nobody held apart, and at its foot how far it can be trusted."""
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDTH_OF_A_FILE)
-    table = _table(report)
+    table = _table(report, shown)
     # In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
     console.width = max(console.width, min(_width(table, console), _WIDTH_OF_A_FILE))
     if report.simulated:
@@ -48,34 +51,42 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=_WIDTH_OF_A_FILE), table).maximum
 
 
-def _table(report: NodeReport) -> Table:
+def _table(report: NodeReport, shown: Lines) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    names = ("Owner", "Team", "Model", "Mode") if _has_teams(report) else ("Owner", "Model", "Mode")
-    for title in names:
+    columns = _columns(shown)
+    for title, _ in columns:
         table.add_column(title, overflow="fold")
     currencies = report.currencies or ("",)
     money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
     for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
         table.add_column(title.strip(), justify="right", no_wrap=True)
     digits = _digits(report.capacity_seconds)
-    lines = (*report.owners, *report.apart)
-    for number, (account, totals) in enumerate(lines, start=1):
-        ends = number in {len(report.owners), len(lines)}
-        style = "" if number <= len(report.owners) else "dim"
-        who = _names(account, with_team="Team" in names)
-        table.add_row(*who, *_figures(totals, currencies, digits), end_section=ends, style=style)
-    table.add_row("Total", *("" for _ in names[1:]), *_figures(report.total, currencies, digits), style="bold")
+    both = (*shown.held, *shown.apart)
+    for number, line in enumerate(both, start=1):
+        ends = number in {len(shown.held), len(both)}
+        style = "" if number <= len(shown.held) else "dim"
+        names = (Text(name_of(line)) for _, name_of in columns)
+        table.add_row(*names, *_figures(line.totals, currencies, digits), end_section=ends, style=style)
+    table.add_row("Total", *("" for _ in columns[1:]), *_figures(report.total, currencies, digits), style="bold")
     return table
 
 
-def _has_teams(report: NodeReport) -> bool:
-    return any(account.owner.team for account, _ in report.owners)
+def _columns(shown: Lines) -> tuple[_Column, ...]:
+    """Titles of the names, and what they are of a line; time without an owner stands in the first one."""
+    if shown.by == "namespace":
+        return (("Namespace", lambda line: _kind(line) or line.owner.namespace or "(no namespace)"),)
+    if shown.by == "team":
+        return (("Team", lambda line: _kind(line) or line.owner.team or "(no team)"),)
+    model: _Column = ("Model", lambda line: line.model.removeprefix("NVIDIA "))
+    if shown.by == "model":
+        return (model, ("Held by", lambda line: _kind(line) or "owners"))
+    with_teams = any(line.owner.team for line in shown.held)
+    team: tuple[_Column, ...] = (("Team", lambda line: line.owner.team),) if with_teams else ()
+    return (("Owner", lambda line: owner_name(line.owner)), *team, model, ("Mode", lambda line: line.mode))
 
 
-def _names(account: Account, *, with_team: bool) -> tuple[Text, ...]:
-    owner, model = Text(owner_name(account.owner)), Text(account.model.removeprefix("NVIDIA "))
-    team = (Text(account.owner.team),) if with_team else ()
-    return (owner, *team, model, Text(account.mode))
+def _kind(line: Line) -> str:
+    return line.owner.kind if line.owner in APART else ""
 
 
 def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
@@ -109,7 +120,7 @@ def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
     yield "Sum", f"{_decimal(total.allocated_seconds / _HOUR, digits)} of {whole}, {error}", ""
     if report.withheld_seconds > 0:
         waiting = f"{report.withheld_seconds:,.0f} s"
-        yield "", f"{waiting} are of owners that are not shown yet: for their first 75 s they stand at 0", "dim"
+        yield "", f"{waiting} are of owners that are not shown yet: younger than 75 s, or not known yet", "dim"
     if report.missing_seconds:
         yield "", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "bold red"
     if report.coverage_ratio is not None:
@@ -142,7 +153,7 @@ def _moment(unix_seconds: float) -> str:
     return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def write_csv(report: NodeReport, stream: TextIO) -> None:
+def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
     writer = csv.writer(stream, lineterminator="\n")
     currencies = report.currencies  # a sum over all lines: once, not per line
@@ -151,9 +162,9 @@ def write_csv(report: NodeReport, stream: TextIO) -> None:
     owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
     writer.writerow(("node", "from", "to", *owner, *hours, "energy_kwh", *money_titles))
     period = (_iso(report.from_seconds), _iso(report.to_seconds))
-    for account, totals in (*report.owners, *report.apart):
-        who = account.owner
-        names = (who.namespace, who.kind, who.name, who.team, account.model, account.mode)
+    for line in (*shown.held, *shown.apart):
+        who, totals = line.owner, line.totals
+        names = (who.namespace, who.kind, who.name, who.team, line.model, line.mode)
         seconds = (
             totals.allocated_seconds,
             totals.active_seconds,
@@ -180,7 +191,7 @@ def _iso(unix_seconds: float) -> str:
     return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def write_json(report: NodeReport, stream: TextIO) -> None:
+def write_json(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     """One object: the period, the lines, their sum against capacity, and the prices. ``null`` is unknown."""
     document = {
         "node": report.node,
@@ -189,8 +200,10 @@ def write_json(report: NodeReport, stream: TextIO) -> None:
         "to_seconds": report.to_seconds,
         "saved": report.saved,
         "state_problem": report.state_problem or None,
+        "by": shown.by,
         "lines": [
-            {**account_keys(account), **totals_keys(totals)} for account, totals in (*report.owners, *report.apart)
+            {**account_keys(line.owner, line.model, line.mode), **totals_keys(line.totals)}
+            for line in (*shown.held, *shown.apart)
         ],
         "total": totals_keys(report.total),
         "capacity_seconds": report.capacity_seconds,
