@@ -1,5 +1,6 @@
 """The deployment is valid for the oldest and the newest Kubernetes that we support, and fits the program."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "deploy" / "kustomize" / "base"
+METADATA = ROOT / "deploy" / "kustomize" / "overlays" / "metadata"
 KUBERNETES_VERSIONS = ("1.27", "1.37")
 # Kinds of the Prometheus operator, for which there is no schema here; everything else must be validated.
 CUSTOM_KINDS = {"PodMonitor", "PrometheusRule"}
@@ -19,16 +21,16 @@ CUSTOM_KINDS = {"PodMonitor", "PrometheusRule"}
 Document = dict[str, Any]
 
 
-def built(tmp_path: Path) -> tuple[Path, list[Document]]:
-    """Build the base as kubectl would."""
+def built(tmp_path: Path, folder: Path = BASE) -> tuple[Path, list[Document]]:
+    """Build a folder as kubectl would."""
     if shutil.which("kubectl"):
-        command = ["kubectl", "kustomize", str(BASE)]
+        command = ["kubectl", "kustomize", str(folder)]
     elif shutil.which("kustomize"):
-        command = ["kustomize", "build", str(BASE)]
+        command = ["kustomize", "build", str(folder)]
     else:
         pytest.skip("needs kubectl or kustomize: make install")
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    path = tmp_path / "base.yaml"
+    path = tmp_path / "built.yaml"
     path.write_text(text, encoding="utf-8")
     return path, list(yaml.safe_load_all(text))
 
@@ -38,9 +40,10 @@ def of_kind(documents: list[Document], kind: str) -> Document:
     return found
 
 
+@pytest.mark.parametrize("folder", [BASE, METADATA], ids=lambda folder: folder.name)
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_every_document_is_strictly_valid_or_a_known_custom_kind(tmp_path: Path, version: str) -> None:
-    path, documents = built(tmp_path)
+def test_every_document_is_strictly_valid_or_a_known_custom_kind(tmp_path: Path, version: str, folder: Path) -> None:
+    path, documents = built(tmp_path, folder)
     validate = Path(sys.executable).with_name("kubernetes-validate")
     result = subprocess.run(
         [validate, "--strict", "-k", version, str(path)], check=False, capture_output=True, text=True
@@ -81,6 +84,42 @@ def test_the_agent_gets_no_rights_on_the_api_and_no_capability(tmp_path: Path) -
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     writable = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"state", "tmp"}
+
+
+def test_with_metadata_the_agent_gets_its_token_its_own_name_and_nothing_else(tmp_path: Path) -> None:
+    _, base = built(tmp_path)
+    _, overlay = built(tmp_path, METADATA)
+    before, after = (of_kind(documents, "DaemonSet")["spec"]["template"]["spec"] for documents in (base, overlay))
+    (old,), (new,) = before["containers"], after["containers"]
+    assert after["automountServiceAccountToken"] is True
+    assert new["args"] == [*old["args"], "--kube-metadata=on"]
+    added = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in new["env"][len(old["env"]) :]}
+    assert added == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"}
+    changed = {"automountServiceAccountToken": True, "containers": after["containers"]}
+    assert after == before | changed
+    assert new == old | {"args": new["args"], "env": new["env"]}
+
+
+def test_the_rights_are_bound_to_the_identity_that_the_agent_runs_as(tmp_path: Path) -> None:
+    _, documents = built(tmp_path, METADATA)
+    role, account = of_kind(documents, "ClusterRole")["metadata"], of_kind(documents, "ServiceAccount")["metadata"]
+    binding, agent = of_kind(documents, "ClusterRoleBinding"), of_kind(documents, "DaemonSet")
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("ClusterRole", role["name"])
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    ]
+    assert account["namespace"] == agent["metadata"]["namespace"] == "gpu-cost"
+    assert agent["spec"]["template"]["spec"]["serviceAccountName"] == account["name"]
+
+
+def test_the_rights_follow_the_agent_into_another_namespace(tmp_path: Path) -> None:
+    folder = tmp_path / "ours"
+    folder.mkdir()
+    resource = os.path.relpath(METADATA, folder.resolve())
+    (folder / "kustomization.yaml").write_text(f"namespace: elsewhere\nresources: [{resource}]\n", encoding="utf-8")
+    _, documents = built(tmp_path, folder)
+    (subject,) = of_kind(documents, "ClusterRoleBinding")["subjects"]
+    assert subject["namespace"] == of_kind(documents, "ServiceAccount")["metadata"]["namespace"] == "elsewhere"
 
 
 def test_the_pod_monitor_selects_the_agents_pods_and_keeps_the_workloads_labels(tmp_path: Path) -> None:
