@@ -1,0 +1,235 @@
+"""Whose a pod is: one table of rules over its labels and its controller, first hit wins, no further question asked."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from exporter.attribution import policy
+from exporter.attribution.exported_labels import exported_of
+from exporter.attribution.label_text import label_text
+from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Owner, PodFacts, PodMetadata
+
+MAX_NAME = 253
+MAX_KIND = 63
+MAX_TEAM = 128
+
+Workload = tuple[str, str]
+"""Kind and name."""
+Rule = Callable[[PodMetadata], Workload | None]
+
+_OUR_KINDS = frozenset({UNALLOCATED.kind, UNATTRIBUTED.kind, OTHER.kind})
+_GROUP_NAME = "scheduling.k8s.io/group-name"
+_RAY_KINDS = frozenset({"RayJob", "RayService", "RayCluster", "RayCronJob"})
+_KIND_OF_OPERATOR = {
+    "pytorchjob-controller": "PyTorchJob",
+    "tfjob-controller": "TFJob",
+    "mpijob-controller": "MPIJob",
+    "mpi-operator": "MPIJob",
+    "xgboostjob-controller": "XGBoostJob",
+    "paddlejob-controller": "PaddleJob",
+    "jaxjob-controller": "JAXJob",
+    "mxjob-controller": "MXJob",
+    "ascendjob-controller": "AscendJob",
+}
+# Volcano makes one of this name for every pod that has none: of a Deployment one per ReplicaSet.
+_GENERATED_GROUP = re.compile(r"podgroup-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_CRON_RUN = re.compile(r"(.+)-(\d{8,10})", re.ASCII)
+_ORDINAL = re.compile(r"(.+)-\d+", re.ASCII)
+_MINUTES_2015 = 23_667_840
+_MINUTES_2100 = 68_374_080
+
+_QUEUE_LABELS = (
+    "kueue.x-k8s.io/local-queue-name",
+    "kueue.x-k8s.io/queue-name",
+    "kueue.x-k8s.io/cluster-queue-name",
+    "kai.scheduler/queue",
+    "volcano.sh/queue-name",
+    "runai/queue",
+)
+_QUEUE_ANNOTATIONS = ("volcano.sh/queue-name", "scheduling.volcano.sh/queue-name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerRules:
+    """What is configured; the order of workload rules is not."""
+
+    team_keys: tuple[str, ...] = ()
+    """Labels or annotations that name the team, first found wins."""
+    exported_labels: tuple[str, ...] = ()
+    exported_annotations: tuple[str, ...] = ()
+
+
+def facts_of(
+    pod: PodMetadata,
+    namespace_labels: Mapping[str, str],
+    namespace_annotations: Mapping[str, str],
+    rules: OwnerRules,
+) -> PodFacts:
+    """Say whose a pod is and what its makers want.
+
+    Args:
+        pod: As the API has it; any text is borne.
+        namespace_labels: Of its namespace; empty where they are not asked for.
+        namespace_annotations: As above.
+        rules: Keys of teams and of what is shown.
+
+    Returns:
+        The same for the same pod, whatever the order of its labels; every text printable and bounded.
+    """
+    kind, name = workload_of(pod)
+    own, namespaces = (pod.labels, pod.annotations), (namespace_labels, namespace_annotations)
+    said = policy.policy_of(kind, own, namespaces)
+    return PodFacts(
+        owner=Owner(
+            namespace=label_text(pod.namespace, MAX_NAME),
+            kind=kind,
+            name=name,
+            team=_first((*own, *namespaces), rules.team_keys, MAX_TEAM),
+        ),
+        queue=_first((pod.labels,), _QUEUE_LABELS, MAX_NAME)
+        or _first((pod.annotations,), _QUEUE_ANNOTATIONS, MAX_NAME),
+        workload_class=said.workload_class,
+        opt_out_until_seconds=said.opt_out_until_seconds,
+        exported=exported_of(pod.labels, pod.annotations, rules.exported_labels, rules.exported_annotations),
+        problems=said.problems,
+    )
+
+
+def wanted_annotations(rules: OwnerRules) -> frozenset[str]:
+    """Keys of the annotations, of pods and namespaces, that ``facts_of`` reads; no other needs to be kept."""
+    return policy.KEYS.union(rules.team_keys, rules.exported_annotations, _QUEUE_ANNOTATIONS, (_GROUP_NAME,))
+
+
+def workload_of(pod: PodMetadata) -> Workload:
+    """Find the kind and name of what the pod belongs to; the pod itself where nothing else is said."""
+    for rule in RULES:
+        if (workload := rule(pod)) is not None:
+            return workload
+    return "Pod", label_text(pod.name, MAX_NAME)
+
+
+def _first(sources: Iterable[Mapping[str, str]], keys: tuple[str, ...], limit: int) -> str:
+    texts = (label_text(source[key], limit) for source in sources for key in keys if key in source)
+    return next(filter(None, texts), "")
+
+
+def _label(pod: PodMetadata, *keys: str) -> str:
+    return _first((pod.labels,), keys, MAX_NAME)
+
+
+def _labelled(kind: str, *keys: str) -> Rule:
+    """Make the rule that takes the workload's name from the first of some labels."""
+
+    def rule(pod: PodMetadata) -> Workload | None:
+        name = _label(pod, *keys)
+        return (kind, name) if name else None
+
+    return rule
+
+
+def _ray(pod: PodMetadata) -> Workload | None:
+    kind, name = _label(pod, "ray.io/originated-from-crd"), _label(pod, "ray.io/originated-from-cr-name")
+    return (kind, name) if kind in _RAY_KINDS and name else None
+
+
+def _training(pod: PodMetadata) -> Workload | None:
+    name = _label(pod, "training.kubeflow.org/job-name")
+    kind = _KIND_OF_OPERATOR.get(_label(pod, "training.kubeflow.org/operator-name"), "")
+    if not kind and _api_group(pod) == "kubeflow.org":
+        kind, _ = _controller_of(pod)
+    return (kind, name) if kind and name else None
+
+
+def _llm_service(pod: PodMetadata) -> Workload | None:
+    if _label(pod, "app.kubernetes.io/part-of") != "llminferenceservice":
+        return None
+    name = _label(pod, "app.kubernetes.io/name")
+    return ("LLMInferenceService", name) if name else None
+
+
+def _volcano_job(pod: PodMetadata) -> Workload | None:
+    kind, name = _controller_of(pod)
+    is_controller = kind == "Job" and _api_group(pod) == "batch.volcano.sh"
+    return ("VolcanoJob", name) if is_controller and name else None
+
+
+def _pod_group(pod: PodMetadata) -> Workload | None:
+    name = _first((pod.annotations,), (_GROUP_NAME,), MAX_NAME)
+    return ("PodGroup", name) if name and not _GENERATED_GROUP.fullmatch(name) else None
+
+
+def _job(pod: PodMetadata) -> Workload | None:
+    kind, name = _controller_of(pod)
+    if not kind:  # others write job-name on their pods too: it counts for what is left of a deleted Job
+        name = _label(pod, "batch.kubernetes.io/job-name", "job-name")
+    elif kind != "Job":
+        return None
+    if not name:
+        return None
+    run = _CRON_RUN.fullmatch(name)
+    if run and _MINUTES_2015 <= int(run[2]) < _MINUTES_2100:
+        return "CronJob", run[1]
+    return "Job", name
+
+
+def _stateful_set(pod: PodMetadata) -> Workload | None:
+    kind, name = _controller_of(pod)
+    if kind == "StatefulSet" and name:
+        return kind, name
+    member = "" if kind else _label(pod, "statefulset.kubernetes.io/pod-name")
+    ordinal = _ORDINAL.fullmatch(member)
+    return ("StatefulSet", ordinal[1]) if ordinal else None
+
+
+def _replica_set(pod: PodMetadata) -> Workload | None:
+    kind, name = _controller_of(pod)
+    if kind != "ReplicaSet":
+        return None
+    for key, maker in (("pod-template-hash", "Deployment"), ("rollouts-pod-template-hash", "Rollout")):
+        template = _label(pod, key)
+        deployment = name.removesuffix(f"-{template}")
+        if template and deployment not in {name, ""}:
+            return maker, deployment
+    return None
+
+
+def _controller(pod: PodMetadata) -> Workload | None:
+    kind, name = _controller_of(pod)
+    return (kind, name) if kind and name and kind not in _OUR_KINDS else None
+
+
+def _controller_of(pod: PodMetadata) -> Workload:
+    return label_text(pod.owner_kind, MAX_KIND), label_text(pod.owner_name, MAX_NAME)
+
+
+def _api_group(pod: PodMetadata) -> str:
+    group, _, _ = pod.owner_api.rpartition("/")
+    return group
+
+
+# Makers of workloads stand before the Jobs, StatefulSets and ReplicaSets that they use. A PodGroup comes behind all
+# who name themselves: most of them make one for their scheduler, with another name each run.
+RULES: tuple[Rule, ...] = (
+    _ray,
+    _labelled("RayCluster", "ray.io/cluster"),
+    _labelled("LeaderWorkerSet", "leaderworkerset.sigs.k8s.io/name"),
+    _labelled("JobSet", "jobset.sigs.k8s.io/jobset-name"),
+    _training,
+    _labelled("InferenceService", "serving.kserve.io/inferenceservice", "inferenceservice"),
+    _llm_service,
+    _labelled("KnativeService", "serving.knative.dev/service"),
+    _labelled("Notebook", "notebook-name"),
+    _labelled("VolcanoJob", "volcano.sh/job-name"),
+    _volcano_job,
+    _labelled("Workflow", "workflows.argoproj.io/workflow"),
+    _labelled("SparkApplication", "sparkoperator.k8s.io/app-name"),
+    _labelled("Spark", "spark-app-name", "spark-app-selector"),
+    _labelled("DaskCluster", "dask.org/cluster-name"),
+    _labelled("JupyterHub", "hub.jupyter.org/username"),
+    _labelled("SkyPilot", "skypilot-cluster-name", "skypilot-cluster"),
+    _pod_group,
+    _job,
+    _stateful_set,
+    _replica_set,
+    _controller,
+)

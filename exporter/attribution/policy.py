@@ -1,0 +1,132 @@
+"""What a pod's makers say about alerts: its class, and until when waste alerts leave it alone."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import inf
+
+from exporter.attribution.label_text import label_text
+
+CLASS_KEY = "gpu-cost-exporter/workload-class"
+ALERTS_KEY = "gpu-cost-exporter/alerts"
+ALERTS_UNTIL_KEY = "gpu-cost-exporter/alerts-until"
+KEYS = frozenset({CLASS_KEY, ALERTS_KEY, ALERTS_UNTIL_KEY})
+
+BATCH = "batch"
+INTERACTIVE = "interactive"
+INFERENCE = "inference"
+RESERVED = "reserved"
+_CLASSES = frozenset({BATCH, INTERACTIVE, INFERENCE, RESERVED})
+
+_CLASS_OF_KIND = {
+    **dict.fromkeys(("Notebook", "JupyterHub"), INTERACTIVE),
+    **dict.fromkeys(("InferenceService", "LLMInferenceService", "KnativeService", "RayService"), INFERENCE),
+    **dict.fromkeys(
+        (
+            "Job",
+            "CronJob",
+            "JobSet",
+            "RayJob",
+            "RayCronJob",
+            "VolcanoJob",
+            "PodGroup",
+            "Workflow",
+            "SparkApplication",
+            "Spark",
+        ),
+        BATCH,
+    ),
+    **dict.fromkeys(
+        ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "MXJob", "AscendJob", "TrainJob"), BATCH
+    ),
+}
+# Behind a LeaderWorkerSet or a Deployment: the kind does not say that it serves, these labels do.
+_SERVING_LABELS = ("llm-d.ai/role", "serving.kserve.io/inferenceservice")
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+_LONGEST_WORD = 64
+_DAY = timedelta(days=1).total_seconds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What was said and understood; ``problems`` names what was not."""
+
+    workload_class: str = ""
+    opt_out_until_seconds: float | None = None
+    """Unix time; ``inf`` is for good, ``None`` is not at all."""
+    problems: tuple[str, ...] = ()
+
+
+def policy_of(kind: str, pod: tuple[Mapping[str, str], ...], namespace: tuple[Mapping[str, str], ...]) -> Policy:
+    """Read the class and the opt-out.
+
+    Args:
+        kind: Of the owner: it gives the class where nobody says one.
+        pod: The pod's labels and annotations, in this order.
+        namespace: The namespace's, in this order; they count where the pod says nothing that can be understood.
+
+    Returns:
+        What cannot be understood has no effect but a problem: ``bad_workload_class``, ``bad_opt_out``.
+    """
+    workload_class, class_problems = _class(kind, (*pod, *namespace))
+    until, opt_out_problems = _opt_out((pod, namespace))
+    return Policy(
+        workload_class=workload_class,
+        opt_out_until_seconds=until,
+        problems=tuple(dict.fromkeys([*class_problems, *opt_out_problems])),
+    )
+
+
+def _class(kind: str, sources: tuple[Mapping[str, str], ...]) -> tuple[str, list[str]]:
+    problems = []
+    for word in _words(sources, CLASS_KEY):
+        if word in _CLASSES:
+            return word, problems
+        problems.append("bad_workload_class")
+    if any(key in sources[0] for key in _SERVING_LABELS):
+        return INFERENCE, problems
+    return _CLASS_OF_KIND.get(kind, ""), problems
+
+
+def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float | None, list[str]]:
+    """Take the pod's word before the namespace's; within one of them the later time."""
+    problems = []
+    for sources in levels:
+        said: list[float] = []
+        for word in _words(sources, ALERTS_KEY):
+            if word in {"disabled", "enabled"}:
+                said.append(inf if word == "disabled" else -inf)
+            else:
+                problems.append("bad_opt_out")
+        for word in _words(sources, ALERTS_UNTIL_KEY):
+            until = _time(word)
+            if until is None:
+                problems.append("bad_opt_out")
+            else:
+                said.append(until)
+        if said:
+            latest = max(said)
+            return (None if latest == -inf else latest), problems
+    return None, problems
+
+
+def _words(sources: tuple[Mapping[str, str], ...], key: str) -> Iterator[str]:
+    for source in sources:
+        if word := label_text(source.get(key, ""), _LONGEST_WORD):
+            yield word.lower()
+
+
+def _time(word: str) -> float | None:
+    is_date = _DATE.fullmatch(word) is not None
+    if not is_date and not _RFC3339.fullmatch(word):
+        return None
+    try:
+        moment = datetime.fromisoformat(word.upper())
+    except ValueError:
+        return None
+    if is_date:
+        return moment.replace(tzinfo=UTC).timestamp() + _DAY
+    return moment.timestamp()

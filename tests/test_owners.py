@@ -1,0 +1,273 @@
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.attribution.label_text import label_text
+from exporter.attribution.owners import (
+    MAX_KIND,
+    MAX_NAME,
+    MAX_TEAM,
+    RULES,
+    OwnerRules,
+    facts_of,
+    wanted_annotations,
+    workload_of,
+)
+from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, PodFacts, PodMetadata
+
+FIXTURES = sorted((Path(__file__).parent / "fixtures" / "pods").glob("*.yaml"))
+TEAM_KEYS = ("team", "owner", "project", "cost-center", "costcenter", "cost_center", "department")
+DEFAULTS = OwnerRules(team_keys=TEAM_KEYS)
+
+# Keys that some rule reads, so that hypothesis meets the rules and not only their absence.
+KEYS = (
+    *TEAM_KEYS,
+    "ray.io/originated-from-crd",
+    "ray.io/originated-from-cr-name",
+    "ray.io/cluster",
+    "leaderworkerset.sigs.k8s.io/name",
+    "jobset.sigs.k8s.io/jobset-name",
+    "training.kubeflow.org/job-name",
+    "training.kubeflow.org/operator-name",
+    "serving.kserve.io/inferenceservice",
+    "app.kubernetes.io/part-of",
+    "app.kubernetes.io/name",
+    "notebook-name",
+    "volcano.sh/job-name",
+    "volcano.sh/queue-name",
+    "scheduling.k8s.io/group-name",
+    "sparkoperator.k8s.io/app-name",
+    "job-name",
+    "statefulset.kubernetes.io/pod-name",
+    "pod-template-hash",
+    "kueue.x-k8s.io/queue-name",
+    "gpu-cost-exporter/workload-class",
+    "gpu-cost-exporter/alerts",
+    "gpu-cost-exporter/alerts-until",
+)
+WORDS = ("RayJob", "Job", "web-0", "web-29012345", "llminferenceservice", "mpi-operator", "disabled", "2026-12-31")
+# Lone surrogates too: JSON may hold them.
+ANY_TEXT = st.one_of(st.text(st.characters(codec=None), max_size=300), st.sampled_from(WORDS))
+MAPPINGS = st.dictionaries(st.one_of(st.sampled_from(KEYS), ANY_TEXT), ANY_TEXT, max_size=12)
+KINDS = st.one_of(ANY_TEXT, st.sampled_from(["Job", "ReplicaSet", "StatefulSet", "Unallocated", "Other", "RayCluster"]))
+PODS = st.builds(
+    PodMetadata,
+    namespace=ANY_TEXT,
+    name=ANY_TEXT,
+    uid=ANY_TEXT,
+    labels=MAPPINGS,
+    annotations=MAPPINGS,
+    owner_kind=KINDS,
+    owner_name=ANY_TEXT,
+    owner_api=st.one_of(ANY_TEXT, st.sampled_from(["apps/v1", "batch/v1", "batch.volcano.sh/v1alpha1", "v1"])),
+)
+
+
+def pod_of(document: Mapping[str, Any]) -> PodMetadata:
+    metadata = document["metadata"]
+    controllers = [owner for owner in metadata.get("ownerReferences", ()) if owner.get("controller")]
+    owner = controllers[0] if controllers else {}
+    return PodMetadata(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata.get("uid", "uid"),
+        labels=metadata.get("labels", {}),
+        annotations=metadata.get("annotations", {}),
+        owner_kind=owner.get("kind", ""),
+        owner_name=owner.get("name", ""),
+        owner_api=owner.get("apiVersion", ""),
+    )
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_a_pod_as_its_makers_label_it_has_the_owner_that_they_mean(path: Path) -> None:
+    fixture = yaml.safe_load(path.read_text())
+    namespace, expected = fixture.get("namespace", {}), fixture["expected"]
+    pod = pod_of(fixture["pod"])
+    facts = facts_of(pod, namespace.get("labels", {}), namespace.get("annotations", {}), DEFAULTS)
+    assert facts.owner.namespace == fixture["pod"]["metadata"]["namespace"]
+    assert {
+        "kind": facts.owner.kind,
+        "name": facts.owner.name,
+        "team": facts.owner.team,
+        "queue": facts.queue,
+        "class": facts.workload_class,
+        "opt_out": facts.opt_out_until_seconds,
+        "problems": list(facts.problems),
+    } == {"team": "", "queue": "", "class": "", "opt_out": None, "problems": [], **expected}
+
+
+def test_every_rule_has_a_pod_that_it_is_the_first_to_know() -> None:
+    pods = [pod_of(yaml.safe_load(path.read_text())["pod"]) for path in FIXTURES]
+    first = {next((index for index, rule in enumerate(RULES) if rule(pod)), None) for pod in pods}
+    assert first == {*range(len(RULES)), None}
+    assert len(pods) >= 25
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_only_the_annotations_that_are_asked_for_are_read(path: Path) -> None:
+    fixture = yaml.safe_load(path.read_text())
+    pod = pod_of(fixture["pod"])
+    rules = replace(DEFAULTS, exported_annotations=("sidecar.istio.io/inject",))
+    wanted = wanted_annotations(rules)
+    kept = replace(pod, annotations={key: value for key, value in pod.annotations.items() if key in wanted})
+    assert facts_of(kept, {}, {}, rules) == facts_of(pod, {}, {}, rules)
+
+
+@settings(deadline=None)  # a busy machine is no error
+@given(PODS, MAPPINGS, MAPPINGS, st.randoms(use_true_random=False))
+def test_an_unchanged_pod_never_changes_its_owner(
+    pod: PodMetadata, labels: dict[str, str], annotations: dict[str, str], chance: random.Random
+) -> None:
+    def shuffled(mapping: Mapping[str, str]) -> dict[str, str]:
+        items = list(mapping.items())
+        chance.shuffle(items)
+        return dict(items)
+
+    rules = OwnerRules(team_keys=TEAM_KEYS, exported_labels=("team", "a.b", "a/b"), exported_annotations=("owner",))
+    same = replace(pod, labels=shuffled(pod.labels), annotations=shuffled(pod.annotations), uid="another")
+    assert facts_of(same, shuffled(labels), shuffled(annotations), rules) == facts_of(pod, labels, annotations, rules)
+
+
+@settings(deadline=None)
+@given(PODS, st.dictionaries(st.from_regex(r"[a-z]{1,9}\.example\.com/[a-z]{1,9}", fullmatch=True), ANY_TEXT))
+def test_labels_that_no_rule_reads_change_nothing(pod: PodMetadata, others: dict[str, str]) -> None:
+    more = replace(pod, labels={**pod.labels, **others}, annotations={**pod.annotations, **others})
+    assert facts_of(more, {}, {}, DEFAULTS) == facts_of(pod, {}, {}, DEFAULTS)
+
+
+@settings(deadline=None)
+@given(PODS, MAPPINGS, MAPPINGS)
+def test_any_text_gives_one_owner_that_can_be_printed(
+    pod: PodMetadata, labels: dict[str, str], annotations: dict[str, str]
+) -> None:
+    facts = facts_of(pod, labels, annotations, OwnerRules(team_keys=TEAM_KEYS, exported_labels=KEYS))
+    owner = facts.owner
+    assert owner.kind
+    assert owner.kind not in {UNALLOCATED.kind, UNATTRIBUTED.kind, OTHER.kind}
+    assert not owner.provisional
+    texts = [(owner.namespace, MAX_NAME), (owner.kind, MAX_KIND), (owner.name, MAX_NAME), (owner.team, MAX_TEAM)]
+    texts += [(facts.queue, MAX_NAME), *((value, 128) for _, value in facts.exported)]
+    for text, limit in texts:
+        assert text.isprintable()
+        assert text == text.strip()
+        assert len(text) <= limit
+    assert set(facts.problems) <= {"bad_workload_class", "bad_opt_out"}
+
+
+def test_a_pod_that_its_labels_give_to_several_has_the_first_in_the_table() -> None:
+    everything = PodMetadata(
+        namespace="n",
+        name="p",
+        uid="u",
+        labels={
+            "ray.io/cluster": "a-raycluster",
+            "leaderworkerset.sigs.k8s.io/name": "b-set",
+            "jobset.sigs.k8s.io/jobset-name": "c-jobset",
+            "notebook-name": "d-notebook",
+            "batch.kubernetes.io/job-name": "e-job",
+        },
+        annotations={"scheduling.k8s.io/group-name": "f-group"},
+        owner_kind="Job",
+        owner_name="e-job",
+        owner_api="batch/v1",
+    )
+    assert workload_of(everything) == ("RayCluster", "a-raycluster")
+    labels = dict(everything.labels)
+    found = []
+    for key in tuple(labels):
+        found.append(workload_of(replace(everything, labels=dict(labels)))[0])
+        del labels[key]
+    assert found == ["RayCluster", "LeaderWorkerSet", "JobSet", "Notebook", "PodGroup"]
+    assert workload_of(replace(everything, labels={}, annotations={})) == ("Job", "e-job")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("backup-23667840", ("CronJob", "backup")),  # 2015-01-01
+        ("backup-23667839", ("Job", "backup-23667839")),
+        ("backup-68374079", ("CronJob", "backup")),  # 2099-12-31
+        ("backup-68374080", ("Job", "backup-68374080")),
+        ("backup-1732100000", ("Job", "backup-1732100000")),  # seconds
+        ("backup-2901234", ("Job", "backup-2901234")),
+        ("a-29012345-29012345", ("CronJob", "a-29012345")),
+        ("-29012345", ("Job", "-29012345")),
+        ("backup-٢٩٠١٢٣٤٥", ("Job", "backup-٢٩٠١٢٣٤٥")),
+    ],
+)
+def test_a_cron_job_is_guessed_from_a_plausible_minute_alone(name: str, expected: tuple[str, str]) -> None:
+    pod = PodMetadata(namespace="n", name="p", uid="u", owner_kind="Job", owner_name=name, owner_api="batch/v1")
+    assert workload_of(pod) == expected
+
+
+def test_a_replica_set_whose_name_does_not_end_in_its_hash_is_what_it_is() -> None:
+    pod = PodMetadata(
+        namespace="n",
+        name="p",
+        uid="u",
+        labels={"pod-template-hash": "abc"},
+        owner_kind="ReplicaSet",
+        owner_name="webabc",
+        owner_api="apps/v1",
+    )
+    assert workload_of(pod) == ("ReplicaSet", "webabc")
+    assert workload_of(replace(pod, owner_name="-abc")) == ("ReplicaSet", "-abc")
+    assert workload_of(replace(pod, owner_name="web-abc")) == ("Deployment", "web")
+
+
+def teams(pod: PodMetadata, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
+    return facts_of(pod, labels, annotations, DEFAULTS).owner.team
+
+
+def test_the_team_is_looked_for_on_the_pod_then_on_its_namespace_labels_first() -> None:
+    pod = PodMetadata(
+        namespace="n", name="p", uid="u", labels={"department": "a"}, annotations={"team": "b", "owner": "c"}
+    )
+    assert teams(pod, {"team": "d"}, {"team": "e"}) == "a"
+    assert teams(replace(pod, labels={}), {"team": "d"}, {"team": "e"}) == "b"
+    assert teams(replace(pod, labels={}, annotations={}), {"team": "d"}, {"team": "e"}) == "d"
+    assert teams(replace(pod, labels={}, annotations={}), {}, {"team": "e"}) == "e"
+    assert teams(replace(pod, labels={}, annotations={}), {}, {}) == ""
+
+
+def test_the_order_of_team_keys_decides_between_two_on_one_object() -> None:
+    pod = PodMetadata(namespace="n", name="p", uid="u", labels={"team": "a", "cost-center": "b"})
+    assert facts_of(pod, {}, {}, OwnerRules(team_keys=("cost-center", "team"))).owner.team == "b"
+    assert facts_of(pod, {}, {}, OwnerRules(team_keys=("team", "cost-center"))).owner.team == "a"
+    assert facts_of(pod, {}, {}, OwnerRules()).owner.team == ""
+
+
+def test_two_long_texts_with_one_beginning_stay_two() -> None:
+    one, two = label_text("x" * 4096 + "1", 128), label_text("x" * 4096 + "2", 128)
+    assert len(one) == len(two) == 128
+    assert one != two
+    assert label_text(one, 128) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("  ml \t platform\n", "ml platform"),
+        ("a\x00b\x1b[31mc", "ab[31mc"),
+        ("left\u202eright", "leftright"),
+        ("no\u00a0break", "no break"),
+        ("\ud800", ""),
+        ("Zürich 東京 🙂", "Zürich 東京 🙂"),
+    ],
+)
+def test_what_cannot_be_printed_is_left_out(text: str, expected: str) -> None:
+    assert label_text(text, 64) == expected
+
+
+def test_a_pod_that_says_nothing_has_the_least_facts() -> None:
+    facts = facts_of(PodMetadata(namespace="n", name="p", uid="u"), {}, {}, DEFAULTS)
+    assert facts == PodFacts(owner=facts.owner)
+    assert (facts.owner.namespace, facts.owner.kind, facts.owner.name, facts.owner.team) == ("n", "Pod", "p", "")
