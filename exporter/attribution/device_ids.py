@@ -5,6 +5,7 @@ AliCloud, Tencent: the truth is in a pod annotation) the answer says so instead 
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -26,11 +27,13 @@ _PLACEHOLDER = re.compile(rf"GPU-(?P<uuid>{_HEX})-(?:_-)?(?:(?:memory|core)-)?(?
 _DRA_GPU = re.compile(rf"gpu-(?P<minor>{_NUMBER})", re.ASCII)
 # Before v25.12 the part behind "mig-" is three numbers; only the newer form begins with a profile, which has a "g".
 _DRA_MIG = re.compile(
-    rf"gpu-(?P<minor>{_NUMBER})-mig-(?P<profile>[0-9]+c?[0-9]*g[0-9a-z.+-]*)-{_NUMBER}-{_NUMBER}", re.ASCII
+    rf"gpu-(?P<minor>{_NUMBER})-mig-(?P<profile>[0-9]+c?[0-9]*g[0-9a-z.+-]*)-(?P<number>{_NUMBER})-(?P<start>{_NUMBER})",
+    re.ASCII,
 )
 _DRA_VFIO = re.compile(rf"gpu-vfio-{_NUMBER}", re.ASCII)
 
 _ANNOTATED_RESOURCES = ("volcano.sh/", "aliyun.com/gpu-", "tencent.com/vcuda-")
+_NAMED_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 _AWS_RESOURCE = "k8s.amazonaws.com/vgpu"
 
 
@@ -46,7 +49,9 @@ class IdKind(StrEnum):
     MINOR = "minor"
     """A GPU by the N of ``/dev/nvidiaN``, or with ``gpu_instance_id`` a MIG instance of it."""
     MINOR_PROFILE = "minor_profile"
-    """A MIG instance of a GPU by ``minor``, known only by its ``profile`` (DRA)."""
+    """A MIG instance of a GPU by ``minor`` or ``uuid``, known by its ``profile`` and where it lies on the GPU."""
+    INDEX = "index"
+    """A whole GPU by its number in the driver's order."""
     ALL = "all"
     """Every GPU of the node (WSL), or the one that there is (Tegra)."""
     NEEDS_ANNOTATION = "needs_annotation"
@@ -65,6 +70,11 @@ class ParsedId:
     compute_instance_id: int | None = None
     profile: str | None = None
     """Letters and digits only, lower case: ``1g24gb``."""
+    profile_id: int | None = None
+    """NVML's number of the profile."""
+    placement_start: int | None = None
+    """First memory slice."""
+    index: int | None = None
     replica: int | None = None
     """Running number of a shared device's replica; ``None`` where the id names no replica."""
     reason: str = ""
@@ -114,11 +124,30 @@ def parse_claimed(driver: str, device: str) -> ParsedId | None:
         return ParsedId(kind=IdKind.MINOR, minor=int(whole["minor"]))
     if part := _DRA_MIG.fullmatch(device):
         return ParsedId(
-            kind=IdKind.MINOR_PROFILE, minor=int(part["minor"]), profile=comparable_profile(part["profile"])
+            kind=IdKind.MINOR_PROFILE,
+            minor=int(part["minor"]),
+            profile=comparable_profile(part["profile"]),
+            profile_id=int(part["number"]),
+            placement_start=int(part["start"]),
         )
     if _DRA_VFIO.fullmatch(device):
         return ParsedId(kind=IdKind.UNKNOWN, reason="dra_passed_through")
     return ParsedId(kind=IdKind.UNKNOWN, reason="dra_unresolved")
+
+
+def telling(resource: str, ids: Iterable[str]) -> tuple[str, ...]:
+    """Leave out ids that say nothing new: of a plugin with one id per MiB, all but one per GPU that they name.
+
+    Args:
+        resource: Resource name that the kubelet lists them under.
+        ids: As the kubelet lists them.
+    """
+    if not resource.startswith(_ANNOTATED_RESOURCES):
+        return tuple(dict.fromkeys(ids))
+    named: dict[str, str] = {}
+    for device_id in ids:
+        named.setdefault(device_id[:_NAMED_LENGTH] if device_id.startswith("GPU-") else "", device_id)
+    return tuple(named.values())
 
 
 def comparable_profile(profile: str) -> str:

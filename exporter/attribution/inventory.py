@@ -28,6 +28,7 @@ class Inventory:
     parts: Mapping[str, PartOfGpu]
     """Of the instances."""
     by_minor: Mapping[int, str]
+    by_index: Mapping[int, str]
 
     @classmethod
     def of(cls, gpus: Sequence[Gpu], instances: Sequence[MigInstance]) -> Self:
@@ -46,6 +47,7 @@ class Inventory:
             instances={instance.uuid: instance for instance in instances if instance.parent_uuid in by_uuid},
             parts=parts,
             by_minor={gpu.minor: gpu.uuid for gpu in reversed(gpus) if gpu.minor is not None},
+            by_index={gpu.index: gpu.uuid for gpu in reversed(gpus)},
         )
 
     def is_instance(self, uuid: str) -> bool:
@@ -77,6 +79,8 @@ class Inventory:
                 found, reason = self._present(parsed.uuid, self.gpus), "unknown_uuid"
             case IdKind.MIG:
                 found, reason = self._present(parsed.uuid, self.instances), "unknown_uuid"
+            case IdKind.INDEX:
+                found, reason = self._present(self.by_index.get(parsed.index or 0), self.gpus), "unknown_index"
             case IdKind.LEGACY_MIG | IdKind.MINOR | IdKind.MINOR_PROFILE:
                 found, reason = self._placed(parsed)
             case _:
@@ -87,14 +91,25 @@ class Inventory:
         """Name the physical GPU behind an id, whether it is seen or not.
 
         Returns:
-            A UUID, ``minor <n>`` for one known by that alone, or ``None`` where the id does not lead to one.
+            A UUID, ``minor <n>`` or ``index <n>`` for one known by that alone, or ``None`` where the id does not
+            lead to one.
         """
         if parsed.kind is IdKind.MIG:
             instance = self.instances.get(parsed.uuid or "")
             return instance.parent_uuid if instance else None
         if parsed.minor is not None:
             return self.by_minor.get(parsed.minor, f"minor {parsed.minor}")
+        if parsed.index is not None:
+            return self.by_index.get(parsed.index, f"index {parsed.index}")
         return parsed.uuid
+
+    def knows_places(self, parsed: ParsedId) -> bool:
+        """Tell whether an instance that is named by profile and placement cannot be mistaken for another one."""
+        instances = self._instances_of(self.physical(parsed))
+        return parsed.placement_start is not None and all(inst.placement_start is not None for inst in instances)
+
+    def _instances_of(self, gpu: str | None) -> list[MigInstance]:
+        return [instance for instance in self.instances.values() if instance.parent_uuid == gpu]
 
     @staticmethod
     def _present(uuid: str | None, known: Mapping[str, object]) -> tuple[str, ...]:
@@ -108,7 +123,7 @@ class Inventory:
             return (), "minor_not_told" if any(one.minor is None for one in self.gpus.values()) else "unknown_minor"
         if parsed.kind is IdKind.MINOR and parsed.gpu_instance_id is None:
             return (gpu,), ""
-        found = [uuid for uuid, inst in self.instances.items() if inst.parent_uuid == gpu and _is_named(parsed, inst)]
+        found = [inst.uuid for inst in self._instances_of(gpu) if _is_named(parsed, inst)]
         reason = "dra_unresolved" if parsed.kind is IdKind.MINOR_PROFILE else "unknown_instance"
         return (tuple(found) if len(found) == 1 else ()), reason
 
@@ -144,6 +159,11 @@ def instance_parts(gpu: Gpu, instances: Sequence[MigInstance]) -> dict[str, Part
 
 def _is_named(parsed: ParsedId, instance: MigInstance) -> bool:
     if parsed.kind is IdKind.MINOR_PROFILE:
-        return comparable_profile(instance.profile) == parsed.profile
+        told = (instance.profile_id, instance.placement_start)
+        named = (parsed.profile_id, parsed.placement_start)
+        if any(one is not None and other is not None and one != other for one, other in zip(told, named, strict=True)):
+            return False
+        # A compute instance that is a part of its GPU instance has another name than that.
+        return None not in (*told, *named) or comparable_profile(instance.profile) == parsed.profile
     place = (parsed.gpu_instance_id, parsed.compute_instance_id)
     return (instance.gpu_instance_id, instance.compute_instance_id) == place

@@ -1,14 +1,16 @@
 """The pure join: what the kubelet lists and what the driver sees become holders of devices."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from exporter.attribution import shares
-from exporter.attribution.device_ids import GPU_DRA_DRIVER, IdKind, ParsedId, parse, parse_claimed
+from exporter.attribution import annotated, counting, dra, shares
+from exporter.attribution.device_ids import IdKind, ParsedId, parse, telling
+from exporter.attribution.entries import Entry
 from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.attribution.inventory import Inventory
-from exporter.attribution.shares import DRA, Claim
+from exporter.attribution.reservations import Groups
+from exporter.attribution.shares import Claim
 from exporter.model import (
     Allocations,
     Attribution,
@@ -23,18 +25,6 @@ from exporter.model import (
 DEVICE_PLUGIN = "device-plugin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """One id that the kubelet lists with one container."""
-
-    container: ContainerAllocation
-    resource: str
-    source: str
-    device_id: str
-    share_id: str | None
-    parsed: ParsedId
-
-
 def attribute(
     *,
     allocations: Allocations | None,
@@ -42,7 +32,7 @@ def attribute(
     instances: Sequence[MigInstance],
     now: float,
     expiry_seconds: float,
-    evidence: Evidence = NO_EVIDENCE,  # noqa: ARG001
+    evidence: Evidence = NO_EVIDENCE,
 ) -> Attribution:
     """Match every id that the kubelet lists to the devices of this node.
 
@@ -64,79 +54,119 @@ def attribute(
     if now - answered_at > expiry_seconds:
         return Attribution(known=False, answered_at_seconds=answered_at)
     inventory = Inventory.of(gpus, instances)
-    entries = list(_entries(allocations.containers))
+    entries = list(_entries(allocations, evidence))
     claims, unresolved = _match(entries, inventory)
     counts = shares.replica_counts(_advertised(allocations.allocatable, inventory), claims)
+    known = counting.Known.of(allocations.allocatable, evidence, entries, unresolved, inventory)
     return Attribution(
         known=True,
         answered_at_seconds=answered_at,
-        holders=_holders(claims, counts, inventory),
-        unresolved=unresolved,
-        expected_devices=_expected(allocations.allocatable, entries, inventory),
+        holders=_holders(claims, counts, inventory, evidence),
+        unresolved=tuple(unresolved),
+        expected_devices=known.expected,
+        advertised_devices=known.advertised,
+        allocated_devices=known.allocated,
     )
 
 
-def _entries(containers: Sequence[ContainerAllocation]) -> Iterator[_Entry]:
+def _entries(allocations: Allocations, evidence: Evidence) -> Iterator[Entry]:
+    """Give every device of every container that holds any."""
+    by_pod: dict[tuple[str, str], list[ContainerAllocation]] = {}
+    for container in allocations.containers:
+        name = (container.namespace, container.pod)
+        if name not in evidence.ended and name != evidence.own_pod:
+            by_pod.setdefault(name, []).append(container)
+    groups = Groups(evidence, _others(allocations)) if evidence.pods is not None else None
+    for (namespace, _), containers in by_pod.items():
+        listed = _entries_of_pod(containers, evidence)
+        if groups is not None and namespace in evidence.reservation_namespaces:
+            for entry in listed:
+                yield from groups.divided(entry)
+        else:
+            yield from listed
+
+
+def _others(allocations: Allocations) -> dict[tuple[str, str], list[str]]:
+    """Name the containers without devices, by pod."""
+    others: dict[tuple[str, str], list[str]] = {}
+    for namespace, pod, container in allocations.other_containers:
+        others.setdefault((namespace, pod), []).append(container)
+    return others
+
+
+def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidence) -> Iterator[Entry]:
+    name = (containers[0].namespace, containers[0].pod)
+    pod = evidence.pods.get(name) if evidence.pods is not None else None
+    placeholders: list[ContainerAllocation] = []
     for container in containers:
+        told = [devices for devices in container.devices if annotated.is_told_by_annotation(devices, pod)]
+        if told:
+            placeholders.append(replace(container, devices=tuple(told)))
         for devices in container.devices:
-            for device_id in dict.fromkeys(devices.ids):
-                yield _Entry(
-                    container=container,
-                    resource=devices.resource,
-                    source=DEVICE_PLUGIN,
-                    device_id=device_id,
-                    share_id=None,
-                    parsed=parse(devices.resource, device_id),
-                )
-        # A container that names one claim twice lists its devices twice.
-        keys = {(claim.driver, claim.pool, claim.device, claim.share_id): claim for claim in container.claims}
-        for driver, _, device, share_id in keys:
-            parsed = parse_claimed(driver, device)
-            if parsed is not None:
-                yield _Entry(
-                    container=container,
-                    resource=GPU_DRA_DRIVER,
-                    source=DRA,
-                    device_id=device,
-                    share_id=share_id,
-                    parsed=parsed,
-                )
+            if devices not in told:
+                yield from _listed_entries(container, devices)
+        yield from dra.entries(container, evidence)
+    yield from annotated.entries(placeholders, pod)
 
 
-def _match(entries: Sequence[_Entry], inventory: Inventory) -> tuple[dict[str, list[Claim]], tuple[Unresolved, ...]]:
+def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:
+    holder = (container.namespace, container.pod, container.container)
+    told: set[ParsedId] = set()
+    for device_id in telling(devices.resource, devices.ids):
+        parsed = parse(devices.resource, device_id)
+        if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands, and one says it all
+            if parsed in told:
+                continue
+            told.add(parsed)
+        yield Entry(holder=holder, resource=devices.resource, source=DEVICE_PLUGIN, device_id=device_id, parsed=parsed)
+
+
+def _match(entries: Sequence[Entry], inventory: Inventory) -> tuple[dict[str, list[Claim]], dict[Unresolved, Entry]]:
     """Find each entry's devices: claims by device UUID, and what has none."""
-    claimed = {(entry.device_id, entry.parsed) for entry in entries if entry.parsed.profile is not None}
-    by_profile = Counter((parsed.minor, parsed.profile) for _, parsed in claimed)
+    by_profile = Counter(
+        place for _, place in {(entry.device_id, _profile(entry, inventory)) for entry in entries} if place is not None
+    )
     claims: dict[str, list[Claim]] = {}
-    unresolved: dict[Unresolved, None] = {}
+    unresolved: dict[Unresolved, Entry] = {}
     for entry in entries:
         found, reason = inventory.resolve(entry.parsed)
-        if by_profile[entry.parsed.minor, entry.parsed.profile] > 1:
+        place = _profile(entry, inventory)
+        if place is not None and by_profile[place] > 1:
             found, reason = (), "dra_unresolved"  # two claims and one instance: one of them is not enumerated yet
         if not found:
-            unresolved[_unresolved(entry, reason)] = None
+            unresolved.setdefault(_unresolved(entry, reason), entry)
         for uuid in found:
-            claims.setdefault(uuid, []).append(_claim(entry))
-    return claims, tuple(unresolved)
+            claims.setdefault(uuid, []).append(_claim(entry, inventory.gpus[inventory.gpu_of(uuid)]))
+    return claims, unresolved
 
 
-def _claim(entry: _Entry) -> Claim:
-    container = entry.container
+def _profile(entry: Entry, inventory: Inventory) -> tuple[str | None, str] | None:
+    """Give GPU and profile of an entry whose instance is known by them alone."""
+    if entry.parsed.profile is None or inventory.knows_places(entry.parsed):
+        return None
+    return inventory.physical(entry.parsed), entry.parsed.profile
+
+
+def _claim(entry: Entry, gpu: Gpu) -> Claim:
+    declared, estimated = entry.declared.part(gpu.memory_total_bytes) if entry.declared else (None, False)
     return Claim(
-        holder=(container.namespace, container.pod, container.container),
+        holder=entry.holder,
         resource=entry.resource,
         source=entry.source,
         replica=entry.parsed.replica,
         share_id=entry.share_id,
+        claim=entry.claim,
+        declared=declared,
+        estimated=estimated,
     )
 
 
-def _unresolved(entry: _Entry, reason: str) -> Unresolved:
-    container = entry.container
+def _unresolved(entry: Entry, reason: str) -> Unresolved:
+    namespace, pod, container = entry.holder
     return Unresolved(
-        namespace=container.namespace,
-        pod=container.pod,
-        container=container.container,
+        namespace=namespace,
+        pod=pod,
+        container=container,
         resource=entry.resource,
         device_id=entry.device_id,
         reason=reason,
@@ -146,7 +176,7 @@ def _unresolved(entry: _Entry, reason: str) -> Unresolved:
 def _advertised(allocatable: tuple[DeviceIds, ...] | None, inventory: Inventory) -> Iterator[tuple[str, str, int]]:
     """Give (device UUID, resource, replica number) of every advertised replica."""
     for devices in allocatable or ():
-        for device_id in devices.ids:
+        for device_id in telling(devices.resource, devices.ids):
             parsed = parse(devices.resource, device_id)
             if parsed.replica is not None:
                 for uuid in inventory.resolve(parsed)[0]:
@@ -154,46 +184,36 @@ def _advertised(allocatable: tuple[DeviceIds, ...] | None, inventory: Inventory)
 
 
 def _holders(
-    claims: dict[str, list[Claim]], counts: shares.ReplicaCounts, inventory: Inventory
+    claims: Mapping[str, list[Claim]], counts: shares.ReplicaCounts, inventory: Inventory, evidence: Evidence
 ) -> dict[str, tuple[Holder, ...]]:
     parts = {uuid: shares.divide(uuid, claims_of, counts) for uuid, claims_of in claims.items()}
     used: dict[str, float] = dict.fromkeys(inventory.gpus, 0.0)
     for uuid, parts_of in parts.items():
         used[inventory.gpu_of(uuid)] += inventory.part_of_gpu(uuid).ratio * sum(part.ratio for part in parts_of)
-    holders: dict[str, tuple[Holder, ...]] = {}
-    for uuid, parts_of in parts.items():
-        whole = inventory.part_of_gpu(uuid)
-        # A whole GPU and an instance of it can both be listed while the node is being partitioned.
-        excess = max(used[inventory.gpu_of(uuid)], 1.0)
-        holders[uuid] = tuple(
-            Holder(
-                namespace=part.holder[0],
-                pod=part.holder[1],
-                container=part.holder[2],
-                device_uuid=uuid,
-                mode=shares.mode(part, is_instance=inventory.is_instance(uuid)),
-                resource=part.resource,
-                source=part.source,
-                share_ratio=whole.ratio * part.ratio / excess,
-                device_share_ratio=part.ratio,
-                share_estimated=part.estimated or whole.estimated or excess > shares.WHOLE_WITHIN_ROUNDING,
-                replicas=part.replicas,
-            )
-            for part in parts_of
+    # A whole GPU and an instance of it can both be listed while the node is being partitioned.
+    return {
+        uuid: tuple(
+            _holder(uuid, part, max(used[inventory.gpu_of(uuid)], 1.0), inventory, evidence) for part in parts_of
         )
-    return holders
+        for uuid, parts_of in parts.items()
+    }
 
 
-def _expected(allocatable: tuple[DeviceIds, ...] | None, entries: Sequence[_Entry], inventory: Inventory) -> int | None:
-    advertised = [parse(devices.resource, device_id) for devices in allocatable or () for device_id in devices.ids]
-    if not advertised:  # an old kubelet, a plugin that has not registered yet, or DRA alone
-        return None
-    physical: set[str] = set()
-    for parsed in [*advertised, *(entry.parsed for entry in entries)]:
-        if parsed.kind is IdKind.ALL:
-            physical.update(inventory.gpus)
-        elif gpu := inventory.physical(parsed):
-            physical.add(gpu)
-        else:
-            return None
-    return len(physical)
+def _holder(uuid: str, part: shares.Part, excess: float, inventory: Inventory, evidence: Evidence) -> Holder:
+    namespace, pod, container = part.holder
+    whole = inventory.part_of_gpu(uuid)
+    known = evidence.pods.get((namespace, pod)) if evidence.pods is not None else None
+    return Holder(
+        namespace=namespace,
+        pod=pod,
+        container=container,
+        device_uuid=uuid,
+        mode=shares.mode(part, is_instance=inventory.is_instance(uuid)),
+        resource=part.resource,
+        source=part.source,
+        share_ratio=whole.ratio * part.ratio / excess,
+        device_share_ratio=part.ratio,
+        share_estimated=part.estimated or whole.estimated or excess > shares.WHOLE_WITHIN_ROUNDING,
+        replicas=part.replicas,
+        pod_uid=known.uid if known else None,
+    )

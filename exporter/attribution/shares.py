@@ -21,6 +21,12 @@ class Claim:
     source: str
     replica: int | None
     share_id: str | None
+    claim: str = ""
+    """DRA: containers that name one claim have together what it has."""
+    declared: float | None = None
+    """Part of the device as somebody declared it; ``None``: all of it, or by replicas."""
+    estimated: bool = False
+    """``declared`` is a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +92,18 @@ def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[P
     grouped: dict[tuple[str, str, str], list[Claim]] = {}
     for claim in claims:
         grouped.setdefault(claim.holder, []).append(claim)
-    weights = {holder: _weight(uuid, group, counts) for holder, group in grouped.items()}
+    weights = _weights(uuid, grouped, counts)
     excess = max(sum(weights.values()), 1.0)
-    # An even split of a claim that several containers name is how it is shared; of device-plugin ids it is a guess.
-    odd_split = excess > WHOLE_WITHIN_ROUNDING and any(claim.source != DRA for claim in claims)
+    fitted = excess > WHOLE_WITHIN_ROUNDING
     return tuple(
         Part(
             holder=holder,
             resource=group[0].resource,
             source=group[0].source,
             ratio=weights[holder] / excess,
-            replicas=len({(claim.resource, claim.replica, claim.share_id) for claim in group}),
+            replicas=len({(claim.resource, claim.replica, claim.claim, claim.share_id) for claim in group}),
             shared=len(grouped) > 1 or any(_is_share(claim) for claim in group),
-            estimated=odd_split or not all(_is_certain(uuid, claim, counts) for claim in group),
+            estimated=fitted or not all(_is_certain(uuid, claim, counts) for claim in group),
         )
         for holder, group in grouped.items()
     )
@@ -111,18 +116,46 @@ def mode(part: Part, *, is_instance: bool) -> ShareMode:
     return ShareMode.MIG if is_instance else ShareMode.EXCLUSIVE
 
 
-def _weight(uuid: str, group: Sequence[Claim], counts: ReplicaCounts) -> float:
-    if any(claim.replica is None for claim in group):
-        return 1.0
-    held = {(claim.resource, claim.replica) for claim in group}
-    return min(sum(1 / (counts.known.get((uuid, name)) or counts.least[name]) for name, _ in held), 1.0)
+def _weights(
+    uuid: str, grouped: Mapping[tuple[str, str, str], Sequence[Claim]], counts: ReplicaCounts
+) -> dict[tuple[str, str, str], float]:
+    """Give each holder's part before it is fitted into the device; what nobody declared is what the others leave."""
+    users: dict[tuple[str, str | None], set[tuple[str, str, str]]] = {}
+    for holder, group in grouped.items():
+        for claim in group:
+            if claim.claim:
+                users.setdefault((claim.claim, claim.share_id), set()).add(holder)
+    weights: dict[tuple[str, str, str], float] = {}
+    open_shares: dict[tuple[str, str, str], float] = {}
+    for holder, group in grouped.items():
+        replicas = {(claim.resource, claim.replica) for claim in group if _is_replica(claim)}
+        weights[holder] = sum(1 / (counts.known.get((uuid, name)) or counts.least[name]) for name, _ in replicas)
+        for claim in group:
+            sharers = len(users.get((claim.claim, claim.share_id), ())) or 1
+            if claim.declared is not None or (claim.replica is None and claim.share_id is None):
+                weights[holder] += (1.0 if claim.declared is None else claim.declared) / sharers
+            elif claim.replica is None:
+                open_shares[holder] = open_shares.get(holder, 0.0) + 1 / sharers
+        weights[holder] = min(weights[holder], 1.0)
+    left = max(1 - sum(weights.values()), 0.0) or 1.0
+    for holder, share in open_shares.items():
+        weights[holder] += share * left / sum(open_shares.values())
+    return weights
+
+
+def _is_replica(claim: Claim) -> bool:
+    return claim.replica is not None and claim.declared is None
 
 
 def _is_certain(uuid: str, claim: Claim, counts: ReplicaCounts) -> bool:
+    if claim.declared is not None:
+        return not claim.estimated
     if claim.share_id is not None:
         return False  # how much of the device's capacity a share has is not in the kubelet's answer
     return claim.replica is None or (uuid, claim.resource) in counts.known
 
 
 def _is_share(claim: Claim) -> bool:
+    if claim.declared is not None:
+        return claim.declared * WHOLE_WITHIN_ROUNDING < 1
     return claim.replica is not None or claim.share_id is not None

@@ -1,0 +1,88 @@
+"""How many physical GPUs the kubelet advertises and has given away, whether the driver sees them or not."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from exporter.attribution import dra
+from exporter.attribution.device_ids import IdKind, ParsedId, parse, telling
+from exporter.attribution.entries import Entry
+from exporter.attribution.evidence import Evidence
+from exporter.attribution.inventory import Inventory
+from exporter.attribution.shares import DRA
+from exporter.model import DeviceIds, Unresolved
+
+_UNDECIDED = frozenset({"claim_pending", "reservation_pending", "needs_annotation", "bad_annotation"})
+"""Reasons why what an entry names may not be what is held."""
+
+_PASSED_THROUGH = "dra_passed_through"
+"""To a virtual machine: the driver cannot see it, and nothing is wrong with that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Numbers of physical GPUs; ``None`` where it cannot be told."""
+
+    advertised: int | None
+    allocated: int | None
+    expected: int | None
+    """Advertised or allocated; ``None`` too where nothing is advertised: a plugin may still be about to register."""
+
+    @classmethod
+    def of(
+        cls,
+        allocatable: tuple[DeviceIds, ...] | None,
+        evidence: Evidence,
+        entries: Sequence[Entry],
+        unresolved: dict[Unresolved, Entry],
+        inventory: Inventory,
+    ) -> Self:
+        """Count.
+
+        Args:
+            allocatable: What the kubelet advertises.
+            evidence: For the ResourceSlices.
+            entries: What containers are listed with.
+            unresolved: Of those, what was not found, with the reasons.
+            inventory: The devices that are seen.
+        """
+        advertised = _advertised(allocatable, evidence, entries, inventory)
+        undecided = any(one.reason in _UNDECIDED for one in unresolved)
+        named = _physical((entry.parsed for entry in entries if entry.parsed.reason != _PASSED_THROUGH), inventory)
+        return cls(
+            advertised=None if advertised is None else len(advertised),
+            allocated=None if undecided or named is None else len(named),
+            expected=len(advertised | named) if advertised and named is not None else None,
+        )
+
+
+def _advertised(
+    allocatable: tuple[DeviceIds, ...] | None, evidence: Evidence, entries: Sequence[Entry], inventory: Inventory
+) -> set[str] | None:
+    slices = dra.advertised(evidence)
+    if slices is None and (allocatable is None or any(entry.source == DRA for entry in entries)):
+        return None  # DRA devices are never among what the kubelet itself advertises
+    of_plugins = [
+        parse(devices.resource, device_id)
+        for devices in allocatable or ()
+        for device_id in telling(devices.resource, devices.ids)
+    ]
+    of_slices = [
+        ParsedId(kind=IdKind.GPU, uuid=device.parent_uuid or device.uuid)
+        if device.kind == "gpu" or device.parent_uuid
+        else ParsedId(kind=IdKind.MIG, uuid=device.uuid)
+        for device in slices or ()
+    ]
+    return _physical([*of_plugins, *of_slices], inventory)
+
+
+def _physical(parsed_ids: Iterable[ParsedId], inventory: Inventory) -> set[str] | None:
+    physical: set[str] = set()
+    for parsed in set(parsed_ids):
+        if parsed.kind is IdKind.ALL:
+            physical.update(inventory.gpus)
+        elif gpu := inventory.physical(parsed):
+            physical.add(gpu)
+        else:
+            return None
+    return physical
