@@ -223,6 +223,35 @@ def test_a_replica_set_whose_name_does_not_end_in_its_hash_is_what_it_is() -> No
     assert workload_of(replace(pod, owner_name="web-abc")) == ("Deployment", "web")
 
 
+class Noting(dict[str, str]):
+    """A mapping without anything that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return False
+
+    def get(self, key: str, default: str | None = None) -> str | None:
+        self.asked.add(key)
+        return default
+
+
+def test_the_documentation_names_every_key_that_is_read_and_every_kind_of_a_rule() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "owners.md").read_text()
+    labels, annotations = Noting(), Noting()
+    facts_of(
+        PodMetadata(namespace="n", name="p", uid="u", labels=labels, annotations=annotations), {}, {}, OwnerRules()
+    )
+    assert len(labels.asked) > 30
+    assert [key for key in sorted(labels.asked | annotations.asked) if f"`{key}" not in text] == []
+    assert annotations.asked == wanted_annotations(OwnerRules())
+    pods = [pod_of(yaml.safe_load(path.read_text())["pod"]) for path in FIXTURES]
+    known = {workload_of(pod)[0] for pod in pods if any(rule(pod) for rule in RULES[:-1])} - {"FlaxJob"}
+    assert [kind for kind in sorted(known) if f"`{kind}`" not in text] == []
+
+
 def teams(pod: PodMetadata, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
     return facts_of(pod, labels, annotations, DEFAULTS).owner.team
 
