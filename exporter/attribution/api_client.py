@@ -1,0 +1,300 @@
+"""The Kubernetes API over HTTP: the only door to the ``kubernetes`` package, which gives settings and credentials."""
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+
+from exporter.attribution import api_errors
+from exporter.attribution.api_credentials import SERVICE_ACCOUNT, Credentials, usable
+from exporter.errors import ApiError
+
+PLAIN = "application/json"
+# Plain JSON last: a proxy may not know the form, so readers look at ``kind`` or take what both forms have.
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
+METADATA_WATCH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
+LINE_LIMIT_BYTES = 2 << 20
+"""An object is at most 1.5 MiB in etcd; a longer line is no use to anybody and is left out."""
+ANSWER_LIMIT_BYTES = 64 << 20
+CONNECT_SECONDS = 10.0
+HEADERS_SECONDS = 30.0
+"""A server answers a watch at once, though its first event may be long in coming."""
+SKIPPED = "SKIPPED"
+"""Type of the event that stands for a line over the limit."""
+_NO_QUERY: Mapping[str, str] = MappingProxyType({})
+# What the transport is made of; where it changed, so must the transport.
+_TRANSPORT = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "proxy", "tls_server_name")
+
+
+class ApiClient:
+    """One connection pool to the API server of this cluster; nothing is read or opened before the first request.
+
+    Args:
+        kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
+        random: 0..1, for the waits of ``retry_seconds``.
+        environ: Where ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG`` are looked up.
+        service_account: Folder with the pod's ``token`` and ``ca.crt``.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: Path | None,
+        *,
+        random: Callable[[], float],
+        environ: Mapping[str, str] = os.environ,
+        service_account: Path = SERVICE_ACCOUNT,
+    ) -> None:
+        self._random = random
+        self._credentials = Credentials(kubeconfig, environ=environ, service_account=service_account)
+        self._api: Any = None
+        self._stale = False
+        self._opening = asyncio.Lock()
+
+    @property
+    def address(self) -> str:
+        """URL of the API server, for messages; where it would be read from, before it has been."""
+        if self._api is not None:
+            return str(self._api.configuration.host)
+        return f"the server of the {self._credentials.place}"
+
+    def retry_seconds(self, error: ApiError, failures: int) -> float:
+        """Say how long to wait before the next attempt.
+
+        Args:
+            error: What happened last.
+            failures: How many attempts in a row have failed, this one included.
+        """
+        return api_errors.retry_seconds(error, failures, self._random)
+
+    async def get(
+        self,
+        path: str,
+        query: Mapping[str, str] = _NO_QUERY,
+        *,
+        accept: str = PLAIN,
+        timeout_seconds: float = 30.0,
+    ) -> dict[str, Any]:
+        """Read one object or one list, without ``managedFields``.
+
+        Raises:
+            ApiError: When there is no answer, or none that can be read.
+        """
+        limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
+        with self._translated(path, query, timeout_seconds):
+            response = await self._request(path, query, accept, limits)
+            try:
+                decoded = _decode(await self._body(response, path, query))
+            finally:
+                response.release()
+        if not isinstance(decoded, dict):
+            raise self._error("garbage", path, query, "the answer is no JSON object")
+        return decoded
+
+    async def watch(
+        self, path: str, query: Mapping[str, str], *, accept: str, silence_seconds: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield events until the server ends the stream, each ``{"type": ..., "object": {...}}``.
+
+        An event that is longer than any object may be comes as ``{"type": "SKIPPED"}``.
+
+        Args:
+            path: Of the list.
+            query: As for ``get``; ``watch`` is added.
+            accept: Which form the objects have.
+            silence_seconds: How long nothing may come.
+
+        Raises:
+            ApiError: Also for an event of type ERROR, with the reason of its code.
+        """
+        query = {**query, "watch": "1"}
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        with self._translated(path, query, silence_seconds):
+            async with asyncio.timeout(HEADERS_SECONDS):
+                response = await self._request(path, query, accept, limits)
+            try:
+                async for line in _lines(response.content):
+                    yield self._event(line, path, query)
+            finally:
+                response.close()
+
+    async def close(self) -> None:
+        """Close all connections; a later request opens new ones."""
+        if self._api is not None:
+            api, self._api = self._api, None
+            await api.close()
+
+    def _event(self, line: bytes | None, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        if line is None:
+            return {"type": SKIPPED}
+        event = _decode(line)
+        if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+            raise self._error("garbage", path, query, "an event has no object")
+        if event.get("type") == "ERROR":
+            status = event["object"]
+            raise api_errors.of_status(status.get("code"), self.address, path, query, details=status.get("message"))
+        return event
+
+    async def _body(self, response: aiohttp.ClientResponse, path: str, query: Mapping[str, str]) -> bytes:
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > ANSWER_LIMIT_BYTES:
+                response.close()
+                raise self._error("too_large", path, query, f"the answer is longer than {ANSWER_LIMIT_BYTES >> 20} MiB")
+        return bytes(body)
+
+    async def _request(
+        self, path: str, query: Mapping[str, str], accept: str, limits: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        response = await self._send(await self._opened(), path, query, accept, limits)
+        if response.status == 401:  # noqa: PLR2004 - the token has expired, its file may have a new one
+            response.close()
+            response = await self._send(await self._reopened(), path, query, accept, limits)
+        if response.status != 200:  # noqa: PLR2004 - reading gives nothing else
+            try:
+                details = api_errors.message_of(await response.content.read(4096))
+            finally:
+                response.close()
+            raise api_errors.of_status(
+                response.status,
+                self.address,
+                path,
+                query,
+                details=details,
+                retry_after=response.headers.get("Retry-After"),
+            )
+        return response
+
+    async def _send(
+        self,
+        api: Any,  # noqa: ANN401 - as _opened
+        path: str,
+        query: Mapping[str, str],
+        accept: str,
+        limits: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        # Without auth_settings the request is anonymous.
+        with usable(self._credentials.place):  # the token's file is read again once a minute
+            call = await api.param_serialize(
+                "GET",
+                path,
+                query_params=list(query.items()),
+                header_params={"Accept": accept},
+                auth_settings=["BearerToken"],
+            )
+        response: aiohttp.ClientResponse = (await api.call_api(*call, _request_timeout=limits)).response
+        return response
+
+    async def _opened(self) -> Any:  # noqa: ANN401 - the package is not imported where its types could be named
+        async with self._opening:
+            if self._api is None or self._stale:
+                await self.close()
+                self._api, self._stale = _transport(await self._credentials.read()), False
+            return self._api
+
+    async def _reopened(self) -> Any:  # noqa: ANN401 - as above
+        """Read settings and credentials again; open streams stay where only the token is new."""
+        async with self._opening:
+            new, old = await self._credentials.read(), self._api
+            same = old is not None and all(getattr(new, key) == getattr(old.configuration, key) for key in _TRANSPORT)
+            if same and new.api_key:
+                old.configuration.api_key = new.api_key
+                old.configuration.refresh_api_key_hook = new.refresh_api_key_hook
+                return old
+            await self.close()
+            self._api = _transport(new)
+            return self._api
+
+    def _error(self, reason: str, path: str, query: Mapping[str, str], problem: str) -> ApiError:
+        return ApiError(reason, f"{api_errors.action(path, query)} at {self.address}: {problem}")
+
+    @contextlib.contextmanager
+    def _translated(self, path: str, query: Mapping[str, str], seconds: float) -> Iterator[None]:
+        """Turn what transport, credentials and JSON raise into ``ApiError``."""
+        try:
+            yield
+        except (ssl.SSLError, aiohttp.ClientSSLError) as error:
+            self._stale = True  # the CA may have been replaced: its file is read again for the next request
+            raise self._error(
+                "certificate",
+                path,
+                query,
+                f"TLS failed: {error}; see that the CA of the service account or kubeconfig is this cluster's",
+            ) from error
+        except TimeoutError as error:
+            raise self._error("timeout", path, query, f"nothing came for {seconds:g} s") from error
+        except aiohttp.InvalidURL as error:
+            raise self._error(
+                "no_config", path, query, f"no such URL: {error}; mend `server` of the cluster"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            problem = (
+                f"{str(error) or type(error).__name__}; see that the address is right and no network policy forbids it"
+            )
+            raise self._error("unreachable", path, query, problem) from error
+        except (ValueError, RecursionError) as error:
+            raise self._error("garbage", path, query, f"the answer is no JSON: {str(error)[:200]}") from error
+
+
+def _transport(configuration: Any) -> Any:  # noqa: ANN401 - as ApiClient._opened
+    api = importlib.import_module("kubernetes.aio.client.api_client").ApiClient(configuration)
+    api.user_agent = "gpu-cost-exporter"
+    # The package would make its own at the first request, without keepalive: a peer that vanished would be
+    # noticed only when a watch has been silent for minutes.
+    api.rest_client.pool_manager = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=api.rest_client.ssl_context, socket_factory=_keepalive_socket),
+        trust_env=True,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+    return api
+
+
+def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
+
+def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON
+    return json.loads(raw.decode("utf-8", "replace"), object_hook=_without_managed_fields)
+
+
+def _without_managed_fields(decoded: dict[str, Any]) -> dict[str, Any]:
+    # While decoding, because they are four fifths of the metadata.
+    decoded.pop("managedFields", None)
+    return decoded
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes | None]:
+    """Yield lines without their end; ``None`` for one over the limit.
+
+    Raises:
+        ClientError: When the last line has no end.
+    """
+    line, too_long = bytearray(), False
+    async for chunk in content.iter_any():
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            line += part
+            if too_long or len(line) > LINE_LIMIT_BYTES:
+                yield None
+            elif line.strip():
+                yield bytes(line)
+            line, too_long = bytearray(), False
+        line += rest
+        if len(line) > LINE_LIMIT_BYTES:
+            line, too_long = bytearray(), True
+    if line or too_long:
+        raise aiohttp.ClientPayloadError("the stream was cut in the middle of a line")
