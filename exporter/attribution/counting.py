@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from exporter.attribution import dra
-from exporter.attribution.device_ids import IdKind, ParsedId, parse, telling
+from exporter.attribution.device_ids import IdKind, ParsedId
 from exporter.attribution.entries import Entry
 from exporter.attribution.evidence import Evidence
 from exporter.attribution.inventory import Inventory
 from exporter.attribution.shares import DRA
-from exporter.model import DeviceIds, Unresolved
+from exporter.model import Unresolved
 
 _UNDECIDED = frozenset({"claim_pending", "reservation_pending", "needs_annotation", "bad_annotation"})
 """Reasons why what an entry names may not be what is held."""
@@ -31,7 +31,7 @@ class Known:
     @classmethod
     def of(
         cls,
-        allocatable: tuple[DeviceIds, ...] | None,
+        advertised: Sequence[tuple[str, ParsedId]] | None,
         evidence: Evidence,
         entries: Sequence[Entry],
         unresolved: dict[Unresolved, Entry],
@@ -40,33 +40,32 @@ class Known:
         """Count.
 
         Args:
-            allocatable: What the kubelet advertises.
+            advertised: Resource and id of what the kubelet advertises, ``None`` where it cannot tell.
             evidence: For the ResourceSlices.
             entries: What containers are listed with.
             unresolved: Of those, what was not found, with the reasons.
             inventory: The devices that are seen.
         """
-        advertised = _advertised(allocatable, evidence, entries, inventory)
+        physical = _advertised(advertised, evidence, entries, inventory)
         undecided = any(one.reason in _UNDECIDED for one in unresolved)
         named = _physical((entry.parsed for entry in entries if entry.parsed.reason != _PASSED_THROUGH), inventory)
         return cls(
-            advertised=None if advertised is None else len(advertised),
+            advertised=None if physical is None else len(physical),
             allocated=None if undecided or named is None else len(named),
-            expected=len(advertised | named) if advertised and named is not None else None,
+            expected=len(physical | named) if physical and named is not None else None,
         )
 
 
 def _advertised(
-    allocatable: tuple[DeviceIds, ...] | None, evidence: Evidence, entries: Sequence[Entry], inventory: Inventory
+    advertised: Sequence[tuple[str, ParsedId]] | None,
+    evidence: Evidence,
+    entries: Sequence[Entry],
+    inventory: Inventory,
 ) -> set[str] | None:
     slices = dra.advertised(evidence)
-    if slices is None and (allocatable is None or any(entry.source == DRA for entry in entries)):
+    if slices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
         return None  # DRA devices are never among what the kubelet itself advertises
-    of_plugins = [
-        parse(devices.resource, device_id)
-        for devices in allocatable or ()
-        for device_id in telling(devices.resource, devices.ids)
-    ]
+    of_plugins = [parsed for _, parsed in advertised or ()]
     of_slices = [
         ParsedId(kind=IdKind.GPU, uuid=device.parent_uuid or device.uuid)
         if device.kind == "gpu" or device.parent_uuid
@@ -78,7 +77,7 @@ def _advertised(
 
 def _physical(parsed_ids: Iterable[ParsedId], inventory: Inventory) -> set[str] | None:
     physical: set[str] = set()
-    for parsed in set(parsed_ids):
+    for parsed in parsed_ids:
         if parsed.kind is IdKind.ALL:
             physical.update(inventory.gpus)
         elif gpu := inventory.physical(parsed):

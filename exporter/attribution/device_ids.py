@@ -5,7 +5,7 @@ AliCloud, Tencent: the truth is in a pod annotation) the answer says so instead 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -33,6 +33,7 @@ _DRA_MIG = re.compile(
 _DRA_VFIO = re.compile(rf"gpu-vfio-{_NUMBER}", re.ASCII)
 
 _ANNOTATED_RESOURCES = ("volcano.sh/", "aliyun.com/gpu-", "tencent.com/vcuda-")
+_UNIT_RESOURCES = ("volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores", "aliyun.com/gpu-mem", "tencent.com/vcuda-")
 _NAMED_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 _AWS_RESOURCE = "k8s.amazonaws.com/vgpu"
 
@@ -135,19 +136,24 @@ def parse_claimed(driver: str, device: str) -> ParsedId | None:
     return ParsedId(kind=IdKind.UNKNOWN, reason="dra_unresolved")
 
 
-def telling(resource: str, ids: Iterable[str]) -> tuple[str, ...]:
+def telling(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
     """Leave out ids that say nothing new: of a plugin with one id per MiB, all but one per GPU that they name.
 
     Args:
         resource: Resource name that the kubelet lists them under.
         ids: As the kubelet lists them.
     """
-    if not resource.startswith(_ANNOTATED_RESOURCES):
+    if not ids or parse(resource, ids[0]).kind is not IdKind.NEEDS_ANNOTATION:
         return tuple(dict.fromkeys(ids))
     named: dict[str, str] = {}
     for device_id in ids:
         named.setdefault(device_id[:_NAMED_LENGTH] if device_id.startswith("GPU-") else "", device_id)
     return tuple(named.values())
+
+
+def is_per_unit(resource: str) -> bool:
+    """Tell whether a resource has an id per unit of memory or compute, beside another one that counts devices."""
+    return resource.startswith(_UNIT_RESOURCES)
 
 
 def comparable_profile(profile: str) -> str:

@@ -56,8 +56,9 @@ def attribute(
     inventory = Inventory.of(gpus, instances)
     entries = list(_entries(allocations, evidence))
     claims, unresolved = _match(entries, inventory)
-    counts = shares.replica_counts(_advertised(allocations.allocatable, inventory), claims)
-    known = counting.Known.of(allocations.allocatable, evidence, entries, unresolved, inventory)
+    advertised = _advertised(allocations.allocatable)
+    counts = shares.replica_counts(_replicas(advertised, inventory), claims)
+    known = counting.Known.of(advertised, evidence, entries, unresolved, inventory)
     return Attribution(
         known=True,
         answered_at_seconds=answered_at,
@@ -173,14 +174,25 @@ def _unresolved(entry: Entry, reason: str) -> Unresolved:
     )
 
 
-def _advertised(allocatable: tuple[DeviceIds, ...] | None, inventory: Inventory) -> Iterator[tuple[str, str, int]]:
+def _advertised(allocatable: tuple[DeviceIds, ...] | None) -> list[tuple[str, ParsedId]] | None:
+    """Give resource and id of what the kubelet advertises, where it can tell."""
+    if allocatable is None:
+        return None
+    return [
+        (devices.resource, parse(devices.resource, device_id))
+        for devices in allocatable
+        for device_id in telling(devices.resource, devices.ids)
+    ]
+
+
+def _replicas(
+    advertised: Sequence[tuple[str, ParsedId]] | None, inventory: Inventory
+) -> Iterator[tuple[str, str, int]]:
     """Give (device UUID, resource, replica number) of every advertised replica."""
-    for devices in allocatable or ():
-        for device_id in telling(devices.resource, devices.ids):
-            parsed = parse(devices.resource, device_id)
-            if parsed.replica is not None:
-                for uuid in inventory.resolve(parsed)[0]:
-                    yield uuid, devices.resource, parsed.replica
+    for resource, parsed in advertised or ():
+        if parsed.replica is not None:
+            for uuid in inventory.resolve(parsed)[0]:
+                yield uuid, resource, parsed.replica
 
 
 def _holders(

@@ -23,7 +23,7 @@ from exporter.attribution._proto import (
     Message,
     build_messages,
 )
-from exporter.attribution.device_ids import GPU_DRA_DRIVER
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, telling
 from exporter.attribution.socket_probe import MEND_PATH
 from exporter.errors import AttributionError
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
@@ -80,7 +80,7 @@ class KubeletClient:
             AttributionError: When the list cannot be had. The advertised devices are not worth losing it: without
                 them an earlier answer's are repeated, or ``allocatable`` is ``None`` for a kubelet that has none.
         """
-        containers = self._containers(await self._call(LIST_METHOD, "ListPodResourcesResponse"))
+        containers, others = self._containers(await self._call(LIST_METHOD, "ListPodResourcesResponse"))
         self.allocatable_error = None
         try:
             answer = await self._call(ALLOCATABLE_METHOD, "AllocatableResourcesResponse")
@@ -90,7 +90,9 @@ class KubeletClient:
                 self._allocatable = None
             else:
                 self.allocatable_error = error
-        return Allocations(answered_at_seconds=now, containers=containers, allocatable=self._allocatable)
+        return Allocations(
+            answered_at_seconds=now, containers=containers, allocatable=self._allocatable, other_containers=others
+        )
 
     async def close(self) -> None:
         """Close the channel."""
@@ -140,8 +142,13 @@ class KubeletClient:
                 return cause
         return _problem(error.code(), details, self._path, self._deadline_seconds)
 
-    def _containers(self, answer: Any) -> tuple[ContainerAllocation, ...]:  # noqa: ANN401 - as _call
-        found = []
+    def _containers(
+        self,
+        answer: Any,  # noqa: ANN401 - as _call
+    ) -> tuple[tuple[ContainerAllocation, ...], tuple[tuple[str, str, str], ...]]:
+        """Give the containers with devices, and the names of those without."""
+        found: list[ContainerAllocation] = []
+        others: list[tuple[str, str, str]] = []
         for pod in answer.pod_resources:
             for container in pod.containers:
                 devices, claims = self._devices(container.devices), _claims(container.dynamic_resources)
@@ -155,14 +162,21 @@ class KubeletClient:
                             claims=claims,
                         )
                     )
-        return tuple(found)
+                else:
+                    others.append((pod.namespace, pod.name, container.name))
+        return tuple(found), tuple(others)
 
     def _devices(self, listed: Any) -> tuple[DeviceIds, ...]:  # noqa: ANN401 - as _call
         by_resource: dict[str, list[str]] = {}  # the kubelet lists a resource once per NUMA node
         for entry in listed:
             if any(fnmatchcase(entry.resource_name, pattern) for pattern in self._resources):
                 by_resource.setdefault(entry.resource_name, []).extend(entry.device_ids)
-        return tuple(DeviceIds(resource=name, ids=tuple(ids)) for name, ids in by_resource.items() if ids)
+        return tuple(
+            # Thousands of ids that say nothing are not kept until the next answer.
+            DeviceIds(resource=name, ids=telling(name, ids) if is_per_unit(name) else tuple(ids))
+            for name, ids in by_resource.items()
+            if ids
+        )
 
 
 class KubeletPoller:
