@@ -1,0 +1,200 @@
+"""Slurm's jobs as holders: by the job-mapping directory of a prolog, else by who runs in a job's cgroup."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from exporter.attribution import job_mapping
+from exporter.attribution.host_processes import HostProcess, HostProcesses, UserNames
+from exporter.attribution.job_mapping import Mapped, Place
+from exporter.attribution.processes import NO_POD
+from exporter.attribution.tenants import (
+    RENEW_SECONDS,
+    SLURM,
+    SLURM_PROCESS,
+    Register,
+    RunningTenants,
+    Tenant,
+    devices_of,
+    key_of,
+)
+from exporter.model import Allocations, GpuReading, Owner, PodFacts, Reading
+
+NAMESPACE = "slurm"
+TEAM_PATIENCE_SECONDS = 60.0
+"""For so long the owner of a mapped job waits for its first process on a GPU, which tells whose job it is."""
+
+# cgroup v1 .../slurm/uid_1000/job_123/step_0/task_0, v2 .../slurmstepd.scope/job_123/step_0/user/task_0
+_JOB = re.compile(r"(?:/uid_(?P<user>[0-9]{1,10}))?/job_(?P<job>[0-9]{1,18})(?=/|$)", re.ASCII | re.MULTILINE)
+
+
+class SlurmJobs:
+    """Keeps who holds what on a node of Slurm's, in the form of a kubelet's answer.
+
+    Args:
+        mapping_dir: Directory of files ``0`` or ``2.1`` (index of a GPU, id of a GPU instance) with a job's id per
+            line; it alone says who holds then. ``None``: whoever has a process on a device in a job's cgroup.
+        proc_root: The host's ``/proc``, or where it is mounted.
+    """
+
+    def __init__(self, *, mapping_dir: Path | None, proc_root: Path) -> None:
+        self._mapping_dir = mapping_dir
+        self._processes = HostProcesses(proc_root)
+        self._users = UserNames(proc_root)
+        self._register = Register()
+        self._running = RunningTenants(self._register, SLURM_PROCESS, self._tenant_of)
+        self._mapped = Mapped()
+        self._mapped_since: dict[str, float] = {}
+        self._read_at: float | None = None
+        self._readable = False
+        self._now = 0.0
+
+    @property
+    def latest(self) -> Allocations | None:
+        """The newest answer; ``None`` before the first."""
+        return self._register.latest
+
+    @property
+    def problem(self) -> str:
+        """One line on what is wrong and how to mend it; empty when all is well."""
+        return self._register.problem
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Counts since start by reason."""
+        return self._register.errors
+
+    def observe(self, reading: Reading, now: float) -> None:
+        """Take a reading in, and the mapping if it was not read for some seconds.
+
+        Args:
+            reading: The newest one.
+            now: Unix time.
+        """
+        self._now = now
+        due = self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS
+        if due:
+            self._read_at = now
+            self._users.follow()
+        if self._mapping_dir is None:
+            self._running.observe(reading, now)
+            return
+        if due:
+            self._read_mapping(self._mapping_dir)
+        if self._readable:
+            self._publish(reading, now, due=due)
+
+    def pod_uid(self, pid: int) -> str | None:
+        """Return the key of a process' job; ``NO_POD`` outside every job, ``None`` where it cannot be looked up."""
+        return key_of(self._tenant_of(pid))
+
+    def name_of(self, uid: str) -> tuple[str, str]:
+        """Return namespace and name of a job's key."""
+        return self._register.name_of(uid)
+
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        """Return the key of a job's name."""
+        tenant = self._register.named(namespace, pod)
+        return tenant.key if tenant else None
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        """Return whose a job is; ``None`` for an unknown one, and for a moment for one that has not run yet."""
+        tenant = self._register.named(namespace, pod)
+        if tenant is None:
+            return None
+        since = self._mapped_since.get(tenant.key)
+        waits = since is not None and 0 <= self._now - since < TEAM_PATIENCE_SECONDS
+        return None if waits and not tenant.facts.owner.team else tenant.facts
+
+    def _tenant_of(self, pid: int) -> Tenant | str | None:
+        process = self._processes.look(pid)
+        if process is None:
+            return None
+        match = _JOB.search(process.cgroup)
+        if match is None:
+            self._processes.forget(pid)  # slurmstepd may move it into its job's cgroup yet
+            return NO_POD
+        return self._tenant(match["job"], self._team(match["user"], process))
+
+    def _tenant(self, job: str, team: str) -> Tenant:
+        """Return the tenant of a job, remembered with its team from when that is first known."""
+        key = f"job-{job}"
+        known = self._register.get(key)
+        if known and (known.facts.owner.team or not team):
+            return known
+        owner = Owner(namespace=NAMESPACE, kind="SlurmJob", name=job, team=team)
+        tenant = Tenant(key=key, namespace=NAMESPACE, name=key, facts=PodFacts(owner=owner))
+        self._register.enter(tenant)
+        return tenant
+
+    def _team(self, told: str | None, process: HostProcess) -> str:
+        # A prolog's or a launcher's process within the job can be root's; the job is not.
+        user = int(told) if told else process.user_id
+        return self._users.name_of(user) if user else ""
+
+    def _read_mapping(self, directory: Path) -> None:
+        try:
+            self._mapped = job_mapping.read(directory)
+        except OSError as error:
+            self._readable = False
+            self.errors["mapping_unreadable"] += 1
+            self._register.problem = (
+                f"job-mapping directory {directory}: {error.strerror}; have Slurm's prolog make it, "
+                "and let the agent read it"
+            )
+            return
+        self._readable = True
+        if self._mapped.doubtful:
+            self.errors["mapping_garbage"] += len(self._mapped.doubtful)
+
+    def _publish(self, reading: Reading, now: float, *, due: bool) -> None:
+        tenants = {job: self._tenant(job, "") for jobs in self._mapped.jobs.values() for job in jobs}
+        self._mapped_since = {one.key: self._mapped_since.get(one.key, now) for one in tenants.values()}
+        if not all(tenant.facts.owner.team for tenant in tenants.values()):
+            self._learn_teams(reading)
+        held: dict[str, dict[str, Tenant]] = {}
+        absent: list[str] = []
+        for place, jobs in self._mapped.jobs.items():
+            devices = _devices_at(place, reading)
+            if not devices:
+                absent.append(_told(place))
+            for uuid in devices:
+                held.setdefault(uuid, {}).update({one.key: one for one in (self._tenant(job, "") for job in jobs)})
+        if due and absent:
+            self.errors["mapping_absent_device"] += len(absent)
+        if due:
+            self._register.problem = _problem(self._mapped, absent)
+        doubtful = [f"mapping file {_told(place)}" for place in self._mapped.doubtful]
+        self._register.publish(held, SLURM, now, doubtful)
+
+    def _learn_teams(self, reading: Reading) -> None:
+        for gpu in reading.gpus:
+            for _, processes in devices_of(gpu):
+                for process in processes or ():
+                    self._tenant_of(process.pid)
+
+
+def _devices_at(place: Place, reading: Reading) -> tuple[str, ...]:
+    """UUIDs of a place: a GPU, or on a partitioned one all its instances or those of one GPU instance."""
+    return tuple(uuid for gpu in reading.gpus if gpu.gpu.index == place[0] for uuid in _parts(gpu, place[1]))
+
+
+def _parts(gpu: GpuReading, instance_id: int | None) -> Iterator[str]:
+    if instance_id is None and not gpu.instances:
+        yield gpu.gpu.uuid
+    for part in gpu.instances:
+        if instance_id in {None, part.instance.gpu_instance_id}:
+            yield part.instance.uuid
+
+
+def _told(place: Place) -> str:
+    return str(place[0]) if place[1] is None else f"{place[0]}.{place[1]}"
+
+
+def _problem(mapped: Mapped, absent: list[str]) -> str:
+    told = list(mapped.doubtful.values())
+    if absent:
+        told.append(f"mapping files of devices that are not here: {', '.join(absent)}; have Slurm's epilog remove them")
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return f"{told[0]}{more}" if told else ""

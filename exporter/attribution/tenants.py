@@ -1,0 +1,185 @@
+"""Who holds devices outside Kubernetes, told as if by a kubelet: the state that Slurm and bare metal have in common."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from exporter.attribution.processes import NO_NAME, NO_POD
+from exporter.model import (
+    Allocations,
+    ContainerAllocation,
+    DeviceIds,
+    DeviceState,
+    Field,
+    GpuReading,
+    PodFacts,
+    ProcessUse,
+    Reading,
+)
+
+SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
+"""Resource names, by which the join tells how a holder is known."""
+SOURCES: Final[Mapping[str, str]] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
+"""``Holder.source`` by resource name."""
+
+RENEW_SECONDS = 5.0
+"""So often an answer that stays the same is given again, and files are read again."""
+
+_TENANTS_LIMIT = 4096
+_HIDDEN_MEMORY_MIB = 300
+"""More than a driver takes for itself on a GPU that nobody uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who may hold a device: a job, a unit, a user."""
+
+    key: str
+    """Stands where a pod has its UID."""
+    namespace: str
+    name: str
+    """Stands where a pod has its name."""
+    facts: PodFacts
+
+
+class Register:
+    """The newest answer on who holds what, and everybody who was in one lately."""
+
+    def __init__(self) -> None:
+        self.latest: Allocations | None = None
+        self.problem = ""
+        self.errors: Counter[str] = Counter()
+        self._by_key: dict[str, Tenant] = {}
+        self._by_name: dict[tuple[str, str], Tenant] = {}
+
+    def enter(self, tenant: Tenant) -> None:
+        """Remember a tenant, the newest facts of it; the one longest not seen goes when there are too many."""
+        self._by_key.pop(tenant.key, None)
+        self._by_key[tenant.key] = tenant
+        self._by_name[tenant.namespace, tenant.name] = tenant
+        if len(self._by_key) > _TENANTS_LIMIT:
+            oldest = self._by_key.pop(next(iter(self._by_key)))
+            self._by_name.pop((oldest.namespace, oldest.name), None)
+
+    def get(self, key: str) -> Tenant | None:
+        """Return a tenant by its key."""
+        return self._by_key.get(key)
+
+    def name_of(self, key: str) -> tuple[str, str]:
+        """Return namespace and name; ``NO_NAME`` for nobody known."""
+        tenant = self._by_key.get(key)
+        return (tenant.namespace, tenant.name) if tenant else NO_NAME
+
+    def named(self, namespace: str, name: str) -> Tenant | None:
+        """Return a tenant by its name."""
+        return self._by_name.get((namespace, name))
+
+    def publish(
+        self, held: Mapping[str, Mapping[str, Tenant]], resource: str, now: float, doubtful: Sequence[str] = ()
+    ) -> None:
+        """Give an answer; the same object as before while it says the same and is not old.
+
+        Args:
+            held: Tenants by key, by device UUID.
+            resource: One of the names above.
+            now: Unix time.
+            doubtful: What is held by somebody who cannot be named, in words that are no device's id: the join cannot
+                resolve them, and calls no device free then.
+        """
+        devices: dict[str, list[str]] = {}
+        tenants: dict[str, Tenant] = {}
+        for uuid, tenants_of in held.items():
+            for key, tenant in tenants_of.items():
+                tenants[key] = tenant
+                devices.setdefault(key, []).append(uuid)
+        for tenant in tenants.values():
+            self.enter(tenant)
+        containers = tuple(
+            ContainerAllocation(
+                namespace=tenant.namespace,
+                pod=tenant.name,
+                container="",
+                devices=(DeviceIds(resource=resource, ids=tuple(devices[key])),),
+            )
+            for key, tenant in sorted(tenants.items())
+        )
+        if doubtful:
+            unnamed = (DeviceIds(resource=resource, ids=tuple(doubtful)),)
+            containers += (ContainerAllocation(namespace=resource, pod="", container="", devices=unnamed),)
+        latest = self.latest
+        if latest and latest.containers == containers and 0 <= now - latest.answered_at_seconds < RENEW_SECONDS:
+            return
+        self.latest = Allocations(answered_at_seconds=now, containers=containers)
+
+
+class RunningTenants:
+    """Who holds a device where nothing allocates: whoever has a process on it.
+
+    Args:
+        register: Where answers go.
+        resource: Resource name of the answers.
+        tenant_of: The tenant of a pid; ``NO_POD`` where it is nobody's, ``None`` where that cannot be told.
+    """
+
+    def __init__(self, register: Register, resource: str, tenant_of: Callable[[int], Tenant | str | None]) -> None:
+        self._register = register
+        self._resource = resource
+        self._tenant_of = tenant_of
+        self._held: dict[str, dict[str, Tenant]] = {}
+
+    def observe(self, reading: Reading, now: float) -> None:
+        """Tell who holds what from who runs.
+
+        A GPU that cannot be asked (lost, to be reset) keeps its holders. While one that can be asked does not tell its
+        processes the last answer stands, and ages, as nothing can be said of who holds that one.
+        """
+        held: dict[str, dict[str, Tenant]] = {}
+        untold: list[str] = []
+        for gpu in reading.gpus:
+            for uuid, processes in devices_of(gpu):
+                tenants = self._tenants(processes)
+                if gpu.state is not DeviceState.UP:
+                    held[uuid] = self._held.get(uuid, {})
+                elif tenants is None:
+                    untold.append(f"GPU {gpu.gpu.index}")
+                else:
+                    held[uuid] = tenants
+        if untold:
+            self._register.errors["processes_not_told"] += 1
+            where = ", ".join(dict.fromkeys(untold))
+            self._register.problem = (
+                f"the processes on {where} cannot be seen, so who holds devices is not known; "
+                "run as root in the host's PID namespace, with its /proc as --proc-root"
+            )
+            return
+        self._register.problem = ""
+        self._held = held
+        self._register.publish(held, self._resource, now)
+
+    def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> dict[str, Tenant] | None:
+        """Return the tenants by key, or ``None`` where there are processes of which not one can be looked up."""
+        if processes is None:
+            return None
+        found = [self._tenant_of(process.pid) for process in processes]
+        alive = [tenant for tenant, process in zip(found, processes, strict=True) if not process.ended]
+        if alive and all(tenant is None for tenant in alive):
+            return None
+        return {tenant.key: tenant for tenant in found if isinstance(tenant, Tenant)}
+
+
+def devices_of(gpu: GpuReading) -> Iterator[tuple[str, tuple[ProcessUse, ...] | None]]:
+    """Give UUID and processes of what can be held of a GPU: itself, or its instances where it is partitioned.
+
+    An empty list on a device whose memory is in use is of another PID namespace: not told.
+    """
+    parts = [(part.instance.uuid, part.processes, part.values) for part in gpu.instances]
+    whole = [] if gpu.gpu.mig_enabled else [(gpu.gpu.uuid, gpu.processes, gpu.values)]
+    for uuid, processes, values in parts or whole:
+        hidden = processes == () and values.get(Field.FB_USED, 0) > _HIDDEN_MEMORY_MIB
+        yield uuid, None if hidden else processes
+
+
+def key_of(tenant: Tenant | str | None) -> str | None:
+    """Return what stands for a pod's UID: ``NO_POD`` for nobody's process, ``None`` for one that cannot be told."""
+    return tenant.key if isinstance(tenant, Tenant) else NO_POD if tenant == NO_POD else None

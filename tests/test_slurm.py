@@ -1,0 +1,284 @@
+"""Slurm's jobs as holders, by mapping directory and by cgroup, against a fake /proc."""
+
+from pathlib import Path
+
+import pytest
+from outside_support import Proc, gpu, holders, instance_uuid, joined, partitioned, reading, state, whole
+
+from exporter.attribution import job_mapping
+from exporter.attribution.job_mapping import Mapped
+from exporter.attribution.processes import NO_NAME, NO_POD
+from exporter.attribution.slurm import TEAM_PATIENCE_SECONDS, SlurmJobs
+from exporter.attribution.tenants import RENEW_SECONDS
+from exporter.model import AllocationState, DeviceState, GpuReading, Owner
+
+V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
+V1 = (
+    "11:memory:/slurm/uid_1001/job_{job}/step_batch/task_0\n"
+    "4:devices:/slurm_node7/uid_1001/job_{job}/step_batch\n"
+    "1:name=systemd:/system.slice/slurmd.service\n"
+)
+USERS = "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\nbob:x:1001:1001::/:/bin/sh\ngarbage\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    made = Proc(tmp_path / "proc")
+    made.users(USERS)
+    return made
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> Path:
+    directory = tmp_path / "mapping"
+    directory.mkdir()
+    return directory
+
+
+def running(proc: Proc) -> SlurmJobs:
+    return SlurmJobs(mapping_dir=None, proc_root=proc.root)
+
+
+def owner(jobs: SlurmJobs, name: str) -> Owner | None:
+    facts = jobs.facts("slurm", name)
+    return facts.owner if facts else None
+
+
+@pytest.mark.parametrize("form", [V1, V2, "0::/system.slice/node7_slurmstepd.scope/job_{job}/step_extern\n"])
+def test_whoever_runs_in_a_jobs_cgroup_holds_the_device(proc: Proc, form: str) -> None:
+    proc.add(42, form.format(job=123), user=1001)
+    jobs, seen = running(proc), reading(whole(0, 42), whole(1))
+    assert jobs.latest is None
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen) == {gpu(0).uuid: [("slurm", "job-123", 1.0)]}
+    assert state(jobs.latest, seen, 1) is AllocationState.UNALLOCATED
+    assert (jobs.pod_uid(42), jobs.name_of("job-123")) == ("job-123", ("slurm", "job-123"))
+    assert jobs.uid_of("slurm", "job-123") == "job-123"
+    assert owner(jobs, "job-123") == Owner(namespace="slurm", kind="SlurmJob", name="123", team="bob")
+    assert jobs.problem == ""
+
+
+def test_several_jobs_on_one_device_have_it_evenly_and_that_is_an_estimate(proc: Proc) -> None:
+    for pid, job in ((42, 1), (43, 2), (44, 2)):
+        proc.add(pid, V2.format(job=job))
+    jobs, seen = running(proc), reading(whole(0, 42, 43, 44))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen)[gpu(0).uuid] == [("slurm", "job-1", 0.5), ("slurm", "job-2", 0.5)]
+    assert all(holder.share_estimated for holder in joined(jobs.latest, seen).holders[gpu(0).uuid])
+
+
+def test_processes_outside_every_job_hold_nothing_until_slurmstepd_has_moved_them(proc: Proc) -> None:
+    proc.add(42, "0::/system.slice/slurmd.service\n")
+    jobs, seen = running(proc), reading(whole(0, 42))
+    jobs.observe(seen, 100.0)
+    assert (holders(jobs.latest, seen), jobs.pod_uid(42)) == ({}, NO_POD)
+    assert state(jobs.latest, seen, 0) is AllocationState.UNALLOCATED
+    proc.add(42, V2.format(job=9))
+    jobs.observe(seen, 101.0)
+    assert holders(jobs.latest, seen)[gpu(0).uuid] == [("slurm", "job-9", 1.0)]
+
+
+def test_a_reused_pid_is_another_process_and_a_vanished_one_stays_what_it_was(proc: Proc) -> None:
+    proc.add(42, V2.format(job=1))
+    jobs = running(proc)
+    assert jobs.pod_uid(42) == "job-1"
+    proc.end(42)
+    assert jobs.pod_uid(42) == "job-1"
+    proc.add(42, V2.format(job=2), started=77)
+    assert jobs.pod_uid(42) == "job-2"
+    assert jobs.pod_uid(4711) is None
+
+
+def test_a_process_with_brackets_and_blanks_in_its_name_is_read_right(proc: Proc) -> None:
+    proc.add(42, V2.format(job=1), comm="a) R (b c")
+    assert running(proc).pod_uid(42) == "job-1"
+
+
+def test_a_user_that_the_hosts_file_does_not_name_is_a_number(tmp_path: Path) -> None:
+    proc = Proc(tmp_path / "proc")
+    proc.add(42, V2.format(job=1), user=4000)
+    proc.add(43, V2.format(job=2), status="Name: x\nUid:\n")
+    jobs = running(proc)
+    jobs.observe(reading(whole(0, 42, 43)), 100.0)
+    assert (owner(jobs, "job-1") or Owner()).team == "uid-4000"
+    assert (owner(jobs, "job-2") or Owner(team="?")).team == ""
+
+
+def test_a_prologs_root_process_does_not_make_the_job_roots(proc: Proc) -> None:
+    proc.add(42, V2.format(job=1), user=0)
+    jobs = running(proc)
+    jobs.observe(reading(whole(0, 42)), 100.0)
+    assert (owner(jobs, "job-1") or Owner(team="?")).team == ""
+    proc.add(43, V2.format(job=1))
+    jobs.observe(reading(whole(0, 42, 43)), 101.0)
+    assert (owner(jobs, "job-1") or Owner()).team == "alice"
+
+
+def test_instances_have_their_own_holders(proc: Proc) -> None:
+    proc.add(42, V2.format(job=1))
+    jobs, seen = running(proc), reading(partitioned(0, gi1=(42,), gi2=()))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen) == {instance_uuid(0, 1): [("slurm", "job-1", 1.0)]}
+
+
+def test_processes_that_cannot_be_seen_leave_the_last_answer_to_age(proc: Proc) -> None:
+    proc.add(42, V2.format(job=1))
+    jobs = running(proc)
+    jobs.observe(reading(whole(0, 42)), 100.0)
+    before = jobs.latest
+    jobs.observe(reading(GpuReading(gpu=gpu(0), processes=None)), 200.0)
+    assert jobs.latest is before
+    assert "GPU 0" in jobs.problem
+    assert "PID namespace" in jobs.problem
+    jobs.observe(reading(whole(0, 4711)), 201.0)  # on the device, and not in this /proc
+    assert jobs.latest is before
+    assert jobs.errors["processes_not_told"] == 2
+    jobs.observe(reading(whole(0)), 202.0)
+    assert (jobs.problem, holders(jobs.latest, reading(whole(0)))) == ("", {})
+
+
+def test_a_lost_gpu_keeps_its_holders_and_does_not_hide_the_others(proc: Proc) -> None:
+    proc.add(42, V2.format(job=1))
+    proc.add(43, V2.format(job=2))
+    jobs = running(proc)
+    jobs.observe(reading(whole(0, 42), whole(1)), 100.0)
+    seen = reading(GpuReading(gpu=gpu(0), state=DeviceState.LOST), whole(1, 43))
+    jobs.observe(seen, 101.0)
+    jobs.observe(seen, 102.0)
+    assert holders(jobs.latest, seen) == {
+        gpu(0).uuid: [("slurm", "job-1", 1.0)],
+        gpu(1).uuid: [("slurm", "job-2", 1.0)],
+    }
+
+
+def test_an_answer_that_says_the_same_is_the_same_object_until_it_is_renewed(proc: Proc) -> None:
+    jobs = running(proc)
+    jobs.observe(reading(whole(0)), 100.0)
+    first = jobs.latest
+    jobs.observe(reading(whole(0)), 101.0)
+    assert jobs.latest is first
+    jobs.observe(reading(whole(0)), 100.0 + RENEW_SECONDS)
+    assert jobs.latest is not first
+    second = jobs.latest
+    jobs.observe(reading(whole(0)), 50.0)  # the clock was set back
+    assert jobs.latest is not second
+
+
+def test_the_mapping_says_who_holds_also_while_nothing_runs(proc: Proc, mapping: Path) -> None:
+    (mapping / "0").write_text("123\n")
+    (mapping / "2.1").write_text("124_7\n")
+    (mapping / ".0.swp").write_text("\0")
+    jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
+    seen = reading(whole(0), whole(1), partitioned(2, gi1=(), gi2=()))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen) == {
+        gpu(0).uuid: [("slurm", "job-123", 1.0)],
+        instance_uuid(2, 1): [("slurm", "job-124_7", 1.0)],
+    }
+    assert (jobs.problem, jobs.errors) == ("", {})
+
+
+def test_a_file_of_a_partitioned_gpu_means_all_its_instances_and_several_lines_share(proc: Proc, mapping: Path) -> None:
+    (mapping / "0").write_text("1\n2\n1\n\n")
+    jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
+    seen = reading(partitioned(0, gi1=(), gi2=()))
+    jobs.observe(seen, 100.0)
+    both = [("slurm", "job-1", 0.5), ("slurm", "job-2", 0.5)]
+    assert holders(jobs.latest, seen) == {instance_uuid(0, 1): both, instance_uuid(0, 2): both}
+
+
+def test_the_mapping_is_read_again_only_after_some_seconds(proc: Proc, mapping: Path) -> None:
+    jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0))
+    jobs.observe(seen, 100.0)
+    (mapping / "0").write_text("5")
+    jobs.observe(seen, 101.0)
+    assert holders(jobs.latest, seen) == {}
+    jobs.observe(seen, 105.0)
+    assert holders(jobs.latest, seen)[gpu(0).uuid] == [("slurm", "job-5", 1.0)]
+    (mapping / "0").unlink()
+    jobs.observe(seen, 110.0)
+    assert state(jobs.latest, seen, 0) is AllocationState.UNALLOCATED
+
+
+def test_the_owner_of_a_mapped_job_waits_for_its_first_process_but_not_for_ever(proc: Proc, mapping: Path) -> None:
+    (mapping / "0").write_text("1")
+    (mapping / "1").write_text("2")
+    jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
+    jobs.observe(reading(whole(0), whole(1)), 100.0)
+    assert (owner(jobs, "job-1"), owner(jobs, "job-2")) == (None, None)
+    proc.add(42, V2.format(job=1))
+    jobs.observe(reading(whole(0, 42), whole(1)), 101.0)
+    assert owner(jobs, "job-1") == Owner(namespace="slurm", kind="SlurmJob", name="1", team="alice")
+    jobs.observe(reading(whole(0), whole(1)), 100.0 + TEAM_PATIENCE_SECONDS)
+    assert owner(jobs, "job-2") == Owner(namespace="slurm", kind="SlurmJob", name="2")
+    assert owner(jobs, "job-3") is None
+
+
+def test_a_mapping_of_garbage_makes_no_holder_and_no_free_device(proc: Proc, mapping: Path) -> None:
+    (mapping / "0").write_bytes(b"\xff\xfe rm -rf\n")
+    (mapping / "1").write_text("7")
+    (mapping / "9").write_text("8")
+    jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0), whole(1), whole(2))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen) == {gpu(1).uuid: [("slurm", "job-7", 1.0)]}
+    assert state(jobs.latest, seen, 0) is AllocationState.UNKNOWN
+    assert "SLURM_JOB_ID" in jobs.problem
+    assert "1 more" in jobs.problem
+    assert jobs.errors == {"mapping_garbage": 1, "mapping_absent_device": 1}
+    (mapping / "0").unlink()
+    jobs.observe(seen, 105.0)
+    assert jobs.problem.startswith("mapping files of devices that are not here: 9;")
+
+
+def test_a_mapping_directory_that_is_gone_leaves_the_last_answer_to_age(proc: Proc, mapping: Path) -> None:
+    jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0))
+    (mapping / "0").write_text("1")
+    jobs.observe(seen, 100.0)
+    before = jobs.latest
+    (mapping / "0").unlink()
+    mapping.rmdir()
+    jobs.observe(seen, 105.0)
+    jobs.observe(seen, 106.0)
+    assert jobs.latest is before
+    assert (str(mapping) in jobs.problem, jobs.errors["mapping_unreadable"]) == (True, 1)
+    mapping.mkdir()
+    jobs.observe(seen, 111.0)
+    assert (jobs.problem, holders(jobs.latest, seen)) == ("", {})
+
+
+def test_a_job_that_is_not_mapped_holds_nothing_however_busy_it_is(proc: Proc, mapping: Path) -> None:
+    (mapping / "0").write_text("1")
+    proc.add(42, V2.format(job=666))
+    jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0, 42))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen)[gpu(0).uuid] == [("slurm", "job-1", 1.0)]
+    assert jobs.name_of(jobs.pod_uid(42) or "") == ("slurm", "job-666")
+    assert jobs.name_of("job-5") == NO_NAME
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (b"", ()),
+        (b"12\r\n13\n", ("12", "13")),
+        (b" 12 \n", ("12",)),
+        (b"12.batch\n12.0\n", ("12",)),
+        (b"12_3\n12+1\n", ("12_3", "12+1")),
+    ],
+)
+def test_lines_of_a_mapping_file_are_job_ids(mapping: Path, text: bytes, ids: tuple[str, ...]) -> None:
+    (mapping / "3").write_bytes(text)
+    assert job_mapping.read(mapping) == Mapped(jobs={(3, None): ids} if ids else {})
+
+
+@pytest.mark.parametrize("text", [b"job 12\n", b"12\n\x00\n", b"x" * 70_000, b"1\n" * 300, b"\xff\n"])
+def test_anything_else_is_doubtful_and_named(mapping: Path, text: bytes) -> None:
+    (mapping / "2.1").write_bytes(text)
+    found = job_mapping.read(mapping)
+    assert found.jobs == {}
+    assert str(mapping / "2.1") in found.doubtful[2, 1]
+
+
+def test_a_directory_in_place_of_a_file_is_doubtful(mapping: Path) -> None:
+    (mapping / "0").mkdir()
+    assert "directory" in job_mapping.read(mapping).doubtful[0, None].lower()
