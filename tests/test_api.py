@@ -11,7 +11,7 @@ import exposition_support
 import page_support as made
 
 from exporter.exposition import api, ledger_api
-from exporter.model import AllocationState, Field, Price, Unresolved
+from exporter.model import AllocationState, Field, NodeFacts, Owner, PodFacts, Price, Unresolved
 
 
 def parsed(*devices: made.DeviceView, **changes: object) -> dict[str, Any]:
@@ -71,6 +71,45 @@ def test_every_device_has_the_same_keys() -> None:
 
 def test_a_name_that_is_no_unicode_costs_its_bad_parts_and_not_the_answer() -> None:
     assert parsed(made.held(0, "train-\ud800", 0.9))["devices"][0]["holders"][0]["pod"] == "train-?"
+
+
+def test_a_holder_has_its_owner_and_without_metadata_its_namespace_alone() -> None:
+    facts = PodFacts(
+        owner=Owner(namespace="ml", kind="Job", name="train", team="core"),
+        queue="gold",
+        workload_class="batch",
+        opt_out_until_seconds=float("inf"),
+        exported=(("label_app", "x"),),
+        problems=("bad_class",),
+    )
+    known, unknown = made.held(0, "train-0"), made.held(1, "train-1")
+    known = replace(known, pods=(replace(known.pods[0], facts=facts),))
+    document = parsed(known, unknown, metadata_enabled=True, metadata_known=True, metadata_problem="slow")
+    (first,), (second,) = (device["holders"] for device in document["devices"])
+    assert [first[f"owner_{key}"] for key in ("namespace", "kind", "name")] == ["ml", "Job", "train"]
+    assert (first["team"], first["queue"], first["workload_class"]) == ("core", "gold", "batch")
+    assert (first["alerts_off_until_seconds"], first["exported"]) == (253_402_300_799, {"label_app": "x"})
+    assert first["metadata_problems"] == ["bad_class"]
+    assert (second["owner_namespace"], second["owner_kind"], second["team"], second["queue"]) == (
+        "ml",
+        None,
+        None,
+        None,
+    )
+    assert (second["alerts_off_until_seconds"], second["exported"], second["metadata_problems"]) == (None, None, None)
+    told = {"enabled": True, "known": True, "answered_at_seconds": None, "problem": "slow"}
+    assert document["metadata"] == told
+
+
+def test_counts_of_devices_and_facts_of_the_node_are_null_where_they_are_not_known() -> None:
+    document = parsed(advertised_devices=8, node_facts=NodeFacts(region="us-east-1"))
+    assert (document["advertised_devices"], document["allocated_devices"]) == (8, None)
+    assert document["node_facts"] == {
+        "instance_type": None,
+        "capacity_type": None,
+        "region": "us-east-1",
+        "gpu_product": None,
+    }
 
 
 def keys_of(value: object) -> Iterator[str]:

@@ -272,6 +272,20 @@ def test_the_exporter_tells_of_its_sources_and_of_the_kubelet() -> None:
     assert ({"part": "attribution", "reason": "unavailable"}, 3) in rows(page, "gpu_exporter_errors_total")
 
 
+def test_rows_of_pods_have_their_uid_on_request_and_the_container_only_where_it_is_known() -> None:
+    nameless = holder("bare", gpu(0).uuid)
+    nameless = dataclasses.replace(nameless, container="", pod_uid=None)
+    bare = dataclasses.replace(exclusive(), pods=(PodUse(holder=nameless, age_seconds=1.0),))
+    for with_uid in (False, True):
+        page = shown(snapshot(bare, shared()), ExpositionOptions(dcgm_pod_uid=with_uid))
+        named = [pairs for _, pairs, _ in drop_in(page) if "pod" in pairs]
+        assert {tuple(pairs)[-2:] for pairs in named if pairs["pod"] == "bare"} >= {("namespace", "pod")}
+        assert not any("container" in pairs for pairs in named if pairs["pod"] == "bare")
+        uids = {pairs.get("pod_uid") for pairs in named if pairs["pod"] == "llm-a"}
+        assert uids == ({"uid-llm-a"} if with_uid else {None})
+        assert "container_name" not in rows(page, "gpu_pod_share_ratio")[0][0]
+
+
 def test_no_series_is_on_a_page_twice() -> None:
     for options in (LEGACY, ExpositionOptions(names="4.9", hostname_label="hostname")):
         assert duplicate_series(families(snapshot(), options)) == []

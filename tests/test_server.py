@@ -112,6 +112,16 @@ async def test_readiness_gives_its_reasons() -> None:
         assert (response.status, body) == (200, b"ready\n")
 
 
+async def test_what_is_known_less_of_is_a_note_and_changes_nothing_of_readiness() -> None:
+    problems = {"attribution_problem": "no socket; mount it", "metadata_problem": "pods forbidden \ud800; grant list"}
+    notes = "note: kubelet: no socket; mount it\nnote: kubernetes-api: pods forbidden ?; grant list\n"
+    async with served(page_support.snapshot(**problems)) as base, asked(base, "/readyz") as (response, body):
+        assert (response.status, body.decode()) == (200, f"ready\n{notes}")
+    tired = page_support.snapshot(ready=False, not_ready_reasons=("source nvml is hung",), **problems)
+    async with served(tired) as base, asked(base, "/readyz") as (response, body):
+        assert (response.status, body.decode()) == (503, f"not ready\n- source nvml is hung\n{notes}")
+
+
 async def test_the_driver_is_released_for_the_time_asked_for() -> None:
     released: list[float] = []
     async with served(None, released.append) as base:

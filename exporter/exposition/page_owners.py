@@ -6,7 +6,7 @@ from exporter.exposition import page_money
 from exporter.exposition.page_summary import is_idle, pod_key
 from exporter.exposition.page_table import cell, row
 from exporter.exposition.page_text import UNKNOWN, bar, chip, percent, text
-from exporter.exposition.page_whose import workload
+from exporter.exposition.page_whose import named
 from exporter.exposition.tenants import owner_of
 from exporter.model import DeviceView, Owner, PodUse, Snapshot
 
@@ -55,7 +55,7 @@ def owners(snapshot: Snapshot) -> str:
         for owner, one in holdings.items()
     }
     order = sorted(holdings, key=rank.__getitem__)
-    rows = [_row(_title(owner), holdings[owner], snapshot) for owner in order[:_ROWS_AT_MOST]]
+    rows = [_row(_title(owner, snapshot), holdings[owner], snapshot) for owner in order[:_ROWS_AT_MOST]]
     if rest := order[_ROWS_AT_MOST:]:
         together = _Holding([use for owner in rest for use in holdings[owner].uses])
         rows.append(_row(f"{len(rest)} more owners", together, snapshot))
@@ -77,11 +77,14 @@ def _names(owner: Owner) -> tuple[str, str, str, str]:
     return owner.namespace, owner.kind, owner.name, owner.team
 
 
-def _title(owner: Owner) -> str:
-    what = workload(owner)
-    name = f"{text(owner.namespace)}/<b>{text(owner.name)}</b>" if owner.name else f"<b>{text(owner.namespace)}</b>"
-    about = [text(owner.kind) if what else "namespace", f"team {text(owner.team)}" if owner.team else ""]
-    return f'<span class="pod">{name} <span class="meta">{" · ".join(part for part in about if part)}</span></span>'
+def _title(owner: Owner, snapshot: Snapshot) -> str:
+    if owner.name:
+        name, about = named(owner.namespace, owner.name), text(owner.kind)
+    else:
+        name = f"<b>{text(owner.namespace)}</b>"
+        about = "owner not known yet" if snapshot.metadata_enabled else "namespace"
+    team = f" · team {text(owner.team)}" if owner.team else ""
+    return f'<span class="pod">{name} <span class="meta">{about}{team}</span></span>'
 
 
 def _row(title: str, one: _Holding, snapshot: Snapshot) -> str:

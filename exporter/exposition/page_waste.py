@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from exporter.exposition import page_money
 from exporter.exposition.page_summary import is_idle, place, pod_key
 from exporter.exposition.page_text import brief, duration, model, text
-from exporter.exposition.page_whose import alerts_off, pod_name, whose
+from exporter.exposition.page_whose import alerts_off, named, pod_name, whose
 from exporter.exposition.tenants import owner_of
 from exporter.model import DeviceView, PodUse, Snapshot
 
@@ -101,7 +101,7 @@ def _who(idler: _Idler, snapshot: Snapshot) -> str:
     off = {alerts_off(one.facts, snapshot.taken_at_seconds) for _, one in idler.uses}
     word = f" {off.pop()}" if len(off) == 1 else ""
     return (
-        f'<span class="pod">{text(owner.namespace)}/<b>{text(owner.name)}</b></span>'
+        f'<span class="pod">{named(owner.namespace, owner.name)}</span>'
         f' <span class="meta">{text(owner.kind)} · {len(idler.pods)} pods{team}{word}</span>'
     )
 

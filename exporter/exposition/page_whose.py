@@ -20,10 +20,14 @@ def source(use: PodUse) -> str:
     return f'<span title="{text(meaning)}">{text(shown)}</span>' if meaning else text(shown)
 
 
-def pod_name(use: PodUse) -> str:
+def named(namespace: str, name: str) -> str:
     """``vision/resnet-0``, the name in bold; the name alone outside of Kubernetes. Safe."""
-    holder = use.holder
-    return f"{text(holder.namespace)}/<b>{text(holder.pod)}</b>" if holder.namespace else f"<b>{text(holder.pod)}</b>"
+    return f"{text(namespace)}/<b>{text(name)}</b>" if namespace else f"<b>{text(name)}</b>"
+
+
+def pod_name(use: PodUse) -> str:
+    """The holder's pod. Safe."""
+    return named(use.holder.namespace, use.holder.pod)
 
 
 def workload(owner: Owner) -> str:
@@ -37,9 +41,8 @@ def whose(use: PodUse, snapshot: Snapshot) -> str:
     if facts is None:
         return '<span class="dim">owner not known yet</span>' if snapshot.metadata_known else ""
     owner = facts.owner
-    is_itself = owner.kind == "Pod" and owner.name == use.holder.pod
     parts = [
-        "" if is_itself else workload(owner),
+        _beside(use.holder.pod, owner),
         f"team {text(owner.team)}" if owner.team else "",
         f"queue {text(facts.queue)}" if facts.queue else "",
         text(facts.workload_class),
@@ -47,6 +50,13 @@ def whose(use: PodUse, snapshot: Snapshot) -> str:
     ]
     shown = " · ".join(part for part in parts if part)
     return " ".join(part for part in (shown, alerts_off(facts, snapshot.taken_at_seconds)) if part)
+
+
+def _beside(pod: str, owner: Owner) -> str:
+    """The workload without what the pod's name already says."""
+    if owner.name != pod:
+        return workload(owner)
+    return "" if owner.kind == "Pod" else text(owner.kind)
 
 
 def alerts_off(facts: PodFacts | None, now: float) -> str:

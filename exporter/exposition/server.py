@@ -142,7 +142,7 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
 
 
 def _notes(snapshot: Snapshot) -> list[str]:
-    """What is known less of: no reason to send nobody here, since the GPUs are measured and metered all the same."""
+    """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same."""
     problems = (("kubelet", snapshot.attribution_problem), ("kubernetes-api", snapshot.metadata_problem))
     return [f"note: {part}: {problem}" for part, problem in problems if problem]
 

@@ -1,5 +1,6 @@
 """Whose a holder is and what its makers say, as every format of the exposition shows it."""
 
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,9 +23,8 @@ def owner_of(use: PodUse) -> Owner:
 
 def alerts_off_until_seconds(facts: PodFacts | None) -> float | None:
     """Unix time, whole where it is whole; ``FOR_GOOD_SECONDS`` at most; ``None`` where alerts are on."""
-    if facts is None or facts.opt_out_until_seconds is None:
-        return None
-    return min(facts.opt_out_until_seconds, FOR_GOOD_SECONDS)
+    until = facts.opt_out_until_seconds if facts else None
+    return None if until is None or math.isnan(until) else min(until, FOR_GOOD_SECONDS)
 
 
 @lru_cache(maxsize=4096)  # as many pods, each page anew

@@ -1,0 +1,151 @@
+"""Owners on the page: beside each pod, among those who idle, and by what they hold; and what is said without them."""
+
+from dataclasses import replace
+
+import page_support as made
+from test_page import EVIL, read
+from test_page_money import priced
+
+from exporter.exposition import page
+from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, Snapshot
+
+TRAIN = PodFacts(
+    owner=Owner(namespace="ml", kind="PyTorchJob", name="train", team="core"), queue="gold", workload_class="batch"
+)
+
+
+def of(view: DeviceView, facts: PodFacts | None, **changes: object) -> DeviceView:
+    return replace(
+        view, pods=tuple(replace(use, facts=facts, holder=replace(use.holder, **changes)) for use in view.pods)
+    )
+
+
+def known(*views: DeviceView, **changes: object) -> Snapshot:
+    return priced(*views, **{"metadata_enabled": True, "metadata_known": True, **changes})
+
+
+def test_beside_a_pod_stand_its_workload_team_queue_and_class() -> None:
+    text = read(known(of(made.held(0, "train-worker-0"), TRAIN))).text
+    assert "ml/ train-worker-0 main PyTorchJob train · team core · queue gold · batch" in text
+
+
+def test_what_the_pods_name_already_says_is_not_said_again() -> None:
+    itself = PodFacts(owner=Owner(namespace="ml", kind="Pod", name="lonely"))
+    notebook = PodFacts(owner=Owner(namespace="ml", kind="Notebook", name="anna"))
+    html = page.fragment(known(of(made.held(0, "lonely"), itself), of(made.held(1, "anna"), notebook)))
+    assert "Pod lonely" not in html
+    assert '<span class="whose">Notebook</span>' in html
+
+
+def test_until_when_alerts_are_off_is_shown_while_it_lasts() -> None:
+    def told(until: float) -> str:
+        return read(known(of(made.held(0, "a", 0.0, 8000.0), replace(TRAIN, opt_out_until_seconds=until)))).text
+
+    assert told(made.TAKEN_AT + 3600).count("alerts off until 2027-01-15 09:00:00 UTC") == 2, "also where it idles"
+    assert "alerts off" in told(float("inf"))
+    assert "alerts off until" not in told(float("inf"))
+    assert "alerts off" not in told(made.TAKEN_AT)
+
+
+def test_a_pods_words_that_were_not_understood_are_told_beside_it() -> None:
+    assert (
+        "not understood: bad opt out"
+        in read(known(of(made.held(0, "a"), replace(TRAIN, problems=("bad_opt_out",))))).text
+    )
+
+
+def test_a_pod_whose_owner_is_not_known_yet_says_so_only_while_the_api_is_heard() -> None:
+    view = made.held(0, "young")
+    assert read(known(view)).text.count("owner not known yet") == 2
+    assert "owner not known yet" not in page.fragment(priced(view))
+
+
+def test_idle_pods_of_one_workload_are_one_line_with_what_each_of_them_has_cost() -> None:
+    workers = [of(made.held(index, f"train-{index}", 0.0, 3600.0 * hours), TRAIN) for index, hours in enumerate((3, 5))]
+    text = read(known(*workers)).text
+    assert "idle for 3 h to 5 h $32.00 at $8.00 an hour ml/ train PyTorchJob · 2 pods · team core GPU 0, GPU 1" in text
+    assert text.count("idle for") == 1
+    assert "Idle holders 2" in text
+
+
+def test_owners_stand_by_what_they_cost_with_what_they_hold_and_nobody_last() -> None:
+    served = replace(TRAIN, owner=Owner(namespace="serving", kind="Deployment", name="chat"))
+    text = read(
+        known(
+            of(made.held(0, "t-0"), TRAIN),
+            of(made.held(1, "t-1", 0.0, 600), TRAIN),
+            of(made.shared(2), served),
+            made.view(3),
+        )
+    ).text
+    owners = text.partition("Owners what they hold now")[2]
+    assert owners.startswith(
+        " Owner Activity Idle GPUs Per hour ml/ train PyTorchJob · team core 45 % 1 idle 2 in 2 pods $8.00"
+    )
+    assert "serving/ chat Deployment 49 % 0.25 idle 0.75 in 3 pods $3.00" in owners
+    assert "nobody 1.25 $5.00" in owners
+
+
+def test_without_metadata_namespaces_are_the_owners_and_the_page_says_how_to_have_more() -> None:
+    text = read(made.snapshot(made.held(0, "a"))).text
+    assert "Namespaces pay: pod metadata is off. --kube-metadata on tells workloads, teams and queues." in text
+    assert "ml namespace" in text
+    assert "Namespaces pay" not in page.fragment(known(made.held(0, "a")))
+    assert "Namespaces pay" not in page.fragment(made.snapshot(made.held(0, "a"), attribution_enabled=False))
+
+
+def test_many_owners_are_cut_and_their_sum_stands_for_the_rest() -> None:
+    views = [
+        of(made.held(i, f"p{i}"), replace(TRAIN, owner=Owner(namespace="ml", kind="Job", name=f"j{i}")))
+        for i in range(23)
+    ]
+    assert "3 more owners 90 % 3 in 3 pods $12.00" in read(known(*views)).text
+
+
+def test_troubles_of_the_api_are_told_and_how_old_its_word_is() -> None:
+    troubled = known(
+        made.held(0, "a"), metadata_problem="pods forbidden; grant <list>", metadata_at_seconds=made.TAKEN_AT - 600
+    )
+    text = read(troubled).text
+    assert "owners : pods forbidden; grant <list>" in text
+    assert "owners known, 10 min ago" in text
+    assert "owners unknown" in read(replace(troubled, metadata_known=False)).text
+    assert "owners not read yet" in read(replace(troubled, metadata_known=False, metadata_problem="")).text
+
+
+def test_counts_of_gpus_are_told_where_they_disagree() -> None:
+    views = (made.held(0, "a"), made.lost(1))
+    told = read(made.snapshot(*views, advertised_devices=2, allocated_devices=2)).text
+    assert "GPUs : 1 seen by the driver, 2 advertised by the kubelet, 2 held by pods" in told
+    old_kubelet = read(made.snapshot(*views, allocated_devices=2)).text
+    assert "GPUs : 1 seen by the driver, 2 held by pods" in old_kubelet
+    for agreeing in (
+        {"advertised_devices": 1, "allocated_devices": 1},
+        {},
+        {"sample_at_seconds": None, "advertised_devices": 2},
+    ):
+        assert "seen by the driver" not in page.fragment(made.snapshot(*views, **agreeing))
+
+
+def test_how_a_holder_is_known_is_said_where_it_is_not_the_kubelets_word() -> None:
+    words = {"annotation": "by annotation", "job-mapping": "by job mapping", "process": "by processes", "dra": "dra"}
+    for name, shown in words.items():
+        text = read(made.snapshot(of(made.held(0, "a"), None, source=name, container="", namespace=""))).text
+        assert f" a {shown} " in text
+    assert "device-plugin" not in read(made.snapshot(made.held(0, "a"))).text
+
+
+def test_what_is_known_of_the_node_stands_in_its_head() -> None:
+    facts = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")
+    assert "p5.48xlarge · spot · us-east-1" in read(made.snapshot(node_facts=facts)).text
+
+
+def test_text_of_pods_and_of_the_api_is_escaped() -> None:
+    evil = PodFacts(
+        owner=Owner(namespace=EVIL, kind=EVIL, name=EVIL, team=EVIL), queue=EVIL, workload_class=EVIL, problems=(EVIL,)
+    )
+    views = [of(made.held(index, f"a{index}", 0.0, 900.0), evil) for index in range(2)]
+    facts = NodeFacts(instance_type=EVIL, capacity_type=EVIL, region=EVIL)
+    snapshot = known(*views, metadata_problem=EVIL, node_facts=facts)
+    assert "<script>alert" not in page.fragment(snapshot)
+    assert EVIL in read(snapshot).text

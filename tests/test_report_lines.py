@@ -1,0 +1,142 @@
+"""A report's lines by owner, namespace, team or model: fewer of them, and the same sum."""
+
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+from exposition_support import snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.cli import main
+from exporter.exposition import ledger_api
+from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
+from exporter.report import BY, NodeReport, read, write
+from exporter.report.lines import By, lines
+from exporter.report.node_report import add
+
+A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
+
+
+def used(hours: float, dollars: float | None = None) -> Totals:
+    money = {} if dollars is None else {"USD": Money(total=dollars, idle=dollars / 2)}
+    return Totals(active_seconds=1800.0 * hours, idle_seconds=1800.0 * hours, money=money)
+
+
+def account(owner: Owner, model: str = H100, mode: ShareMode = ShareMode.EXCLUSIVE) -> Account:
+    return Account(owner=owner, model=model, mode=mode)
+
+
+ACCOUNTS = {
+    account(Owner(namespace="ml", kind="Job", name="a", team="core")): used(1, 2.0),
+    account(Owner(namespace="ml", kind="Job", name="a", team="core"), A100, ShareMode.MIG): used(2, 3.0),
+    account(Owner(namespace="ml", kind="Job", name="b", team="vision")): used(4, 4.0),
+    account(Owner(namespace="lab", kind="Pod", name="c", team="core"), A100): used(8, 5.0),
+    account(Owner(namespace="lab", kind="Notebook", name="d")): used(16),
+    account(UNALLOCATED): used(32, 1.0),
+    account(UNALLOCATED, A100): used(64, 100.0),
+    account(UNATTRIBUTED, A100): used(128, 7.0),
+}
+
+
+def report_of(accounts: dict[Account, Totals]) -> NodeReport:
+    seconds = sum(totals.allocated_seconds for totals in accounts.values())
+    ledger = LedgerView(accounts=accounts, capacity_seconds=seconds)
+    return read(json.loads(ledger_api.ledger_document(dataclasses.replace(snapshot(), ledger=ledger))), "http://node-a")
+
+
+def written(by: By, form: str) -> str:
+    stream = io.StringIO()
+    write(report_of(ACCOUNTS), form, stream, by)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [
+        ("owner", ["lab/Pod/c", "ml/Job/b", "ml/Job/a", "ml/Job/a", "lab/Notebook/d"]),
+        ("namespace", ["ml", "lab"]),
+        ("team", ["core", "vision", "(no"]),
+        ("model", ["A100-SXM4-80GB", "H100"]),
+    ],
+)
+def test_a_table_has_a_line_for_each_and_those_without_an_owner_apart(by: By, names: list[str]) -> None:
+    body = written(by, "table").split("\n\n")[0].partition("Owner" if by == "owner" else by.capitalize())[2]
+    first = [line.split()[0] for line in body.splitlines()[2:] if line.strip(" ─")]
+    apart = ["A100-SXM4-80GB", "A100-SXM4-80GB", "H100"] if by == "model" else ["Unattributed", "Unallocated"]
+    if by == "owner":
+        apart.append("Unallocated")
+    assert first[: len(names) + len(apart) + 1] == [*names, *apart, "Total"]
+
+
+def test_sums_are_told_in_every_form() -> None:
+    table = written("team", "table")
+    (core,) = [line.split() for line in table.splitlines() if line.startswith("core")]
+    assert core == ["core", "11.00", "5.50", "5.50", "0.00", "10.00", "5.00"]
+    ours = next(csv.DictReader(io.StringIO(written("team", "csv"))))
+    assert (ours["team"], ours["owner_namespace"], ours["model"], ours["mode"]) == ("core", "", "", "")
+    assert (float(ours["gpu_hours"]), float(ours["cost_USD"])) == (11.0, 10.0)
+    document = json.loads(written("team", "json"))
+    assert document["by"] == "team"
+    line = document["lines"][0]
+    assert (line["team"], line["owner_name"], line["model"], line["mode"]) == ("core", None, None, None)
+    assert line["allocated_seconds"] == 11 * 3600
+
+
+def test_a_model_says_what_owners_held_of_it_and_what_nobody_did() -> None:
+    table = [line.split() for line in written("model", "table").splitlines()]
+    assert ["A100-SXM4-80GB", "owners", "10.00"] in [line[:3] for line in table]
+    assert ["A100-SXM4-80GB", "Unallocated", "64.00"] in [line[:3] for line in table]
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_the_foot_is_the_same_however_the_lines_are_summed(by: By, form: str) -> None:
+    if form == "table":
+        whole, told = (written(one, form).partition("Total")[2].split() for one in ("owner", by))
+        assert told == whole
+    else:
+        whole, told = (json.loads(written(one, form)) for one in ("owner", by))
+        assert {**told, "by": 0, "lines": 0} == {**whole, "by": 0, "lines": 0}
+
+
+OWNERS = st.sampled_from([OTHER, UNALLOCATED, UNATTRIBUTED]) | st.builds(
+    Owner,
+    namespace=st.sampled_from(["", "a", "b"]),
+    kind=st.just("Job"),
+    name=st.sampled_from("xy"),
+    team=st.sampled_from(["", "t"]),
+)
+SECONDS = st.floats(0, 1e9)
+
+
+@given(
+    st.dictionaries(
+        st.builds(Account, owner=OWNERS, model=st.sampled_from([A100, H100]), mode=st.sampled_from(ShareMode)),
+        st.builds(
+            Totals,
+            active_seconds=SECONDS,
+            idle_seconds=SECONDS,
+            unknown_seconds=SECONDS,
+            money=st.dictionaries(st.sampled_from(["USD", "EUR"]), st.builds(Money, total=SECONDS, idle=SECONDS)),
+        ),
+    ),
+    st.sampled_from(BY),
+)
+def test_lines_sum_to_the_whole_and_none_stands_twice(accounts: dict[Account, Totals], by: By) -> None:
+    report = report_of(accounts)
+    shown = lines(report, by)
+    both = (*shown.held, *shown.apart)
+    assert len({(line.owner, line.model, line.mode) for line in both}) == len(both)
+    whole, summed = report.total, add(line.totals for line in both)
+    assert summed.allocated_seconds == pytest.approx(whole.allocated_seconds, rel=1e-12)
+    assert summed.money.keys() == whole.money.keys()
+    for currency, money in summed.money.items():
+        assert money.total == pytest.approx(whole.money[currency].total, rel=1e-12)
+
+
+def test_what_lines_cannot_be_summed_by_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--agent", "node-a", "--by", "pod"]) == 2
+    assert "--by" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""Whose a pod is, on the page for Prometheus: the ledger's words, absent where unknown, and no page spoilt by a pod."""
+
+import dataclasses
+
+import pytest
+from exposition_support import FACTS, exclusive, gpu, holder, partitioned, shared, snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.family import duplicate_series
+from exporter.exposition.text import render
+from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, PodUse, Snapshot
+
+OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"}
+
+
+def rows(view: Snapshot, name: str) -> list[tuple[dict[str, str], float]]:
+    page = {family.name: family for family in families(view, ExpositionOptions())}
+    return [(dict(one.labels.pairs), one.value) for one in page[name].samples] if name in page else []
+
+
+def held_by(facts: PodFacts | None) -> DeviceView:
+    view = exclusive()
+    return dataclasses.replace(view, pods=(dataclasses.replace(view.pods[0], facts=facts),))
+
+
+def test_a_pod_has_its_owner_in_the_words_of_the_ledger() -> None:
+    view = snapshot(exclusive())
+    ((info, _),) = rows(view, "gpu_pod_info")
+    of_ledger, *_ = (pairs for pairs, _ in rows(view, "gpu_ledger_allocated_seconds_total"))
+    owner = ("workload_namespace", "workload_kind", "workload_name", "team")
+    assert {name: info[name] for name in owner} == {name: of_ledger[name] for name in owner}
+    assert (info["queue"], info["workload_class"]) == ("research", "batch")
+    assert (info["label_app"], info["annotation_cost_code"]) == ("resnet", "4711")
+
+
+def test_without_metadata_the_namespace_is_all_and_what_is_not_known_is_absent() -> None:
+    ((info, _),) = rows(snapshot(held_by(None)), "gpu_pod_info")
+    assert {name: info[name] for name in OWN & info.keys()} == {"workload_namespace": "vision"}
+    bare = PodFacts(owner=Owner(namespace="vision", kind="Pod", name="resnet-0"))
+    ((info, _),) = rows(snapshot(held_by(bare)), "gpu_pod_info")
+    assert OWN & info.keys() == {"workload_namespace", "workload_kind", "workload_name"}
+
+
+def test_what_pods_export_stands_on_the_info_series_alone() -> None:
+    page = families(snapshot(exclusive()), ExpositionOptions())
+    carriers = {
+        family.name
+        for family in page
+        for sample in family.samples
+        for name, _ in sample.labels.pairs
+        if name.startswith(("label_", "annotation_")) or name in {"queue", "workload_class"}
+    }
+    assert carriers == {"gpu_pod_info"}
+
+
+@given(st.lists(st.tuples(st.text(max_size=8) | st.sampled_from(["label_a", "pod_name", "team"]), st.text(max_size=8))))
+def test_no_exported_label_costs_the_page_or_stands_for_one_of_ours(exported: list[tuple[str, str]]) -> None:
+    facts = dataclasses.replace(FACTS, exported=(("label_first", "1"), *exported, ("label_first", "2")))
+    page = families(snapshot(held_by(facts), shared()), ExpositionOptions())
+    assert duplicate_series(page) == []
+    read_back = {
+        sample.labels["pod_name"]: sample.labels
+        for family in text_string_to_metric_families(render(page, openmetrics=False).decode())
+        for sample in family.samples
+        if sample.name == "gpu_pod_info"
+    }
+    assert read_back.keys() == {"resnet-0", "llm-a", "llm-b"}
+    assert (read_back["resnet-0"]["team"], read_back["resnet-0"]["label_first"]) == ("perception", "1")
+
+
+@pytest.mark.parametrize(
+    ("until", "shown"),
+    [(1_760_003_600.0, [1_760_003_600.0]), (float("inf"), [253_402_300_799]), (1.0, [1.0]), (None, [])],
+)
+def test_until_when_alerts_are_off_is_a_time_that_a_calendar_has(until: float | None, shown: list[float]) -> None:
+    facts = dataclasses.replace(FACTS, opt_out_until_seconds=until)
+    told = rows(snapshot(held_by(facts)), "gpu_pod_alerts_off_until_timestamp_seconds")
+    assert [value for _, value in told] == shown
+    assert all(pairs["pod_name"] == "resnet-0" for pairs, _ in told)
+
+
+def test_a_pod_whose_words_were_not_understood_counts_once_however_many_devices_it_has() -> None:
+    def use(index: int, pod: str) -> PodUse:
+        return PodUse(holder=holder(pod, gpu(index).uuid), age_seconds=1.0, facts=FACTS)
+
+    views = [dataclasses.replace(exclusive(index), pods=(use(index, pod),)) for index, pod in enumerate("aab")]
+    assert rows(snapshot(*views), "gpu_exporter_pod_metadata_problems") == [({"reason": "bad_class"}, 2)]
+    assert rows(snapshot(*partitioned()), "gpu_exporter_pod_metadata_problems") == []
+
+
+def test_the_api_is_a_source_only_where_it_is_asked_and_up_only_while_all_is_well() -> None:
+    def up(**changes: object) -> list[float]:
+        view = dataclasses.replace(snapshot(exclusive()), **changes)
+        told = rows(view, "gpu_exporter_source_up")
+        return [value for pairs, value in told if pairs["source"] == "kubernetes-api"]
+
+    assert up() == [1]
+    assert up(metadata_known=False) == [0]
+    assert up(metadata_problem="forbidden") == [0]
+    assert up(metadata_enabled=False, metadata_known=False) == []
+    silent = dataclasses.replace(snapshot(exclusive()), metadata_at_seconds=None)
+    assert rows(silent, "gpu_exporter_metadata_timestamp_seconds") == []
+
+
+def test_gpus_are_counted_by_who_counts_them_and_not_at_all_where_it_cannot_be_told() -> None:
+    def states(**changes: object) -> dict[str, float]:
+        view = dataclasses.replace(snapshot(), **changes)
+        return {pairs["state"]: value for pairs, value in rows(view, "gpu_devices")}
+
+    assert states() == {"present": 3, "expected": 5, "advertised": 4, "allocated": 3}
+    assert states(advertised_devices=None, allocated_devices=0) == {"present": 3, "expected": 5, "allocated": 0}
+
+
+def test_a_node_has_what_is_known_of_it_and_no_series_where_nothing_is() -> None:
+    ((pairs, value),) = rows(snapshot(exclusive()), "gpu_node_info")
+    assert value == 1
+    assert pairs == {
+        "node": "node-a",
+        "instance_type": "p5.48xlarge",
+        "capacity_type": "spot",
+        "region": "us-east-1",
+        "gpu_product": "NVIDIA-H100-80GB-HBM3",
+    }
+    some = dataclasses.replace(snapshot(exclusive()), node_facts=NodeFacts(region="eu-west-1"))
+    assert rows(some, "gpu_node_info") == [({"node": "node-a", "region": "eu-west-1"}, 1)]
+    assert rows(dataclasses.replace(some, node_facts=NodeFacts()), "gpu_node_info") == []
