@@ -1,0 +1,155 @@
+"""From how many GPUs each layer of a node knows to the layer that has failed, and how to mend it; pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Layer(StrEnum):
+    """What stands between the hardware and a pod, from below."""
+
+    NONE = "none"
+    """Nothing has failed, as far as can be told."""
+    DRIVER = "driver"
+    CONTAINER_TOOLKIT = "container toolkit"
+    DEVICE_PLUGIN = "device plugin"
+    KUBELET = "kubelet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Physical GPUs that each layer knows; ``None`` where it cannot be told."""
+
+    on_bus: int | None = None
+    """NVIDIA GPUs on the PCI bus that are not passed through to virtual machines."""
+    in_driver: int | None = None
+    """Known to the kernel driver of the host."""
+    seen: int | None = None
+    """Given out by NVML here; ``None`` where NVML does not work."""
+    advertised: int | None = None
+    """Healthy by the kubelet's word, or by the slices of a DRA driver; ``None`` where nobody can tell."""
+    allocated: int | None = None
+    """Of which somebody holds something, seen here or not."""
+    by_claims: bool = False
+    """Devices of this node are given out by DRA: then a kubelet that advertises none is as it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The lowest layer that has failed: those above it cannot be right either."""
+
+    layer: Layer
+    cause: str
+    mend: str = ""
+    """Empty where there is nothing to mend."""
+
+
+_DRIVER_LOG = "see the kernel log (dmesg | grep -i -e nvrm -e xid), then reset the GPU or restart the node"
+_LOAD_DRIVER = "load the driver (modprobe nvidia), or see the driver's pod of the GPU operator"
+_SHOW_ALL = "let this container see all GPUs: runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all"
+_PLUGIN_LOG = (
+    "see the device plugin's log for the unhealthy device and the kernel log for its Xid; "
+    "a resource of another name needs --gpu-resources"
+)
+_PLUGIN_MISSING = (
+    "see that the device plugin's pod runs on this node; after a restart of the kubelet it registers within a minute; "
+    "where devices are given out by claims (DRA) alone nothing is wrong, and --kube-metadata on knows that"
+)
+_PLUGIN_LATE = "it registers within a minute after the kubelet's start; else restart the device plugin's pod"
+
+
+def diagnose(counts: Counts) -> Diagnosis:
+    """Find the lowest layer that knows fewer GPUs than the one below it.
+
+    Args:
+        counts: Of one instant, as far as they are known; two layers that are known are compared though one between
+            them is not.
+    """
+    return _driver(counts) or _toolkit(counts) or _above(counts)
+
+
+def _driver(counts: Counts) -> Diagnosis | None:
+    bus, driver, seen = counts.on_bus, counts.in_driver, counts.seen
+    if bus and driver is None and not seen and not counts.advertised:
+        return Diagnosis(
+            layer=Layer.DRIVER, cause=f"the PCI bus has {_gpus(bus)}, and no driver is loaded", mend=_LOAD_DRIVER
+        )
+    if bus is not None and driver is not None and driver < bus:
+        cause = f"the PCI bus has {_gpus(bus)}, the driver has taken {driver}"
+        return Diagnosis(layer=Layer.DRIVER, cause=cause, mend=_DRIVER_LOG)
+    known = max(counts.advertised or 0, counts.allocated or 0)
+    # On hosts without PCI GPUs (Tegra, WSL) the bus is empty and all is well.
+    there = driver if driver is not None else bus or None
+    if there is not None and known > there:
+        cause = f"the kubelet knows {_gpus(known)}, the {'driver' if driver is not None else 'PCI bus'} has {there} now"
+        return Diagnosis(layer=Layer.DRIVER, cause=f"{cause}: one fell off the bus", mend=_DRIVER_LOG)
+    return None
+
+
+def _toolkit(counts: Counts) -> Diagnosis | None:
+    """Compare what is shown here with what is there.
+
+    Whose fault it is when fewer are shown is told by the device plugin, which asks the same driver from another place.
+    """
+    seen, advertised = counts.seen or 0, counts.advertised
+    there = counts.in_driver if counts.in_driver is not None else counts.on_bus
+    known = max(advertised or 0, counts.allocated or 0)
+    if max(there or 0, known) <= seen:
+        return None
+    shown = "NVML does not work here" if counts.seen is None else f"NVML shows {counts.seen} here"
+    if advertised and advertised > seen:
+        more = f"; the device plugin is shown {advertised}"
+        return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}{more}", mend=_SHOW_ALL)
+    if advertised or (counts.allocated or 0) > seen:
+        who = "to this container and to the device plugin" if advertised else "any more"
+        cause = f"{_there(counts, there)}{shown}: the driver does not give all of {max(there or 0, known)} {who}"
+        return Diagnosis(layer=Layer.DRIVER, cause=cause, mend=_DRIVER_LOG)
+    return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}", mend=_SHOW_ALL)
+
+
+def _above(counts: Counts) -> Diagnosis:
+    seen, advertised = counts.seen or 0, counts.advertised
+    if advertised is None and counts.allocated is None:
+        return Diagnosis(layer=Layer.NONE, cause=f"{_gpus(seen)} here; what the kubelet knows is not known")
+    if counts.by_claims and not advertised:
+        return _ok(counts, "given out by claims (DRA)")
+    if advertised is None:
+        return Diagnosis(
+            layer=Layer.KUBELET,
+            cause="the kubelet does not tell which devices there are",
+            mend="it is an old one: 1.23 or newer tells",
+        )
+    if not advertised and seen:
+        return _nothing_advertised(seen, counts.allocated)
+    if advertised < seen:
+        who = "DRA driver or device plugin" if counts.by_claims else "device plugin"
+        cause = f"the driver shows {_gpus(seen)}, the {who} advertises {advertised} as healthy"
+        return Diagnosis(layer=Layer.DEVICE_PLUGIN, cause=cause, mend=_PLUGIN_LOG)
+    return _ok(counts, "advertised")
+
+
+def _nothing_advertised(seen: int, allocated: int | None) -> Diagnosis:
+    # What is held outlives the plugin's registration, in the kubelet's checkpoint.
+    if allocated:
+        cause = f"{allocated} of {_gpus(seen)} are held and none is advertised: the device plugin is not registered"
+        return Diagnosis(layer=Layer.KUBELET, cause=cause, mend=_PLUGIN_LATE)
+    cause = f"the driver shows {_gpus(seen)}, no device plugin advertises one"
+    return Diagnosis(layer=Layer.DEVICE_PLUGIN, cause=cause, mend=_PLUGIN_MISSING)
+
+
+def _ok(counts: Counts, how: str) -> Diagnosis:
+    seen, advertised = counts.seen or 0, counts.advertised
+    if not seen:
+        return Diagnosis(layer=Layer.NONE, cause="no GPU here, and nobody knows of one")
+    number = "" if advertised is None else f"{advertised} "
+    held = "" if counts.allocated is None else f", {counts.allocated} held"
+    return Diagnosis(layer=Layer.NONE, cause=f"{_gpus(seen)} here, {number}{how}{held}")
+
+
+def _there(counts: Counts, there: int | None) -> str:
+    if there is None:
+        return ""
+    return f"the {'driver' if counts.in_driver is not None else 'PCI bus'} has {_gpus(there)}, "
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
