@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,8 @@ ANSWER_LIMIT_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 HEADERS_SECONDS = 30.0
 """A server answers a watch at once, though its first event may be long in coming."""
+OPENED = "OPENED"
+"""Type of the event that says that the server has taken the watch."""
 SKIPPED = "SKIPPED"
 """Type of the event that stands for a line over the limit."""
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
@@ -101,10 +103,11 @@ class ApiClient:
 
     async def watch(
         self, path: str, query: Mapping[str, str], *, accept: str, silence_seconds: float
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield events until the server ends the stream, each ``{"type": ..., "object": {...}}``.
 
-        An event that is longer than any object may be comes as ``{"type": "SKIPPED"}``.
+        The first is ``{"type": "OPENED"}``: the server has taken the watch. A line that is longer than any object may
+        be comes as ``{"type": "SKIPPED"}``.
 
         Args:
             path: Of the list.
@@ -121,8 +124,10 @@ class ApiClient:
             async with asyncio.timeout(HEADERS_SECONDS):
                 response = await self._request(path, query, accept, limits)
             try:
-                async for line in _lines(response.content):
-                    yield self._event(line, path, query)
+                yield {"type": OPENED, "object": {}}
+                async with contextlib.aclosing(_lines(response.content)) as lines:
+                    async for line in lines:
+                        yield self._event(line, path, query)
             finally:
                 response.close()
 
@@ -134,7 +139,7 @@ class ApiClient:
 
     def _event(self, line: bytes | None, path: str, query: Mapping[str, str]) -> dict[str, Any]:
         if line is None:
-            return {"type": SKIPPED}
+            return {"type": SKIPPED, "object": {}}
         event = _decode(line)
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
             raise self._error("garbage", path, query, "an event has no object")
@@ -277,7 +282,7 @@ def _without_managed_fields(decoded: dict[str, Any]) -> dict[str, Any]:
     return decoded
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes | None]:
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes | None, None]:
     """Yield lines without their end; ``None`` for one over the limit.
 
     Raises:

@@ -1,5 +1,6 @@
 """Where the Kubernetes API is and what to show it: the pod's service account or a kubeconfig, read when asked."""
 
+import asyncio
 import contextlib
 import importlib
 import os
@@ -45,7 +46,10 @@ class Credentials:
         Raises:
             ApiError: ``no_config``.
         """
-        # By name, so that neither a type checker nor an agent without metadata reads thousands of modules.
+        # By name, so that neither a type checker nor an agent without metadata reads thousands of modules; beside the
+        # loop, because it takes half a second.
+        for module in ("client.api_client", "config.kube_config", "config.incluster_config"):
+            await asyncio.to_thread(importlib.import_module, f"kubernetes.aio.{module}")
         configuration = importlib.import_module("kubernetes.aio.client.configuration").Configuration()
         with usable(self.place):
             if self._in_pod:

@@ -1,0 +1,254 @@
+"""Keeps a map of objects of the Kubernetes API up to date: one list, then one watch, and again what fails."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from exporter.attribution import api_errors
+from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient
+from exporter.errors import ApiError
+
+Item = TypeVar("Item")
+Key = tuple[str, str]
+"""Namespace and name."""
+
+REMOVED_SECONDS = 600.0
+REMOVED_LIMIT = 2000
+SILENCE_SECONDS = 150.0
+"""Two and a half bookmarks; where none come, watching again from the last version costs the server little."""
+SHORTEST_WATCH_SECONDS = 1.0
+"""A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
+LIST_SECONDS = 30.0
+_LIST_AGAIN_AFTER = 5
+# Failures after which the last version may be what the server chokes on, or stands still without it.
+_DOUBTFUL = frozenset({"server_error", "timeout"})
+_BROKEN = frozenset({"garbage", "forbidden", "not_found"})
+
+
+class ListWatch(Generic[Item]):
+    """The objects of one list, followed by one watch connection.
+
+    ``items``, ``removed`` and ``errors`` are replaced and not mutated, so that a reader may keep what it got.
+
+    Args:
+        client: Shared with others.
+        path: Of the list, such as ``/api/v1/pods``.
+        query: Selectors.
+        metadata_only: Whether to ask for metadata alone; a server may answer with whole objects all the same.
+        parse: Key and item of an object, ``None`` for one that is of no interest; what it raises of LookupError,
+            TypeError, ValueError and AttributeError skips the object.
+        clock: Unix time.
+        sleep: Waits.
+        random: 0..1.
+        lifetime_seconds: Shortest and longest time after which a watch is renewed.
+        start_jitter_seconds: The first list comes after a random part of it.
+        silence_seconds: How long a watch may say nothing before it is made again.
+        keep_seconds: How long after the stream was lost ``known`` stays true.
+    """
+
+    def __init__(  # noqa: PLR0913 - what to follow, what time is, and how patient to be
+        self,
+        client: ApiClient,
+        *,
+        path: str,
+        query: Mapping[str, str],
+        metadata_only: bool,
+        parse: Callable[[dict[str, Any]], tuple[Key, Item] | None],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random: Callable[[], float],
+        lifetime_seconds: tuple[float, float] = (240, 480),
+        start_jitter_seconds: float = 0,
+        silence_seconds: float = SILENCE_SECONDS,
+        keep_seconds: float = math.inf,
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._query = dict(query)
+        self._metadata_only = metadata_only
+        self._parse = parse
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random
+        self._lifetime_seconds = lifetime_seconds
+        self._start_jitter_seconds = start_jitter_seconds
+        self._silence_seconds = silence_seconds
+        self._keep_seconds = keep_seconds
+        self._resource_version = ""
+        self._newest = ""
+        self._failures = 0
+        self._gones = 0
+        self._listed = False
+        self._lost_at: float | None = None
+        self._errors: Counter[str] = Counter()
+        self.items: Mapping[Key, Item] = MappingProxyType({})
+        self.removed: Mapping[Key, float] = MappingProxyType({})
+        """Unix time by key of what went away within ten minutes and has not come back."""
+        self.version = 0
+        """Grows with each change of ``items`` or ``removed``, and when they become known."""
+        self.at_seconds: float | None = None
+        """Unix time of the last sign of life."""
+        self.problem = ""
+        """One line; empty while the stream is open."""
+
+    @property
+    def known(self) -> bool:
+        """Whether ``items`` is the server's word: listed once, and the stream not lost for too long."""
+        lost = self._lost_at
+        return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts by reason since the start; ``unparsable`` and ``too_large`` are objects that were skipped."""
+        return dict(self._errors)
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        if self._start_jitter_seconds:
+            await self._sleep(self._start_jitter_seconds * self._random())
+        while True:
+            try:
+                if not self._resource_version:
+                    await self._list()
+                await self._watch()
+            except ApiError as error:
+                await self._sleep(self._note(error))
+
+    def _note(self, error: ApiError) -> float:
+        """Take note of a failure; say how long to wait."""
+        self._errors[error.reason] += 1
+        self._failures += 1
+        if self._lost_at is None:
+            self._lost_at = self._clock()
+        if error.reason == "gone":
+            self._resource_version = ""
+            self._gones += 1
+            if self._gones == 1:
+                return self._random()  # an ordinary event, which befalls all watches of a server together
+        elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
+            self._resource_version = ""
+        self.problem = str(error)
+        return api_errors.retry_seconds(error, self._failures, self._random)
+
+    async def _list(self) -> None:
+        # Any server's cache will do, unless it is behind what has been seen or what a watch can start from.
+        behind = self._gones > 1
+        listed = await self._get({} if behind else {"resourceVersion": "0"})
+        if not behind and _older(_version(listed), self._newest):
+            listed = await self._get({})
+        found: dict[Key, Item] = {}
+        for each in listed["items"] or ():  # Go's empty list is null
+            self._take(each, found)
+        first, self._listed = not self._listed, True
+        self._at(_version(listed))
+        self._replace(found, changed=first)
+
+    async def _get(self, query: Mapping[str, str]) -> dict[str, Any]:
+        listed = await self._client.get(
+            self._path,
+            {**self._query, **query},
+            accept=METADATA_LIST if self._metadata_only else PLAIN,
+            timeout_seconds=LIST_SECONDS,
+        )
+        if not isinstance(listed.get("items", 0), list | None) or not _version(listed):
+            raise ApiError("garbage", f"list {self._path} at {self._client.address}: the answer is no list of objects")
+        return listed
+
+    async def _watch(self) -> None:
+        shortest, longest = self._lifetime_seconds
+        query = {
+            **self._query,
+            "resourceVersion": self._resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._random()), 1)),
+        }
+        accept = METADATA_WATCH if self._metadata_only else PLAIN
+        began, told = self._clock(), False
+        stream = self._client.watch(self._path, query, accept=accept, silence_seconds=self._silence_seconds)
+        async with aclosing(stream) as events:
+            async for event in events:
+                if event["type"] == OPENED:
+                    self._lost_at, self.problem = None, ""
+                    self._at(self._resource_version)
+                else:
+                    told = True
+                    self._apply(event["type"], event.get("object", {}))
+                    self._well()
+        lasted = self._clock() - began
+        if not told and 0 <= lasted < SHORTEST_WATCH_SECONDS:
+            raise ApiError(
+                "short_watch", f"watch {self._path} at {self._client.address}: ended at once, again and again"
+            )
+        self._well()
+
+    def _well(self) -> None:
+        self._failures = self._gones = 0
+
+    def _at(self, version: str) -> None:
+        """Take note of a sign of life and of how far it has come."""
+        self.at_seconds = self._clock()
+        if version:
+            self._resource_version = version
+            if not _older(version, self._newest):
+                self._newest = version
+
+    def _apply(self, kind: object, shown: dict[str, Any]) -> None:
+        if kind == SKIPPED:
+            self._errors["too_large"] += 1
+            self.at_seconds = self._clock()
+            return
+        if kind in {"ADDED", "MODIFIED"}:
+            items = dict(self.items)
+            self._take(shown, items)
+            self._replace(items)
+        elif kind == "DELETED":
+            gone = _key(shown)
+            self._replace({key: item for key, item in self.items.items() if key != gone})
+        self._at(_version(shown))
+
+    def _take(self, shown: Any, items: dict[Key, Item]) -> None:  # noqa: ANN401 - JSON
+        """Put an object into ``items``; one that cannot be parsed stays as it was."""
+        try:
+            parsed = self._parse(shown)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            self._errors["unparsable"] += 1
+            key = _key(shown)
+            if key in self.items:
+                items[key] = self.items[key]
+            return
+        if parsed is not None:
+            items[parsed[0]] = parsed[1]
+        else:
+            items.pop(_key(shown), None)
+
+    def _replace(self, items: dict[Key, Item], *, changed: bool = False) -> None:
+        now = self._clock()
+        removed = {key: at for key, at in self.removed.items() if key not in items and now - at < REMOVED_SECONDS}
+        removed |= {key: now for key in self.items if key not in items}
+        while len(removed) > REMOVED_LIMIT:
+            del removed[next(iter(removed))]
+        if changed or items != self.items or removed != self.removed:
+            self.items, self.removed = MappingProxyType(items), MappingProxyType(removed)
+            self.version += 1
+
+
+def _key(shown: Any) -> Key:  # noqa: ANN401 - JSON
+    metadata = shown.get("metadata") if isinstance(shown, dict) else None
+    if not isinstance(metadata, dict):
+        return "", ""
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _version(shown: dict[str, Any]) -> str:
+    metadata = shown.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    return version if isinstance(version, str) else ""
+
+
+def _older(version: str, than: str) -> bool:
+    """Versions are numbers in every server there is; of others nothing is said."""
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
