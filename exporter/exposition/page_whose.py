@@ -64,4 +64,5 @@ def alerts_off(facts: PodFacts | None, now: float) -> str:
     until = alerts_off_until_seconds(facts)
     if until is None or until <= now:
         return ""
-    return chip("free", "alerts off" if until >= FOR_GOOD_SECONDS else f"alerts off until {moment(until)}")
+    # A chip sets its parts side by side: words and time must be one part to be broken as text is.
+    return chip("free", "alerts off" if until >= FOR_GOOD_SECONDS else f"<span>alerts off until {moment(until)}</span>")
