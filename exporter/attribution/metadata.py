@@ -1,0 +1,223 @@
+"""What the Kubernetes API says of this node: its pods, whose they are, their claims, and the node; in one place."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exporter.attribution import namespaces, node_labels, pod_objects
+from exporter.attribution.api_client import ApiClient
+from exporter.attribution.dra_reader import DraReader
+from exporter.attribution.endings import Endings, PodName
+from exporter.attribution.evidence import Evidence
+from exporter.attribution.list_watch import ListWatch
+from exporter.attribution.lookups import Lookups
+from exporter.attribution.namespaces import NO_NAMESPACE, Namespace
+from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
+from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
+
+UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
+"""Pods that have finished come as deleted; without it only whole pods would tell."""
+
+LOST_SECONDS = 300.0
+"""An API server that is renewed is away for minutes; what was read of pods that run stays true."""
+
+_FACTS_LIMIT = 4096
+_LONGEST_STEP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSettings:
+    """What is configured."""
+
+    node: str
+    kubeconfig: Path | None = None
+    """``None``: the pod's service account, else the user's own file."""
+    start_jitter_seconds: float = 0.0
+    """The first question comes after a random part of it."""
+    team_keys: tuple[str, ...] = ()
+    namespace_teams: bool = True
+    """Whether namespaces are read, for teams and policies said there."""
+    pod_labels: tuple[str, ...] = ()
+    pod_annotations: tuple[str, ...] = ()
+    reservation_namespaces: tuple[str, ...] = ()
+    own_pod: tuple[str, str] | None = None
+
+
+class Metadata:
+    """Everything of the API that the agent needs; a part that cannot be had costs only that part.
+
+    Args:
+        settings: What is configured.
+        clock: Unix time now.
+        random: 0..1, for waits that thousands of agents must not share.
+    """
+
+    def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
+        self._settings = settings
+        self._random = random
+        self._rules = OwnerRules(
+            team_keys=settings.team_keys,
+            exported_labels=settings.pod_labels,
+            exported_annotations=settings.pod_annotations,
+        )
+        wanted = wanted_annotations(self._rules)
+        self._client = ApiClient(settings.kubeconfig, random=random)
+        self._pods: ListWatch[PodMetadata] = ListWatch(
+            self._client,
+            path="/api/v1/pods",
+            query={"fieldSelector": f"spec.nodeName={settings.node},{UNFINISHED}"},
+            metadata_only=True,
+            parse=partial(pod_objects.parse, wanted=wanted),
+            clock=clock,
+            random=random,
+            keep_seconds=LOST_SECONDS,
+        )
+        self._node: Lookups[str, NodeFacts] = Lookups(
+            self._client,
+            path="/api/v1/nodes/{}".format,
+            parse=_node_facts,
+            steady=self._steady_now,
+            random=random,
+            absent_is_problem=True,
+        )
+        self._node.want(settings.node)
+        self._namespaces: Lookups[str, Namespace] = Lookups(
+            self._client,
+            path="/api/v1/namespaces/{}".format,
+            parse=lambda _name, item: namespaces.parse(item, wanted),
+            steady=self._steady_now,
+            random=random,
+        )
+        self._dra = DraReader(self._client, settings.node, clock=clock, steady=self._steady_now, random=random)
+        self._endings = Endings()
+        self._steady = 0.0
+        self._last_now: float | None = None
+        self._asked_for: set[str] = set()
+        self._facts: dict[PodName, tuple[PodMetadata, Namespace, PodFacts]] = {}
+        self._evidence = Evidence(
+            reads_claims=True, own_pod=settings.own_pod, reservation_namespaces=settings.reservation_namespaces
+        )
+
+    @property
+    def known(self) -> bool:
+        """Whether the pods have been listed and changes are followed."""
+        return self._pods.known
+
+    @property
+    def at_seconds(self) -> float | None:
+        """Unix time of the API's last sign of life."""
+        return self._pods.at_seconds
+
+    @property
+    def node_facts(self) -> NodeFacts | None:
+        """What the node's labels say; ``None`` until they were read."""
+        return self._node.items.get(self._settings.node)
+
+    @property
+    def problem(self) -> str:
+        """One line on what cannot be had and how to mend it; empty when all is well."""
+        parts = [(error.reason, str(error)) for error in (self._node.problem, self._namespaces.problem) if error]
+        parts += self._dra.problems
+        # While the API itself is away, that is said once and not by every part.
+        lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
+        return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines])))
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts since the start by reason; of all but the pods with the part before it."""
+        errors = Counter(self._pods.errors)
+        for part, counts in (("node", self._node.errors), ("namespace", self._namespaces.errors)):
+            errors.update({f"{part}_{reason}": count for reason, count in counts.items()})
+        errors.update(self._dra.errors)
+        return dict(errors)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        try:
+            await asyncio.sleep(self._settings.start_jitter_seconds * self._random())
+            async with asyncio.TaskGroup() as group:
+                for part in (self._pods, self._node, self._namespaces, self._dra):
+                    group.create_task(part.run())
+        finally:
+            await self._client.close()
+
+    def note(self, allocations: Allocations, now: float) -> None:
+        """Take note of a new answer of the kubelet: whose namespaces and which claims to read, who should be known."""
+        self._advance(now)
+        pods = {(container.namespace, container.pod) for container in allocations.containers}
+        self._endings.note(pods, now)
+        self._dra.note(allocations)
+        if self._settings.namespace_teams:
+            self._namespaces.keep({namespace for namespace, _ in pods if namespace} | self._asked_for)
+            self._asked_for.clear()
+
+    def evidence(self, now: float) -> Evidence:
+        """Return what the join is to look at, the same object while nothing changes."""
+        self._advance(now)
+        listed = self._pods.at_seconds is not None
+        self._endings.update(self._pods, self._steady)
+        new = Evidence(
+            pods=self._endings.pods if listed else None,
+            ended=self._endings.ended,
+            claims=self._dra.claims,
+            unreadable_claims=self._dra.unreadable,
+            reads_claims=self._dra.reads_claims,
+            devices=self._dra.devices,
+            own_pod=self._settings.own_pod,
+            reservation_namespaces=self._settings.reservation_namespaces,
+        )
+        if new != self._evidence:
+            self._evidence = new
+        return self._evidence
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        """Return whose a pod is; ``None`` until it and, where that counts, its namespace are known."""
+        name = (namespace, pod)
+        found = self._endings.find(name)
+        if found is None:
+            self._facts.pop(name, None)
+            return None
+        space = self._namespace(namespace)
+        if space is None:
+            return None
+        cached = self._facts.get(name)
+        if cached is not None and cached[0] is found and cached[1] is space:
+            return cached[2]
+        if len(self._facts) >= _FACTS_LIMIT:
+            self._facts.clear()
+        facts = facts_of(found, space.labels, space.annotations, self._rules)
+        self._facts[name] = (found, space, facts)
+        return facts
+
+    def uid(self, namespace: str, pod: str) -> str | None:
+        """Return the UID of a pod, as its cgroups have it."""
+        found = self._endings.find((namespace, pod))
+        return found.uid if found and found.uid else None
+
+    def _namespace(self, name: str) -> Namespace | None:
+        if not self._settings.namespace_teams:
+            return NO_NAMESPACE
+        self._asked_for.add(name)
+        self._namespaces.want(name)
+        space = self._namespaces.items.get(name)
+        if space is None and self._namespaces.given_up(name):
+            return NO_NAMESPACE
+        return space
+
+    def _advance(self, now: float) -> None:
+        """Let time pass by the agent's steps, so that a clock that is set neither holds up nor hastens anything."""
+        if self._last_now is not None:
+            self._steady += min(max(now - self._last_now, 0.0), _LONGEST_STEP_SECONDS)
+        self._last_now = now
+
+    def _steady_now(self) -> float:
+        return self._steady
+
+
+def _node_facts(_name: str, item: Mapping[str, Any]) -> NodeFacts:
+    metadata = item.get("metadata")
+    return node_labels.node_facts(pod_objects.labels_of(metadata) if isinstance(metadata, dict) else {})
