@@ -11,6 +11,7 @@ from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.attribution.inventory import Inventory
 from exporter.attribution.reservations import Groups
 from exporter.attribution.shares import Claim
+from exporter.attribution.tenants import SOURCES
 from exporter.model import (
     Allocations,
     Attribution,
@@ -100,18 +101,21 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
     pod = evidence.pods.get(name) if evidence.pods is not None else None
     placeholders: list[ContainerAllocation] = []
     for container in containers:
-        told = [devices for devices in container.devices if annotated.is_told_by_annotation(devices, pod)]
+        told: list[DeviceIds] = []
+        for devices in container.devices:
+            if annotated.is_told_by_annotation(devices, pod):
+                told.append(devices)
+            else:
+                yield from _listed_entries(container, devices)
         if told:
             placeholders.append(replace(container, devices=tuple(told)))
-        for devices in container.devices:
-            if devices not in told:
-                yield from _listed_entries(container, devices)
         yield from dra.entries(container, evidence)
     yield from annotated.entries(placeholders, pod)
 
 
 def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:
     holder = (container.namespace, container.pod, container.container)
+    source = SOURCES.get(devices.resource, DEVICE_PLUGIN)
     told: set[ParsedId] = set()
     for device_id in telling(devices.resource, devices.ids):
         parsed = parse(devices.resource, device_id)
@@ -119,7 +123,7 @@ def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Itera
             if parsed in told:
                 continue
             told.add(parsed)
-        yield Entry(holder=holder, resource=devices.resource, source=DEVICE_PLUGIN, device_id=device_id, parsed=parsed)
+        yield Entry(holder=holder, resource=devices.resource, source=source, device_id=device_id, parsed=parsed)
 
 
 def _match(entries: Sequence[Entry], inventory: Inventory) -> tuple[dict[str, list[Claim]], dict[Unresolved, Entry]]:

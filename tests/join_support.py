@@ -1,0 +1,150 @@
+"""Devices, listed containers and the API's word on them, for the tests of the join."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from exporter.attribution.evidence import NO_EVIDENCE, AllocatedDevice, Evidence
+from exporter.attribution.join import attribute
+from exporter.model import (
+    Allocations,
+    Attribution,
+    ClaimedDevice,
+    ContainerAllocation,
+    DeviceIds,
+    Gpu,
+    MigInstance,
+    PodMetadata,
+)
+
+NOW = 1_000_000.0
+MIB = 1 << 20
+GPU_MIB = 81920
+CLAIM = "0f1e2d3c-0000-4000-8000-0000000000{:02d}"
+
+
+def gpu_uuid(number: int) -> str:
+    return f"GPU-00000000-0000-4000-8000-{number:012d}"
+
+
+def mig_uuid(number: int) -> str:
+    return f"MIG-00000000-0000-5000-8000-{number:012d}"
+
+
+def gpu(index: int = 0, *, mig: bool = False, memory_mib: int | None = GPU_MIB) -> Gpu:
+    return Gpu(
+        uuid=gpu_uuid(index),
+        index=index,
+        minor=index + 10,
+        model="NVIDIA H100 80GB HBM3",
+        pci_bus_id=f"00000000:{index:02X}:00.0",
+        mig_enabled=mig,
+        compute_slices=7,
+        memory_slices=8,
+        memory_total_bytes=None if memory_mib is None else memory_mib * MIB,
+    )
+
+
+def instance(number: int, parent: int = 0, *, start: int | None = None, profile_id: int | None = None) -> MigInstance:
+    return MigInstance(
+        uuid=mig_uuid(number),
+        parent_uuid=gpu_uuid(parent),
+        gpu_instance_id=number,
+        compute_instance_id=0,
+        profile="1g.10gb",
+        compute_slices=1,
+        memory_slices=1,
+        profile_id=profile_id,
+        placement_start=start,
+    )
+
+
+def held(
+    pod: str, *ids: str, resource: str = "nvidia.com/gpu", container: str = "main", namespace: str = "ml"
+) -> ContainerAllocation:
+    return ContainerAllocation(
+        namespace=namespace, pod=pod, container=container, devices=(DeviceIds(resource=resource, ids=ids),)
+    )
+
+
+def claimed(
+    pod: str, *devices: str, claim: int | None = 1, share_id: str | None = None, container: str = "main"
+) -> ContainerAllocation:
+    """A container with one claim; its CDI names grow from device to device, as a kubelet's do."""
+    names: tuple[str, ...] = ()
+    claims = []
+    for device in devices:
+        if claim is not None:
+            names += (f"k8s.gpu.nvidia.com/claim={CLAIM.format(claim)}-{device}",)
+        claims.append(
+            ClaimedDevice(
+                claim_name=f"c{claim}",
+                claim_namespace="ml",
+                driver="gpu.nvidia.com",
+                pool="node-1",
+                device=device,
+                share_id=share_id,
+                cdi_names=names,
+            )
+        )
+    return ContainerAllocation(namespace="ml", pod=pod, container=container, claims=tuple(claims))
+
+
+def allocated(device: str, **values: object) -> AllocatedDevice:
+    return replace(AllocatedDevice(driver="gpu.nvidia.com", pool="node-1", device=device), **values)
+
+
+def pod_metadata(
+    name: str,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    namespace: str = "ml",
+) -> PodMetadata:
+    return PodMetadata(
+        namespace=namespace, name=name, uid=f"uid-{name}", labels=labels or {}, annotations=annotations or {}
+    )
+
+
+def knowing(*pods: PodMetadata, **values: object) -> Evidence:
+    return replace(NO_EVIDENCE, pods={(pod.namespace, pod.name): pod for pod in pods}, **values)
+
+
+def join(
+    containers: Sequence[ContainerAllocation],
+    gpus: Sequence[Gpu],
+    instances: Sequence[MigInstance] = (),
+    *,
+    evidence: Evidence = NO_EVIDENCE,
+    others: Sequence[tuple[str, str, str]] = (),
+    allocatable: Mapping[str, Sequence[str]] | None = None,
+) -> Attribution:
+    advertised = (
+        None
+        if allocatable is None
+        else tuple(DeviceIds(resource=resource, ids=tuple(ids)) for resource, ids in allocatable.items())
+    )
+    return attribute(
+        allocations=Allocations(
+            answered_at_seconds=NOW - 1,
+            containers=tuple(containers),
+            allocatable=advertised,
+            other_containers=tuple(others),
+        ),
+        gpus=gpus,
+        instances=instances,
+        now=NOW,
+        expiry_seconds=60,
+        evidence=evidence,
+    )
+
+
+def shares(attribution: Attribution) -> dict[tuple[str, str, str], float]:
+    """Share by (device, pod, container)."""
+    return {
+        (uuid, holder.pod, holder.container): holder.share_ratio
+        for uuid, holders in attribution.holders.items()
+        for holder in holders
+    }
+
+
+def reasons(attribution: Attribution) -> list[tuple[str, str]]:
+    return [(unresolved.pod, unresolved.reason) for unresolved in attribution.unresolved]

@@ -1,0 +1,182 @@
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from join_support import GPU_MIB, gpu, gpu_uuid, held, join, knowing, pod_metadata, reasons, shares
+
+from exporter.attribution import reservations
+from exporter.attribution.evidence import NO_EVIDENCE, Evidence
+from exporter.model import ContainerAllocation, PodMetadata, ShareMode
+
+RESERVED = "kai-resource-reservation"
+GROUP = "runai-gpu-group"
+
+
+def reservation(number: int = 0, group: str = "g", namespace: str = RESERVED) -> PodMetadata:
+    return pod_metadata(f"gpu-reservation-{number}", labels={GROUP: group}, namespace=namespace)
+
+
+def reserved(number: int = 0, namespace: str = RESERVED) -> ContainerAllocation:
+    return held(f"gpu-reservation-{number}", gpu_uuid(number), namespace=namespace, container="holder")
+
+
+def member(name: str, annotations: Mapping[str, str] | None = None, *groups: str) -> PodMetadata:
+    labels = {f"{GROUP}/{group}": group for group in groups} if groups else {GROUP: "g"}
+    return pod_metadata(name, {"gpu-fraction": "0.5"} if annotations is None else annotations, labels)
+
+
+def others(*pods: str) -> list[tuple[str, str, str]]:
+    return [("ml", pod, "main") for pod in pods]
+
+
+def test_members_hold_what_a_pod_holds_for_them_and_the_rest_is_free() -> None:
+    known = knowing(reservation(), member("a"), member("b", {"gpu-fraction": "0.2"}), pod_metadata("c"))
+    attribution = join([reserved()], [gpu(0)], evidence=known, others=others("a", "b", "c"))
+    first, second = attribution.holders[gpu_uuid(0)]
+    assert (first.namespace, first.pod, first.container, first.pod_uid) == ("ml", "a", "main", "uid-a")
+    assert (first.share_ratio, first.device_share_ratio, first.share_estimated) == (0.5, 0.5, False)
+    assert (first.mode, first.source, first.resource) == (ShareMode.SHARED, "annotation", "gpu-fraction")
+    assert (second.pod, second.share_ratio) == ("b", 0.2)
+
+
+@pytest.mark.parametrize("namespace", ["kai-resource-reservation", "runai-reservation"])
+def test_both_usual_namespaces_are_known(namespace: str) -> None:
+    known = knowing(reservation(namespace=namespace), member("a"))
+    attribution = join([reserved(namespace=namespace)], [gpu(0)], evidence=known)
+    assert shares(attribution) == {(gpu_uuid(0), "a", ""): 0.5}
+
+
+def test_another_namespace_is_a_setting() -> None:
+    known = knowing(
+        reservation(namespace="mine"),
+        member("a"),
+        pod_metadata("x", labels={GROUP: "g"}),
+        reservation_namespaces=("mine",),
+    )
+    attribution = join([reserved(namespace="mine")], [gpu(0)], evidence=known)
+    assert shares(attribution) == {(gpu_uuid(0), "a", ""): 0.5}
+    assert reasons(attribution) == [("x", "needs_annotation")]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "memory_mib", "share", "estimated"),
+    [
+        ({"gpu-fraction": "0.25"}, GPU_MIB, 0.25, False),
+        ({"gpu-fraction": ".5"}, GPU_MIB, 0.5, False),
+        ({"gpu-fraction": "1"}, GPU_MIB, 1.0, False),
+        ({"gpu-fraction": "3"}, GPU_MIB, 1.0, True),
+        ({"gpu-memory": str(GPU_MIB // 8)}, GPU_MIB, 0.125, False),
+        ({"gpu-memory": "1000"}, None, 1.0, True),
+        ({"gpu-fraction": "0.5", "gpu-memory": "1"}, GPU_MIB, 0.5, False),
+    ],
+)
+def test_a_share_is_the_fraction_or_the_memory_asked_for(
+    annotations: Mapping[str, str],
+    memory_mib: int | None,
+    share: float,
+    estimated: bool,  # noqa: FBT001 - a table
+) -> None:
+    known = knowing(reservation(), member("a", annotations))
+    (holder,) = join([reserved()], [gpu(0, memory_mib=memory_mib)], evidence=known).holders[gpu_uuid(0)]
+    assert (holder.share_ratio, holder.share_estimated) == (share, estimated)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "reason"),
+    [
+        ({}, "needs_annotation"),
+        ({"gpu-fraction": "half"}, "bad_annotation"),
+        ({"gpu-fraction": "0"}, "bad_annotation"),
+        ({"gpu-fraction": "."}, "bad_annotation"),
+        ({"gpu-fraction": ""}, "bad_annotation"),
+        ({"gpu-fraction": "-1"}, "bad_annotation"),
+        ({"gpu-fraction": "nan"}, "bad_annotation"),
+        ({"gpu-fraction": "1e400"}, "bad_annotation"),
+        ({"gpu-memory": "0"}, "bad_annotation"),
+        ({"gpu-memory": "2Gi"}, "bad_annotation"),
+        ({"gpu-memory": "9" * 5000}, "bad_annotation"),
+    ],
+)
+def test_what_a_member_does_not_say_is_a_doubt(annotations: Mapping[str, str], reason: str) -> None:
+    attribution = join([reserved()], [gpu(0)], evidence=knowing(reservation(), member("a", annotations)))
+    assert attribution.holders == {}
+    assert reasons(attribution) == [("a", reason)]
+    assert attribution.allocated_devices is None
+
+
+def test_fractions_that_sum_to_more_than_the_gpu_are_fitted_and_estimated() -> None:
+    known = knowing(reservation(), member("a"), member("b"), member("c"))
+    holders = join([reserved()], [gpu(0)], evidence=known).holders[gpu_uuid(0)]
+    assert [(one.share_ratio, one.share_estimated) for one in holders] == [(pytest.approx(1 / 3), True)] * 3
+
+
+def test_a_member_of_several_groups_has_its_fraction_of_each_gpu() -> None:
+    known = knowing(reservation(0, "x"), reservation(1, "y"), member("a", {"gpu-fraction": "0.25"}, "x", "y"))
+    attribution = join([reserved(0), reserved(1)], [gpu(0), gpu(1)], evidence=known)
+    assert shares(attribution) == {(gpu_uuid(0), "a", ""): 0.25, (gpu_uuid(1), "a", ""): 0.25}
+
+
+def test_groups_do_not_mix() -> None:
+    known = knowing(reservation(0, "x"), reservation(1, "y"), member("a", None, "x"), member("b", None, "y"))
+    attribution = join([reserved(0), reserved(1)], [gpu(0), gpu(1)], evidence=known)
+    assert set(shares(attribution)) == {(gpu_uuid(0), "a", ""), (gpu_uuid(1), "b", "")}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "listed", "container"),
+    [
+        ({}, [("ml", "a", "main")], "main"),
+        ({}, [("ml", "a", "main"), ("ml", "a", "side")], ""),
+        ({}, [], ""),
+        ({"gpu-fraction-container-name": "side"}, [("ml", "a", "main"), ("ml", "a", "side")], "side"),
+    ],
+    ids=["the only one", "one of two", "not listed", "named"],
+)
+def test_the_container_is_the_named_one_or_the_only_one(
+    annotations: Mapping[str, str], listed: list[tuple[str, str, str]], container: str
+) -> None:
+    known = knowing(reservation(), member("a", {"gpu-fraction": "0.5", **annotations}))
+    attribution = join([reserved()], [gpu(0)], evidence=known, others=listed)
+    assert shares(attribution) == {(gpu_uuid(0), "a", container): 0.5}
+
+
+def test_a_reservation_for_nobody_leaves_the_gpu_free() -> None:
+    attribution = join([reserved()], [gpu(0)], evidence=knowing(reservation()))
+    assert (attribution.holders, attribution.unresolved, attribution.allocated_devices) == ({}, (), 0)
+
+
+def test_a_reservation_that_the_api_does_not_show_yet_is_a_doubt() -> None:
+    attribution = join(
+        [reserved()], [gpu(0)], evidence=knowing(member("a")), allocatable={"nvidia.com/gpu": [gpu_uuid(0)]}
+    )
+    assert attribution.holders == {}
+    assert reasons(attribution) == [("gpu-reservation-0", "reservation_pending")]
+    assert (attribution.allocated_devices, attribution.expected_devices) == (None, 1)
+
+
+@pytest.mark.parametrize("evidence", [NO_EVIDENCE, knowing(pod_metadata("gpu-reservation-0", namespace=RESERVED))])
+def test_where_nothing_tells_for_whom_it_reserves_the_kubelets_word_counts(evidence: Evidence) -> None:
+    attribution = join([reserved()], [gpu(0)], evidence=evidence)
+    assert shares(attribution) == {(gpu_uuid(0), "gpu-reservation-0", "holder"): 1.0}
+
+
+def test_what_is_read_is_asked_for() -> None:
+    assert {"gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == reservations.KEYS
+    assert {GROUP} == reservations.LABEL_KEYS
+
+
+ANNOTATIONS = st.dictionaries(st.sampled_from(sorted(reservations.KEYS)), st.text("0123456789.-e", max_size=6))
+GROUPS = st.dictionaries(st.sampled_from([GROUP, f"{GROUP}/x", f"{GROUP}/y"]), st.sampled_from(["", "x", "y"]))
+
+
+@settings(deadline=None)  # a busy machine is no error
+@given(st.lists(st.tuples(ANNOTATIONS, GROUPS), max_size=5), GROUPS)
+def test_whatever_members_say_a_gpu_is_never_more_than_whole(
+    members: list[tuple[dict[str, str], dict[str, str]]], labels: dict[str, str]
+) -> None:
+    pods = [pod_metadata(f"p{number}", *member) for number, member in enumerate(members)]
+    known = knowing(pod_metadata("gpu-reservation-0", labels=labels, namespace=RESERVED), *pods)
+    attribution = join([reserved()], [gpu(0)], evidence=known)
+    assert sum(shares(attribution).values()) <= 1 + 1e-12
+    assert all(share > 0 for share in shares(attribution).values())
