@@ -243,6 +243,8 @@ async def _target(config: "AgentConfig", *, node_name_given: bool) -> "AsyncIter
                 config,
                 node_name=config.node_name if node_name_given else plan.node,
                 kubelet_socket=str(node.kubelet_socket),
+                kubeconfig=node.kubeconfig,
+                kube_start_jitter_seconds=0.0,
                 proc_root=node.proc_root,
                 pod_log_root=node.pod_log_root,
             )
@@ -377,7 +379,7 @@ async def _serve_node(name: str, directory: Path) -> int:
     try:
         sys.stdout.write(
             f"SIMULATED NODE {plan.node}: nothing here is real\nkubelet-socket: {node.kubelet_socket}\n"
-            f"proc-root: {node.proc_root}\npod-log-root: {node.pod_log_root}\n"
+            f"kubeconfig: {node.kubeconfig}\nproc-root: {node.proc_root}\npod-log-root: {node.pod_log_root}\n"
         )
         sys.stdout.flush()
         await stop.wait()

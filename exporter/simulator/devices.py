@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exporter.simulator import identities, loads
 from exporter.simulator.plan import Claim, ContainerPlan, NodePlan, PodPlan
@@ -27,6 +27,8 @@ class Use:
     first_process: int
     """Number of its first process among all of the node's."""
     all_processes: int
+    position: int = 0
+    """Among the uses of its device."""
 
     def amount(self, t: float) -> float:
         """Activity at ``t``."""
@@ -183,14 +185,4 @@ def board_uses(plan: NodePlan) -> Mapping[tuple[int, int | None], tuple[Use, ...
 
 def _fitted(uses: list[Use]) -> tuple[Use, ...]:
     factor = 1.0 / max(1.0, _peak_together(uses))
-    return tuple(
-        Use(
-            pod=use.pod,
-            container=use.container,
-            claim=use.claim,
-            scale=use.scale * factor,
-            first_process=use.first_process,
-            all_processes=use.all_processes,
-        )
-        for use in uses
-    )
+    return tuple(replace(use, scale=use.scale * factor, position=position) for position, use in enumerate(uses))

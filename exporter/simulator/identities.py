@@ -5,10 +5,14 @@ import uuid
 from collections.abc import Sequence
 from functools import lru_cache
 
-from exporter.simulator.plan import GpuPlan, IdForm, InstancePlan, MigStrategy, Plugin, Runtime, Sharing
+from exporter.simulator.plan import Claim, GpuPlan, IdForm, InstancePlan, MigStrategy, Plugin, Runtime, Sharing
 
 _NAMESPACE = uuid.UUID("5f1f3c1c-6d0b-4d55-8f3a-0a4a2f3b7c10")
 _HGX_BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
+VOLCANO_NUMBER, VOLCANO_MEMORY = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"
+DRA_DRIVER = "gpu.nvidia.com"
+DRA_PREFIX = "dra:"
+"""Marks what is a claim's: ``dra:<claim>`` as a resource, ``dra:<driver>/<pool>/<device>[#<share id>]`` as an id."""
 _QOS = ("burstable", "besteffort", "")
 """Guaranteed pods have no level of their own in the path."""
 
@@ -63,24 +67,43 @@ def outside_cgroup_text(name: str) -> str:
 
 
 def resource_name(plugin: Plugin, gpu: GpuPlan, instance: InstancePlan | None) -> str:
-    """Extended resource under which a device is advertised."""
-    if plugin.ids is IdForm.DRA:
-        return "dra:"
+    """Extended resource under which a device plugin advertises a device."""
+    if plugin.ids is IdForm.VOLCANO:
+        return VOLCANO_NUMBER
     name = "nvidia.com/gpu"
     if instance and plugin.ids in (IdForm.UUID, IdForm.LEGACY_MIG) and plugin.mig_strategy is MigStrategy.MIXED:
         name = f"nvidia.com/mig-{instance.profile.replace('+', '.')}"
     return name + ".shared" if plugin.rename_shared and gpu.sharing is not Sharing.NONE else name
 
 
+def claim_name(pod: str, container: str, claim: Claim, *, only_container: bool) -> str:
+    """Name of the DRA claim by which a container of a pod has a device."""
+    if claim.claim_name:
+        return claim.claim_name
+    if claim.extended:
+        return f"{pod}-extended-resources-{stable_number(pod, container):08x}"[:63]
+    return f"{pod}-gpu" if only_container else f"{pod}-{container}-gpu"
+
+
+def dra_device(minor: int, profile: str = "", profile_id: int = 0, placement_start: int = 0) -> str:
+    """Name of a device in its pool, as driver 25.12 makes it; with a profile, of a MIG instance."""
+    name = f"gpu-{minor}"
+    return f"{name}-mig-{profile.replace('.', '')}-{profile_id}-{placement_start}" if profile else name
+
+
+def claim_uid(namespace: str, name: str) -> str:
+    """UID of a DRA claim."""
+    return stable_uuid("claim", namespace, name)
+
+
 def _base_id(plugin: Plugin, node: str, gpu: GpuPlan, instance: InstancePlan | None) -> str:
     if plugin.ids is IdForm.GKE:
         return f"nvidia{gpu.minor}" + (f"/gi{instance.gpu_instance_id}" if instance else "")
     if plugin.ids is IdForm.DRA:
-        tail = ""
+        device = dra_device(gpu.minor)
         if instance:
-            profile = instance.profile.replace(".", "")
-            tail = f"-mig-{profile}-{instance.profile_id}-{instance.placement_start}"
-        return f"dra:gpu.nvidia.com/{node}/gpu-{gpu.minor}{tail}"
+            device = dra_device(gpu.minor, instance.profile, instance.profile_id, instance.placement_start)
+        return f"{DRA_PREFIX}{DRA_DRIVER}/{node}/{device}"
     if instance is None:
         return gpu.uuid
     if plugin.ids is IdForm.LEGACY_MIG:
@@ -93,7 +116,7 @@ def device_ids(
 ) -> tuple[str, ...]:
     """Ids by which the kubelet lists a device, or these replicas of it."""
     base = _base_id(plugin, node, gpu, instance)
-    if plugin.ids is IdForm.HAMI and instance is None:
+    if plugin.ids in (IdForm.HAMI, IdForm.VOLCANO) and instance is None:
         return tuple(f"{base}-{number}" for number in replicas or (0,))
     if not replicas or plugin.ids is IdForm.DRA:
         return (base,)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import grpc.aio
 from exporter.attribution._proto import READ_SCHEMA, SERVICE, build_messages
 from exporter.attribution.socket_probe import LONGEST_PATH_BYTES
 from exporter.errors import ConfigError
+from exporter.simulator.identities import DRA_PREFIX, claim_uid
 from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
 
 CALLS_PER_SECOND = 100.0
@@ -25,7 +25,6 @@ BURST_CALLS = 10
 RATE_LIMIT_TEXT = "rejected by rate limit"
 GET_TEXT = "PodResources API Get method disabled"
 HUGE_BYTES = 40 << 20
-DRA_PREFIX = "dra:"
 _FOLLOW_SECONDS = 0.2
 _GARBAGE = b"\xff\xfe simulated garbage"
 # What the product does not read, known and unknown: a later kubelet's answer must be readable too.
@@ -174,8 +173,10 @@ def list_response(truth: NodeTruth) -> bytes:
     """Give the bytes that the kubelet of this node would answer to ``List``: every pod, with or without devices."""
     answer: Any = _MESSAGES["ListPodResourcesResponse"]()
     held: dict[tuple[str, str, str], list[HolderTruth]] = {key: [] for key in truth.other_pods}
-    for holder in truth.holders:
-        held.setdefault((holder.namespace, holder.pod, holder.container), []).append(holder)
+    for holder in (*truth.holders, *truth.also_listed):
+        listed = held.setdefault((holder.namespace, holder.pod, holder.container), [])
+        if holder.listed:
+            listed.append(holder)
     pods: dict[tuple[str, str], Any] = {}
     for (namespace, pod, container), holders in held.items():
         if (namespace, pod) not in pods:
@@ -214,18 +215,20 @@ def _add_devices(devices: Any, ids: Iterable[tuple[str, Iterable[str]]]) -> None
 
 def _add_claims(claims: Any, holders: Iterable[HolderTruth]) -> None:  # noqa: ANN401 - class made at run time
     """List ``dra:<driver>/<pool>/<device>[#<share id>]``; CDI names pile up within a driver, as the kubelet's do."""
+    devices_of: dict[tuple[str, str], list[str]] = {}
     for holder in holders:
         devices = [text.removeprefix(DRA_PREFIX) for text in holder.device_ids if text.startswith(DRA_PREFIX)]
-        if not devices:
-            continue
-        name = holder.resource.removeprefix(DRA_PREFIX) or f"{holder.pod}-gpu"
-        claim = claims.add(claim_name=name, claim_namespace=holder.namespace)
-        claim_uid = uuid.uuid5(uuid.NAMESPACE_URL, f"simulated/{holder.namespace}/{name}")
+        if devices:
+            name = holder.resource.removeprefix(DRA_PREFIX) or f"{holder.pod}-gpu"
+            devices_of.setdefault((holder.namespace, name), []).extend(devices)
+    for (namespace, name), devices in devices_of.items():
+        claim = claims.add(claim_name=name, claim_namespace=namespace)
+        uid = claim_uid(namespace, name)
         cdi_names: dict[str, list[str]] = {}
         for text in devices:
             place, _, share_id = text.partition("#")
             driver, pool, device = place.split("/", 2)
-            cdi_names.setdefault(driver, []).append(f"k8s.{driver}/claim={claim_uid}-{device}")
+            cdi_names.setdefault(driver, []).append(f"k8s.{driver}/claim={uid}-{device}")
             entry = claim.claim_resources.add(driver_name=driver, pool_name=pool, device_name=device)
             for cdi_name in cdi_names[driver]:
                 entry.cdi_devices.add(name=cdi_name)

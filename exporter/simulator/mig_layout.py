@@ -23,6 +23,30 @@ class LayoutError(ValueError):
     """A layout that the GPU cannot have; the message is for the user."""
 
 
+def placements(model: ModelSpec) -> tuple[Placement, ...]:
+    """Every instance that a model could have, each alone; in the order of profiles, then of places."""
+    return tuple(
+        Placement(
+            profile=profile,
+            profile_id=profile_id,
+            start=start,
+            compute_slices=compute,
+            memory_slices=memory,
+            gpu_instance_id=_instance_id(model, start, memory),
+        )
+        for profile, (profile_id, compute, memory) in model.mig_profiles.items()
+        for start in _allowed_starts(model, compute, memory)
+    )
+
+
+def _allowed_starts(model: ModelSpec, compute: int, memory: int) -> list[int]:
+    if compute == model.compute_slices:
+        return [0]
+    if compute == memory == model.memory_slices // 2 and compute > 1 and model.memory_slices > model.compute_slices:
+        return [0]  # 4g needs the half that has four compute slices
+    return _starts(model, memory)
+
+
 def _starts(model: ModelSpec, memory_slices: int) -> list[int]:
     """Where an instance of this width may begin, in the order in which the driver tries it."""
     width = model.memory_slices // 2 if memory_slices * 2 == model.memory_slices else memory_slices
@@ -59,9 +83,7 @@ def place(model: ModelSpec, profiles: Sequence[str]) -> tuple[Placement, ...]:
             allowed = ", ".join(model.mig_profiles) or "none: this model has no MIG"
             raise LayoutError(f"{model.name} has no MIG profile {profile!r}; allowed: {allowed}")
         profile_id, compute, memory = model.mig_profiles[profile]
-        starts = [0] if compute == model.compute_slices else _starts(model, memory)
-        if compute == memory == model.memory_slices // 2 and compute > 1 and model.memory_slices > model.compute_slices:
-            starts = [0]  # 4g needs the half that has four compute slices
+        starts = _allowed_starts(model, compute, memory)
         free = [start for start in starts if not taken & set(range(start, start + memory))]
         if not free or compute > compute_left:
             raise LayoutError(

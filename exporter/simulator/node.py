@@ -1,4 +1,4 @@
-"""A simulated node at work: its kubelet's socket, its ``/proc`` and its pod logs, all in step with one scenario."""
+"""A simulated node at work: kubelet's socket, Kubernetes API, ``/proc`` and pod logs, all in step with one scenario."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from exporter.errors import ConfigError
 from exporter.model import Field
-from exporter.simulator import filesystem
+from exporter.simulator import api_objects, filesystem
+from exporter.simulator.api_server import ApiObjects, ApiServer
 from exporter.simulator.kubelet import KubeletServer
 from exporter.simulator.scenario import Scenario
 from exporter.simulator.truth import NodeTruth
@@ -35,6 +36,12 @@ class SimulatedNode:
         self._epoch_seconds = epoch_seconds
         self._directory = directory
         self._kubelet = KubeletServer(self.kubelet_socket, self.truth)
+        self._api = ApiServer(
+            self._objects,
+            lambda: self.truth().faults,
+            token_file=directory / "api" / "token",
+            kubeconfig=self.kubeconfig,
+        )
         self._refreshing: asyncio.Task[None] | None = None
 
     @property
@@ -64,28 +71,44 @@ class SimulatedNode:
         """The kubelet's server, for tests that restart it."""
         return self._kubelet
 
+    @property
+    def kubeconfig(self) -> Path:
+        """How to reach the Kubernetes API of the node's cluster; there from ``start`` on."""
+        return self._directory / "api" / "kubeconfig"
+
+    @property
+    def api(self) -> ApiServer:
+        """The API server, for tests that restart it or count requests."""
+        return self._api
+
     def truth(self) -> NodeTruth:
         """The node now."""
         return self._scenario.at(self._clock() - self.epoch_seconds)
 
+    def _objects(self) -> ApiObjects:
+        return api_objects.objects_of(self.truth())
+
     async def start(self) -> None:
-        """Make socket and trees; they follow the scenario until ``stop``.
+        """Make socket, API and trees; they follow the scenario until ``stop``.
 
         Raises:
             ConfigError: when the directory has something in it that is not ours.
         """
         self.kubelet_socket.parent.mkdir(parents=True, exist_ok=True)
         self._refresh()
+        self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         await self._kubelet.start()
+        await self._api.start()
         self._refreshing = asyncio.create_task(self._keep_fresh(), name="simulated-filesystem")
 
     async def stop(self) -> None:
-        """End the server and the refreshing; the directory stays."""
+        """End the servers and the refreshing; the directory stays."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refreshing
             self._refreshing = None
+        await self._api.stop()
         await self._kubelet.stop()
 
     def child_command(self, interval_seconds: float, fields: Iterable[Field]) -> tuple[str, ...]:

@@ -21,8 +21,29 @@ class IdForm(StrEnum):
     """``nvidiaN``, ``nvidiaN/giK``, ``nvidiaN/vgpuM``; N is the minor number."""
     HAMI = "hami"
     """``GPU-...-N``: placeholders, the truth is in an annotation."""
+    VOLCANO = "volcano-vgpu"
+    """As HAMi's, under resources of volcano's and with an annotation of its own."""
+    KAI = "kai"
+    """NVIDIA's plugin; a reservation pod has the GPU of those who have fractions of it and no id themselves."""
     DRA = "dra"
     """No device plugin: entries of claims, ``gpu-<minor>`` and ``gpu-<minor>-mig-...``."""
+
+
+class DraMig(StrEnum):
+    """How NVIDIA's DRA driver comes to MIG instances."""
+
+    STATIC = "static"
+    """They were made beforehand: a slice knows their UUIDs."""
+    DYNAMIC = "dynamic"
+    """They are made when they are claimed: a slice has every possible one, without a UUID."""
+
+
+class DraVersion(StrEnum):
+    """Versions of ``resource.k8s.io``."""
+
+    V1 = "v1"
+    V1BETA2 = "v1beta2"
+    V1BETA1 = "v1beta1"
 
 
 class MigStrategy(StrEnum):
@@ -49,6 +70,8 @@ class Sharing(StrEnum):
     NONE = "none"
     TIME_SLICING = "time-slicing"
     MPS = "mps"
+    FRACTION = "fraction"
+    """Parts as the pods declare them: HAMi, volcano-vgpu, KAI, and consumable capacity of DRA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +136,8 @@ class GpuPlan:
     sharing: Sharing = Sharing.NONE
     replicas: int = 1
     """Of the GPU, or of each of its MIG instances."""
+    splits: int = 1
+    """With fractions: how many placeholders the plugin advertises for the GPU."""
     overrides: tuple[Override, ...] = ()
 
 
@@ -137,6 +162,18 @@ class Claim:
     """Replica numbers on a shared device; empty where the device is not shared."""
     scale: float = 1.0
     """How much of the container's activity reaches this device: 0 is a GPU that was asked for and never used."""
+    memory_bytes: int | None = None
+    """Declared part of the device's memory; ``None``: all of it, or by ``fraction``."""
+    cores: int = 0
+    """Declared part of its compute in percent; 0 is not limited."""
+    fraction: float | None = None
+    """Declared part of the device, of KAI's."""
+    claim_name: str = ""
+    """Of the DRA claim; empty for one of the container's own. Who names the same one shares its devices."""
+    admin: bool = False
+    """A DRA claim that monitors and does not hold."""
+    extended: bool = False
+    """A DRA claim made for a pod that asks for ``nvidia.com/gpu``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +190,15 @@ class ContainerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerPlan:
+    """What a pod's controller is."""
+
+    kind: str
+    name: str
+    api: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlan:
     """One pod, or a pod that comes again and again. Without a namespace: processes outside every pod."""
 
@@ -162,6 +208,13 @@ class PodPlan:
     containers: tuple[ContainerPlan, ...]
     linger_seconds: float = 0.0
     """How long its processes outlive it."""
+    finished_seconds: float = 0.0
+    """How long after its end an old kubelet lists it still."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    owner: OwnerPlan | None = None
+    sidecars: tuple[str, ...] = ()
+    """Containers without devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +245,7 @@ class Plugin:
     mig_strategy: MigStrategy = MigStrategy.MIXED
     rename_shared: bool = False
     """Shared devices as ``nvidia.com/gpu.shared``."""
+    dra_mig: DraMig = DraMig.STATIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,3 +265,8 @@ class NodePlan:
     xids: tuple[XidPlan, ...] = ()
     other_pods: int = 0
     """Pods without devices."""
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Labels by namespace."""
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    dra_version: str = ""
+    """Of ``resource.k8s.io``; empty: a cluster without."""

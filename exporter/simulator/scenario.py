@@ -1,7 +1,7 @@
 """A simulated node as a pure function of time: from a plan to the ground truth at any instant."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from exporter.errors import ConfigError
 from exporter.model import Field
-from exporter.simulator import identities, loads, scenario_file
+from exporter.simulator import claims, holding, identities, loads, pods, scenario_file
 from exporter.simulator.devices import DeviceState, Use, board_uses, device_state
 from exporter.simulator.models import (
     IDLE_SM_CLOCK_MHZ,
@@ -17,7 +17,8 @@ from exporter.simulator.models import (
     instance_base_bytes,
 )
 from exporter.simulator.plan import FaultPlan, GpuPlan, IdForm, InstancePlan, MigStrategy, NodePlan, XidPlan
-from exporter.simulator.truth import Fault, GpuTruth, HolderTruth, Load, MigTruth, NodeTruth
+from exporter.simulator.pods import KnownPod
+from exporter.simulator.truth import ClusterTruth, Fault, GpuTruth, Load, MigTruth, NodeTruth, PodTruth
 
 XIDS_KEPT = 256
 """Newest Xid events of a GPU that a truth lists; the ones before are long read by everybody."""
@@ -38,6 +39,11 @@ class Scenario:
     """What ``load`` was asked for, so that another process can load the same; empty for one made in memory."""
     uses: Mapping[tuple[int, int | None], tuple[Use, ...]]
     """Who uses each device, by (GPU index, position in its MIG layout)."""
+    known: tuple[KnownPod, ...] = ()
+    others: tuple[PodTruth, ...] = ()
+    """Pods without devices."""
+    slices: tuple[Mapping[str, object], ...] = ()
+    """ResourceSlices, the first of which is out of date."""
 
     @property
     def name(self) -> str:
@@ -57,14 +63,27 @@ class Scenario:
         t = max(0.0, t)
         states = {key: device_state(uses, self.plan, t) for key, uses in self.uses.items()}
         gpus = tuple(self._gpu(gpu, states, t) for gpu in self.plan.gpus)
+        held = list(holding.holdings(self.plan, states))
+        also_listed = tuple(holding.also_listed(self.plan, held, self.uses, t))
+        present = list(pods.present(self.plan.node, self.known, t))
+        reservations = tuple(pods.reservations(self.plan, also_listed))
         return NodeTruth(
             at_seconds=t,
             node=self.plan.node,
             driver_version=self.plan.driver_version,
             gpus=gpus,
-            holders=tuple(self._holders(states)),
-            other_pods=tuple(_other_pods(self.plan)),
+            holders=tuple(holding.holders(self.plan, held, states)),
+            other_pods=tuple(pods.without_devices(self.others, present)),
+            also_listed=also_listed,
             allocatable=self._allocatable(gpus),
+            pods=(*(pod for _, pod in present), *reservations, *self.others),
+            cluster=ClusterTruth(
+                node_labels=self.plan.node_labels,
+                namespaces=self.plan.namespaces,
+                slices=self.slices if t < claims.STALE_SECONDS else self.slices[1:],
+                claims=claims.claims(self.plan, held),
+                dra_version=self.plan.dra_version,
+            ),
             faults={f.kind: f.parameter for f in self.plan.faults if f.gpu is None and f.window.occurrence(t)},
         )
 
@@ -108,27 +127,6 @@ class Scenario:
             xids=_xids(self.plan.xids, gpu.index, t),
         )
 
-    def _holders(self, states: Mapping[tuple[int, int | None], DeviceState]) -> Iterator[HolderTruth]:
-        for (index, position), state in states.items():
-            gpu = self.plan.gpus[index]
-            instance = None if position is None else gpu.instances[position]
-            busiest = loads.dominant(state.vector, gpm=gpu.model.gpm)
-            for held in state.held:
-                claim = held.use.claim
-                part = len(claim.replicas) / gpu.replicas if claim.replicas else 1.0
-                yield HolderTruth(
-                    namespace=held.use.pod.namespace,
-                    pod=held.pod,
-                    container=held.use.container.name,
-                    pod_uid=held.pod_uid,
-                    device_uuid=instance.uuid if instance else gpu.uuid,
-                    resource=identities.resource_name(self.plan.plugin, gpu, instance),
-                    device_ids=identities.device_ids(self.plan.plugin, self.plan.node, gpu, instance, claim.replicas),
-                    share_ratio=part * physical_share(gpu, instance),
-                    activity_ratio=held.amount * held.use.container.mix.factors[busiest],
-                    started_seconds=held.started_seconds,
-                )
-
     def _allocatable(self, gpus: tuple[GpuTruth, ...]) -> dict[str, tuple[str, ...]]:
         plugin = self.plan.plugin
         if plugin.ids is IdForm.DRA:
@@ -138,7 +136,8 @@ class Scenario:
             if truth.fault in _UNHEALTHY:
                 continue
             whole = not gpu.mig_enabled or plugin.mig_strategy is MigStrategy.NONE
-            replicas = range(gpu.replicas) if gpu.replicas > 1 or plugin.ids is IdForm.HAMI else ()
+            placeholders = plugin.ids in (IdForm.HAMI, IdForm.VOLCANO)
+            replicas = range(max(gpu.replicas, gpu.splits)) if gpu.replicas > 1 or placeholders else ()
             for instance in (None,) if whole else gpu.instances:
                 resource = identities.resource_name(plugin, gpu, instance)
                 ids = identities.device_ids(plugin, self.plan.node, gpu, instance, replicas)
@@ -180,18 +179,14 @@ def _folder() -> Traversable:
 
 def build(plan: NodePlan, source: str = "") -> Scenario:
     """Make a checked plan ready to be asked."""
-    return Scenario(plan=plan, source=source, uses=board_uses(plan))
-
-
-def physical_share(gpu: GpuPlan, instance: InstancePlan | None) -> float:
-    """Part of the physical GPU that a device is; the instances of one GPU never sum to more than 1."""
-    if instance is None:
-        return 1.0
-
-    def parts(plan: InstancePlan) -> float:
-        return max(plan.compute_slices / gpu.model.compute_slices, plan.memory_slices / gpu.model.memory_slices)
-
-    return parts(instance) / max(1.0, sum(map(parts, gpu.instances)))
+    return Scenario(
+        plan=plan,
+        source=source,
+        uses=board_uses(plan),
+        known=pods.known_pods(plan),
+        others=pods.others(plan),
+        slices=claims.slices(plan),
+    )
 
 
 def _instance_truth(plan: InstancePlan, state: DeviceState) -> MigTruth:
@@ -256,12 +251,3 @@ def _xids(plans: tuple[XidPlan, ...], index: int, t: float) -> tuple[tuple[float
         numbers = range(max(0, last + 1 - XIDS_KEPT), last + 1)
         events += [(plan.at_seconds + number * plan.every_seconds, plan.code) for number in numbers]
     return tuple(sorted(events)[-XIDS_KEPT:])
-
-
-def _other_pods(plan: NodePlan) -> Iterator[tuple[str, str, str]]:
-    names = ("kube-proxy", "cilium", "node-exporter", "fluent-bit", "coredns", "csi-node", "web", "worker", "redis")
-    for number in range(plan.other_pods):
-        name = names[number % len(names)]
-        suffix = f"{identities.stable_number(plan.node, number):08x}"[:5]
-        namespace = "kube-system" if number % len(names) < 6 else "apps"  # noqa: PLR2004 - the first six are system pods
-        yield namespace, f"{name}-{suffix}", name

@@ -5,7 +5,9 @@ from exporter.simulator.scenario_keys import Section
 from exporter.simulator.truth import Fault
 
 GPU_FAULTS = frozenset({Fault.GPU_LOST, Fault.RESET_REQUIRED, Fault.UNKNOWN_ERROR, Fault.GPU_ABSENT})
-"""Faults of one GPU; all others are of the driver or the kubelet as a whole."""
+"""Faults of one GPU; all others are of the driver, the kubelet or the API as a whole."""
+_WITH_SECONDS: dict[Fault, float | None] = {Fault.SLOW: None, Fault.API_SLOW: None, Fault.API_TOO_MANY: 1.0}
+"""Faults that have a parameter, and what it is by default; ``None``: it must be given."""
 
 
 def read_window(section: Section) -> Window:
@@ -46,7 +48,9 @@ def read_faults(top: Section, gpus: int) -> tuple[FaultPlan, ...]:
             gpu = read_gpu_index(section, gpus)
         elif section.has("gpu"):
             section.problem("gpu", f"means nothing for {kind.value}, which is of the whole node; allowed: leave it out")
-        seconds = section.number("seconds", low=0.0) if kind is Fault.SLOW else 0.0
+        seconds = 0.0
+        if kind in _WITH_SECONDS:
+            seconds = section.number("seconds", _WITH_SECONDS[kind], low=0.0)
         faults.append(FaultPlan(kind=kind, gpu=gpu, window=read_window(section), parameter=seconds))
         section.finish()
     return tuple(faults)

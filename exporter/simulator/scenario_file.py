@@ -3,11 +3,14 @@
 import yaml
 
 from exporter.errors import ConfigError
-from exporter.simulator.plan import IdForm, MigStrategy, NodePlan, Plugin, Runtime
+from exporter.simulator.plan import DraMig, DraVersion, IdForm, MigStrategy, NodePlan, Plugin, Runtime
 from exporter.simulator.scenario_faults import read_faults, read_xids
 from exporter.simulator.scenario_gpus import read_gpus
 from exporter.simulator.scenario_keys import Item, Problems, Section
+from exporter.simulator.scenario_metadata import read_namespaces, read_texts
 from exporter.simulator.scenario_pods import read_outside, read_pods
+
+MOST_OTHER_PODS = 250
 
 
 def parse(text: str, source: str) -> NodePlan:
@@ -30,18 +33,11 @@ def parse(text: str, source: str) -> NodePlan:
 
 def _plan(top: Section, problems: Problems, source: str) -> NodePlan:
     node = top.text("node")
-    plugin_section = top.section("plugin")
-    plugin = Plugin()
-    if plugin_section:
-        plugin = Plugin(
-            ids=plugin_section.choice("ids", IdForm.UUID),
-            mig_strategy=plugin_section.choice("mig_strategy", MigStrategy.MIXED),
-            rename_shared=plugin_section.flag("rename_shared", default=False),
-        )
-        plugin_section.finish()
-    gpus = read_gpus(top, node)
+    plugin = _plugin(top)
+    gpus = read_gpus(top, node, plugin.ids)
     if not gpus and not problems.lines:
         top.problem("gpus", "is missing or empty; allowed: a list of boards, each with a model")
+    pods = read_pods(top, gpus, plugin.ids)
     plan = NodePlan(
         name=source.rsplit("/", 1)[-1].removesuffix(".yaml").removesuffix(".yml"),
         description=top.text("description", "no description"),
@@ -50,13 +46,39 @@ def _plan(top: Section, problems: Problems, source: str) -> NodePlan:
         runtime=top.choice("runtime", Runtime.CONTAINERD),
         plugin=plugin,
         gpus=gpus,
-        pods=(*read_pods(top, gpus), *read_outside(top, gpus)),
+        pods=(*pods, *read_outside(top, gpus)),
         faults=read_faults(top, len(gpus)),
         xids=read_xids(top, len(gpus)),
-        other_pods=top.integer("other_pods", 0, high=250),
+        other_pods=top.integer("other_pods", 0, high=MOST_OTHER_PODS),
+        namespaces=read_namespaces(top),
+        node_labels=read_texts(top, "node_labels"),
+        dra_version=_dra_version(top, plugin),
     )
     top.finish()
     return plan
+
+
+def _plugin(top: Section) -> Plugin:
+    section = top.section("plugin")
+    if section is None:
+        return Plugin()
+    plugin = Plugin(
+        ids=section.choice("ids", IdForm.UUID),
+        mig_strategy=section.choice("mig_strategy", MigStrategy.MIXED),
+        rename_shared=section.flag("rename_shared", default=False),
+        dra_mig=section.choice("dra_mig", DraMig.STATIC),
+    )
+    if section.has("dra_mig") and plugin.ids is not IdForm.DRA:
+        section.problem("dra_mig", f"means nothing with ids {plugin.ids.value}; allowed: only with dra")
+    section.finish()
+    return plugin
+
+
+def _dra_version(top: Section, plugin: Plugin) -> str:
+    """Of the API; a cluster whose driver needs none has none by default."""
+    if not top.has("dra_version") and plugin.ids is not IdForm.DRA:
+        return ""
+    return top.choice("dra_version", DraVersion.V1).value
 
 
 def _tree(text: str, problems: Problems) -> Item | None:

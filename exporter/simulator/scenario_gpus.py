@@ -6,28 +6,31 @@ from exporter.model import Field
 from exporter.simulator import identities
 from exporter.simulator.mig_layout import LayoutError, place
 from exporter.simulator.models import MODELS, instance_memory_bytes, instance_multiprocessors
-from exporter.simulator.plan import GpuPlan, InstancePlan, Override, Sharing, Window
+from exporter.simulator.plan import GpuPlan, IdForm, InstancePlan, Override, Sharing, Window
 from exporter.simulator.scenario_keys import Section, close_match
 from exporter.simulator.truth import ModelSpec
 
 MOST_REPLICAS = 64
+_SPLITS = 10
+"""Placeholders that HAMi advertises for a GPU by default."""
+_WITH_FRACTIONS = (IdForm.HAMI, IdForm.VOLCANO, IdForm.KAI, IdForm.DRA)
 _MOST_OF_A_KIND = 16
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SERIAL = re.compile(r"\d{13}")
 _PCI = re.compile(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]")
 
 
-def read_gpus(top: Section, node: str) -> tuple[GpuPlan, ...]:
+def read_gpus(top: Section, node: str, ids: IdForm) -> tuple[GpuPlan, ...]:
     """All boards in order; each entry may stand for several alike."""
     gpus: list[GpuPlan] = []
     for section in top.sections("gpus"):
         count = section.integer("count", 1, low=1, high=_MOST_OF_A_KIND)
-        gpus += [_gpu(section, node, len(gpus) + n, single=count == 1) for n in range(count)]
+        gpus += [_gpu(section, node, len(gpus) + n, ids, single=count == 1) for n in range(count)]
         section.finish()
     return tuple(gpus)
 
 
-def _gpu(section: Section, node: str, index: int, *, single: bool) -> GpuPlan:
+def _gpu(section: Section, node: str, index: int, ids: IdForm, *, single: bool) -> GpuPlan:
     key = section.text("model")
     if key and key not in MODELS:
         section.problem("model", f"is {key!r}{close_match(key, MODELS)}; allowed: {', '.join(MODELS)}")
@@ -36,7 +39,8 @@ def _gpu(section: Section, node: str, index: int, *, single: bool) -> GpuPlan:
     bus = _pattern(section, "pci", _PCI, identities.pci_bus_id(index), single=single)
     number = f"16{identities.stable_number(node, 'serial', index) % 10**11:011d}"
     serial = _pattern(section, "serial", _SERIAL, number, single=single)
-    sharing, replicas = _sharing(section)
+    sharing, replicas = _sharing(section, ids)
+    divided = sharing is Sharing.FRACTION
     return GpuPlan(
         index=index,
         minor=section.integer("minor", index, high=255) if single else index,
@@ -48,7 +52,8 @@ def _gpu(section: Section, node: str, index: int, *, single: bool) -> GpuPlan:
         mig_enabled=section.has("mig"),
         instances=_instances(section, MODELS[key], uuid),
         sharing=sharing,
-        replicas=replicas,
+        replicas=1 if divided else replicas,
+        splits=replicas if divided else 1,
         overrides=_overrides(section),
     )
 
@@ -66,12 +71,18 @@ def _pattern(section: Section, key: str, pattern: re.Pattern[str], default: str,
     return value
 
 
-def _sharing(section: Section) -> tuple[Sharing, int]:
+def _sharing(section: Section, ids: IdForm) -> tuple[Sharing, int]:
     part = section.section("sharing")
     if part is None:
         return Sharing.NONE, 1
     strategy = part.choice("strategy", Sharing.TIME_SLICING)
-    replicas = part.integer("replicas", low=2, high=MOST_REPLICAS)
+    default = _SPLITS if strategy is Sharing.FRACTION else None
+    replicas = part.integer("replicas", default, low=2, high=MOST_REPLICAS)
+    if strategy is Sharing.FRACTION and (section.has("mig") or ids not in _WITH_FRACTIONS):
+        told = "on a partitioned GPU" if section.has("mig") else f"with plugin ids {ids.value}"
+        names = ", ".join(form.value for form in _WITH_FRACTIONS)
+        part.problem("strategy", f"is 'fraction' {told}; allowed: a whole GPU, and plugin ids {names}")
+        strategy, replicas = Sharing.NONE, 1
     if strategy is Sharing.MPS and section.has("mig"):
         part.problem("strategy", "is 'mps' on a partitioned GPU; allowed: time-slicing, or no MIG")
     part.finish()

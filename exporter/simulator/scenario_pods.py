@@ -1,42 +1,77 @@
 """The ``pods`` and ``outside`` parts of a scenario file: who holds which device, and what it does there."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from exporter.simulator.loads import MIXES, NAMES, Mix, mix
 from exporter.simulator.models import MIB
-from exporter.simulator.plan import Claim, ContainerPlan, GpuPlan, PodPlan, ProcessPlan, Window
+from exporter.simulator.plan import Claim, ContainerPlan, GpuPlan, IdForm, PodPlan, ProcessPlan, Sharing, Window
 from exporter.simulator.profiles import Steady
 from exporter.simulator.scenario_activity import read_signal
+from exporter.simulator.scenario_conflicts import check_conflicts
+from exporter.simulator.scenario_devices import read_devices
 from exporter.simulator.scenario_faults import read_gpu_index
 from exporter.simulator.scenario_keys import Section, close_match
+from exporter.simulator.scenario_metadata import read_owner, read_texts
 
 _MOST_PROCESSES = 32
 
 
-def read_pods(top: Section, gpus: Sequence[GpuPlan]) -> tuple[PodPlan, ...]:
-    """Every pod with devices."""
-    pods: list[PodPlan] = []
+def read_pods(top: Section, gpus: Sequence[GpuPlan], ids: IdForm) -> tuple[PodPlan, ...]:
+    """Every pod with devices; ``ids`` decides what may be said of them."""
     places: list[tuple[Section, PodPlan]] = []
     for section in top.sections("pods"):
         namespace, name = section.text("namespace"), section.text("name")
         linger = section.number("linger", 0.0, low=0.0)
-        window = _lifetime(section, linger)
+        finished = section.number("finished", 0.0, low=0.0)
+        window = _lifetime(section, max(linger, finished))
         nested = section.sections("containers")
         parts = nested or (section,)
         names = [part.text("name") if nested else part.text("container", "main") for part in parts]
         containers = tuple(
-            _container(part, gpus, f"{namespace}/{name}", container)
+            _container(part, gpus, ids, f"{namespace}/{name}", container)
             for part, container in zip(parts, names, strict=True)
         )
         for part in nested:
             part.finish()
+        pod = PodPlan(
+            namespace=namespace,
+            name=name,
+            window=window,
+            containers=containers,
+            linger_seconds=linger,
+            finished_seconds=finished,
+            labels=read_texts(section, "labels"),
+            annotations=read_texts(section, "annotations"),
+            owner=read_owner(section),
+            sidecars=_sidecars(section, names),
+        )
         section.finish()
-        pod = PodPlan(namespace=namespace, name=name, window=window, containers=containers, linger_seconds=linger)
+        if ids is IdForm.KAI:
+            _check_kai(section, pod, gpus)
         places.append((section, pod))
-        pods.append(pod)
-    _check_conflicts(places, gpus)
-    return tuple(pods)
+    check_conflicts(places, gpus)
+    return tuple(pod for _, pod in places)
+
+
+def _sidecars(section: Section, taken: Sequence[str]) -> tuple[str, ...]:
+    names = [item.value for item in section.items("sidecars") if isinstance(item.value, str)]
+    if len(names) != len(section.items("sidecars")) or len({*names, *taken}) != len(names) + len(taken):
+        section.problem(
+            "sidecars", "has what is no name, or a name twice; allowed: names of containers, such as [proxy]"
+        )
+    return tuple(names)
+
+
+def _check_kai(section: Section, pod: PodPlan, gpus: Sequence[GpuPlan]) -> None:
+    """One container of a pod can have parts, and all alike: there is one annotation for them."""
+    parts = [
+        (container.name, claim.fraction, claim.memory_bytes)
+        for container in pod.containers
+        for claim in container.claims
+        if gpus[claim.gpu].sharing is Sharing.FRACTION
+    ]
+    if len(set(parts)) > 1:
+        section.problem("devices", "are different parts, or of different containers; allowed: parts of the same size")
 
 
 def read_outside(top: Section, gpus: Sequence[GpuPlan]) -> tuple[PodPlan, ...]:
@@ -72,12 +107,13 @@ def _lifetime(section: Section, linger: float) -> Window:
     return Window(start_seconds=start, end_seconds=end, every_seconds=every)
 
 
-def _container(section: Section, gpus: Sequence[GpuPlan], owner: str, name: str) -> ContainerPlan:
-    claims = tuple(claim for part in _device_sections(section) if (claim := _claim(part, gpus)))
+def _container(section: Section, gpus: Sequence[GpuPlan], ids: IdForm, owner: str, name: str) -> ContainerPlan:
+    claims = read_devices(section, gpus, ids)
     memory = section.integer("memory_mib", 0) * MIB
     for claim in claims:
         gpu = gpus[claim.gpu]
         room = gpu.instances[claim.instance].memory_bytes if claim.instance is not None else gpu.model.memory_bytes
+        room = min(room, claim.memory_bytes or room)
         if memory > room:
             section.problem("memory_mib", f"is {memory // MIB}; allowed: at most the device's {room // MIB}")
     processes = _processes(section, name, memory)
@@ -89,55 +125,6 @@ def _container(section: Section, gpus: Sequence[GpuPlan], owner: str, name: str)
         memory_bytes=max(memory, sum(process.memory_bytes for process in processes)),
         processes=processes,
     )
-
-
-def _device_sections(section: Section) -> tuple[Section, ...]:
-    found = section.sections("devices")
-    if not found:
-        section.problem("devices", "is missing or empty; allowed: a list such as [{gpu: 0}, {gpu: 1, mig: 2}]")
-    return found
-
-
-def _claim(section: Section, gpus: Sequence[GpuPlan]) -> Claim | None:
-    index = read_gpu_index(section, len(gpus))
-    scale = section.number("scale", 1.0, low=0.0, high=1.0)
-    position = section.integer("mig") if section.has("mig") else None
-    replicas = tuple(
-        item.value for item in section.items("replicas") if isinstance(item.value, int) and item.value >= 0
-    )
-    if len(replicas) != len(section.items("replicas")) or len(set(replicas)) != len(replicas):
-        section.problem("replicas", "has a value that is no replica number, or one twice; allowed: such as [0, 1]")
-    section.finish()
-    if index is None:
-        return None
-    gpu = gpus[index]
-    right = _check_mig(section, gpu, position) and _check_replicas(section, gpu, replicas)
-    return Claim(gpu=index, instance=position, replicas=replicas, scale=scale) if right else None
-
-
-def _check_mig(section: Section, gpu: GpuPlan, position: int | None) -> bool:
-    if gpu.mig_enabled and (position is None or position >= len(gpu.instances)):
-        layout = ", ".join(f"{n} ({plan.profile})" for n, plan in enumerate(gpu.instances)) or "none: no instances"
-        told = "is missing" if position is None else f"is {position}, which is not there"
-        section.problem("mig", f"{told}, and GPU {gpu.index} is partitioned; allowed: {layout}")
-        return False
-    if not gpu.mig_enabled and position is not None:
-        section.problem("mig", f"is {position}, and GPU {gpu.index} is not partitioned; allowed: leave it out")
-        return False
-    return True
-
-
-def _check_replicas(section: Section, gpu: GpuPlan, replicas: tuple[int, ...]) -> bool:
-    if gpu.replicas == 1 and replicas:
-        section.problem("replicas", f"is given, and GPU {gpu.index} is not shared; allowed: leave it out")
-        return False
-    if gpu.replicas > 1 and not replicas:
-        section.problem("replicas", f"is missing, and GPU {gpu.index} is shared; allowed: 0 to {gpu.replicas - 1}")
-        return False
-    if any(number >= gpu.replicas for number in replicas):
-        section.problem("replicas", f"has {max(replicas)}; allowed on GPU {gpu.index}: 0 to {gpu.replicas - 1}")
-        return False
-    return True
 
 
 def _mix(section: Section) -> Mix:
@@ -177,31 +164,3 @@ def _processes(section: Section, name: str, memory_bytes: int) -> tuple[ProcessP
     if plans and abs(sum(plan.part for plan in plans) - 1.0) > 1e-9:  # noqa: PLR2004 - rounding of decimal parts
         section.problem("processes", f"have parts that sum to {sum(p.part for p in plans):g}; allowed: 1 in all")
     return tuple(plans)
-
-
-def _check_conflicts(places: Sequence[tuple[Section, PodPlan]], gpus: Sequence[GpuPlan]) -> None:
-    """Two pods cannot have the same whole device, or the same replica, at the same time."""
-    taken: dict[tuple[int, int | None, int], list[PodPlan]] = defaultdict(list)
-    for section, pod in places:
-        for claim in (claim for container in pod.containers for claim in container.claims):
-            for number in claim.replicas or (0,):
-                slot = (claim.gpu, claim.instance, number)
-                others = [other for other in taken[slot] if other is pod or _overlap(other.window, pod.window)]
-                if others:
-                    what = f"GPU {claim.gpu}" + (f" MIG {claim.instance}" if claim.instance is not None else "")
-                    what += f" replica {number}" if gpus[claim.gpu].replicas > 1 else ""
-                    section.problem(
-                        "devices", f"{what} is held by {others[0].namespace}/{others[0].name} at the same time"
-                    )
-                taken[slot].append(pod)
-
-
-def _overlap(one: Window, other: Window) -> bool:
-    """Whether two lifetimes can meet; of recurring ones only the plain case of never-ending is sure."""
-    if one.every_seconds is not None or other.every_seconds is not None:
-        return False
-
-    def ends(window: Window) -> float:
-        return float("inf") if window.end_seconds is None else window.end_seconds
-
-    return one.start_seconds < ends(other) and other.start_seconds < ends(one)

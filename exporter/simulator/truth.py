@@ -240,7 +240,9 @@ class NodeTruth:
     gpus: tuple[GpuTruth, ...] = ()
     holders: tuple[HolderTruth, ...] = ()
     other_pods: tuple[tuple[str, str, str], ...] = ()
-    """(namespace, pod, container) of pods without devices, which the kubelet lists too."""
+    """(namespace, pod, container) of containers without devices, which the kubelet lists too."""
+    also_listed: tuple[HolderTruth, ...] = ()
+    """What the kubelet lists with devices and who holds none of them: finished pods, monitoring, reservation pods."""
     allocatable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Resource to healthy device ids, allocated or not."""
     pods: tuple[PodTruth, ...] = ()
