@@ -82,6 +82,8 @@ class ApiServer:
         """Requests that came without any token."""
         self.most_streams = 0
         """The most that were open at once."""
+        self.forbidden: set[str] = set()
+        """Resources that the role leaves out, named as in ``requests``: ``pods``, ``node``, ``resourceclaim``."""
 
     @property
     def url(self) -> str:
@@ -192,7 +194,7 @@ class ApiServer:
             await asyncio.Event().wait()
         if Fault.API_SLOW in faults:
             await asyncio.sleep(faults[Fault.API_SLOW] or 1.0)
-        refusal = self._refusal(request, faults)
+        refusal = self._refusal(request, resource, faults)
         if refusal is not None:
             return refusal
         if resource == "resourceslices" and request.path.split("/")[3] != self._objects().dra_version:
@@ -203,7 +205,7 @@ class ApiServer:
             return self._list(request, resource)
         return self._get(request)
 
-    def _refusal(self, request: web.Request, faults: Mapping[Fault, float]) -> web.Response | None:
+    def _refusal(self, request: web.Request, resource: str, faults: Mapping[Fault, float]) -> web.Response | None:
         shown = request.headers.get("Authorization", "")
         self.without_token += not shown
         if Fault.API_ERROR in faults:
@@ -215,7 +217,7 @@ class ApiServer:
             return answer
         if shown.partition(" ")[0].lower() != "bearer" or shown.partition(" ")[2] != self._token:
             return _refuse(401, "Unauthorized", "Unauthorized")
-        if Fault.API_FORBIDDEN in faults:
+        if Fault.API_FORBIDDEN in faults or resource in self.forbidden:
             return _refuse(403, "Forbidden", f'User "simulated" cannot get path "{request.path}"')
         return None
 
