@@ -287,6 +287,37 @@ def test_mig_instances_have_identity_shape_memory_and_processes() -> None:
     assert second.processes == ()
 
 
+def test_instances_tell_their_profiles_number_and_where_they_lie() -> None:
+    with watched(partitioned(instance(3), instance(7, profile_id=15, placement_start=6))) as it:
+        first, second = (one.instance for one in it.after(1).gpus[0].instances)
+        assert (first.profile_id, first.placement_start) == (19, 3)
+        assert (second.profile_id, second.placement_start) == (15, 6)
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_an_instance_whose_place_may_not_be_asked_for_is_told_without_it(code: int) -> None:
+    with watched(partitioned(instance(3))) as it:
+        simulated_driver.fail("nvmlDeviceGetGpuInstanceById", code)
+        (only,) = it.after(1).gpus[0].instances
+        assert (only.instance.profile, only.instance.profile_id, only.instance.placement_start) == (
+            "1g.10gb",
+            None,
+            None,
+        )
+
+
+def test_a_gpu_tells_its_memory_once_and_is_told_without_where_it_may_not_be_asked() -> None:
+    with watched(gpu(0), gpu(1, model=T4)) as it:
+        assert [one.gpu.memory_total_bytes for one in it.after(1).gpus] == [81559 * MIB, 15360 * MIB]
+    with simulated(gpu(0), init=False):
+        simulated_driver.fail("nvmlDeviceGetMemoryInfo", 4)
+        source = NvmlSource(ALL)
+        source.open()
+        reading = source.sample(1000.0)
+        source.close()
+    assert reading.gpus[0].gpu.memory_total_bytes is None
+
+
 def _profiles(reading: GpuReading) -> list[str]:
     return [one.instance.profile for one in reading.instances]
 

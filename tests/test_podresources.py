@@ -150,6 +150,27 @@ async def test_claims_are_read_and_those_of_other_drivers_dropped(client: Kubele
     assert len(second.cdi_names) == 2
 
 
+@pytest.mark.usefixtures("server")
+async def test_containers_without_devices_are_named(client: KubeletClient, node: Node) -> None:
+    node.holders = (holder(GPU), holder("dra:compute-domain.nvidia.com/n/channel-0", pod="net", resource="dra:c"))
+    answer = await client.fetch(NOW)
+    assert [container.pod for container in answer.containers] == ["train"]
+    assert set(answer.other_containers) == {("ml", "net", "main"), ("kube-system", "dns", "main")}
+
+
+@pytest.mark.usefixtures("server")
+async def test_of_an_id_per_mebibyte_one_per_gpu_is_kept_and_of_other_resources_all(path: Path, node: Node) -> None:
+    per_mebibyte = tuple(f"{GPU}-memory-{number}" for number in range(88_000))
+    numbered = tuple(f"{GPU}-{number}" for number in range(10))
+    node.allocatable = {"volcano.sh/vgpu-memory": per_mebibyte, "volcano.sh/vgpu-number": numbered}
+    client = KubeletClient(str(path), resources=("volcano.sh/*",))
+    answer = await client.fetch(NOW)
+    await client.close()
+    assert answer.allocatable is not None
+    kept = {devices.resource: devices.ids for devices in answer.allocatable}
+    assert kept == {"volcano.sh/vgpu-memory": per_mebibyte[:1], "volcano.sh/vgpu-number": numbered}
+
+
 def test_the_messages_read_bytes_that_were_encoded_by_hand() -> None:
     devices = b"\x0a\x0envidia.com/gpu\x12\x05GPU-0\x12\x05GPU-1"
     container = b"\x0a\x01c\x12" + bytes([len(devices)]) + devices + b"\x18\x07\xfa\x07\x01?"
