@@ -114,6 +114,7 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
         collectors=collectors,
         names=config.dcgm_names,
         hostname_label=config.hostname_label,
+        dcgm_pod_uid=config.dcgm_pod_uid,
         series_limit=config.series_limit,
     )
 

@@ -275,7 +275,7 @@ BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its P
 SIMULATED = _own("gpu_exporter_simulated", "1 where every GPU and pod on this page is simulated, else 0.")
 SOURCE_UP = _own(
     "gpu_exporter_source_up",
-    "1 while a source of readings (nvml, dcgm), of attribution (kubelet) or of owners (kubernetes-api) works.",
+    "1 while a source of readings (nvml, dcgm), of holders (kubelet, slurm, host) or of owners (kubernetes-api) works.",
     "source",
 )
 ERRORS_TOTAL = _own(

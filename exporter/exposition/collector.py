@@ -67,7 +67,7 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
         page.metric(catalog.WORKER_RESTARTS_TOTAL, label, source.restarts)
     if snapshot.attribution_enabled:
         well = snapshot.attribution_known and not snapshot.attribution_problem
-        page.metric(catalog.SOURCE_UP, labels(("source", "kubelet")), int(well))
+        page.metric(catalog.SOURCE_UP, labels(("source", snapshot.attribution_source)), int(well))
     if snapshot.metadata_enabled:
         well = snapshot.metadata_known and not snapshot.metadata_problem
         page.metric(catalog.SOURCE_UP, labels(("source", "kubernetes-api")), int(well))

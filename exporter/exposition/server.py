@@ -143,7 +143,8 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
 
 def _notes(snapshot: Snapshot) -> list[str]:
     """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same."""
-    problems = (("kubelet", snapshot.attribution_problem), ("kubernetes-api", snapshot.metadata_problem))
+    holders = snapshot.attribution_source
+    problems = ((holders, snapshot.attribution_problem), ("kubernetes-api", snapshot.metadata_problem))
     return [f"note: {part}: {problem}" for part, problem in problems if problem]
 
 
