@@ -81,7 +81,7 @@ def policy_of(kind: str, pod: tuple[Mapping[str, str], ...], namespace: tuple[Ma
 
 
 def _class(kind: str, sources: tuple[Mapping[str, str], ...]) -> tuple[str, list[str]]:
-    problems = []
+    problems: list[str] = []
     for word in _words(sources, CLASS_KEY):
         if word in _CLASSES:
             return word, problems
@@ -93,7 +93,7 @@ def _class(kind: str, sources: tuple[Mapping[str, str], ...]) -> tuple[str, list
 
 def _opt_out(levels: tuple[tuple[Mapping[str, str], ...], ...]) -> tuple[float | None, list[str]]:
     """Take the pod's word before the namespace's; within one of them the later time."""
-    problems = []
+    problems: list[str] = []
     for sources in levels:
         said: list[float] = []
         for word in _words(sources, ALERTS_KEY):
