@@ -176,6 +176,12 @@ def test_where_the_claim_says_nothing_the_kubelets_word_counts(claim: int | None
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 1.0}
 
 
+def test_a_claim_without_a_uid_is_looked_up_by_its_name() -> None:
+    evidence = Evidence(reads_claims=True, claims={"ml/cNone": (allocated("gpu-10", admin_access=True),)})
+    attribution = join([claimed("a", "gpu-10", claim=None)], [gpu(0)], evidence=evidence)
+    assert (attribution.holders, attribution.unresolved) == ({}, ())
+
+
 def consumed(share_id: str, mib: int | None) -> AllocatedDevice:
     return allocated("gpu-10", share_id=share_id, consumed_memory_bytes=None if mib is None else mib * MIB)
 

@@ -38,7 +38,7 @@ def entries(container: ContainerAllocation, evidence: Evidence) -> Iterator[Entr
             device_id=claim.device,
             parsed=parsed,
             share_id=claim.share_id,
-            claim=claim_uid(claim) or f"{claim.claim_namespace}/{claim.claim_name}",
+            claim=_key_of(claim),
             declared=_declared(allocated, device),
         )
 
@@ -52,6 +52,10 @@ def claim_uid(claim: ClaimedDevice) -> str | None:
     own = [match for match in names if match["device"] == claim.device]
     uids = {match["uid"].lower() for match in own or names}
     return uids.pop() if len(uids) == 1 else None
+
+
+def _key_of(claim: ClaimedDevice) -> str:
+    return claim_uid(claim) or f"{claim.claim_namespace}/{claim.claim_name}"
 
 
 def advertised(evidence: Evidence) -> list[SliceDevice] | None:
@@ -81,12 +85,11 @@ def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
 
 def _allocated(claim: ClaimedDevice, evidence: Evidence) -> tuple[AllocatedDevice | None, bool]:
     """Give the claim's own word on a device, and whether it is still to come."""
-    uid = claim_uid(claim)
-    if uid is None or uid in evidence.unreadable_claims:
+    if _key_of(claim) in evidence.unreadable_claims:
         return None, False
-    results = evidence.claims.get(uid)
+    results = evidence.claims.get(_key_of(claim))
     if results is None:
-        return None, evidence.reads_claims
+        return None, evidence.reads_claims and claim_uid(claim) is not None
     key = (claim.driver, claim.pool, claim.device, claim.share_id)
     same = [one for one in results if (one.driver, one.pool, one.device, one.share_id) == key]
     # One claim may both monitor a device and hold it.
