@@ -1,15 +1,22 @@
 """The deployment is valid for the oldest and the newest Kubernetes that we support, and fits the program."""
 
+import asyncio
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from exporter.attribution.metadata import Metadata, MetadataSettings
+from exporter.attribution.podresources import KubeletClient
+from exporter.simulator import scenario
+from exporter.simulator.node import SimulatedNode
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "deploy" / "kustomize" / "base"
@@ -120,6 +127,42 @@ def test_the_rights_follow_the_agent_into_another_namespace(tmp_path: Path) -> N
     _, documents = built(tmp_path, folder)
     (subject,) = of_kind(documents, "ClusterRoleBinding")["subjects"]
     assert subject["namespace"] == of_kind(documents, "ServiceAccount")["metadata"]["namespace"] == "elsewhere"
+
+
+async def test_the_agent_has_a_right_to_all_that_it_asks_for_and_to_nothing_else(tmp_path: Path) -> None:
+    _, documents = built(tmp_path, METADATA)
+    rules = of_kind(documents, "ClusterRole")["rules"]
+    granted = {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    groups = {resource: rule["apiGroups"] for rule in rules for resource in rule["resources"]}
+    assert {resource for resource, group in groups.items() if group == ["resource.k8s.io"]} == {
+        "resourceslices",
+        "resourceclaims",
+    }
+    assert all(group == [""] for resource, group in groups.items() if not resource.startswith("resource"))
+    node = SimulatedNode(scenario.load("dra"), tmp_path / "node", time.time)
+    await node.start()
+    settings = MetadataSettings(node=node.truth().node, kubeconfig=node.kubeconfig)
+    metadata = Metadata(settings, clock=time.time, random=lambda: 0.5)
+    kubelet = KubeletClient(str(node.kubelet_socket))
+    running = asyncio.create_task(metadata.run())
+    try:
+        deadline = time.monotonic() + 30
+        while granted - asked_of(node) and time.monotonic() < deadline:
+            metadata.note(await kubelet.fetch(time.time()), time.time())
+            metadata.evidence(time.time())
+            await asyncio.sleep(0.2)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await kubelet.close()
+        await node.stop()
+    assert asked_of(node) == granted
+
+
+def asked_of(node: SimulatedNode) -> set[tuple[str, str]]:
+    """Verbs and resources that were asked for; what the API's groups are, everybody may ask."""
+    pairs = (name.split() for name in node.api.requests if name != "get resource.k8s.io")
+    return {(verb, resource if resource.endswith("s") else f"{resource}s") for verb, resource in pairs}
 
 
 def test_the_pod_monitor_selects_the_agents_pods_and_keeps_the_workloads_labels(tmp_path: Path) -> None:
