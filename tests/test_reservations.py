@@ -117,6 +117,12 @@ def test_a_member_of_several_groups_has_its_fraction_of_each_gpu() -> None:
     assert shares(attribution) == {(gpu_uuid(0), "a", ""): 0.25, (gpu_uuid(1), "a", ""): 0.25}
 
 
+def test_a_member_that_ended_holds_nothing_more() -> None:
+    known = knowing(reservation(), member("a"), member("b"), ended=frozenset({("ml", "a")}))
+    attribution = join([reserved()], [gpu(0)], evidence=known)
+    assert shares(attribution) == {(gpu_uuid(0), "b", ""): 0.5}
+
+
 def test_groups_do_not_mix() -> None:
     known = knowing(reservation(0, "x"), reservation(1, "y"), member("a", None, "x"), member("b", None, "y"))
     attribution = join([reserved(0), reserved(1)], [gpu(0), gpu(1)], evidence=known)

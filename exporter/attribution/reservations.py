@@ -36,10 +36,11 @@ class Groups:
         self._containers = containers
         self._pods = evidence.pods or {}
         self._members: dict[str, list[PodMetadata]] = {}
-        for pod in self._pods.values():
-            if pod.namespace not in evidence.reservation_namespaces and (pod.namespace, pod.name) != evidence.own_pod:
-                for group in _groups(pod):
-                    self._members.setdefault(group, []).append(pod)
+        for name, pod in self._pods.items():
+            if pod.namespace in evidence.reservation_namespaces or name in evidence.ended or name == evidence.own_pod:
+                continue
+            for group in _groups(pod):
+                self._members.setdefault(group, []).append(pod)
 
     def divided(self, entry: Entry) -> Iterator[Entry]:
         """Give the entries of those for whom a reservation pod holds a device.
