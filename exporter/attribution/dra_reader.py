@@ -108,7 +108,11 @@ class DraReader:
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:
         """(reason, one line) of each part that cannot be had."""
-        found = [(error.reason, str(error)) for error in (self._discovery_problem, self._claims.problem) if error]
+        found = [
+            (error.reason, f"{error}; claimed devices go by the kubelet's word")
+            for error in (self._discovery_problem, self._claims.problem)
+            if error
+        ]
         if self._slices is not None and self._slices.problem:
             found.append(("", self._slices.problem))
         return tuple(found)

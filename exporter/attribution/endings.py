@@ -49,6 +49,7 @@ class _Listed:
 
     since: float
     """Unix time of the first answer without a gap that has it."""
+    since_steady: float
     missing_since: float | None = None
     """Steady time since which the API is well and does not have it."""
 
@@ -58,20 +59,23 @@ class Endings:
 
     def __init__(self) -> None:
         self._listed: dict[PodName, _Listed] = {}
+        self._alive_at: float | None = None
+        self._alive_steady = 0.0
         self._departed: dict[PodName, tuple[PodMetadata, float]] = {}
         self.pods: Mapping[PodName, PodMetadata] = {}
         """As the API has them, the same object while nothing changes."""
         self.ended: frozenset[PodName] = frozenset()
         """Listed by the kubelet and finished or gone for the API; once said, it stands until one of them changes."""
 
-    def note(self, pods: Iterable[PodName], now: float) -> None:
+    def note(self, pods: Iterable[PodName], now: float, steady: float) -> None:
         """Take note of all pods of a new answer of the kubelet.
 
         Args:
             pods: Names of pods with devices.
             now: Unix time.
+            steady: Seconds of a time that nobody sets.
         """
-        self._listed = {name: self._listed.get(name) or _Listed(since=now) for name in pods}
+        self._listed = {name: self._listed.get(name) or _Listed(since=now, since_steady=steady) for name in pods}
         self.ended = self.ended.intersection(self._listed)
 
     def update(self, followed: Followed, steady: float) -> None:
@@ -79,8 +83,10 @@ class Endings:
 
         Args:
             followed: As they are now.
-            steady: Seconds of a time that nobody sets.
+            steady: As for ``note``.
         """
+        if followed.at_seconds != self._alive_at:
+            self._alive_at, self._alive_steady = followed.at_seconds, steady
         if followed.items is not self.pods and followed.items != self.pods:
             self._depart(followed.items, steady)
             self.pods = followed.items
@@ -111,8 +117,7 @@ class Endings:
             return True
         if listed.missing_since is None:
             listed.missing_since = steady
-        seen = followed.at_seconds is not None and followed.at_seconds >= listed.since
-        return seen and steady - listed.missing_since >= MISSING_SECONDS
+        return self._alive_steady >= listed.since_steady and steady - listed.missing_since >= MISSING_SECONDS
 
     def _depart(self, items: Mapping[PodName, PodMetadata], steady: float) -> None:
         """Remember what is in the API no more, and forget what left it long ago."""

@@ -93,7 +93,7 @@ class Lookups(Generic[Key, Item]):
     def want(self, key: Key) -> None:
         """Have a key read, now if it never was."""
         if key not in self._states:
-            self._states[key] = _State()
+            self._states[key] = _State(asked_at=self._steady() if self._outage else None)
             self._wake.set()
 
     def keep(self, keys: Iterable[Key]) -> None:

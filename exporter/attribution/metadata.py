@@ -25,6 +25,8 @@ UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 LOST_SECONDS = 300.0
 """An API server that is renewed is away for minutes; what was read of pods that run stays true."""
 
+_WITHOUT_NODE = "prices go without this node's labels (is --node-name its name in the cluster?)"
+_WITHOUT_NAMESPACES = "teams that only namespaces name are not known (or set --namespace-teams off)"
 _FACTS_LIMIT = 4096
 _LONGEST_STEP_SECONDS = 10.0
 
@@ -120,7 +122,11 @@ class Metadata:
     @property
     def problem(self) -> str:
         """One line on what cannot be had and how to mend it; empty when all is well."""
-        parts = [(error.reason, str(error)) for error in (self._node.problem, self._namespaces.problem) if error]
+        parts = [
+            (error.reason, f"{error}; {without}")
+            for error, without in ((self._node.problem, _WITHOUT_NODE), (self._namespaces.problem, _WITHOUT_NAMESPACES))
+            if error
+        ]
         parts += self._dra.problems
         # While the API itself is away, that is said once and not by every part.
         lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
@@ -149,7 +155,7 @@ class Metadata:
         """Take note of a new answer of the kubelet: whose namespaces and which claims to read, who should be known."""
         self._advance(now)
         pods = {(container.namespace, container.pod) for container in allocations.containers}
-        self._endings.note(pods, now)
+        self._endings.note(pods, now, self._steady)
         self._dra.note(allocations)
         if self._settings.namespace_teams:
             self._namespaces.keep({namespace for namespace, _ in pods if namespace} | self._asked_for)

@@ -1,0 +1,338 @@
+"""What is read of the Kubernetes API, over real HTTP, and what is left when a part of it cannot be had."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from metadata_support import CLAIM_UID, NODE, Cluster, claimed, reading, whole_gpu
+
+from exporter.attribution.evidence import AllocatedDevice, SliceDevice
+from exporter.model import NodeFacts, Owner
+from exporter.simulator.api_server import ApiServer
+from exporter.simulator.truth import Fault
+
+JOB = [{"kind": "Job", "name": "train", "apiVersion": "batch/v1", "controller": True}]
+GPU_UUID = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    made = Cluster()
+    made.add_pod("train-0", labels={"app": "x"}, ownerReferences=JOB)
+    made.add_namespace("ml", labels={"team": "vision"})
+    made.node_labels = {"node.kubernetes.io/instance-type": "p5.48xlarge", "karpenter.sh/capacity-type": "spot"}
+    return made
+
+
+def with_dra(cluster: Cluster, version: str = "v1", *, admin: bool = False) -> None:
+    cluster.dra_version = version
+    attributes = {"type": {"string": "gpu"}, "uuid": {"string": GPU_UUID}}
+    device: dict[str, Any] = {"name": "gpu-0"}
+    device |= {"basic": {"attributes": attributes}} if version == "v1beta1" else {"attributes": attributes}
+    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+    cluster.slices.append(
+        {
+            "metadata": {"name": "n1-gpu"},
+            "spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": pool, "devices": [device]},
+        }
+    )
+    result = {"driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0", "adminAccess": admin}
+    cluster.claims.append(
+        {
+            "metadata": {"namespace": "ml", "name": "c", "uid": CLAIM_UID},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        }
+    )
+
+
+async def test_a_pod_s_owner_and_its_namespace_s_team_and_the_node_are_read(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        metadata = reader.metadata
+        reader.note(whole_gpu("train-0"))
+        await reader.until(lambda: metadata.facts("ml", "train-0") and metadata.node_facts)
+        assert metadata.facts("ml", "train-0").owner == Owner(namespace="ml", kind="Job", name="train", team="vision")
+        assert metadata.facts("ml", "train-0") is metadata.facts("ml", "train-0")
+        assert metadata.uid("ml", "train-0") == "uid-train-0"
+        assert metadata.node_facts == NodeFacts(instance_type="p5.48xlarge", capacity_type="spot")
+        assert metadata.known
+        assert metadata.at_seconds == cluster.now
+        assert (metadata.problem, metadata.errors) == ("", {})
+        assert reader.server.requests["get namespace"] == 1
+        assert not {"get resource.k8s.io", "list resourceslices"} & set(reader.server.requests)
+        assert reader.server.without_token == 0
+
+
+async def test_evidence_is_the_same_object_until_something_changes(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.known)
+        first = reader.metadata.evidence(cluster.now)
+        assert set(first.pods) == {("ml", "train-0")}
+        reader.passes(5)
+        assert reader.metadata.evidence(cluster.now) is first
+        cluster.add_pod("train-1")
+        await reader.until(lambda: reader.metadata.evidence(cluster.now) is not first)
+        assert set(reader.metadata.evidence(cluster.now).pods) == {("ml", "train-0"), ("ml", "train-1")}
+
+
+async def test_before_the_api_answered_no_pod_is_known_and_none_has_ended(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.faults = {Fault.API_ERROR: 0}
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(whole_gpu("train-0"))
+        await reader.until(lambda: reader.metadata.problem)
+        reader.passes(100)
+        evidence = reader.metadata.evidence(cluster.now)
+        assert evidence.pods is None
+        assert evidence.ended == frozenset()
+        assert reader.metadata.facts("ml", "train-0") is None
+        assert not reader.metadata.known
+        assert reader.metadata.errors["server_error"] >= 1
+        cluster.faults = {}
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        await reader.until(lambda: not reader.metadata.problem)
+
+
+async def test_an_outage_is_told_once_and_what_was_read_stays(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        cluster.faults = {Fault.API_DOWN: 0}
+        await reader.until(lambda: reader.metadata.problem)
+        reader.note(whole_gpu("train-0"), whole_gpu("other-0", "other"))
+        await reader.until(lambda: "namespace_unreachable" in reader.metadata.errors)
+        assert reader.metadata.problem.count("at http") == 1
+        assert "\n" not in reader.metadata.problem
+        reader.passes(400)
+        assert not reader.metadata.known
+        assert reader.metadata.facts("ml", "train-0").owner.team == "vision"
+        assert reader.metadata.evidence(cluster.now).pods
+        assert reader.metadata.evidence(cluster.now).ended == frozenset()
+        cluster.add_pod("train-1", ownerReferences=JOB)
+        cluster.faults = {}
+        await reader.until(lambda: reader.metadata.facts("ml", "train-1") and not reader.metadata.problem)
+        assert reader.metadata.known
+
+
+async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        facts = reader.metadata.facts("ml", "train-0")
+        reader.note(whole_gpu("train-0"))
+        cluster.add_pod("train-0", labels={"app": "x"}, ownerReferences=JOB, phase="Succeeded")
+        await reader.until(lambda: reader.metadata.evidence(cluster.now).ended)
+        evidence = reader.metadata.evidence(cluster.now)
+        assert (evidence.pods, evidence.ended) == ({}, frozenset({("ml", "train-0")}))
+        assert reader.metadata.facts("ml", "train-0") == facts, "its last seconds are still being entered"
+        cluster.faults = {Fault.API_DOWN: 0}
+        await reader.until(lambda: reader.metadata.problem)
+        assert reader.metadata.evidence(cluster.now).ended, "an outage does not bring it back"
+        reader.note()
+        assert reader.metadata.evidence(cluster.now).ended == frozenset()
+
+
+async def test_a_pod_that_the_api_never_had_has_ended_after_half_a_minute(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(whole_gpu("old-0"))
+        await reader.until(lambda: reader.metadata.known)
+        reader.passes(29)
+        assert reader.metadata.evidence(cluster.now).ended == frozenset()
+        reader.passes(3)
+        assert reader.metadata.evidence(cluster.now).ended == {("ml", "old-0")}
+        cluster.add_pod("old-0")
+        await reader.until(lambda: not reader.metadata.evidence(cluster.now).ended)
+
+
+async def test_a_watch_that_is_down_or_has_said_nothing_since_ends_no_pod(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.known)
+        reader.passes(1)
+        reader.note(whole_gpu("new-0"))
+        reader.passes(100)
+        assert reader.metadata.evidence(cluster.now).ended == frozenset(), "the list is older than the kubelet's answer"
+        cluster.faults = {Fault.API_DOWN: 0}
+        await reader.until(lambda: reader.metadata.problem)
+        reader.passes(100)
+        assert reader.metadata.evidence(cluster.now).ended == frozenset()
+
+
+async def test_a_clock_that_is_set_ends_no_pod(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(whole_gpu("new-0"))
+        await reader.until(lambda: reader.metadata.known)
+        reader.passes(5)
+        cluster.now += 7200.0
+        reader.passes(5)
+        cluster.now -= 9000.0
+        reader.passes(1)
+        assert reader.metadata.evidence(cluster.now).ended == frozenset()
+        reader.passes(40)
+        assert reader.metadata.evidence(cluster.now).ended == {("ml", "new-0")}
+
+
+async def test_another_pod_of_the_same_name_has_its_own_uid_and_owner(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        cluster.add_pod("train-0", uid="second")
+        await reader.until(lambda: reader.metadata.uid("ml", "train-0") == "second")
+        assert reader.metadata.facts("ml", "train-0").owner.kind == "Pod"
+
+
+async def test_facts_wait_for_the_namespace_but_not_without_end(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.known)
+        cluster.faults = {Fault.API_DOWN: 0}
+        await reader.until(lambda: reader.metadata.problem)
+        assert reader.metadata.facts("ml", "train-0") is None
+        await reader.until(lambda: "namespace_unreachable" in reader.metadata.errors)
+        reader.passes(59)
+        assert reader.metadata.facts("ml", "train-0") is None
+        reader.passes(2)
+        assert reader.metadata.facts("ml", "train-0").owner == Owner(namespace="ml", kind="Job", name="train")
+
+
+async def test_without_the_teams_of_namespaces_none_is_asked_for(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path, namespace_teams=False) as reader:
+        reader.note(whole_gpu("train-0"))
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        assert reader.metadata.facts("ml", "train-0").owner.team == ""
+        assert reader.server.requests["get namespace"] == 0
+
+
+async def test_pods_of_which_the_kubelet_lists_no_device_have_their_namespace_read_when_asked_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.add_pod("fraction-0", namespace="shared")
+    cluster.add_namespace("shared", labels={"team": "nlp"})
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(whole_gpu("train-0"))
+        await reader.until(lambda: reader.metadata.facts("shared", "fraction-0"))
+        reader.note(whole_gpu("train-0"))
+        assert reader.metadata.facts("shared", "fraction-0").owner.team == "nlp"
+
+
+async def test_a_namespace_that_is_gone_has_no_team(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.namespaces.clear()
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        assert reader.metadata.problem == ""
+
+
+def lacking(*resources: str) -> Any:  # noqa: ANN401 - what ``reading`` takes
+    def before(server: ApiServer) -> None:
+        server.forbidden.update(resources)
+
+    return before
+
+
+async def test_without_the_right_to_list_pods_all_else_is_read(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path, before=lacking("pods")) as reader:
+        reader.note(whole_gpu("train-0"))
+        await reader.until(lambda: reader.metadata.node_facts and reader.metadata.problem)
+        assert "list on resource pods" in reader.metadata.problem
+        assert reader.metadata.errors == {"forbidden": 1}
+        assert reader.metadata.evidence(cluster.now).pods is None
+
+
+async def test_without_the_right_to_get_nodes_and_namespaces_owners_are_known_all_the_same(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with reading(cluster, tmp_path, before=lacking("node", "namespace")) as reader:
+        reader.note(whole_gpu("train-0"))
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        await reader.until(lambda: reader.metadata.problem.count("grant") == 2)
+        assert reader.metadata.facts("ml", "train-0").owner == Owner(namespace="ml", kind="Job", name="train")
+        assert reader.metadata.node_facts is None
+        assert reader.metadata.errors == {"node_forbidden": 1, "namespace_forbidden": 1}
+        assert "get on resource nodes" in reader.metadata.problem
+        assert "get on resource namespaces" in reader.metadata.problem
+
+
+async def test_a_node_name_that_is_not_in_the_cluster_is_a_problem(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path, node="mistyped") as reader:
+        await reader.until(lambda: "node_not_found" in reader.metadata.errors)
+        await reader.until(lambda: "get nodes" in reader.metadata.problem)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+async def test_claims_and_slices_are_read_once_a_claimed_device_was_seen(
+    cluster: Cluster, tmp_path: Path, version: str
+) -> None:
+    with_dra(cluster, version, admin=True)
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(claimed("train-0"))
+        evidence = reader.metadata.evidence(cluster.now)
+        assert evidence.reads_claims
+        await reader.until(lambda: reader.metadata.evidence(cluster.now).claims)
+        await reader.until(lambda: reader.metadata.evidence(cluster.now).devices)
+        evidence = reader.metadata.evidence(cluster.now)
+        allocated = AllocatedDevice(driver="gpu.nvidia.com", pool=NODE, device="gpu-0", admin_access=True)
+        assert evidence.claims == {CLAIM_UID: (allocated,)}
+        assert evidence.devices == {(NODE, "gpu-0"): SliceDevice(kind="gpu", uuid=GPU_UUID)}
+        reader.note(claimed("train-0"))
+        reader.note(whole_gpu("train-0"))
+        assert reader.metadata.evidence(cluster.now).claims == {}
+        assert reader.server.requests["get resource.k8s.io"] == 1
+        assert reader.server.requests["get resourceclaim"] == 1
+
+
+async def test_a_cluster_without_dra_is_asked_once(cluster: Cluster, tmp_path: Path) -> None:
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(claimed("train-0"))
+        await reader.until(lambda: not reader.metadata.evidence(cluster.now).reads_claims)
+        assert reader.server.requests["get resource.k8s.io"] == 1
+        assert reader.metadata.problem == ""
+
+
+async def test_without_rights_to_claims_and_slices_the_kubelet_s_word_counts(cluster: Cluster, tmp_path: Path) -> None:
+    with_dra(cluster)
+    async with reading(cluster, tmp_path, before=lacking("resourceclaim", "resourceslices")) as reader:
+        reader.note(claimed("train-0"))
+        await reader.until(lambda: reader.metadata.evidence(cluster.now).unreadable_claims)
+        assert reader.metadata.evidence(cluster.now).unreadable_claims == {CLAIM_UID}
+        await reader.until(lambda: "slices_forbidden" in reader.metadata.errors)
+        assert reader.metadata.evidence(cluster.now).devices is None
+        assert reader.metadata.errors == {"claim_forbidden": 1, "slices_forbidden": 1}
+        assert "get on resource resourceclaims" in reader.metadata.problem
+        assert "list on resource resourceslices" in reader.metadata.problem
+
+
+async def test_a_claim_of_the_same_name_that_was_made_since_is_not_the_one_that_is_held(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with_dra(cluster)
+    async with reading(cluster, tmp_path) as reader:
+        before = "99999999-2222-3333-4444-555555555555"
+        reader.note(claimed("train-0", uid=before))
+        await reader.until(lambda: reader.server.requests["get resourceclaim"])
+        reader.passes(61)
+        assert reader.metadata.evidence(cluster.now).unreadable_claims == {before}
+        assert reader.metadata.evidence(cluster.now).claims == {}
+
+
+async def test_a_claim_without_a_uid_in_the_kubelet_s_answer_goes_by_its_object_s(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with_dra(cluster)
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(claimed("train-0", uid=""))
+        await reader.until(lambda: CLAIM_UID in reader.metadata.evidence(cluster.now).claims)
+
+
+async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add_pod(
+        "odd-0", labels={"team": "\ud83d\ud83d", "app": "x" * 4096, "n": 5}, annotations={"team": "é" * 70000}
+    )
+    cluster.add_namespace("ml", labels={"team": "\x00\x1f"})
+    async with reading(cluster, tmp_path) as reader:
+        await reader.until(lambda: reader.metadata.facts("ml", "odd-0"))
+        assert reader.metadata.facts("ml", "odd-0").owner.team == "??"
+        assert reader.metadata.facts("ml", "train-0").owner.team == ""
+        assert reader.metadata.problem == ""
+
+
+async def test_the_first_question_waits_for_a_random_part_of_the_jitter(cluster: Cluster, tmp_path: Path) -> None:
+    began = time.monotonic()
+    async with reading(cluster, tmp_path, start_jitter_seconds=4.0) as reader:
+        await reader.until(lambda: reader.server.requests)
+        assert time.monotonic() - began >= 0.35

@@ -1,0 +1,107 @@
+"""Pods as the API writes them, and as nobody should."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.attribution import annotated
+from exporter.attribution.owners import OwnerRules, facts_of
+from exporter.attribution.pod_objects import LONG_TEXT_LIMIT, TEXT_LIMIT, parse
+from exporter.model import PodMetadata
+
+UID = "6f1c7e8a-1b1a-4b3e-9e55-0f2f4d1c9a01"
+WANTED = frozenset({"team", "note"})
+HASH = "0123456789abcdef0123456789abcdef"
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+)
+
+
+def pod(**metadata: object) -> dict[str, Any]:
+    return {"metadata": {"namespace": "ml", "name": "train-0", "uid": UID, **metadata}}
+
+
+def parsed(item: dict[str, Any]) -> PodMetadata:
+    found = parse(item, WANTED)
+    assert found is not None
+    return found[1]
+
+
+def test_a_pod_is_read_with_its_controller_and_only_wanted_annotations() -> None:
+    item = pod(
+        labels={"app": "train"},
+        annotations={"team": "vision", "kubectl.kubernetes.io/last-applied-configuration": "x" * 9000},
+        ownerReferences=[
+            {"kind": "Other", "name": "no", "apiVersion": "v1"},
+            {"kind": "Job", "name": "train", "apiVersion": "batch/v1", "controller": True},
+        ],
+        managedFields=[{}],
+    )
+    assert parse(item, WANTED) == (
+        ("ml", "train-0"),
+        PodMetadata(
+            namespace="ml",
+            name="train-0",
+            uid=UID,
+            labels={"app": "train"},
+            annotations={"team": "vision"},
+            owner_kind="Job",
+            owner_name="train",
+            owner_api="batch/v1",
+        ),
+    )
+
+
+def test_a_whole_pod_and_its_metadata_alone_read_the_same() -> None:
+    whole = {**pod(labels={"a": "b"}), "spec": {"containers": None}, "status": {"phase": "Running"}}
+    assert parse(whole, WANTED) == parse(pod(labels={"a": "b"}), WANTED)
+
+
+def test_what_has_no_name_is_nothing() -> None:
+    assert parse({}, WANTED) is None
+    assert parse({"metadata": None}, WANTED) is None
+    assert parse({"metadata": {"name": "a"}}, WANTED) is None
+
+
+def test_the_uid_of_a_static_pod_is_the_hash_of_its_file() -> None:
+    annotations = {"kubernetes.io/config.hash": HASH, "kubernetes.io/config.mirror": HASH}
+    assert parsed(pod(annotations=annotations)).uid == HASH
+    node = [{"kind": "Node", "name": "n1", "apiVersion": "v1", "controller": True}]
+    assert parsed(pod(annotations={"kubernetes.io/config.hash": HASH}, ownerReferences=node)).uid == HASH
+
+
+def test_a_pod_that_only_says_it_is_static_keeps_its_own_uid() -> None:
+    assert parsed(pod(annotations={"kubernetes.io/config.hash": HASH})).uid == UID
+    mirror = {"kubernetes.io/config.hash": "not a hash", "kubernetes.io/config.mirror": "x"}
+    assert parsed(pod(annotations=mirror)).uid == UID
+
+
+def test_long_values_are_cut_and_the_device_lists_of_schedulers_much_later() -> None:
+    found = parsed(
+        pod(labels={"app": "x" * 9000}, annotations={"team": "y" * 9000, annotated.HAMI_DEVICES: "z" * 90000})
+    )
+    assert len(found.labels["app"]) == TEXT_LIMIT
+    assert len(found.annotations["team"]) == TEXT_LIMIT
+    assert len(found.annotations[annotated.HAMI_DEVICES]) == LONG_TEXT_LIMIT
+
+
+def test_values_that_are_no_text_become_text_or_are_left_out() -> None:
+    labels = {"number": 7, "switch": True, "none": None, "list": [1], "half": "\ud83d", "nul": "a\0b"}
+    assert parsed(pod(labels=labels)).labels == {"number": "7", "switch": "true", "half": "?", "nul": "a\0b"}
+
+
+def test_thousands_of_labels_are_not_all_kept() -> None:
+    assert len(parsed(pod(labels={f"key-{number}": "v" for number in range(5000)})).labels) == 512
+
+
+@given(st.dictionaries(st.sampled_from(["labels", "annotations", "ownerReferences", "uid", "name"]), JSON))
+def test_whatever_stands_in_a_pod_it_is_read_and_its_text_can_be_encoded(metadata: dict[str, Any]) -> None:
+    found = parse(pod(**metadata), WANTED)
+    if found is not None:
+        json.dumps([found[1].labels, found[1].annotations, found[1].uid], ensure_ascii=False).encode()
+        facts = facts_of(found[1], {}, {}, OwnerRules(team_keys=("team",), exported_annotations=("note",)))
+        assert facts.owner.name.isprintable()
