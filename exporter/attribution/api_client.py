@@ -60,6 +60,8 @@ class ApiClient:
         self._api: Any = None
         self._stale = False
         self._opening = asyncio.Lock()
+        self.date = ""
+        """The server's clock with its last answer, as HTTP writes it; empty where it did not tell."""
 
     @property
     def address(self) -> str:
@@ -197,6 +199,7 @@ class ApiClient:
                 auth_settings=["BearerToken"],
             )
         response: aiohttp.ClientResponse = (await api.call_api(*call, _request_timeout=limits)).response
+        self.date = response.headers.get("Date", "")
         return response
 
     async def _opened(self) -> Any:  # noqa: ANN401 - the package is not imported where its types could be named

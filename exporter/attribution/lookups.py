@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from exporter.attribution.api_client import ApiClient
+from exporter.attribution.api_client import METADATA_WATCH, PLAIN, ApiClient
 from exporter.errors import ApiError
 
 REFUSED_SECONDS = 300.0
@@ -50,6 +50,7 @@ class Lookups(Generic[Key, Item]):
         steady: Seconds of a time that nobody sets.
         random: 0..1.
         renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
+        whole: Whether the object is needed, and not its metadata alone; a node's is a hundred times that.
         absent_is_problem: Whether it has to be told that an object does not exist.
         refused_seconds: After which what was refused is asked for again.
     """
@@ -63,6 +64,7 @@ class Lookups(Generic[Key, Item]):
         steady: Callable[[], float],
         random: Callable[[], float],
         renew_seconds: float | None = 600.0,
+        whole: bool = False,
         absent_is_problem: bool = False,
         refused_seconds: float = REFUSED_SECONDS,
     ) -> None:
@@ -72,6 +74,7 @@ class Lookups(Generic[Key, Item]):
         self._steady = steady
         self._random = random
         self._renew_seconds = renew_seconds
+        self._accept = PLAIN if whole else METADATA_WATCH
         self._absent_is_problem = absent_is_problem
         self._refused_seconds = refused_seconds
         self._states: dict[Key, _State] = {}
@@ -124,10 +127,11 @@ class Lookups(Generic[Key, Item]):
                 await asyncio.sleep(pause_seconds)
                 continue
             due_seconds = min((state.due_seconds for state in self._states.values()), default=float("inf"))
+            pause_seconds = min(max(due_seconds - loop.time(), 0.0), _LONGEST_SLEEP_SECONDS)
+            # Not wait_for: before Python 3.12 it can swallow a cancellation that comes together with the wake-up.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._wake.wait(), min(max(due_seconds - loop.time(), 0.0), _LONGEST_SLEEP_SECONDS)
-                )
+                async with asyncio.timeout(pause_seconds):
+                    await self._wake.wait()
 
     async def _read_due(self, loop_time: Callable[[], float]) -> float | None:
         """Read what is due; give the seconds to leave the server in peace if it cannot be had."""
@@ -136,7 +140,7 @@ class Lookups(Generic[Key, Item]):
                 continue
             self._asked(state)
             try:
-                answer = await self._client.get(self._path(key), timeout_seconds=TIMEOUT_SECONDS)
+                answer = await self._client.get(self._path(key), accept=self._accept, timeout_seconds=TIMEOUT_SECONDS)
             except ApiError as error:
                 self.errors[error.reason] += 1
                 if error.reason not in _OWN_REASONS:

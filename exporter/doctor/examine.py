@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exporter.attribution.evidence import NO_EVIDENCE
 from exporter.config import AgentConfig, read_collectors
-from exporter.doctor import driver, host, kubelet, prices
+from exporter.doctor import api, driver, host, kubelet, layers, owners, prices, workloads
 from exporter.doctor.finding import Finding
 from exporter.errors import ConfigError
-from exporter.model import Field
+from exporter.model import Field, Reading
 from exporter.sources.worker import nvml_command
 
 
@@ -24,6 +25,7 @@ class Surroundings:
     worker_env: Mapping[str, str] | None = None
     simulated: bool = False
     dev_root: Path = Path("/dev")
+    sys_root: Path = Path("/sys")
     driver_deadline_seconds: float = 20.0
 
 
@@ -44,15 +46,39 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     found.append(finding)
     if reading:
         found += [driver.devices(reading), driver.activity(reading), driver.processes(reading)]
-    finding, allocations = await kubelet.ask(config, clock=around.wall, monotonic=around.monotonic)
-    found.append(finding)
-    if allocations and reading:
-        found.append(kubelet.agreement(config, allocations, reading))
-    found += [host.process_tree(config.proc_root), host.pod_logs(config.pod_log_root), host.state_dir(config.state_dir)]
+    found += await _attribution(around, reading)
+    found.append(host.process_tree(config.proc_root))
+    if config.workload_manager == "kubernetes":
+        found.append(host.pod_logs(config.pod_log_root))
+    found.append(host.state_dir(config.state_dir))
     found += [host.port(config.listen_host, config.listen_port), host.collectors(config)]
     found.append(prices.book(config, reading, wall))
     found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)
+
+
+async def _attribution(around: Surroundings, reading: Reading | None) -> list[Finding]:
+    """Who holds what, whose it is, and which layer of the node stands in the way of knowing."""
+    config = around.config
+    on_bus = None if around.simulated else layers.on_bus(around.sys_root)
+    in_driver = None if around.simulated else layers.in_driver(config.proc_root)
+    if config.attribution and config.workload_manager != "kubernetes":
+        judged = layers.agreement(reading, None, None, on_bus=on_bus, in_driver=in_driver)
+        return [workloads.holders(config, reading, around.wall()), judged]
+    finding, allocations = await kubelet.ask(config, clock=around.wall, monotonic=around.monotonic)
+    found, view = [finding], None
+    if config.attribution and config.kube_metadata:
+        of_api, view = await api.ask(config, allocations, clock=around.wall, monotonic=around.monotonic)
+        found += of_api
+    elif config.attribution:
+        found.append(api.off())
+    attribution = kubelet.join(config, allocations, reading, view.evidence if view else NO_EVIDENCE)
+    found.append(layers.agreement(reading, attribution, allocations, on_bus=on_bus, in_driver=in_driver))
+    if attribution and reading:
+        found.append(kubelet.agreement(attribution))
+    if view and attribution:
+        found += [owners.of_holders(config, attribution, view.facts), owners.node_labels(view.node_facts, reading)]
+    return found
 
 
 def _fields(config: AgentConfig) -> frozenset[Field]:

@@ -2,12 +2,21 @@
 
 from collections.abc import Callable
 
+from exporter.attribution.evidence import Evidence
 from exporter.attribution.join import attribute
 from exporter.attribution.podresources import KubeletClient
 from exporter.config import AgentConfig
 from exporter.doctor.finding import Finding, fail, ok, warn
 from exporter.errors import AttributionError
-from exporter.model import Allocations, Reading
+from exporter.model import Allocations, Attribution, Reading
+
+_ID_FORMS = "see the id forms in the documentation"
+_MENDS = {
+    "needs_annotation": "which GPU is meant is in the pod's annotation: --kube-metadata on reads it",
+    "unknown_uuid": "the GPU is gone or not shown here: see the check of layers",
+    "unknown_minor": "the GPU is gone or not shown here: see the check of layers",
+    "dra_unresolved": "the claim's device is in the API: --kube-metadata on reads it",
+}
 
 
 async def ask(
@@ -29,34 +38,29 @@ async def ask(
     return ok("kubelet", f"{config.kubelet_socket}: {holding} containers hold devices, {took:.0f} ms"), allocations
 
 
-def agreement(config: AgentConfig, allocations: Allocations, reading: Reading) -> Finding:
-    """What the kubelet advertises and has given out against what the driver sees."""
-    name = "kubelet and driver"
-    attribution = attribute(
+def join(
+    config: AgentConfig, allocations: Allocations | None, reading: Reading | None, evidence: Evidence
+) -> Attribution | None:
+    """Who holds what, as the agent would have it; ``None`` where the kubelet did not answer."""
+    if allocations is None:
+        return None
+    gpus = reading.gpus if reading else ()
+    return attribute(
         allocations=allocations,
-        gpus=[gpu.gpu for gpu in reading.gpus],
-        instances=[part.instance for gpu in reading.gpus for part in gpu.instances],
+        gpus=[gpu.gpu for gpu in gpus],
+        instances=[part.instance for gpu in gpus for part in gpu.instances],
         now=allocations.answered_at_seconds,
         expiry_seconds=config.attribution_expiry_seconds,
+        evidence=evidence,
     )
+
+
+def agreement(attribution: Attribution) -> Finding:
+    """Every device that the kubelet lists with a container should be one that the driver shows."""
+    name = "kubelet and driver"
     if attribution.unresolved:
         first = attribution.unresolved[0]
         what = f"{first.device_id} of {first.namespace}/{first.pod} ({first.reason.replace('_', ' ')})"
         more = f" and {len(attribution.unresolved) - 1} more" if len(attribution.unresolved) > 1 else ""
-        return warn(name, f"not seen by the driver: {what}{more}", "see the id forms in the documentation")
-    expected, seen = attribution.expected_devices, len(reading.gpus)
-    if expected is not None and expected > seen:
-        return fail(
-            name,
-            f"the kubelet knows {expected} GPUs, the driver shows {seen}",
-            "a GPU fell off the bus, or this container may not see all: set NVIDIA_VISIBLE_DEVICES=all",
-        )
-    if expected is not None and expected < seen:
-        return warn(
-            name,
-            f"the kubelet knows {expected} GPUs, the driver shows {seen}",
-            "see the device plugin's log: a GPU may be unhealthy, or a resource's name not be in --gpu-resources",
-        )
-    if expected is None:
-        return warn(name, "the kubelet does not say which devices there are", "an old kubelet: 1.23 or newer can")
-    return ok(name, f"both know {seen} GPUs")
+        return warn(name, f"not to be matched: {what}{more}", _MENDS.get(first.reason, _ID_FORMS))
+    return ok(name, f"the driver shows all that is held: {len(attribution.holders)} devices")

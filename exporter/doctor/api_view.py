@@ -1,0 +1,76 @@
+"""Lets the agent's own reader of the Kubernetes API run for a moment, and keeps what it has learned."""
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exporter.attribution.device_ids import GPU_DRA_DRIVER
+from exporter.attribution.dra import claim_uid
+from exporter.attribution.evidence import Evidence
+from exporter.attribution.metadata import Metadata, MetadataSettings
+from exporter.config import AgentConfig
+from exporter.model import Allocations, NodeFacts, PodFacts
+
+_LOOKS = 160
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiView:
+    """What the API says of this node, as the agent would have it after a moment."""
+
+    evidence: Evidence
+    facts: Callable[[str, str], PodFacts | None]
+    node_facts: NodeFacts | None
+    problem: str
+
+
+async def read(config: AgentConfig, allocations: Allocations | None, clock: Callable[[], float]) -> ApiView:
+    """Let the agent's own reader run until it knows what concerns this node's holders, or for some seconds."""
+    namespace, name = os.environ.get("POD_NAMESPACE", ""), os.environ.get("POD_NAME", "")
+    settings = MetadataSettings(
+        node=config.node_name,
+        kubeconfig=config.kubeconfig,
+        team_keys=config.team_keys,
+        namespace_teams=config.namespace_teams,
+        pod_labels=config.pod_labels,
+        pod_annotations=config.pod_annotations,
+        reservation_namespaces=config.reservation_namespaces,
+        own_pod=(namespace, name) if namespace and name else None,
+    )
+    metadata = Metadata(settings, clock=clock, random=random.random)
+    task = asyncio.ensure_future(metadata.run())
+    try:
+        if allocations:
+            metadata.note(allocations, clock())
+        for _ in range(_LOOKS):
+            if task.done() or _is_settled(metadata, allocations, clock()):
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        evidence = metadata.evidence(clock())
+        facts = {name: metadata.facts(*name) for name in evidence.pods or ()}
+        return ApiView(
+            evidence=evidence,
+            facts=lambda namespace, pod: facts.get((namespace, pod)),
+            node_facts=metadata.node_facts,
+            problem=metadata.problem,
+        )
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _is_settled(metadata: Metadata, allocations: Allocations | None, now: float) -> bool:
+    evidence = metadata.evidence(now)
+    if evidence.pods is None or (metadata.node_facts is None and not metadata.problem):
+        return False
+    containers = allocations.containers if allocations else ()
+    read = evidence.claims.keys() | evidence.unreadable_claims
+    claims = [one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER]
+    if any(claim_uid(one) not in read for one in claims) or (claims and evidence.devices is None):
+        return bool(metadata.problem)
+    return all(metadata.facts(*name) for name in {(of.namespace, of.pod) for of in containers} & evidence.pods.keys())
