@@ -69,7 +69,13 @@ class DraReader:
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
         self._claims: Lookups[_Claim, _Read] = Lookups(
-            client, path=self._claim_path, parse=_claim, steady=steady, random=random, renew_seconds=None
+            client,
+            path=self._claim_path,
+            parse=_claim,
+            steady=steady,
+            random=random,
+            renew_seconds=None,
+            whole=True,
         )
         self._items: Mapping[_Claim, _Read] = {}
         self._by_uid: Mapping[str, tuple[AllocatedDevice, ...]] = {}

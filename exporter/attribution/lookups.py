@@ -55,7 +55,7 @@ class Lookups(Generic[Key, Item]):
         refused_seconds: After which what was refused is asked for again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how to ask, how to read, how often
         self,
         client: ApiClient,
         *,
