@@ -26,6 +26,21 @@ import stub_support  # noqa: E402 - lies beside the tests, which the line above 
 SETTINGS = (
     Setting(title="8 whole GPUs, 110 pods", partitioned=False, scrape_p99_seconds=0.005),
     Setting(title="56 MIG instances, 110 pods", partitioned=True, scrape_p99_seconds=0.015),
+    Setting(title="8 whole GPUs, 110 pods, metadata on", partitioned=False, metadata=True, scrape_p99_seconds=0.005),
+    Setting(
+        title="8 whole GPUs, 250 pods, metadata on",
+        partitioned=False,
+        pods=250,
+        metadata=True,
+        scrape_p99_seconds=0.005,
+    ),
+    Setting(
+        title="56 MIG instances, 250 pods, metadata on",
+        partitioned=True,
+        pods=250,
+        metadata=True,
+        scrape_p99_seconds=0.015,
+    ),
 )
 
 
@@ -33,6 +48,7 @@ def main() -> int:
     """Measure and print Markdown tables; 0 when everything could be measured, whatever the budgets say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each CPU measurement (default 10)")
+    parser.add_argument("--only", default="", help="measure only settings with this in their title")
     parser.add_argument("--without-nvitop", action="store_true", help="measure the agent alone")
     arguments = parser.parse_args()
     if stub_support.compiler() is None:
@@ -44,8 +60,8 @@ def main() -> int:
     print(f"{today}, {_machine()}, Python {platform.python_version()}, {arguments.seconds:g} s per CPU measurement,")
     print(f"load average at the start {os.getloadavg()[0]:.1f} (latencies mean little when it is not near 0),")
     print("simulated driver that answers at once: the exporters' own cost, without a real driver's.\n")
-    for setting in SETTINGS:
-        ours, theirs = _measure(setting, arguments.seconds, with_nvitop=not skipped)
+    for setting in (one for one in SETTINGS if arguments.only in one.title):
+        ours, theirs = _measure(setting, arguments.seconds, with_nvitop=not (skipped or setting.metadata))
         print(table(setting, ours, theirs, rival), flush=True)
     if skipped:
         print(skipped)
@@ -58,9 +74,9 @@ def _measure(setting: Setting, seconds: float, *, with_nvitop: bool) -> tuple[Fi
         library = stub_support.build(directory / "lib")
         control = stub_support.control(directory / "control", partitioned=setting.partitioned)
         pids = stack.enter_context(_processes(control, partitioned=setting.partitioned))
-        stack.enter_context(_node(directory, pids, partitioned=setting.partitioned))
+        stack.enter_context(_node(directory, pids, setting))
         environment = stub_support.environment(library, directory / "control")
-        agent = _agent(directory, environment, devices=len(pids))
+        agent = _agent(directory, environment, devices=len(pids), metadata=setting.metadata)
         ours = measure.measure(agent, seconds=seconds, log=directory / "agent.log")
         if not with_nvitop:
             return ours, None
@@ -76,17 +92,22 @@ def _measure(setting: Setting, seconds: float, *, with_nvitop: bool) -> tuple[Fi
         return ours, measure.measure(nvitop, seconds=seconds, log=directory / "nvitop.log")
 
 
-def _agent(directory: Path, environment: dict[str, str], *, devices: int) -> Subject:
+def _agent(directory: Path, environment: dict[str, str], *, devices: int, metadata: bool) -> Subject:
     port = _free_port()
     command = [sys.executable, "-m", "exporter", "agent", "--listen", f"127.0.0.1:{port}", "--node-name", "bench"]
     command += ["--kubelet-socket", str(directory / "kubelet.sock"), "--proc-root", str(directory / "proc")]
     command += ["--pod-log-root", str(directory / "pods"), "--sample-interval", "1s"]
+    if metadata:
+        command += ["--kube-metadata", "on", "--kubeconfig", str(directory / "kubeconfig"), "--kube-start-jitter", "0s"]
+    owned = devices if metadata else 0
+
+    def ready(page: str) -> bool:
+        infos = [line for line in page.splitlines() if line.startswith("gpu_pod_info{")]
+        active = page.count("\ngpu_pod_activity_ratio{") > 0
+        return len(infos) == devices and active and sum('workload_kind="Job"' in line for line in infos) >= owned
+
     return Subject(
-        name="agent",
-        command=command,
-        environment={**environment, "PYTHONPATH": str(ROOT)},
-        port=port,
-        ready=lambda page: page.count("\ngpu_pod_info{") == devices and page.count("\ngpu_pod_activity_ratio{") > 0,
+        name="agent", command=command, environment={**environment, "PYTHONPATH": str(ROOT)}, port=port, ready=ready
     )
 
 
@@ -112,9 +133,9 @@ def _processes(control: stub_support.StubControl, *, partitioned: bool) -> Itera
 
 
 @contextlib.contextmanager
-def _node(directory: Path, pids: dict[str, list[int]], *, partitioned: bool) -> Iterator[None]:
+def _node(directory: Path, pids: dict[str, list[int]], setting: Setting) -> Iterator[None]:
     command = [sys.executable, str(ROOT / "benchmarks" / "stub_node.py"), "--directory", str(directory)]
-    command += ["--partitioned"] if partitioned else []
+    command += ["--pods", str(setting.pods), *(["--partitioned"] if setting.partitioned else [])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"

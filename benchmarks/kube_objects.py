@@ -45,16 +45,16 @@ _CONDITIONS = (
 )
 
 
-def pod(number: int, *, node: str = NODE) -> Json:
+def pod(number: int, *, namespace: str = "", name: str = "", node: str = NODE) -> Json:
     """A pod of a training job, whole: about 5.5 kB of metadata and as much of spec and status."""
-    namespace, job = f"team-{number % 7}", f"training-job-{number:04d}"
+    job = f"training-job-{number:04d}"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": f"{job}-worker-0",
+            "name": name or f"{job}-worker-0",
             "generateName": f"{job}-worker-",
-            "namespace": namespace,
+            "namespace": namespace or f"team-{number % 7}",
             "uid": uid(number),
             "resourceVersion": "1",
             "creationTimestamp": _STARTED,

@@ -16,6 +16,9 @@ class Setting:
 
     title: str
     partitioned: bool
+    pods: int = 110
+    metadata: bool = False
+    """Whether the agent asks the Kubernetes API."""
     scrape_p99_seconds: float
     cpu_ratio: float = 0.02
     memory_bytes: int = 100 * MIB

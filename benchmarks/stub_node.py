@@ -1,21 +1,28 @@
-"""The node around the agent under measurement: a kubelet with 110 pods and a /proc, in a process of its own."""
+"""The node around the agent under measurement: kubelet, Kubernetes API and /proc, in a process of their own."""
 
 import argparse
 import asyncio
 import json
 import signal
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import kube_objects
 from stub_support import MIB, RELEASE, gpu_uuid
 
 from exporter.simulator import filesystem
+from exporter.simulator.api_server import ApiObjects, ApiServer
 from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.truth import GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
+from exporter.simulator.truth import Fault, GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
 
-PODS = 110
+CHANGE_SECONDS = 2.0
+"""A pod changes, more often than a real one of a busy node."""
+FORGET_SECONDS = 4.0
+"""After so long versions are too old, once: memory is measured after pods were listed again."""
 WHOLE, PARTITIONED = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 
 MODEL = ModelSpec(
@@ -31,11 +38,12 @@ MODEL = ModelSpec(
 )
 
 
-def truth(pids: dict[str, list[int]], *, partitioned: bool) -> NodeTruth:
-    """Return what kubelet and /proc say: one pod per device with that device's processes, other pods up to 110.
+def truth(pids: dict[str, list[int]], *, pods: int, partitioned: bool) -> NodeTruth:
+    """Return what kubelet and /proc say: one pod per device with that device's processes, and other pods.
 
     Args:
         pids: device UUID to the processes that the stub driver lists on it.
+        pods: all of them.
         partitioned: whether the devices are MIG instances.
     """
     resource = PARTITIONED if partitioned else WHOLE
@@ -44,7 +52,7 @@ def truth(pids: dict[str, list[int]], *, partitioned: bool) -> NodeTruth:
             namespace=f"team-{place % 7}",
             pod=f"training-job-{place:04d}-7d9f8b6c5d-x{place:04d}",
             container="main",
-            pod_uid=_uid(place),
+            pod_uid=kube_objects.uid(place),
             device_uuid=uuid,
             resource=resource,
             device_ids=(uuid,),
@@ -57,7 +65,7 @@ def truth(pids: dict[str, list[int]], *, partitioned: bool) -> NodeTruth:
     processes = tuple(
         _process(pid, place, holder) for place, holder in enumerate(holders) for pid in pids[holder.device_uuid]
     )
-    others = tuple(("default", f"web-{place:03d}", "main") for place in range(PODS - len(holders)))
+    others = tuple(("default", f"web-{place:03d}", "main") for place in range(pods - len(holders)))
     # The fake /proc needs processes only, whichever GPU of the truth they are on.
     gpu = GpuTruth(
         index=0, minor=0, uuid=gpu_uuid(0), pci_bus_id="00000000:10:00.0", serial="1", model=MODEL, processes=processes
@@ -73,12 +81,8 @@ def truth(pids: dict[str, list[int]], *, partitioned: bool) -> NodeTruth:
     )
 
 
-def _uid(place: int) -> str:
-    return f"00000000-0000-4000-8000-{place:012d}"
-
-
 def _process(pid: int, place: int, holder: HolderTruth) -> ProcessTruth:
-    pod_slice = f"kubepods-burstable-pod{_uid(place).replace('-', '_')}.slice"
+    pod_slice = f"kubepods-burstable-pod{kube_objects.uid(place).replace('-', '_')}.slice"
     path = f"/kubepods.slice/kubepods-burstable.slice/{pod_slice}/cri-containerd-{pid:064x}.scope"
     return ProcessTruth(
         pid=pid,
@@ -94,26 +98,69 @@ def _process(pid: int, place: int, holder: HolderTruth) -> ProcessTruth:
     )
 
 
+class World:
+    """What the Kubernetes API has: the pods that the kubelet lists, one of which changes every so often.
+
+    Args:
+        what: Of the node.
+        clock: Seconds.
+    """
+
+    def __init__(self, what: NodeTruth, clock: Callable[[], float]) -> None:
+        names = [(holder.namespace, holder.pod) for holder in what.holders]
+        names += [(namespace, pod) for namespace, pod, _ in what.other_pods]
+        self._pods = [kube_objects.pod(n, namespace=space, name=name) for n, (space, name) in enumerate(names)]
+        self._namespaces = tuple(kube_objects.namespace(number) for number in range(7))
+        self._clock = clock
+        self._started = clock()
+        self._changes = -1
+        self._objects = ApiObjects()
+
+    def objects(self) -> ApiObjects:
+        """Return what there is now."""
+        changes = int((self._clock() - self._started) / CHANGE_SECONDS)
+        if changes != self._changes:
+            self._changes = changes
+            place = changes % len(self._pods)
+            before = self._pods[place]
+            labels = {**before["metadata"]["labels"], "attempt": str(changes)}
+            self._pods[place] = {**before, "metadata": {**before["metadata"], "labels": labels}}
+            self._objects = ApiObjects(
+                pods=tuple(self._pods), namespaces=self._namespaces, node=kube_objects.node(kube_objects.NODE)
+            )
+        return self._objects
+
+    def faults(self) -> Mapping[Fault, float]:
+        """Return what is wrong now."""
+        forgets = FORGET_SECONDS <= self._clock() - self._started < FORGET_SECONDS + 1
+        return {Fault.API_GONE: 0.0} if forgets else {}
+
+
 async def serve(directory: Path, what: NodeTruth) -> None:
-    """Write /proc and pod logs, serve the kubelet's socket, say ``ready``, and stay until SIGTERM."""
+    """Write /proc and pod logs, serve kubelet and API, say ``ready``, and stay until SIGTERM."""
     filesystem.write(what, directory / "proc", directory / "pods")
-    server = KubeletServer(directory / "kubelet.sock", lambda: what)
-    await server.start()
+    kubelet = KubeletServer(directory / "kubelet.sock", lambda: what)
+    world = World(what, time.monotonic)
+    api = ApiServer(world.objects, world.faults, token_file=directory / "token", kubeconfig=directory / "kubeconfig")
+    await kubelet.start()
+    await api.start()
     print("ready", flush=True)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
-    await server.stop()
+    await api.stop()
+    await kubelet.stop()
 
 
 def main() -> None:
     """Read the processes per device (JSON: UUID to pids) from standard input and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--pods", type=int, required=True)
     parser.add_argument("--partitioned", action="store_true")
     arguments = parser.parse_args()
     pids = json.load(sys.stdin)
-    asyncio.run(serve(arguments.directory, truth(pids, partitioned=arguments.partitioned)))
+    asyncio.run(serve(arguments.directory, truth(pids, pods=arguments.pods, partitioned=arguments.partitioned)))
 
 
 if __name__ == "__main__":
