@@ -8,12 +8,15 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from evidence_support import evidence_of
 
 from exporter.attribution import _proto
 from exporter.attribution.join import attribute
 from exporter.attribution.podresources import KubeletClient
+from exporter.config import load_agent
 from exporter.errors import ConfigError
 from exporter.model import Gpu, MigInstance
+from exporter.simulator.api_objects import objects_of
 from exporter.simulator.kubelet import BURST_CALLS, KubeletServer, allocatable_response, list_response
 from exporter.simulator.scenario import load, shipped
 from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
@@ -131,6 +134,7 @@ def seen_by_driver(node: NodeTruth) -> tuple[list[Gpu], list[MigInstance]]:
             mig_enabled=gpu.mig_enabled,
             compute_slices=gpu.model.compute_slices,
             memory_slices=gpu.model.memory_slices,
+            memory_total_bytes=gpu.model.memory_bytes,
         )
         for gpu in node.gpus
     ]
@@ -143,6 +147,8 @@ def seen_by_driver(node: NodeTruth) -> tuple[list[Gpu], list[MigInstance]]:
             profile=instance.profile,
             compute_slices=instance.compute_slices,
             memory_slices=instance.memory_slices,
+            profile_id=instance.profile_id,
+            placement_start=instance.placement_start,
         )
         for gpu in node.gpus
         for instance in gpu.instances
@@ -156,12 +162,17 @@ async def test_attribution_finds_the_holders_and_shares_of_every_shipped_scenari
     now = 0.0
     kubelet = KubeletServer(path, lambda: dataclasses.replace(scenario.at(now), faults={}))
     await kubelet.start()
-    client = KubeletClient(str(path))
-    for now in (1.0, 60.0, 600.0, 6000.0):
+    client = KubeletClient(str(path), resources=load_agent({}, {}).gpu_resources)
+    for now in (1.0, 60.0, 75.0, 600.0, 6000.0):
         node = scenario.at(now)
         gpus, instances = seen_by_driver(node)
         found = attribute(
-            allocations=await client.fetch(now), gpus=gpus, instances=instances, now=now, expiry_seconds=60
+            allocations=await client.fetch(now),
+            gpus=gpus,
+            instances=instances,
+            now=now,
+            expiry_seconds=60,
+            evidence=evidence_of(objects_of(node)),
         )
         shares = {
             (holder.device_uuid, holder.namespace, holder.pod, holder.container): holder.share_ratio

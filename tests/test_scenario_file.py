@@ -11,7 +11,7 @@ from exporter.errors import ConfigError
 from exporter.simulator import scenario, scenario_file
 from exporter.simulator.loads import MIXES
 from exporter.simulator.models import MODELS
-from exporter.simulator.plan import IdForm, MigStrategy, Runtime
+from exporter.simulator.plan import DraMig, DraVersion, IdForm, MigStrategy, Runtime, Sharing
 from exporter.simulator.truth import Fault
 
 WELL = """\
@@ -84,6 +84,7 @@ def test_containers_devices_and_replicas_become_holders() -> None:
         (WELL + "faults: [{kind: hang, gpu: 0}]\n", "means nothing for hang"),
         (WELL + "faults: [{kind: gpu_lost, gpu: 0, for: 9, every: 5}]\n", "faults[0].every: is 5"),
         (WELL + "xids: [{gpu: 4, code: 79, at: 0}]\n", "xids[0].gpu: is 4, which is not there"),
+        (WELL + "faults: [{kind: api_slow}]\n", "faults[0].seconds: is missing; allowed: a number from 0"),
         (WELL + "node: n2\n", "s.yaml:16: node: stands twice"),
         (WELL + "pods: [", "is no YAML"),
         ("", "s.yaml:1: is empty"),
@@ -143,7 +144,7 @@ def test_the_documented_example_is_right_and_the_document_names_everything() -> 
     text = (Path(__file__).parent.parent / "docs" / "scenarios.md").read_text()
     example = text.split("```yaml\n")[1].split("```")[0]
     assert len(scenario_file.parse(example, "docs.yaml").gpus) == 4
-    for names in (MODELS, MIXES, scenario.shipped(), Fault, IdForm, Runtime, MigStrategy):
+    for names in (MODELS, MIXES, scenario.shipped(), Fault, IdForm, Runtime, MigStrategy, DraMig, DraVersion, Sharing):
         assert [name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)] == []
 
 
