@@ -20,9 +20,6 @@ from exporter.config import AgentConfig, load_agent
 from exporter.doctor import driver, host, kubelet, prices
 from exporter.doctor.finding import Finding, Level, fail, ok, warn
 from exporter.model import (
-    Allocations,
-    ContainerAllocation,
-    DeviceIds,
     DeviceState,
     Field,
     Gpu,
@@ -118,34 +115,6 @@ async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warni
     assert "none.sock" in finding.cause
     finding, answer = await kubelet.ask(replace(config, attribution=False), clock=time.time, monotonic=time.monotonic)
     assert (finding.level, answer) == (Level.WARN, None)
-
-
-def allocations(held: str, *allocatable: str) -> Allocations:
-    return Allocations(
-        answered_at_seconds=1.0,
-        containers=(
-            ContainerAllocation(
-                namespace="ml",
-                pod="p",
-                container="c",
-                devices=(DeviceIds(resource="nvidia.com/gpu", ids=(held,)),),
-            ),
-        ),
-        allocatable=(DeviceIds(resource="nvidia.com/gpu", ids=allocatable),),
-    )
-
-
-def test_the_kubelets_devices_are_held_against_the_drivers() -> None:
-    ids = (gpu(0).uuid, gpu(1).uuid)
-    both = reading(healthy(0), healthy(1))
-    assert kubelet.agreement(settings(), allocations(ids[0], *ids), both).level is Level.OK
-    fewer = kubelet.agreement(settings(), allocations(ids[0], ids[0]), both)
-    assert (fewer.level, fewer.cause) == (Level.WARN, "the kubelet knows 1 GPUs, the driver shows 2")
-    more = kubelet.agreement(settings(), allocations(ids[0], *ids), reading(healthy(0)))
-    assert more.level is Level.FAIL
-    unknown = kubelet.agreement(settings(), allocations("GPU-99999999-1111-2222-3333-444444444444", *ids), both)
-    assert unknown.level is Level.WARN
-    assert "ml/p" in unknown.cause
 
 
 def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> None:
@@ -276,7 +245,8 @@ def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str]) 
     levels = {finding["name"]: finding["level"] for finding in document["findings"]}
     assert (code, document["simulated"]) == (0, True)
     assert {name for name, level in levels.items() if level == "fail"} == set()
-    assert {"driver", "devices", "activity", "kubelet", "kubelet and driver", "pod logs"} <= set(levels)
+    assert {"driver", "devices", "activity", "kubelet", "kubelet and driver", "pod logs", "layers"} <= set(levels)
+    assert {"kubernetes API", "API rights", "owners", "node labels"} <= set(levels)
 
 
 def test_a_node_without_a_driver_fails_with_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

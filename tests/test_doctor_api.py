@@ -1,0 +1,287 @@
+"""The doctor on the Kubernetes API: settings, way, rights, token, clock, and whose the GPU pods are."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from api_support import NODE, World, pod
+
+from exporter.attribution.evidence import NO_EVIDENCE
+from exporter.config import AgentConfig, load_agent
+from exporter.doctor import api, kubelet, owners
+from exporter.doctor.api_view import ApiView
+from exporter.doctor.finding import Finding, Level
+from exporter.model import (
+    Allocations,
+    ClaimedDevice,
+    ContainerAllocation,
+    DeviceIds,
+    Gpu,
+    GpuReading,
+    NodeFacts,
+    Owner,
+    PodFacts,
+    Reading,
+)
+from exporter.simulator.api_server import ApiObjects
+from exporter.simulator.truth import Fault
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+NAMESPACE = {"kind": "Namespace", "metadata": {"name": "ml", "labels": {"team": "vision"}}}
+NODE_OBJECT = {
+    "kind": "Node",
+    "metadata": {
+        "name": NODE,
+        "labels": {"node.kubernetes.io/instance-type": "p5.48xlarge", "nvidia.com/gpu.product": "NVIDIA-L40S"},
+    },
+}
+WHOLE = ApiObjects(pods=(pod("train-0"),), namespaces=(NAMESPACE,), node=NODE_OBJECT)
+HOLDING = Allocations(
+    answered_at_seconds=1.0,
+    containers=(
+        ContainerAllocation(
+            namespace="ml",
+            pod="train-0",
+            container="main",
+            devices=(DeviceIds(resource="nvidia.com/gpu", ids=(UUID,)),),
+        ),
+    ),
+)
+READING = Reading(
+    source="nvml",
+    taken_at_seconds=1.0,
+    duration_seconds=0.01,
+    gpus=(GpuReading(gpu=Gpu(uuid=UUID, index=0, minor=0, model="NVIDIA L40S", pci_bus_id="00000000:01:00.0")),),
+)
+
+
+def settings(kubeconfig: Path, **changes: object) -> AgentConfig:
+    config = load_agent({}, {}, check_paths=False)
+    return replace(config, kube_metadata=True, kubeconfig=kubeconfig, node_name=NODE, **changes)
+
+
+async def asked(
+    config: AgentConfig, allocations: Allocations | None = HOLDING, *, skew: float = 0.0
+) -> tuple[dict[str, Finding], ApiView | None]:
+    found, view = await api.ask(config, allocations, clock=lambda: time.time() + skew, monotonic=time.monotonic)
+    return {finding.name: finding for finding in found}, view
+
+
+def of_holders(config: AgentConfig, view: ApiView) -> Finding:
+    attribution = kubelet.join(config, HOLDING, READING, view.evidence)
+    assert attribution
+    return owners.of_holders(config, attribution, view.facts)
+
+
+async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.objects = WHOLE
+        config = settings(world.kubeconfig)
+        found, view = await asked(config)
+    assert found["kubernetes API"].level is Level.OK
+    assert "1 pods of node gpu-node-1" in found["kubernetes API"].cause
+    assert found["API rights"].cause == "list pods, watch pods, get nodes, get namespaces"
+    assert set(found) == {"kubernetes API", "API rights"}
+    assert view
+    assert of_holders(config, view).cause == "owner and team known of all 1 pods that hold GPUs"
+    labels = owners.node_labels(view.node_facts, READING)
+    assert (labels.level, labels.cause) == (Level.OK, "p5.48xlarge, NVIDIA-L40S")
+
+
+async def test_pods_without_a_team_and_pods_that_the_api_does_not_know_are_counted(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.objects = replace(WHOLE, namespaces=())
+        config = settings(world.kubeconfig)
+        _, view = await asked(config)
+        assert view
+        teamless = of_holders(config, view)
+        world.objects = ApiObjects(pods=(pod("another"),), namespaces=(NAMESPACE,), node=NODE_OBJECT)
+        _, view = await asked(config)
+    assert (teamless.level, "1 of 1 pods that hold GPUs have no team: ml/train-0" in teamless.cause) == (
+        Level.WARN,
+        True,
+    )
+    assert "team" in teamless.mend
+    assert view
+    assert "not known to the API: ml/train-0" in of_holders(config, view).cause
+
+
+async def test_a_wrong_node_name_is_told(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.objects = WHOLE
+        found, _ = await asked(settings(world.kubeconfig, namespace_teams=False), None)
+        assert found["API rights"].level is Level.OK
+        found, _ = await asked(replace(settings(world.kubeconfig), node_name="elsewhere"), None)
+    assert (found["kubernetes API"].level, "--node-name" in found["kubernetes API"].mend) == (Level.WARN, True)
+    assert "get nodes" in found["API rights"].cause
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        (Fault.API_FORBIDDEN, "grant verb list on resource pods"),
+        (Fault.API_ERROR, "500"),
+        (Fault.API_DOWN, "127.0.0.1"),
+    ],
+)
+async def test_an_api_that_refuses_or_is_away_is_a_fail_with_cause_and_mend(
+    tmp_path: Path, fault: Fault, word: str
+) -> None:
+    async with World(tmp_path) as world:
+        world.faults = {fault: 0.0}
+        if fault is Fault.API_DOWN:
+            await world.server.stop()
+        found, view = await asked(settings(world.kubeconfig))
+    assert (found["kubernetes API"].level, view) == (Level.FAIL, None)
+    assert word in found["kubernetes API"].cause
+
+
+async def test_no_settings_at_all_are_a_fail_that_says_where_they_were_looked_for(tmp_path: Path) -> None:
+    found, view = await asked(settings(tmp_path / "none"))
+    assert (found["kubernetes API"].level, view) == (Level.FAIL, None)
+    assert str(tmp_path / "none") in found["kubernetes API"].cause
+
+
+async def test_a_node_whose_clock_is_off_is_warned_of(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.objects = WHOLE
+        found, _ = await asked(settings(world.kubeconfig), skew=-120.0)
+    assert found["API clock"].level is Level.WARN
+    assert "behind the API server" in found["API clock"].cause
+
+
+def web_token(**claims: object) -> str:
+    parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({}, claims)]
+    return f"{parts[0]}.{parts[1]}.c2lnbmF0dXJl"
+
+
+def test_when_a_token_ends_is_read_from_it_and_other_tokens_do_not_tell() -> None:
+    assert api.token_ends_seconds(f"Bearer {web_token(exp=1_800_000_000)}") == 1_800_000_000
+    for other in ("", "Bearer abc", web_token(), web_token(exp="soon"), web_token(exp=True), "a.!!.c", "a.W10.c"):
+        assert api.token_ends_seconds(other) is None
+
+
+async def test_a_token_that_has_ended_is_told_with_the_refusal(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.token_file.write_text(web_token(exp=time.time() - 600) + "\n")
+        found, _ = await asked(settings(world.kubeconfig))
+        assert found["kubernetes API"].level is Level.FAIL
+        assert (found["API token"].level, "ended 10 min ago" in found["API token"].cause) == (Level.WARN, True)
+        world.token_file.write_text(web_token(exp=time.time() + 3_630) + "\n")
+        found, _ = await asked(settings(world.kubeconfig))
+        assert "ends in 60 min" in found["API token"].cause
+
+
+@asynccontextmanager
+async def refusing(kubeconfig: Path, refused: set[str]) -> AsyncIterator[None]:
+    """An API that lists pods and forbids what ends in one of the words, ``watch`` among them."""
+
+    async def handle(request: web.Request) -> web.Response:
+        if any(request.path.endswith(word) for word in refused) or ("watch" in refused and request.query.get("watch")):
+            return web.json_response({"kind": "Status", "message": "not allowed"}, status=403)
+        if request.path == "/apis/resource.k8s.io":
+            return web.json_response({"preferredVersion": {"version": "v1beta1"}})
+        return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    written = {
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "clusters": [{"name": "x", "cluster": {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}}],
+        "users": [{"name": "x", "user": {"token": "abc"}}],
+    }
+    await asyncio.to_thread(kubeconfig.write_text, json.dumps(written))
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+CLAIMING = Allocations(
+    answered_at_seconds=1.0,
+    containers=(
+        ContainerAllocation(
+            namespace="ml",
+            pod="train-0",
+            container="main",
+            claims=(
+                ClaimedDevice(
+                    claim_name="gpus", claim_namespace="ml", driver="gpu.nvidia.com", pool=NODE, device="gpu-0"
+                ),
+            ),
+        ),
+    ),
+)
+
+
+async def test_each_missing_right_is_named_with_verb_and_resource(tmp_path: Path) -> None:
+    refused = {"watch", f"/nodes/{NODE}", "/namespaces/ml", "/resourceslices", "/resourceclaims/gpus"}
+    async with refusing(tmp_path / "config", refused):
+        found, _ = await asked(settings(tmp_path / "config"), CLAIMING)
+    rights = found["API rights"]
+    assert rights.level is Level.WARN
+    for verb, resource in (
+        ("watch", "pods"),
+        ("get", "nodes"),
+        ("get", "namespaces"),
+        ("list", "resourceslices"),
+        ("watch", "resourceslices"),
+        ("get", "resourceclaims"),
+    ):
+        assert f"grant verb {verb} on resource {resource} " in rights.cause
+
+
+def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
+    finding = api.off()
+    assert (finding.level, "--kube-metadata on" in finding.cause, "namespaces" in finding.cause) == (
+        Level.OK,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("product", "model", "level"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "NVIDIA H100 80GB HBM3", Level.OK),
+        ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "NVIDIA H100 80GB HBM3", Level.OK),
+        ("NVIDIA-A100-SXM4-80GB-SHARED", "NVIDIA A100-SXM4-80GB", Level.OK),
+        ("nvidia-tesla-t4", "Tesla T4", Level.OK),
+        ("nvidia-h100-80gb", "NVIDIA H100 80GB HBM3", Level.OK),
+        ("h100", "NVIDIA H100 PCIe", Level.OK),
+        ("NVIDIA-RTX-6000-Ada-Generation", "NVIDIA RTX 6000 Ada Generation", Level.OK),
+        ("", "NVIDIA L40S", Level.OK),
+        ("nvidia", "NVIDIA L40S", Level.OK),
+        ("NVIDIA-A10", "NVIDIA A100-SXM4-80GB", Level.WARN),
+        ("NVIDIA-A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", Level.WARN),
+    ],
+)
+def test_the_product_in_the_labels_is_held_against_the_drivers_model(product: str, model: str, level: Level) -> None:
+    gpu = replace(READING.gpus[0], gpu=replace(READING.gpus[0].gpu, model=model))
+    finding = owners.node_labels(NodeFacts(gpu_product=product), replace(READING, gpus=(gpu,)))
+    assert finding.level is level
+
+
+def test_node_labels_that_cannot_be_read_and_those_that_say_nothing_are_two_things() -> None:
+    assert owners.node_labels(None, READING).level is Level.WARN
+    assert "say nothing" in owners.node_labels(NodeFacts(), None).cause
+
+
+def test_what_pods_say_and_cannot_be_understood_is_told() -> None:
+    config = load_agent({}, {}, check_paths=False)
+    attribution = kubelet.join(config, HOLDING, READING, NO_EVIDENCE)
+    assert attribution
+    facts = PodFacts(owner=Owner(namespace="ml", team="t"), problems=("bad_opt_out",))
+    finding = owners.of_holders(config, attribution, lambda _namespace, _pod: facts)
+    assert (finding.level, "bad opt out" in finding.cause) == (Level.WARN, True)

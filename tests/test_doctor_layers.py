@@ -1,0 +1,132 @@
+"""The doctor on layers: what bus, driver, NVML and kubelet count, and holders outside Kubernetes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from outside_support import Proc, gpu, reading, whole
+
+from exporter.attribution.evidence import NO_EVIDENCE
+from exporter.config import AgentConfig, load_agent
+from exporter.doctor import kubelet, layers, workloads
+from exporter.doctor.finding import Finding, Level
+from exporter.model import Allocations, ContainerAllocation, DeviceIds, GpuReading
+
+
+def settings(**changes: object) -> AgentConfig:
+    return replace(load_agent({}, {}, check_paths=False), **changes)
+
+
+def pci(sys_root: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x030200", driver: str = "") -> None:
+    device = sys_root / "bus" / "pci" / "devices" / address
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    if driver:
+        (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+
+
+def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_passed_through(tmp_path: Path) -> None:
+    assert layers.on_bus(tmp_path) is None
+    pci(tmp_path, "0000:17:00.0", driver="nvidia")
+    pci(tmp_path, "0000:18:00.0")
+    pci(tmp_path, "0000:19:00.0", kind="0x030000", driver="nvidia")
+    pci(tmp_path, "0000:19:00.1", kind="0x040300")  # its sound device
+    pci(tmp_path, "0000:1a:00.0", kind="0x068000")  # a switch
+    pci(tmp_path, "0000:1b:00.0", driver="vfio-pci")
+    pci(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000")
+    (tmp_path / "bus" / "pci" / "devices" / "0000:1c:00.0").mkdir()
+    assert layers.on_bus(tmp_path) == 3
+
+
+def test_the_drivers_gpus_are_counted_unless_a_container_is_shown_its_own(tmp_path: Path) -> None:
+    assert layers.in_driver(tmp_path) is None
+    for address in ("0000:17:00.0", "0000:18:00.0"):
+        (tmp_path / "driver" / "nvidia" / "gpus" / address).mkdir(parents=True)
+    assert layers.in_driver(tmp_path) == 2
+    (tmp_path / "self").mkdir()
+    mounted = f"36 35 0:32 / {tmp_path}/driver/nvidia rw,nosuid - tmpfs tmpfs rw\n"
+    (tmp_path / "self" / "mountinfo").write_text("35 1 0:31 / /proc rw - proc proc rw\n" + mounted)
+    assert layers.in_driver(tmp_path) is None
+
+
+def allocations(held: str, *allocatable: str) -> Allocations:
+    return Allocations(
+        answered_at_seconds=1.0,
+        containers=(
+            ContainerAllocation(
+                namespace="ml",
+                pod="p",
+                container="c",
+                devices=(DeviceIds(resource="nvidia.com/gpu", ids=(held,)),),
+            ),
+        ),
+        allocatable=(DeviceIds(resource="nvidia.com/gpu", ids=allocatable),),
+    )
+
+
+def judged(
+    answer: Allocations | None, *gpus: GpuReading, on_bus: int | None = None, in_driver: int | None = None
+) -> Finding:
+    seen = reading(*gpus)
+    attribution = kubelet.join(settings(), answer, seen, NO_EVIDENCE)
+    return layers.agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
+
+
+def test_the_layer_that_has_lost_a_gpu_is_named() -> None:
+    ids = (gpu(0).uuid, gpu(1).uuid)
+    both = (whole(0), whole(1))
+    assert judged(allocations(ids[0], *ids), *both, on_bus=2, in_driver=2).level is Level.OK
+    driver = judged(allocations(ids[0], *ids), *both, on_bus=3, in_driver=2)
+    assert (driver.level, driver.cause.partition(":")[0]) == (Level.FAIL, "driver")
+    toolkit = judged(allocations(ids[0], *ids), whole(0), on_bus=2, in_driver=2)
+    assert (toolkit.level, toolkit.cause.partition(":")[0]) == (Level.FAIL, "container toolkit")
+    plugin = judged(allocations(ids[0], ids[0]), *both)
+    assert (plugin.level, plugin.cause.partition(":")[0]) == (Level.WARN, "device plugin")
+    registered = judged(allocations(ids[0]), *both)
+    assert (registered.level, registered.cause.partition(":")[0]) == (Level.WARN, "kubelet")
+    assert judged(None, *both).level is Level.OK
+
+
+def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> None:
+    shown = layers.agreement(None, None, None, on_bus=8, in_driver=8)
+    assert (shown.level, shown.cause.partition(":")[0]) == (Level.FAIL, "container toolkit")
+    missing = layers.agreement(None, None, None, on_bus=8, in_driver=None)
+    assert "no driver is loaded" in missing.cause
+
+
+def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
+    config, seen = settings(), reading(whole(0))
+    good = kubelet.join(config, allocations(gpu(0).uuid), seen, NO_EVIDENCE)
+    gone = kubelet.join(config, allocations(gpu(5).uuid), seen, NO_EVIDENCE)
+    assert good
+    assert gone
+    assert kubelet.agreement(good).level is Level.OK
+    finding = kubelet.agreement(gone)
+    assert (finding.level, "ml/p" in finding.cause, "layers" in finding.mend) == (Level.WARN, True, True)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    made = Proc(tmp_path / "proc")
+    made.add(42, "0::/system.slice/slurmstepd.scope/job_7/step_0\n")
+    return made
+
+
+def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc: Proc, tmp_path: Path) -> None:
+    slurm = settings(workload_manager="slurm", proc_root=proc.root)
+    assert "slurm: 1 hold devices, by who runs on them" in workloads.holders(slurm, reading(whole(0, 42)), 1.0).cause
+    host = replace(slurm, workload_manager="host")
+    assert "host: 1 hold devices" in workloads.holders(host, reading(whole(0, 42)), 1.0).cause
+    mapped = replace(slurm, job_mapping_dir=tmp_path / "none")
+    finding = workloads.holders(mapped, reading(whole(0, 42)), 1.0)
+    assert (finding.level, str(tmp_path / "none") in finding.cause, "prolog" in finding.mend) == (
+        Level.WARN,
+        True,
+        True,
+    )
+    (tmp_path / "none").mkdir()
+    assert workloads.holders(mapped, reading(whole(0, 42)), 1.0).cause.startswith(
+        "slurm: 0 hold devices, by the mapping"
+    )
+    assert workloads.holders(slurm, None, 1.0).level is Level.WARN
