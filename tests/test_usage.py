@@ -90,6 +90,11 @@ def test_a_sharer_that_uses_all_of_its_quarter_is_wholly_active_and_the_free_rep
     assert {portion.account.mode for portion in portions} == {ShareMode.SHARED}
 
 
+def test_the_rest_of_a_gpu_that_somebody_unknown_may_hold_is_not_free(meter: Meter) -> None:
+    doubtful = replace(whole(use(*shared("a", 0.25)), busy=0.2), rest_is_free=False)
+    assert figures(after(meter, [doubtful])) == {"a": (0.25, 0.0, 0.0), "Unattributed": (0.0, 0.0, 0.75)}
+
+
 def test_a_free_gpu_is_unallocated_and_one_of_which_nobody_knows_is_unattributed(meter: Meter) -> None:
     assert figures(after(meter, [whole(busy=0.1)])) == {"Unallocated": (0.1, 0.9, 0.0)}
     unknown = figures(after(Meter(1.0, namespace_owner), [whole(busy=0.4, known=False)]))

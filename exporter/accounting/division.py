@@ -84,8 +84,10 @@ class Divider:
             covered += of_held + max(left, 0.0)
             if held:
                 foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
-                if left > DUST:  # free replicas: nobody is there to use them
+                if left > DUST and device.rest_is_free:  # free replicas: nobody is there to use them
                     free.add(left, None if ratio is None else 0.0)
+                elif left > DUST:
+                    lost.add(left, None)
             elif device.allocation is AllocationState.UNALLOCATED:
                 free.add(left, ratio)
             else:

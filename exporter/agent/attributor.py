@@ -196,10 +196,12 @@ def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> Al
         return AllocationState.UNKNOWN
     if attribution.holders.get(uuid):
         return AllocationState.ALLOCATED
-    doubtful = any(
-        entry.reason not in HARMLESS_REASONS or _may_be_part_of(gpu, entry) for entry in attribution.unresolved
-    )
-    return AllocationState.UNKNOWN if doubtful else AllocationState.UNALLOCATED
+    return AllocationState.UNKNOWN if is_doubtful(attribution, gpu) else AllocationState.UNALLOCATED
+
+
+def is_doubtful(attribution: Attribution, gpu: GpuReading) -> bool:
+    """Tell whether an id that was not resolved could stand for a GPU or a part of it."""
+    return any(entry.reason not in HARMLESS_REASONS or _may_be_part_of(gpu, entry) for entry in attribution.unresolved)
 
 
 def _may_be_part_of(gpu: GpuReading, entry: Unresolved) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from exporter.accounting.activity import ActivityJudge, Judgement, partitioned_activity
 from exporter.accounting.idle import IdleClock
-from exporter.agent.attributor import Attributor, allocation_state
+from exporter.agent.attributor import Attributor, allocation_state, is_doubtful
 from exporter.agent.owners import Owners
 from exporter.agent.record import XidRecord
 from exporter.agent.uses import DeviceUse, PodKnowledge, divide, visible_processes
@@ -120,6 +120,7 @@ class Viewer:
             activity_unknown_reason=judgement.reason,
             allocation=None if partitioned else allocation,
             pods=use.pods,
+            rest_is_free=not attribution.unresolved or not is_doubtful(attribution, gpu),
             unattributed_activity_ratio=use.unattributed_activity_ratio if told and not partitioned else None,
             unattributed_memory_bytes=use.unattributed_memory_bytes if told else None,
             unattributed_processes=use.unattributed_processes if told else None,

@@ -72,6 +72,8 @@ class DeviceView:
     allocation: AllocationState | None = AllocationState.UNKNOWN
     """``None`` for a partitioned GPU, which is not a unit that can be held."""
     pods: tuple[PodUse, ...] = ()
+    rest_is_free: bool = True
+    """Of a device that is held in part: whether nobody holds the rest, or somebody may who cannot be told."""
     unattributed_activity_ratio: float | None = None
     """Activity of the device that belongs to no listed pod; ``None`` where it cannot be told."""
     unattributed_memory_bytes: int | None = None
