@@ -120,6 +120,7 @@ class ApiServer:
     async def restart(self) -> None:
         """Stop and start, as an upgrade of the server does: the objects stay, what happened before is forgotten."""
         await self.stop()
+        self._store.follow(self._objects())
         self._store.forget()
         await self.start()
 

@@ -1,0 +1,348 @@
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from api_support import PODS, SELECTOR, World, pod, pod_list, scripted, self_signed, stream, until, write_kubeconfig
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.attribution import api_client, api_errors
+from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient
+from exporter.errors import ApiError
+from exporter.simulator.api_server import Tls
+from exporter.simulator.truth import Fault
+
+LOOKS = """
+import asyncio, random, sys
+from pathlib import Path
+from exporter.attribution.api_client import ApiClient, METADATA_LIST, METADATA_WATCH
+
+async def main():
+    client = ApiClient(Path(sys.argv[1]), random=random.random)
+    listed = await client.get("/api/v1/pods", {"resourceVersion": "0"}, accept=METADATA_LIST)
+    assert listed["items"], listed
+    events = []
+    async for event in client.watch("/api/v1/pods", {"timeoutSeconds": "1"}, accept=METADATA_WATCH, silence_seconds=9):
+        events.append(event["type"])
+    assert events == ["OPENED", "ADDED"], events
+    await client.close()
+
+asyncio.run(main())
+loaded = [name for name in sys.modules if ".models." in name and name.startswith("kubernetes")]
+loaded += [name for name in sys.modules if name.startswith("kubernetes") and ".api." in name]
+assert not loaded, loaded
+"""
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with World(tmp_path) as made:
+        made.put(pod("a"))
+        yield made
+
+
+def new_client(kubeconfig: Path | None, **options: object) -> ApiClient:
+    return ApiClient(kubeconfig, random=random.random, **options)  # type: ignore[arg-type] # each test its own
+
+
+async def refusal(client: ApiClient, path: str = PODS) -> ApiError:
+    try:
+        with pytest.raises(ApiError) as caught:
+            await client.get(path, timeout_seconds=5)
+    finally:
+        await client.close()
+    return caught.value
+
+
+async def test_a_list_and_an_event_need_no_typed_models(world: World) -> None:
+    command = (sys.executable, "-c", LOOKS, str(world.kubeconfig))
+    process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+    _, said = await process.communicate()
+    assert (process.returncode, said.decode()) == (0, "")
+
+
+def test_an_agent_without_metadata_imports_nothing_of_the_kubernetes_package() -> None:
+    code = """
+import sys
+import exporter.agent.run, exporter.cli, exporter.attribution.list_watch
+loaded = [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_managed_fields_are_dropped_in_both_forms(world: World) -> None:
+    for accept, kind in ((PLAIN, "PodList"), (METADATA_LIST, "PartialObjectMetadataList")):
+        listed = await world.client.get(PODS, SELECTOR, accept=accept)
+        assert listed["kind"] == kind
+        assert "managedFields" not in listed["items"][0]["metadata"]
+        assert listed["items"][0]["metadata"]["labels"] == {"app": "a"}
+
+
+async def test_the_address_is_the_servers(world: World) -> None:
+    assert str(world.kubeconfig) in world.client.address
+    await world.client.get(PODS)
+    assert world.client.address == world.server.url
+
+
+MESSAGES = {
+    Fault.API_FORBIDDEN: ("forbidden", 403, "grant verb list on resource pods of API group ''"),
+    Fault.API_ERROR: ("server_error", 500, "HTTP 500"),
+    Fault.API_TOO_MANY: ("too_many", 429, "asks to wait"),
+}
+
+
+@pytest.mark.parametrize(("fault", "expected"), MESSAGES.items())
+async def test_a_refusal_names_address_verb_resource_and_mend(
+    world: World, fault: Fault, expected: tuple[str, int, str]
+) -> None:
+    world.faults = {fault: 3}
+    error = await refusal(world.client)
+    assert (error.reason, error.status) == expected[:2]
+    assert f"list pods at {world.server.url}" in str(error)
+    assert expected[2] in str(error)
+    assert error.retry_after_seconds == (3 if fault is Fault.API_TOO_MANY else None)
+
+
+async def test_what_is_not_there_is_not_found(world: World) -> None:
+    error = await refusal(world.client, "/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims/x")
+    assert (error.reason, error.status) == ("not_found", 404)
+    assert str(error).startswith("get resourceclaims at ")
+
+
+async def test_a_token_that_was_replaced_is_read_again_once(world: World) -> None:
+    await world.client.get(PODS)
+    world.server.rotate()
+    await world.client.get(PODS)
+    assert world.server.requests["list pods"] == 3
+
+
+async def test_a_token_that_is_refused_twice_is_said(world: World) -> None:
+    world.token_file.write_text("wrong\n")
+    error = await refusal(world.client)
+    assert (error.reason, error.status) == ("unauthorised", 401)
+    assert world.server.requests["list pods"] == 2
+    assert world.server.without_token == 0
+
+
+async def test_an_open_watch_survives_a_new_token(world: World) -> None:
+    events = []
+
+    async def watch() -> None:
+        query = {**SELECTOR, "resourceVersion": "1001"}
+        async with aclosing(world.client.watch(PODS, query, accept=METADATA_WATCH, silence_seconds=5)) as stream_:
+            async for event in stream_:
+                events.append(event["type"])  # noqa: PERF401 - read while it grows
+
+    task = asyncio.create_task(watch())
+    await until(lambda: world.server.open_streams == 1, "watched")
+    world.server.rotate()
+    await world.client.get(PODS)
+    world.put(pod("a"), pod("b"))
+    await until(lambda: "ADDED" in events, "the event")
+    task.cancel()
+    await until(lambda: world.server.open_streams == 0, "closed")
+
+
+async def test_no_server_is_unreachable_and_a_silent_one_a_timeout(world: World) -> None:
+    world.faults = {Fault.API_SILENT: 0}
+    with pytest.raises(ApiError) as silent:
+        await world.client.get(PODS, timeout_seconds=0.1)
+    await world.server.stop()
+    error = await refusal(world.client)
+    assert (silent.value.reason, error.reason) == ("timeout", "unreachable")
+    assert world.server.url in str(error)
+
+
+BODIES = {b"<html>": "garbage", b"[]": "garbage", b"3": "garbage", b"[" * 100_000: "garbage", b'{"a": ': "garbage"}
+
+
+@pytest.mark.parametrize(("body", "reason"), BODIES.items(), ids=[str(n) for n in range(len(BODIES))])
+async def test_an_answer_that_is_no_json_object_is_garbage(tmp_path: Path, body: bytes, reason: str) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    async with scripted(answer, tmp_path) as (client, _):
+        assert (await refusal(client)).reason == reason
+
+
+async def test_bytes_that_are_not_utf_8_spoil_only_themselves(tmp_path: Path) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b'{"items": ["\xff", "good"]}', content_type="application/json")
+
+    async with scripted(answer, tmp_path) as (client, _):
+        assert await client.get(PODS) == {"items": ["�", "good"]}
+
+
+async def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "ANSWER_LIMIT_BYTES", 1 << 20)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await stream(request, [b"x" * 65536] * 1000)
+
+    async with scripted(answer, tmp_path) as (client, _):
+        assert (await refusal(client)).reason == "too_large"
+
+
+async def test_every_request_carries_the_token_and_says_who_asks(tmp_path: Path) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return pod_list()
+
+    async with scripted(answer, tmp_path) as (client, requests):
+        await client.get(PODS, SELECTOR)
+        [request] = requests
+        assert request.headers["Authorization"] == "Bearer secret"
+        assert request.headers["User-Agent"] == "gpu-cost-exporter"
+        assert request.query["fieldSelector"] == SELECTOR["fieldSelector"]
+
+
+async def test_without_any_settings_the_message_says_where_they_were_looked_for(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    error = await refusal(new_client(None, environ={"KUBECONFIG": str(missing)}))
+    assert error.reason == "no_config"
+    assert str(missing) in str(error)
+
+
+BAD_FILES = (
+    "",
+    "[",
+    "{}",
+    "a: &a [*a]",
+    "current-context: x\ncontexts: 3\n",
+    "\x00",
+    "clusters: [{}]\ncontexts: [{}]\n",
+)
+
+
+@pytest.mark.parametrize("text", BAD_FILES)
+async def test_a_kubeconfig_that_is_none_is_said(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    error = await refusal(new_client(path))
+    assert error.reason == "no_config"
+    assert str(path) in str(error)
+
+
+async def test_a_user_without_credentials_makes_no_anonymous_request(tmp_path: Path) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return pod_list()
+
+    async with scripted(answer, tmp_path) as (_, requests):
+        path = tmp_path / "kubeconfig"
+        write_kubeconfig(path, "http://127.0.0.1:1", {"token": ""})
+        error = await refusal(new_client(path))
+        assert error.reason == "no_config"
+        assert "user 'u' has no token" in str(error)
+        assert requests == []
+
+
+async def test_a_kubeconfig_in_the_environment_is_found(world: World) -> None:
+    client = new_client(None, environ={"KUBECONFIG": str(world.kubeconfig)})
+    assert (await client.get(PODS))["kind"] == "PodList"
+    await client.close()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+async def test_the_authority_of_a_kubeconfig_is_believed_and_no_other(tmp_path: Path, tls: Tls) -> None:
+    async with World(tmp_path / "one", tls=tls) as world:
+        assert (await world.client.get(PODS))["kind"] == "PodList"
+        other = self_signed(tmp_path / "other")
+        path = tmp_path / "kubeconfig"
+        write_kubeconfig(path, world.server.url, {"token": "t"}, **{"certificate-authority": str(other.certificate)})
+        error = await refusal(new_client(path))
+        assert error.reason == "certificate"
+        assert "CA" in str(error)
+        assert world.server.requests["list pods"] == 1
+
+
+async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: Tls) -> None:
+    async with World(tmp_path / "one", tls=tls) as world:
+        authority = tmp_path / "ca.crt"
+        authority.write_bytes(self_signed(tmp_path / "other").certificate.read_bytes())
+        path = tmp_path / "kubeconfig"
+        token = world.token_file.read_text()
+        write_kubeconfig(path, world.server.url, {"token": token}, **{"certificate-authority": str(authority)})
+        client = new_client(path)
+        with pytest.raises(ApiError, match="TLS failed"):
+            await client.get(PODS)
+        authority.write_bytes(tls.certificate.read_bytes())
+        assert (await client.get(PODS))["kind"] == "PodList"
+        await client.close()
+
+
+async def test_an_authority_file_without_a_certificate_is_said(tmp_path: Path) -> None:
+    authority, path = tmp_path / "ca.crt", tmp_path / "kubeconfig"
+    authority.write_text("no certificate")
+    write_kubeconfig(path, "https://127.0.0.1:1", {"token": "t"}, **{"certificate-authority": str(authority)})
+    assert (await refusal(new_client(path))).reason == "certificate"
+
+
+async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Path, tls: Tls) -> None:
+    async with World(tmp_path, tls=tls) as world:
+        host, port = world.server.url.removeprefix("https://").split(":")
+        (tmp_path / "ca.crt").write_bytes(tls.certificate.read_bytes())
+        environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+        client = new_client(None, environ=environ, service_account=tmp_path)
+        await client.get(PODS)
+        world.server.rotate()
+        await client.get(PODS)
+        assert client.address == world.server.url
+        assert world.server.without_token == 0
+        await client.close()
+
+
+@pytest.mark.parametrize("missing", ["token", "ca.crt"])
+async def test_a_pod_without_its_service_account_says_which_file_is_missing(tmp_path: Path, missing: str) -> None:
+    for name in {"token", "ca.crt"} - {missing}:
+        (tmp_path / name).write_text("x")
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    error = await refusal(new_client(None, environ=environ, service_account=tmp_path))
+    assert error.reason == "no_config"
+    assert str(tmp_path) in str(error)
+
+
+NAMED = {
+    ("/api/v1/pods", ""): "list pods",
+    ("/api/v1/pods", "watch"): "watch pods",
+    ("/api/v1/nodes/n", ""): "get nodes",
+    ("/api/v1/namespaces/ml", ""): "get namespaces",
+    ("/api/v1/namespaces/ml/pods/p", ""): "get pods",
+    ("/apis/resource.k8s.io/v1/resourceslices", "watch"): "watch resourceslices",
+    ("/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims/c", ""): "get resourceclaims",
+    ("/apis/resource.k8s.io", ""): "get /apis/resource.k8s.io",
+}
+
+
+@pytest.mark.parametrize(("request_", "name"), NAMED.items())
+def test_requests_are_named_as_rights_are(request_: tuple[str, str], name: str) -> None:
+    path, watch = request_
+    assert api_errors.action(path, {"watch": "1"} if watch else {}) == name
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("-1", None), ("soon", None), (None, None)])
+def test_only_seconds_are_read_from_retry_after(header: str | None, seconds: float | None) -> None:
+    error = api_errors.of_status(429, "a", PODS, {}, retry_after=header)
+    assert error.retry_after_seconds == seconds
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1), st.sampled_from(["timeout", "forbidden", "gone", "server_error"]))
+def test_a_wait_is_never_nothing_and_never_much_longer_than_a_minute(failures: int, part: float, reason: str) -> None:
+    assert 0.1 <= api_errors.retry_seconds(ApiError(reason, ""), failures, lambda: part) <= 75
+
+
+def test_what_a_proxy_puts_into_a_status_is_cut_to_one_line() -> None:
+    error = api_errors.of_status(503, "a", PODS, {}, details="many\nlines " * 1000)
+    assert "\n" not in str(error)
+    assert len(str(error)) < 500
+    assert api_errors.message_of(json.dumps({"message": 3}).encode()) == ""
