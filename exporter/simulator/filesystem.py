@@ -9,6 +9,7 @@ from exporter.simulator.truth import NodeTruth, ProcessTruth
 MARK = "simulated"
 """Name of the file that marks a directory as ours: without it nothing in a directory is ever removed."""
 
+_RUNNING = "Running"
 _KTHREADD = ProcessTruth(pid=2, start_ticks=0, comm="kthreadd", cgroup="0::/\n", memory_used_bytes=0)
 """The kernel's thread daemon: process 2 of every host, and how a host's /proc is told from a container's."""
 
@@ -62,7 +63,9 @@ def _processes(truth: NodeTruth) -> Iterator[ProcessTruth]:
 
 
 def _pod_directories(truth: NodeTruth) -> Mapping[str, set[str]]:
-    pods: dict[str, set[str]] = {}
+    pods = {
+        f"{pod.namespace}_{pod.name}_{pod.uid}": set(pod.containers) for pod in truth.pods if pod.phase == _RUNNING
+    }
     alive = {(namespace, pod) for namespace, pod, _ in truth.other_pods}
     for holder in truth.holders:
         if not holder.pod_uid:
