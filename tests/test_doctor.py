@@ -249,6 +249,20 @@ def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str]) 
     assert {"kubernetes API", "API rights", "owners", "node labels"} <= set(levels)
 
 
+def test_a_node_outside_kubernetes_is_not_asked_for_a_kubelet(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--workload-manager", "host", "--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json")
+    assert main(["doctor", "--simulate", "demo", *options]) == 0
+    found = {one["name"]: one["cause"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["workload manager"].startswith("host: 15 hold devices, by who runs on them")
+    assert not {"kubelet", "kubelet and driver", "kubernetes API", "pod logs"} & set(found)
+
+
+def test_metadata_that_is_off_is_a_line_and_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--simulate", "demo", "--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json"])
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert (found["kubernetes API"]["level"], "owners" in found) == ("ok", False)
+
+
 def test_a_node_without_a_driver_fails_with_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code = main(["doctor", "--kubelet-socket", str(tmp_path / "none.sock"), "--proc-root", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from agent_support import matching, running_agent
 from outside_support import Proc, gpu, holders, instance_uuid, joined, partitioned, reading, state, whole
 
 from exporter.attribution.host_processes import HostProcess
@@ -148,3 +149,23 @@ def test_a_new_name_of_a_user_is_read_without_a_restart(proc: Proc) -> None:
     passwd.write_text("carol:x:1002:1002::/:/bin/sh\nroot:x:nonsense:0\n")
     users.observe(seen, 105.0)
     assert holders(users.latest, seen)[gpu(0).uuid] == [("host", "carol", 1.0)]
+
+
+def test_a_process_whose_user_cannot_be_read_still_has_its_unit(proc: Proc) -> None:
+    proc.add(42, UNIT)
+    proc.add(43, "0::/\n")
+    for pid in (42, 43):
+        (proc.root / str(pid) / "status").unlink()
+    users, seen = HostUsers(proc_root=proc.root), reading(whole(0, 42), whole(1, 43))
+    users.observe(seen, 100.0)
+    assert holders(users.latest, seen) == {gpu(0).uuid: [("host", "triton.service", 1.0)]}
+    assert users.pod_uid(43) == NO_POD
+
+
+def test_an_agent_on_a_host_without_kubernetes_names_whoever_runs_and_loses_no_time() -> None:
+    with running_agent("--simulate", "demo", "--workload-manager", "host", "--kube-metadata", "off") as agent:
+        info = {"attribution_source": "process", "workload_namespace": "host", "workload_kind": "Container"}
+        page = agent.until(lambda page: matching(page, "gpu_pod_info", **info), "holders by their processes")
+        assert matching(page, "gpu_pod_info", share_mode="shared", share_estimated="true")
+        assert abs(page["gpu_exporter_conservation_error_seconds"]) < 1e-6
+        assert agent.get("/readyz")[0] == 200

@@ -59,7 +59,7 @@ class HostProcesses:
             found = HostProcess(
                 command=before.partition("(")[2],
                 cgroup=_content(f"{directory}/cgroup"),
-                user_id=_real_user(_content(f"{directory}/status")),
+                user_id=_real_user(f"{directory}/status"),
             )
         except OSError:
             return None
@@ -110,8 +110,12 @@ class UserNames:
                 self._names.setdefault(int(fields[2]), fields[0])
 
 
-def _real_user(status: str) -> int | None:
+def _real_user(path: str) -> int | None:
     # Not the owner of /proc/<pid>: that is root's for a process that may not be dumped.
+    try:
+        status = _content(path)
+    except OSError:
+        return None
     for line in status.splitlines():
         if line.startswith("Uid:"):
             words = line.split()
