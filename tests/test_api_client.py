@@ -132,6 +132,27 @@ async def test_a_token_that_is_refused_twice_is_said(world: World) -> None:
     assert world.server.without_token == 0
 
 
+async def test_a_cluster_that_moved_is_found_when_its_old_address_refuses_the_token(
+    world: World, tmp_path: Path
+) -> None:
+    async def moved(_request: web.Request) -> web.StreamResponse:
+        world.token_file.with_name("scripted-kubeconfig").write_text(world.kubeconfig.read_text())
+        return web.Response(status=401)
+
+    async with scripted(moved, tmp_path) as (client, requests):
+        assert (await client.get(PODS))["kind"] == "PodList"
+        assert (len(requests), client.address) == (1, world.server.url)
+
+
+async def test_requests_of_a_client_that_is_being_closed_end_in_words(world: World) -> None:
+    world.faults = {Fault.API_SLOW: 0.2}
+    requests = [asyncio.create_task(world.client.get(PODS)) for _ in range(3)]
+    await until(lambda: world.server.requests["list pods"] == 3, "asked")
+    await world.client.close()
+    ended = await asyncio.gather(*requests, return_exceptions=True)
+    assert [getattr(each, "reason", each) for each in ended] == ["unreachable"] * 3
+
+
 async def test_an_open_watch_survives_a_new_token(world: World) -> None:
     events = []
 

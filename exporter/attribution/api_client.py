@@ -122,9 +122,11 @@ class ApiClient:
         """
         query = {**query, "watch": "1"}
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
-        with self._translated(path, query, silence_seconds):
-            async with asyncio.timeout(HEADERS_SECONDS):
+        patience_seconds = min(HEADERS_SECONDS, silence_seconds)
+        with self._translated(path, query, patience_seconds):
+            async with asyncio.timeout(patience_seconds):
                 response = await self._request(path, query, accept, limits)
+        with self._translated(path, query, silence_seconds):
             try:
                 yield {"type": OPENED, "object": {}}
                 async with contextlib.aclosing(_lines(response.content)) as lines:
@@ -251,6 +253,9 @@ class ApiClient:
             raise self._error("unreachable", path, query, problem) from error
         except (ValueError, RecursionError) as error:
             raise self._error("garbage", path, query, f"the answer is no JSON: {str(error)[:200]}") from error
+        except (RuntimeError, AssertionError) as error:
+            # What aiohttp raises in one task when another has just replaced or closed the connections.
+            raise self._error("unreachable", path, query, "the connections were replaced meanwhile") from error
 
 
 def _transport(configuration: Any) -> Any:  # noqa: ANN401 - as ApiClient._opened

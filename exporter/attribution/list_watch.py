@@ -181,7 +181,9 @@ class ListWatch(Generic[Item]):
         lasted = self._clock() - began
         if not told and 0 <= lasted < SHORTEST_WATCH_SECONDS:
             raise ApiError(
-                "short_watch", f"watch {self._path} at {self._client.address}: ended at once, again and again"
+                "short_watch",
+                f"watch {self._path} at {self._client.address}: the stream ended at once without an event;"
+                " see whether a proxy before the server cuts long answers",
             )
         self._well()
 
