@@ -16,6 +16,7 @@ from exporter.simulator.truth import NodeTruth
 
 REFRESH_SECONDS = 1.0
 """How often ``/proc`` and the pod logs are brought up to date."""
+_SAME_INSTANT_SECONDS = 0.02
 
 
 class SimulatedNode:
@@ -35,6 +36,7 @@ class SimulatedNode:
         self._clock = clock
         self._epoch_seconds = epoch_seconds
         self._directory = directory
+        self._truth: NodeTruth | None = None
         self._kubelet = KubeletServer(self.kubelet_socket, self.truth)
         self._api = ApiServer(
             self._objects,
@@ -82,8 +84,11 @@ class SimulatedNode:
         return self._api
 
     def truth(self) -> NodeTruth:
-        """The node now."""
-        return self._scenario.at(self._clock() - self.epoch_seconds)
+        """The node now, give or take the hundredths of a second in which all servers ask."""
+        t = self._clock() - self.epoch_seconds
+        if self._truth is None or abs(t - self._truth.at_seconds) > _SAME_INSTANT_SECONDS:
+            self._truth = self._scenario.at(t)
+        return self._truth
 
     def _objects(self) -> ApiObjects:
         return api_objects.objects_of(self.truth())
