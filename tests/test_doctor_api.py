@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from api_support import NODE, World, pod
 
-from exporter.attribution.evidence import NO_EVIDENCE
+from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import api, kubelet, owners
 from exporter.doctor.api_view import ApiView
@@ -70,7 +70,11 @@ def settings(kubeconfig: Path, **changes: object) -> AgentConfig:
 async def asked(
     config: AgentConfig, allocations: Allocations | None = HOLDING, *, skew: float = 0.0
 ) -> tuple[dict[str, Finding], ApiView | None]:
-    found, view = await api.ask(config, allocations, clock=lambda: time.time() + skew, monotonic=time.monotonic)
+
+    def holders_of(evidence: Evidence) -> set[tuple[str, str]]:
+        return kubelet.holders(kubelet.join(config, allocations, READING, evidence))
+
+    found, view = await api.ask(config, allocations, holders_of, clock=lambda: time.time() + skew)
     return {finding.name: finding for finding in found}, view
 
 

@@ -4,7 +4,7 @@ import base64
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from email.utils import parsedate_to_datetime
 
@@ -12,6 +12,7 @@ from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH, ApiCl
 from exporter.attribution.api_credentials import Credentials
 from exporter.attribution.device_ids import GPU_DRA_DRIVER
 from exporter.attribution.dra_reader import GROUP_PATH
+from exporter.attribution.evidence import Evidence
 from exporter.attribution.metadata import UNFINISHED
 from exporter.config import AgentConfig
 from exporter.doctor import api_view
@@ -40,21 +41,20 @@ def off() -> Finding:
 async def ask(
     config: AgentConfig,
     allocations: Allocations | None,
+    holders_of: Callable[[Evidence], Collection[tuple[str, str]]],
     *,
     clock: Callable[[], float],
-    monotonic: Callable[[], float],
 ) -> tuple[list[Finding], ApiView | None]:
     """Findings on API and rights, and what the API says; ``None`` where it cannot be had.
 
     Args:
         config: Of the agent.
         allocations: The kubelet's answer, which says whether claims and which namespaces are asked for.
+        holders_of: Namespace and name of the pods that hold devices by what is known.
         clock: Unix time.
-        monotonic: Seconds.
     """
     client = ApiClient(config.kubeconfig, random=random.random)
     try:
-        start = monotonic()
         try:
             pods = await client.get(
                 "/api/v1/pods",
@@ -64,18 +64,17 @@ async def ask(
             )
         except ApiError as error:
             return [fail(NAME, str(error), _NO_MEND), *await _token_findings(config, clock())], None
-        took = (monotonic() - start) * 1000
-        found = [_reached(config, client.address, pods, took), *_clock_findings(client.date, clock())]
+        found = [_reached(config, client.address, pods), *_clock_findings(client.date, clock())]
         found += [await _rights(config, client, allocations), *await _token_findings(config, clock())]
     finally:
         await client.close()
-    return found, await api_view.read(config, allocations, clock)
+    return found, await api_view.read(config, allocations, holders_of, clock)
 
 
-def _reached(config: AgentConfig, address: str, pods: dict[str, object], took_ms: float) -> Finding:
+def _reached(config: AgentConfig, address: str, pods: dict[str, object]) -> Finding:
     items = pods.get("items")
     count = len(items) if isinstance(items, list) else 0
-    told = f"{address}: {count} pods of node {config.node_name}, {took_ms:.0f} ms"
+    told = f"{address}: {count} pods of node {config.node_name}"
     if not count:
         return warn(NAME, told, "name the node as the API does: --node-name, or NODE_NAME from spec.nodeName")
     return ok(NAME, told)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from exporter.attribution.device_ids import GPU_DRA_DRIVER
@@ -13,6 +13,8 @@ from exporter.attribution.evidence import Evidence
 from exporter.attribution.metadata import Metadata, MetadataSettings
 from exporter.config import AgentConfig
 from exporter.model import Allocations, NodeFacts, PodFacts
+
+_PodName = tuple[str, str]
 
 _LOOKS = 160
 _LOOK_SECONDS = 0.05
@@ -28,8 +30,20 @@ class ApiView:
     problem: str
 
 
-async def read(config: AgentConfig, allocations: Allocations | None, clock: Callable[[], float]) -> ApiView:
-    """Let the agent's own reader run until it knows what concerns this node's holders, or for some seconds."""
+async def read(
+    config: AgentConfig,
+    allocations: Allocations | None,
+    holders_of: Callable[[Evidence], Collection[_PodName]],
+    clock: Callable[[], float],
+) -> ApiView:
+    """Let the agent's own reader run until it knows what concerns this node's holders, or for some seconds.
+
+    Args:
+        config: Of the agent.
+        allocations: The kubelet's answer.
+        holders_of: Namespace and name of the pods that hold devices by what is known.
+        clock: Unix time.
+    """
     namespace, name = os.environ.get("POD_NAMESPACE", ""), os.environ.get("POD_NAME", "")
     settings = MetadataSettings(
         node=config.node_name,
@@ -47,11 +61,11 @@ async def read(config: AgentConfig, allocations: Allocations | None, clock: Call
         if allocations:
             metadata.note(allocations, clock())
         for _ in range(_LOOKS):
-            if task.done() or _is_settled(metadata, allocations, clock()):
+            if task.done() or _is_settled(metadata, allocations, holders_of, clock()):
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         evidence = metadata.evidence(clock())
-        facts = {name: metadata.facts(*name) for name in evidence.pods or ()}
+        facts = {name: metadata.facts(*name) for name in holders_of(evidence)}
         return ApiView(
             evidence=evidence,
             facts=lambda namespace, pod: facts.get((namespace, pod)),
@@ -64,13 +78,20 @@ async def read(config: AgentConfig, allocations: Allocations | None, clock: Call
             await task
 
 
-def _is_settled(metadata: Metadata, allocations: Allocations | None, now: float) -> bool:
+def _is_settled(
+    metadata: Metadata,
+    allocations: Allocations | None,
+    holders_of: Callable[[Evidence], Collection[_PodName]],
+    now: float,
+) -> bool:
     evidence = metadata.evidence(now)
     if evidence.pods is None or (metadata.node_facts is None and not metadata.problem):
         return False
     containers = allocations.containers if allocations else ()
     read = evidence.claims.keys() | evidence.unreadable_claims
     claims = [one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER]
-    if any(claim_uid(one) not in read for one in claims) or (claims and evidence.devices is None):
+    uids = {uid for one in claims if (uid := claim_uid(one))}
+    if not uids <= read or (claims and evidence.devices is None):
         return bool(metadata.problem)
-    return all(metadata.facts(*name) for name in {(of.namespace, of.pod) for of in containers} & evidence.pods.keys())
+    known = [metadata.facts(*name) for name in holders_of(evidence) if name in evidence.pods]  # asks for each of them
+    return None not in known

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.attribution.evidence import NO_EVIDENCE
+from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.config import AgentConfig, read_collectors
 from exporter.doctor import api, driver, host, kubelet, layers, owners, prices, workloads
 from exporter.doctor.finding import Finding
@@ -68,7 +68,11 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> list[Fi
     finding, allocations = await kubelet.ask(config, clock=around.wall, monotonic=around.monotonic)
     found, view = [finding], None
     if config.attribution and config.kube_metadata:
-        of_api, view = await api.ask(config, allocations, clock=around.wall, monotonic=around.monotonic)
+
+        def holders_of(evidence: Evidence) -> set[tuple[str, str]]:
+            return kubelet.holders(kubelet.join(config, allocations, reading, evidence))
+
+        of_api, view = await api.ask(config, allocations, holders_of, clock=around.wall)
         found += of_api
     elif config.attribution:
         found.append(api.off())

@@ -55,6 +55,11 @@ def join(
     )
 
 
+def holders(attribution: Attribution | None) -> set[tuple[str, str]]:
+    """Namespace and name of the pods that hold devices."""
+    return {(one.namespace, one.pod) for of in attribution.holders.values() for one in of} if attribution else set()
+
+
 def agreement(attribution: Attribution) -> Finding:
     """Every device that the kubelet lists with a container should be one that the driver shows."""
     name = "kubelet and driver"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from exporter.config import AgentConfig
+from exporter.doctor import kubelet
 from exporter.doctor.finding import Finding, ok, warn
 from exporter.model import Attribution, NodeFacts, PodFacts, Reading
 
@@ -19,7 +20,7 @@ def of_holders(
 ) -> Finding:
     """Every pod that holds a GPU should have an owner with a team, and say nothing that cannot be understood."""
     name = "owners"
-    pods = sorted({(one.namespace, one.pod) for of in attribution.holders.values() for one in of})
+    pods = sorted(kubelet.holders(attribution))
     facts = {pod: facts_of(*pod) for pod in pods}
     unknown = [pod for pod in pods if facts[pod] is None]
     without_team = [pod for pod, known in facts.items() if known and not known.owner.team]
