@@ -4,6 +4,7 @@ import dataclasses
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -80,6 +81,38 @@ def test_every_pod_is_listed_once_with_and_without_devices() -> None:
         ("dns", ["main"]),
         ("train", ["sidecar", "main"]),
     ]
+
+
+def containers_of(node: NodeTruth) -> dict[tuple[str, str], Any]:
+    answer: Any = _proto.build_messages()["ListPodResourcesResponse"].FromString(list_response(node))
+    return {(pod.name, container.name): container for pod in answer.pod_resources for container in pod.containers}
+
+
+def test_who_has_a_fraction_is_listed_without_a_device_and_its_reservation_pod_with_the_gpu() -> None:
+    node = load("kai").at(5.0)
+    containers = containers_of(node)
+    assert list(containers["notebook-eve", "main"].devices) == []
+    assert [name for pod, name in containers if pod == "distill-0"] == ["uploader", "main"]
+    held = [list(c.devices[0].device_ids) for (pod, _), c in containers.items() if pod.startswith("gpu-reservation-")]
+    assert held == [[gpu.uuid] for gpu in node.gpus[:3]]
+
+
+def test_volcano_lists_two_resources_with_one_container() -> None:
+    listed = containers_of(load("volcano-vgpu").at(0.0))["etl-map-1", "main"].devices
+    assert [(entry.resource_name, len(entry.device_ids)) for entry in listed] == [
+        ("volcano.sh/vgpu-number", 2),
+        ("volcano.sh/vgpu-memory", 10),
+    ]
+
+
+def test_every_container_that_names_a_claim_is_listed_with_it_and_a_finished_pod_for_a_while() -> None:
+    early, late, later = (containers_of(load("dra").at(t)) for t in (50.0, 75.0, 135.0))
+    claims = {key: [claim.claim_name for claim in container.dynamic_resources] for key, container in early.items()}
+    assert claims["chat-0", "prefill"] == claims["chat-0", "decode"] == claims["chat-canary-0", "main"] == ["chat-gpu"]
+    assert [len(claim.claim_resources) for claim in early["gpu-watch-x7d2k", "main"].dynamic_resources] == [4]
+    assert claims["legacy-train", "main"][0].startswith("legacy-train-extended-resources-")
+    assert ("finetune-8fj2c", "main") in late
+    assert ("finetune-8fj2c", "main") not in later
 
 
 def test_an_answer_has_fields_that_no_client_knows_yet() -> None:
