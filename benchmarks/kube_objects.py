@@ -97,7 +97,7 @@ def namespace(number: int) -> Json:
 
 
 def node(name: str = NODE) -> Json:
-    """A GPU node's object, without the list of its images."""
+    """A GPU node's object; the kubelet names the 50 largest images on it."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -114,6 +114,18 @@ def node(name: str = NODE) -> Json:
                 "nvidia.com/gpu.count": "8",
                 "karpenter.sh/capacity-type": "spot",
             },
+        },
+        "status": {
+            "images": [
+                {
+                    "names": [
+                        f"registry.example/research/image-{n}@sha256:{n:064x}",
+                        f"registry.example/research/image-{n}:2026.11.{n}",
+                    ],
+                    "sizeBytes": 10_000_000_000 + n,
+                }
+                for n in range(50)
+            ]
         },
     }
 
