@@ -1,7 +1,9 @@
 """A node in virtual time: the real source over the fake driver, the real kubelet client, the real tick, no sleeping."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,10 +11,13 @@ from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger
 from exporter.accounting.usage import Meter
 from exporter.agent.attributor import Attributor
-from exporter.agent.metering import Metering, namespace_pays
+from exporter.agent.metering import Metering
 from exporter.agent.node import STALE_INTERVALS, Node
+from exporter.agent.owners import Owners
 from exporter.agent.run import sees_host_processes
 from exporter.agent.views import Viewer
+from exporter.attribution.evidence import DEFAULT_RESERVATION_NAMESPACES as RESERVATIONS
+from exporter.attribution.metadata import Metadata, MetadataSettings
 from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
@@ -20,12 +25,15 @@ from exporter.errors import AttributionError
 from exporter.exposition.collectors_file import DEFAULT, Collectors
 from exporter.model import Allocations, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
 from exporter.simulator import driver, filesystem
+from exporter.simulator.api_objects import objects_of
+from exporter.simulator.api_server import ApiServer
 from exporter.simulator.kubelet import KubeletServer
 from exporter.simulator.scenario import Scenario
 from exporter.simulator.truth import NodeTruth
 from exporter.sources.nvml import NvmlSource
 
 EPOCH_SECONDS = 1_800_000_000.0
+FOLLOW_SECONDS = 10.0
 KUBELET_INTERVAL_SECONDS = 5.0
 """As the agent's default; asking every step would meet the kubelet's real rate limit."""
 
@@ -71,6 +79,7 @@ class Pipeline:
     node: Node
     direct: DirectSource
     kubelet: AskedKubelet
+    metadata: Metadata | None = None
 
     @property
     def truth(self) -> NodeTruth:
@@ -85,7 +94,19 @@ class Pipeline:
         self.direct.readings.append(self.source.sample(now))
         if self.kubelet.latest is None or now - self.kubelet.latest.answered_at_seconds >= KUBELET_INTERVAL_SECONDS:
             await self.ask(now)
+        if self.metadata:
+            await self._api_followed(self.metadata, now)
         return self.node.tick(now)
+
+    async def _api_followed(self, metadata: Metadata, now: float) -> None:
+        """Wait, in real time, until what is known of the API is the truth of this instant."""
+        self.node.attributor.join(None, now, now)  # tells it what the kubelet lists
+        deadline = time.monotonic() + FOLLOW_SECONDS
+        while time.monotonic() < deadline:
+            if _is_followed(metadata, self.truth, now):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"the API was not followed within {FOLLOW_SECONDS} s: {metadata.problem}")
 
     async def ask(self, now: float) -> None:
         """Ask the kubelet, as its poller would."""
@@ -102,11 +123,67 @@ class Pipeline:
         return await self.step(seconds)
 
 
+def _is_followed(metadata: Metadata, truth: NodeTruth, now: float) -> bool:
+    evidence = metadata.evidence(now)
+    pods = {(pod.namespace, pod.name) for pod in truth.pods if pod.phase == "Running"}
+    holders = {(holder.namespace, holder.pod) for holder in truth.holders}
+    return (
+        metadata.node_facts is not None
+        and evidence.pods is not None
+        and set(evidence.pods) == pods
+        and all(metadata.facts(*name) for name in holders & pods)
+        and (not truth.cluster.claims or evidence.devices is not None)
+        and len(evidence.claims) >= len(truth.cluster.claims)
+    )
+
+
+@asynccontextmanager
+async def api_of(directory: Path, truth: Callable[[], NodeTruth], clock: Clock) -> AsyncIterator[Metadata]:
+    """Serve the Kubernetes API of a node and follow it, as the agent does by default on a simulated node."""
+    server = ApiServer(
+        lambda: objects_of(truth()),
+        lambda: truth().faults,
+        token_file=directory / "token",
+        kubeconfig=directory / "kubeconfig",
+    )
+    await server.start()
+    settings = MetadataSettings(
+        node=truth().node, kubeconfig=directory / "kubeconfig", team_keys=("team",), reservation_namespaces=RESERVATIONS
+    )
+    metadata = Metadata(settings, clock=lambda: EPOCH_SECONDS + clock.seconds, random=lambda: 0.0)
+    following = asyncio.create_task(metadata.run())
+    try:
+        yield metadata
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+        await server.stop()
+
+
 @asynccontextmanager
 async def pipeline(
-    scenario: Scenario, directory: Path, *, start: float = 0.0, collectors: Collectors = DEFAULT
+    scenario: Scenario,
+    directory: Path,
+    *,
+    start: float = 0.0,
+    collectors: Collectors = DEFAULT,
+    with_api: bool = False,
 ) -> AsyncIterator[Pipeline]:
     """Set the node up at ``start`` seconds of the scenario; the kubelet's socket and all trees are in ``directory``."""
+    async with AsyncExitStack() as stack:
+        yield await _made(stack, scenario, directory, start=start, collectors=collectors, with_api=with_api)
+
+
+async def _made(
+    stack: AsyncExitStack,
+    scenario: Scenario,
+    directory: Path,
+    *,
+    start: float,
+    collectors: Collectors,
+    with_api: bool,
+) -> Pipeline:
     clock = Clock(start)
     seen: dict[float, NodeTruth] = {}
 
@@ -119,8 +196,13 @@ async def pipeline(
     server = KubeletServer(directory / "kubelet.sock", truth)
     filesystem.write(truth(), directory / "proc", directory / "pods")
     await server.start()
+    stack.push_async_callback(server.stop)
     client = KubeletClient(str(directory / "kubelet.sock"))
+    stack.push_async_callback(client.close)
+    metadata = await stack.enter_async_context(api_of(directory, truth, clock)) if with_api else None
+    owners = Owners(tenancy=metadata)
     driver.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS)
+    stack.callback(driver.uninstall)
     source = NvmlSource(collectors.fields, monotonic=lambda: clock.seconds)
     direct, kubelet = DirectSource(), AskedKubelet()
     viewer = Viewer(
@@ -129,9 +211,11 @@ async def pipeline(
             pids=PidResolver(directory / "proc"),
             names=PodNames(directory / "pods"),
             expiry_seconds=60.0,
+            metadata=metadata,
         ),
         clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=STALE_INTERVALS),
         process_list_reliable=sees_host_processes(directory / "proc"),
+        owners=owners,
     )
     node = Node(
         name=truth().node,
@@ -142,7 +226,8 @@ async def pipeline(
         process_clock=lambda: 0.0,
         metering=Metering(
             node=truth().node,
-            meter=Meter(1.0, namespace_pays),
+            meter=Meter(1.0, owners.owner_of),
+            owners=owners,
             # A step of a test is no scrape: figures are shown from the first on.
             ledger=Ledger(birth_seconds=0.0, started_at_seconds=EPOCH_SECONDS + start),
             book=price_book.load(None),
@@ -150,20 +235,16 @@ async def pipeline(
             simulated=True,
         ),
     )
-    try:
-        source.open()
-        yield Pipeline(
-            scenario=scenario,
-            directory=directory,
-            clock=clock,
-            source=source,
-            client=client,
-            node=node,
-            direct=direct,
-            kubelet=kubelet,
-        )
-    finally:
-        source.close()
-        driver.uninstall()
-        await client.close()
-        await server.stop()
+    source.open()
+    stack.callback(source.close)
+    return Pipeline(
+        scenario=scenario,
+        directory=directory,
+        clock=clock,
+        source=source,
+        client=client,
+        node=node,
+        direct=direct,
+        kubelet=kubelet,
+        metadata=metadata,
+    )

@@ -26,7 +26,7 @@ _SUMS = re.compile(
 
 async def page(name: str, directory: Path, *, openmetrics: bool = False) -> str:
     loaded = scenario.load(name)
-    async with pipeline(loaded, directory, start=INSTANT_SECONDS - 10) as node:
+    async with pipeline(loaded, directory, start=INSTANT_SECONDS - 10, with_api=True) as node:
         snapshot = await node.until(INSTANT_SECONDS)
     shown = families(snapshot, ExpositionOptions())
     assert duplicate_series(shown) == []

@@ -28,7 +28,7 @@ from exporter.attribution.socket_probe import MEND_PATH
 from exporter.errors import AttributionError
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 
-DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
+DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "volcano.sh/vgpu-number")
 DEADLINE_SECONDS = 2.0
 RECEIVE_LIMIT_BYTES = 32 << 20
 LONGEST_WAIT_SECONDS = 10.0

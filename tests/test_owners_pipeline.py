@@ -1,0 +1,87 @@
+"""Whichever way a pod came by its GPU: from API and kubelet to the page and the ledger, against the truth."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from pipeline_support import Pipeline, pipeline
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.family import duplicate_series
+from exporter.exposition.text import render
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, Snapshot
+from exporter.simulator import scenario
+
+SECONDS = range(61)
+SCENARIOS = ["dra", "hami", "volcano-vgpu", "kai", "owners", "demo"]
+Held = dict[tuple[str, str, str], float]
+
+
+def true_shares(node: Pipeline) -> Held:
+    shares: Held = defaultdict(float)
+    for holder in node.truth.holders:
+        shares[holder.namespace, holder.pod, holder.device_uuid] += holder.share_ratio
+    return shares
+
+
+def seen_shares(snapshot: Snapshot) -> Held:
+    shares: Held = defaultdict(float)
+    for view in snapshot.devices:
+        for use in view.pods:
+            shares[use.holder.namespace, use.holder.pod, use.holder.device_uuid] += use.holder.share_ratio
+    return shares
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_holders_and_their_shares_are_the_true_ones_on_page_and_ledger(name: str, tmp_path: Path) -> None:
+    held: dict[tuple[str, str], list[float]] = defaultdict(list)
+    async with pipeline(scenario.load(name), tmp_path, with_api=True) as node:
+        for second in SECONDS:
+            snapshot = await node.step(float(second))
+            together: dict[tuple[str, str], float] = defaultdict(float)
+            for (namespace, pod, _), share in true_shares(node).items():
+                together[namespace, pod] += share
+            for pod_name, share in together.items():
+                held[pod_name].append(share)
+        assert seen_shares(snapshot) == pytest.approx(true_shares(node))
+    ledger = snapshot.ledger
+    assert ledger is not None
+    metered = ledger.capacity_seconds / len([view for view in snapshot.devices if view.instance is None])
+    assert metered == pytest.approx(len(SECONDS) - 1)
+    pods: dict[tuple[str, str], float] = defaultdict(float)
+    for account, totals in ledger.pods.items():
+        pods[account.namespace, account.pod] += totals.allocated_seconds
+    assert set(pods) == set(held)
+    for pod_name, shares in held.items():
+        if len(shares) == len(SECONDS) and len(set(shares)) == 1:
+            assert pods[pod_name] == pytest.approx(shares[0] * metered, rel=1e-6)
+        else:  # the kubelet is asked every five seconds
+            assert pods[pod_name] == pytest.approx(sum(shares), abs=6 * max(shares))
+    by_owner: dict[Owner, float] = defaultdict(float)
+    for line, totals in ledger.accounts.items():
+        by_owner[line.owner] += totals.allocated_seconds
+    assert by_owner.get(UNATTRIBUTED, 0.0) == 0.0
+    owned = sum(seconds for owner, seconds in by_owner.items() if owner != UNALLOCATED)
+    assert owned == pytest.approx(sum(pods.values()), rel=1e-9)
+    everybody = sum(totals.allocated_seconds for totals in ledger.accounts.values())
+    assert everybody == pytest.approx(ledger.capacity_seconds, rel=1e-9)
+    assert ledger.conservation_error_seconds == pytest.approx(0.0, abs=1e-6)
+    costs = [money for totals in ledger.accounts.values() for money in totals.money.values()]
+    prices = {uuid: price.per_hour for uuid, price in snapshot.prices.items()}
+    if prices and not snapshot.unpriced_gpus:
+        assert sum(money.total for money in costs) == pytest.approx(sum(prices.values()) * metered / 3600, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_the_page_says_whose_each_pod_is_and_nothing_twice(name: str, tmp_path: Path) -> None:
+    async with pipeline(scenario.load(name), tmp_path, start=50.0, with_api=True) as node:
+        snapshot = await node.until(60.0, steps=3)
+        workloads = {(holder.namespace, holder.pod) for holder in node.truth.holders}
+    shown = families(snapshot, ExpositionOptions())
+    assert duplicate_series(shown) == []
+    page = render(shown, openmetrics=False).decode()
+    infos = [line for line in page.splitlines() if line.startswith("gpu_pod_info{")]
+    assert {(use.holder.namespace, use.holder.pod) for view in snapshot.devices for use in view.pods} == workloads
+    assert infos
+    assert all('workload_kind="' in line and 'pod_uid="' in line for line in infos)
+    assert snapshot.metadata_problem == ""
