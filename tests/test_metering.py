@@ -24,7 +24,7 @@ from exporter.agent.metering import HUNG_SECONDS, Metering, namespace_pays
 from exporter.agent.run import metering_of
 from exporter.config import load_agent
 from exporter.errors import ConfigError, StateError
-from exporter.model import LedgerView, NodeFacts, Owner, Price, UNALLOCATED, UNATTRIBUTED
+from exporter.model import UNALLOCATED, UNATTRIBUTED, LedgerView, NodeFacts, Owner, Price
 from exporter.simulator.scenario import load as load_scenario
 
 SAMPLED_AT = "gpu_exporter_sample_timestamp_seconds"

@@ -12,8 +12,8 @@ from exporter.config import load_agent, price_book
 from exporter.config.currencies import CURRENCIES
 from exporter.config.gpu_models import KNOWN_MODELS
 from exporter.errors import ConfigError
-from exporter.simulator.models import MODELS
 from exporter.model import NodeFacts
+from exporter.simulator.models import MODELS
 
 H100 = "NVIDIA H100 80GB HBM3"
 TAIL = "source: s, as_of: 2026-01-01"

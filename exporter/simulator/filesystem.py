@@ -63,9 +63,7 @@ def _processes(truth: NodeTruth) -> Iterator[ProcessTruth]:
 
 
 def _pod_directories(truth: NodeTruth) -> Mapping[str, set[str]]:
-    pods = {
-        f"{pod.namespace}_{pod.name}_{pod.uid}": set(pod.containers) for pod in truth.pods if pod.phase == _RUNNING
-    }
+    pods = {f"{pod.namespace}_{pod.name}_{pod.uid}": set(pod.containers) for pod in truth.pods if pod.phase == _RUNNING}
     alive = {(namespace, pod) for namespace, pod, _ in truth.other_pods}
     for holder in truth.holders:
         if not holder.pod_uid:
