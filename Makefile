@@ -53,7 +53,7 @@ check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what genera
 	.venv/bin/lint-imports
 	$(RUN) scripts/check_repository.py
 	$(RUN) dashboards/build.py --check
-	$(RUN) scripts/prometheus_rule.py --check
+	$(RUN) scripts/rules.py --check
 	promtool check rules rules/prometheus-rules.yaml
 	promtool test rules tests/rules/*.yaml
 
@@ -72,7 +72,7 @@ golden: .venv/.develop ## Write the golden files anew from what the program says
 	$(RUN) scripts/metrics_doc.py
 	$(RUN) scripts/configuration_doc.py
 	$(RUN) dashboards/build.py
-	$(RUN) scripts/prometheus_rule.py
+	$(RUN) scripts/rules.py
 	git diff --stat
 
 format: .venv/.develop ## Format the code and mend what ruff can mend

@@ -76,7 +76,7 @@ def test_the_prometheus_rule_is_the_rules_file(tmp_path: Path) -> None:
     _, documents = built(tmp_path)
     rules = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
     assert of_kind(documents, "PrometheusRule")["spec"] == rules
-    script = [sys.executable, str(ROOT / "scripts" / "prometheus_rule.py"), "--check"]
+    script = [sys.executable, str(ROOT / "scripts" / "rules.py"), "--check"]
     result = subprocess.run(script, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 

@@ -1,0 +1,74 @@
+"""Makes the rules files from their parts in ``rules/src``; ``--check`` only compares."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "rules" / "src"
+RULES = ROOT / "rules" / "prometheus-rules.yaml"
+MANIFEST = ROOT / "deploy" / "kustomize" / "base" / "prometheusrule.yaml"
+
+PARTS = ("recording", "waste", "cost", "health", "exporter")
+"""In this order: what is recorded comes before what reads it."""
+
+GROUPS = "groups:\n"
+
+HEADER = """\
+# Recording and alerting rules on the agent's own series; for Prometheus 2.42 or later, and vmalert 1.112 or later.
+# Made from rules/src/*.yaml by scripts/rules.py; change those, then: make golden
+# Every alert has a heading in docs/runbook.md and tests in tests/rules/: promtool test rules tests/rules/*.yaml
+"""
+
+MANIFEST_HEADER = """\
+# Made from rules/src/*.yaml by scripts/rules.py; do not edit here.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: gpu-cost-exporter
+spec:
+"""
+
+
+def indented(text: str, width: int) -> str:
+    """Text with every line that is not empty moved to the right."""
+    return "".join(f"{' ' * width}{line}" if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def part(name: str) -> str:
+    """The groups of one part, its head comment before them, as they stand below ``groups:``."""
+    comment, groups = (SOURCE / f"{name}.yaml").read_text(encoding="utf-8").split(GROUPS, 1)
+    return indented(comment, 2) + groups.rstrip() + "\n"
+
+
+def joined() -> str:
+    """The rules file: all parts, comments and all."""
+    return HEADER + GROUPS + "\n".join(part(name) for name in PARTS if (SOURCE / f"{name}.yaml").is_file())
+
+
+def manifest(rules: str) -> str:
+    """Wrap the text of a rules file as a PrometheusRule."""
+    return MANIFEST_HEADER + indented(rules[rules.index(GROUPS) :], 2)
+
+
+def outputs() -> dict[Path, str]:
+    """What each generated file must hold."""
+    rules = joined()
+    return {RULES: rules, MANIFEST: manifest(rules)}
+
+
+def main() -> int:
+    """Write or compare; exit code 1 when ``--check`` finds a difference."""
+    differing = [
+        path for path, text in outputs().items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    if "--check" not in sys.argv[1:]:
+        for path in differing:
+            path.write_text(outputs()[path], encoding="utf-8")
+        return 0
+    for path in differing:
+        print(f"{path.relative_to(ROOT)} is not what rules/src gives; run: make golden")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
