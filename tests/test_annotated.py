@@ -89,8 +89,18 @@ def test_two_parts_of_one_gpu_in_one_container_are_added() -> None:
         ";{0};;{1};",
         "{3};{0};{1};",
         "{0};{3};{1};",
+        ",,0,0:;{0};,,0,0:;{1};,,0,0:;",
+        "{0};{1};;,,0,0:;,,0,0:;",
     ],
-    ids=["in order", "no end", "containers without GPUs", "an init container first", "one between"],
+    ids=[
+        "in order",
+        "no end",
+        "containers without GPUs",
+        "an init container first",
+        "one between",
+        "no GPUs in zeros",
+        "no GPUs in zeros and in nothing",
+    ],
 )
 def test_containers_are_matched_by_number_of_devices_in_order_from_the_end(text: str) -> None:
     elements = [vgpu(0), vgpu(1) + vgpu(2), "", vgpu(0) + vgpu(1) + vgpu(2)]

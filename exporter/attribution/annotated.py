@@ -24,6 +24,8 @@ _UNREADABLE_PREFIXES = ("aliyun.com/", "tencent.com/")
 """Their annotations are not read."""
 _NUMBER = r"[0-9]{1,9}"
 _DEVICE = re.compile(rf"(?P<uuid>[^,]+),[^,]*,(?P<memory>{_NUMBER}),(?P<cores>{_NUMBER})(?:,.*)?", re.ASCII)
+_NO_DEVICE = re.compile(r",[^,]*,0,0(?:,.*)?", re.ASCII)
+"""What some versions of HAMi write for a container without a GPU, others writing nothing."""
 _INDEXES = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*", re.ASCII)
 _COUNT = re.compile(r"volcano\.sh/(?:vgpu|gpu)-number")
 _UUID_KINDS = (IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG)
@@ -145,7 +147,10 @@ def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Lis
     Raises:
         ValueError: The text is something else, or has other containers than the kubelet lists.
     """
-    elements = [[_device(one) for one in element.split(":") if one] for element in text.split(";")]
+    elements = [
+        [_device(one) for one in element.split(":") if one and not _NO_DEVICE.fullmatch(one)]
+        for element in text.split(";")
+    ]
     if HAMI_INSTANCES in annotations and text == annotations.get(HAMI_DEVICES):
         _place(elements, annotations[HAMI_INSTANCES])
     return _aligned([element for element in elements if element], listed)
