@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from metadata_support import CLAIM_UID, NODE, Cluster, claimed, reading, whole_gpu
 
+from exporter.attribution import dra
 from exporter.attribution.evidence import AllocatedDevice, SliceDevice
 from exporter.model import NodeFacts, Owner
 from exporter.simulator.api_server import ApiServer
@@ -310,13 +311,15 @@ async def test_a_claim_of_the_same_name_that_was_made_since_is_not_the_one_that_
         assert reader.metadata.evidence(cluster.now).claims == {}
 
 
-async def test_a_claim_without_a_uid_in_the_kubelet_s_answer_goes_by_its_object_s(
+async def test_a_claim_without_a_uid_in_the_kubelet_s_answer_is_found_by_its_name(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    with_dra(cluster)
+    with_dra(cluster, admin=True)
     async with reading(cluster, tmp_path) as reader:
-        reader.note(claimed("train-0", uid=""))
+        monitoring = claimed("train-0", uid="")
+        reader.note(monitoring)
         await reader.until(lambda: CLAIM_UID in reader.metadata.evidence(cluster.now).claims)
+        assert list(dra.entries(monitoring, reader.metadata.evidence(cluster.now))) == []
 
 
 async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(cluster: Cluster, tmp_path: Path) -> None:

@@ -93,10 +93,16 @@ class DraReader:
 
     @property
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
-        """Devices of claims by their UID, the same object while nothing changes."""
+        """Devices of claims by their UID, the same object while nothing changes.
+
+        Of claims whose UID the kubelet does not tell they are there by ``namespace/name`` too.
+        """
         if self._items is not self._claims.items:
             self._items = self._claims.items
             self._by_uid = {read.uid: read.devices for read in self._items.values()}
+            self._by_uid |= {
+                f"{claim.namespace}/{claim.name}": read.devices for claim, read in self._items.items() if not claim.uid
+            }
         return self._by_uid
 
     @property
@@ -148,6 +154,7 @@ class DraReader:
         """Wait for the first claim, then follow slices and read claims until cancelled."""
         await self._seen.wait()
         self._version = await self._find_version()
+        self._slices_version = -1
         self._slices = ListWatch(
             self._client,
             path=f"{GROUP_PATH}/{self._version}/resourceslices",
