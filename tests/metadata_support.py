@@ -90,6 +90,7 @@ async def reading(
     folder: Path,
     *,
     before: Callable[[ApiServer], Awaitable[None] | None] | None = None,
+    random: Callable[[], float] = lambda: 0.1,
     **settings: Any,  # noqa: ANN401 - as MetadataSettings
 ) -> Any:  # noqa: ANN401 - an async generator, as the decorator wants it
     server = ApiServer(
@@ -104,7 +105,7 @@ async def reading(
         if waits is not None:
             await waits
     wanted: Mapping[str, Any] = {"node": NODE, "kubeconfig": folder / "kubeconfig", "team_keys": ("team",), **settings}
-    metadata = Metadata(MetadataSettings(**wanted), clock=cluster.clock, random=lambda: 0.1)
+    metadata = Metadata(MetadataSettings(**wanted), clock=cluster.clock, random=random)
     task = asyncio.create_task(metadata.run())
     try:
         yield Reader(cluster, server, metadata)

@@ -16,6 +16,7 @@ class Followed:
     items: dict[tuple[str, str], PodMetadata] = field(default_factory=dict)
     removed: dict[tuple[str, str], float] = field(default_factory=dict)
     known: bool = True
+    complete: bool = True
     at_seconds: float | None = None
     problem: str = ""
 
@@ -39,6 +40,18 @@ def test_a_clock_that_was_set_back_delays_nothing() -> None:
     endings.update(Followed(at_seconds=100.0), 1.0)
     endings.update(Followed(at_seconds=160.0), 1.0 + MISSING_SECONDS)
     assert endings.ended == {A}
+
+
+def test_a_pod_that_may_be_what_was_skipped_has_not_ended_by_being_missing() -> None:
+    endings = Endings()
+    endings.note([A, B], 0.0, 0.0)
+    followed = Followed(at_seconds=1.0, complete=False, removed={B: 1.0})
+    endings.update(followed, 1.0)
+    endings.update(followed, 2.0 + MISSING_SECONDS)
+    assert endings.ended == {B}
+    followed.complete = True
+    endings.update(followed, 3.0 + MISSING_SECONDS)
+    assert endings.ended == {A, B}
 
 
 def test_a_pod_is_remembered_for_ten_minutes_after_it_left_the_api() -> None:

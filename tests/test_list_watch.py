@@ -12,7 +12,7 @@ from api_support import NODE, PODS, SELECTOR, Waits, World, following, pod, pod_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution.list_watch import REMOVED_LIMIT, REMOVED_SECONDS, ListWatch
+from exporter.attribution.list_watch import GONE_SPREAD_SECONDS, REMOVED_LIMIT, REMOVED_SECONDS, ListWatch
 from exporter.simulator import api_answers
 from exporter.simulator.api_server import ApiObjects
 from exporter.simulator.api_store import Store
@@ -232,8 +232,13 @@ async def test_one_gone_lists_from_a_cache_and_more_of_them_list_consistently(tm
             return await stream(request, [event("ERROR", api_answers.expired(1, 2))])
         return pod_list(at("a", 90))
 
-    async with scripted(answer, tmp_path) as (client, requests), following(client) as pods:
+    waits = Waits()
+    async with (
+        scripted(answer, tmp_path) as (client, requests),
+        following(client, sleep=waits, random=lambda: 0.75) as pods,
+    ):
         await until(lambda: pods.errors.get("gone", 0) >= 3, "gone three times")
+    assert waits.seconds[0] == 0.75 * GONE_SPREAD_SECONDS, "all agents are told at once"
     lists = [request.query.get("resourceVersion") for request in requests if "watch" not in request.query]
     assert lists[:3] == ["0", "0", None]
 
@@ -323,6 +328,31 @@ async def test_a_list_without_any_item_is_an_answer(tmp_path: Path) -> None:
     async with scripted(answer, tmp_path) as (client, _), following(client) as pods:
         await until(lambda: pods.known, "listed")
         assert dict(pods.items) == {}
+
+
+async def test_an_object_that_nobody_thought_of_ends_nothing_and_is_told(world: World) -> None:
+    def parse(shown: dict[str, Any]) -> tuple[tuple[str, str], str]:
+        return ("ml", shown["metadata"]["name"]), str(1 / (shown["metadata"]["name"] != "b"))
+
+    async with following(world.client, parse=parse) as pods:
+        await until(lambda: pods.known, "listed")
+        world.put(pod("a"), pod("b"))
+        await until(lambda: pods.errors.get("unexpected", 0) >= 3, "met again and again")
+        assert "ZeroDivisionError" in pods.problem
+        assert set(pods.items) == {A}
+        world.put(pod("a"), pod("c"))
+        await until(lambda: set(pods.items) == {A, C} and not pods.problem, "all is well without it")
+
+
+async def test_while_an_object_is_skipped_what_is_not_in_the_map_may_be_there(world: World) -> None:
+    async with following(world.client) as pods:
+        await until(lambda: pods.known and world.server.open_streams == 1, "watched")
+        assert pods.complete
+        world.put(pod("a"), pod("b", annotations={"huge": "x" * (3 << 20)}))
+        await until(lambda: not pods.complete, "skipped")
+        world.faults = {Fault.API_GONE: 0}
+        await until(lambda: pods.complete, "a list has it")
+        assert B in pods.items
 
 
 async def test_an_object_that_cannot_be_parsed_is_skipped_and_a_known_one_stays_as_it_was(tmp_path: Path) -> None:

@@ -334,6 +334,29 @@ async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(clust
         assert reader.metadata.problem == ""
 
 
+async def test_what_nobody_thought_of_costs_one_part_for_a_while_and_not_the_agent(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    divisors = [1.0]
+
+    def random() -> float:
+        return 0.1 / (divisors.pop() if len(divisors) > 1 else divisors[0])
+
+    async with reading(cluster, tmp_path, random=random) as reader:
+        metadata = reader.metadata
+        await reader.until(lambda: metadata.facts("ml", "train-0") and metadata.node_facts)
+        await reader.until(lambda: reader.server.open_streams)
+        divisors.append(0.0)  # once, where a namespace's next reading is drawn
+        reader.note(whole_gpu("train-0"), whole_gpu("other-0", "other"))
+        cluster.add_namespace("other")
+        await reader.until(lambda: reader.server.requests["get namespace"] >= 2)
+        await reader.until(lambda: metadata.errors.get("unexpected"))
+        assert "namespaces: unexpected ZeroDivisionError" in metadata.problem
+        cluster.add_pod("train-1", ownerReferences=JOB)
+        await reader.until(lambda: metadata.facts("ml", "train-1"))
+        assert metadata.known
+
+
 async def test_the_first_question_waits_for_a_random_part_of_the_jitter(cluster: Cluster, tmp_path: Path) -> None:
     began = time.monotonic()
     async with reading(cluster, tmp_path, start_jitter_seconds=4.0) as reader:

@@ -33,6 +33,11 @@ class Followed(Protocol):
         ...
 
     @property
+    def complete(self) -> bool:
+        """Whether what is not among them is not there, as nothing was skipped."""
+        ...
+
+    @property
     def at_seconds(self) -> float | None:
         """Unix time of the last sign of life."""
         ...
@@ -117,6 +122,8 @@ class Endings:
             return True
         if listed.missing_since is None:
             listed.missing_since = steady
+        if not followed.complete:  # it may be what was skipped
+            return False
         return self._alive_steady >= listed.since_steady and steady - listed.missing_since >= MISSING_SECONDS
 
     def _depart(self, items: Mapping[PodName, PodMetadata], steady: float) -> None:

@@ -1,6 +1,7 @@
 """Keeps a map of objects of the Kubernetes API up to date: one list, then one watch, and again what fails."""
 
 import asyncio
+import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,6 +12,8 @@ from typing import Any, Generic, TypeVar
 from exporter.attribution import api_errors
 from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient
 from exporter.errors import ApiError
+
+LOG = logging.getLogger("exporter.attribution.list_watch")
 
 Item = TypeVar("Item")
 Key = tuple[str, str]
@@ -23,10 +26,12 @@ SILENCE_SECONDS = 150.0
 SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
 LIST_SECONDS = 30.0
+GONE_SPREAD_SECONDS = 10.0
+"""A server that has forgotten its history tells all watches so at once, and each lists again: whole fleets of them."""
 _LIST_AGAIN_AFTER = 5
 # Failures after which the last version may be what the server chokes on, or stands still without it.
 _DOUBTFUL = frozenset({"server_error", "timeout"})
-_BROKEN = frozenset({"garbage", "forbidden", "not_found"})
+_BROKEN = frozenset({"garbage", "forbidden", "not_found", "unexpected"})
 
 
 class ListWatch(Generic[Item]):
@@ -83,6 +88,7 @@ class ListWatch(Generic[Item]):
         self._failures = 0
         self._gones = 0
         self._listed = False
+        self._skipped = False
         self._lost_at: float | None = None
         self._errors: Counter[str] = Counter()
         self.items: Mapping[Key, Item] = MappingProxyType({})
@@ -102,6 +108,11 @@ class ListWatch(Generic[Item]):
         return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
 
     @property
+    def complete(self) -> bool:
+        """Whether an object that is not in ``items`` is not there: none was skipped since the last list."""
+        return not self._skipped
+
+    @property
     def errors(self) -> Mapping[str, int]:
         """Counts by reason since the start; ``unparsable`` and ``too_large`` are objects that were skipped."""
         return dict(self._errors)
@@ -117,6 +128,11 @@ class ListWatch(Generic[Item]):
                 await self._watch()
             except ApiError as error:
                 await self._sleep(self._note(error))
+            except Exception as error:
+                # An object that nobody thought of must not end the agent, which meters without the API too.
+                LOG.exception("%s: unexpected; listed again later", self._path)
+                words = f"list {self._path}: unexpected {type(error).__name__}; the agent's log has the cause"
+                await self._sleep(self._note(ApiError("unexpected", words)))
 
     def _note(self, error: ApiError) -> float:
         """Take note of a failure; say how long to wait."""
@@ -128,7 +144,7 @@ class ListWatch(Generic[Item]):
             self._resource_version = ""
             self._gones += 1
             if self._gones == 1:
-                return self._random()  # an ordinary event, which befalls all watches of a server together
+                return GONE_SPREAD_SECONDS * self._random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
         self.problem = str(error)
@@ -141,6 +157,7 @@ class ListWatch(Generic[Item]):
         if not behind and _older(_version(listed), self._newest):
             listed = await self._get({})
         found: dict[Key, Item] = {}
+        self._skipped = False
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
         first, self._listed = not self._listed, True
@@ -201,6 +218,7 @@ class ListWatch(Generic[Item]):
     def _apply(self, kind: object, shown: dict[str, Any]) -> None:
         if kind == SKIPPED:
             self._errors["too_large"] += 1
+            self._skipped = True
             self.at_seconds = self._clock()
             return
         if kind in {"ADDED", "MODIFIED"}:
@@ -218,6 +236,7 @@ class ListWatch(Generic[Item]):
             parsed = self._parse(shown)
         except (LookupError, TypeError, ValueError, AttributeError):
             self._errors["unparsable"] += 1
+            self._skipped = True
             key = _key(shown)
             if key in self.items:
                 items[key] = self.items[key]

@@ -1,8 +1,9 @@
 """What the Kubernetes API says of this node: its pods, whose they are, their claims, and the node; in one place."""
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from exporter.attribution.namespaces import NO_NAMESPACE, Namespace
 from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
 
+LOG = logging.getLogger("exporter.attribution.metadata")
+
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 """Pods that have finished come as deleted; without it only whole pods would tell."""
 
@@ -28,6 +31,8 @@ LOST_SECONDS = 300.0
 _WITHOUT_NODE = "prices go without this node's labels (is --node-name its name in the cluster?)"
 _WITHOUT_NAMESPACES = "teams that only namespaces name are not known (or set --namespace-teams off)"
 _FACTS_LIMIT = 4096
+_UNEXPECTED_SECONDS = 60.0
+"""A part that has met what nobody thought of is begun again after this, give or take half."""
 _LONGEST_STEP_SECONDS = 10.0
 
 
@@ -96,6 +101,8 @@ class Metadata:
         )
         self._dra = DraReader(self._client, settings.node, clock=clock, steady=self._steady_now, random=random)
         self._endings = Endings()
+        self._unexpected: dict[str, str] = {}
+        self._unexpected_count = 0
         self._steady = 0.0
         self._last_now: float | None = None
         self._asked_for: set[str] = set()
@@ -130,7 +137,7 @@ class Metadata:
         parts += self._dra.problems
         # While the API itself is away, that is said once and not by every part.
         lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
-        return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines])))
+        return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines, *self._unexpected.values()])))
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -139,6 +146,8 @@ class Metadata:
         for part, counts in (("node", self._node.errors), ("namespace", self._namespaces.errors)):
             errors.update({f"{part}_{reason}": count for reason, count in counts.items()})
         errors.update(self._dra.errors)
+        if self._unexpected_count:
+            errors["unexpected"] += self._unexpected_count
         return dict(errors)
 
     async def run(self) -> None:
@@ -146,10 +155,23 @@ class Metadata:
         try:
             await asyncio.sleep(self._settings.start_jitter_seconds * self._random())
             async with asyncio.TaskGroup() as group:
-                for part in (self._pods, self._node, self._namespaces, self._dra):
-                    group.create_task(part.run())
+                group.create_task(self._pods.run())  # bears anything by itself
+                for name, part in (("node", self._node), ("namespaces", self._namespaces), ("claims", self._dra)):
+                    group.create_task(self._run_on(name, part.run))
         finally:
             await self._client.close()
+
+    async def _run_on(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a part for ever: what nobody thought of must not end the agent, which meters without the API too."""
+        while True:
+            try:
+                await run()
+            except Exception as error:
+                LOG.exception("Kubernetes API: reading %s failed unexpectedly; it is begun again", name)
+                self._unexpected_count += 1
+                self._unexpected[name] = f"{name}: unexpected {type(error).__name__}; the agent's log has the cause"
+            await asyncio.sleep(_UNEXPECTED_SECONDS * (0.5 + self._random()))
+            self._unexpected.pop(name, None)
 
     def note(self, allocations: Allocations, now: float) -> None:
         """Take note of a new answer of the kubelet: whose namespaces and which claims to read, who should be known."""
