@@ -67,6 +67,16 @@ demo_tools() {
   if ! have prometheus-alertmanager && ! have alertmanager; then
     if apt_unpack prometheus-alertmanager; then link prometheus-alertmanager; link amtool; else skipped=1; fi
   fi
+  alertmanager_templates || skipped=1
+}
+
+# Debian's Alertmanager looks for its templates in this place alone, and without them it does not start.
+alertmanager_templates() {
+  local place=/usr/share/prometheus/alertmanager
+  if [ -e "$place/default.tmpl" ] || [ ! -e "$tools/root$place/default.tmpl" ]; then return 0; fi
+  if root; then mkdir -p "$place" && cp "$tools/root$place"/*.tmpl "$place/"; return; fi
+  say "skipped: $place (not root; get it with: sudo mkdir -p $place && sudo cp $tools/root$place/*.tmpl $place/)"
+  return 1
 }
 
 # A real container runtime, unpacked only: no service of it is started or left behind.
