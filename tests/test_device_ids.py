@@ -90,7 +90,7 @@ def test_every_id_form_says_what_its_device_plugin_means(resource: str, device_i
             "gpu-2-mig-1g24gb-19-0",
             ParsedId(kind=IdKind.MINOR_PROFILE, minor=2, profile="1g24gb", profile_id=19, placement_start=0),
         ),
-        ("gpu.nvidia.com", "gpu-2-mig-19-0-1", ParsedId(kind=IdKind.UNKNOWN, reason="dra_unresolved")),
+        ("gpu.nvidia.com", "gpu-2-mig-19-0-1", ParsedId(kind=IdKind.UNKNOWN, minor=2, reason="dra_unresolved")),
         ("gpu.nvidia.com", "gpu-vfio-0", ParsedId(kind=IdKind.UNKNOWN, reason="dra_passed_through")),
         ("gpu.nvidia.com", "gpu-x", ParsedId(kind=IdKind.UNKNOWN, reason="dra_unresolved")),
         ("compute-domain.nvidia.com", "channel-0", None),

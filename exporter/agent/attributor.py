@@ -201,7 +201,11 @@ def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> Al
 
 def is_doubtful(attribution: Attribution, gpu: GpuReading) -> bool:
     """Tell whether an id that was not resolved could stand for a GPU or a part of it."""
-    return any(entry.reason not in HARMLESS_REASONS or _may_be_part_of(gpu, entry) for entry in attribution.unresolved)
+    return any(
+        (entry.gpu_uuids is None or gpu.gpu.uuid in entry.gpu_uuids)
+        and (entry.reason not in HARMLESS_REASONS or _may_be_part_of(gpu, entry))
+        for entry in attribution.unresolved
+    )
 
 
 def _may_be_part_of(gpu: GpuReading, entry: Unresolved) -> bool:

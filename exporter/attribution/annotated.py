@@ -138,6 +138,7 @@ def _doubt(listed: _Listed, reason: str) -> Entry:
         source=ANNOTATION,
         device_id=listed.first_id,
         parsed=undecided(parse(listed.resource, listed.first_id), reason),
+        is_placeholder=True,
     )
 
 

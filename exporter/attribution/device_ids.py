@@ -30,6 +30,7 @@ _DRA_MIG = re.compile(
     rf"gpu-(?P<minor>{_NUMBER})-mig-(?P<profile>[0-9]+c?[0-9]*g[0-9a-z.+-]*)-(?P<number>{_NUMBER})-(?P<start>{_NUMBER})",
     re.ASCII,
 )
+_DRA_PART = re.compile(rf"gpu-(?P<minor>{_NUMBER})-mig-", re.ASCII)
 _DRA_VFIO = re.compile(rf"gpu-vfio-{_NUMBER}", re.ASCII)
 
 _ANNOTATED_RESOURCES = ("volcano.sh/", "aliyun.com/gpu-", "tencent.com/vcuda-")
@@ -133,7 +134,8 @@ def parse_claimed(driver: str, device: str) -> ParsedId | None:
         )
     if _DRA_VFIO.fullmatch(device):
         return ParsedId(kind=IdKind.UNKNOWN, reason="dra_passed_through")
-    return ParsedId(kind=IdKind.UNKNOWN, reason="dra_unresolved")
+    parent = _DRA_PART.match(device)
+    return ParsedId(kind=IdKind.UNKNOWN, minor=int(parent["minor"]) if parent else None, reason="dra_unresolved")
 
 
 def telling(resource: str, ids: Sequence[str]) -> tuple[str, ...]:

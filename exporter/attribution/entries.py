@@ -52,9 +52,10 @@ class Entry:
     """DRA: containers that name one claim have together what it has."""
     declared: Declared | None = None
     """``None`` is the whole device, or by the replicas that the id names."""
+    is_placeholder: bool = False
+    """What the id names need not be what is held."""
 
 
 def undecided(parsed: ParsedId, reason: str) -> ParsedId:
-    """Keep of an id the physical GPU that it names, and say why it cannot be told what is held."""
-    gpu = None if parsed.kind is IdKind.MIG else parsed.uuid
-    return replace(parsed, kind=IdKind.UNKNOWN, uuid=gpu, reason=reason)
+    """Keep of an id what it names, and say why it cannot be told what is held."""
+    return replace(parsed, kind=IdKind.UNKNOWN, reason=reason)

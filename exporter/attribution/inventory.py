@@ -94,14 +94,23 @@ class Inventory:
             A UUID, ``minor <n>`` or ``index <n>`` for one known by that alone, or ``None`` where the id does not
             lead to one.
         """
-        if parsed.kind is IdKind.MIG:
-            instance = self.instances.get(parsed.uuid or "")
+        if parsed.uuid is not None and parsed.uuid.startswith("MIG-"):
+            instance = self.instances.get(parsed.uuid)
             return instance.parent_uuid if instance else None
         if parsed.minor is not None:
             return self.by_minor.get(parsed.minor, f"minor {parsed.minor}")
         if parsed.index is not None:
             return self.by_index.get(parsed.index, f"index {parsed.index}")
         return parsed.uuid
+
+    def suspects(self, parsed: ParsedId) -> tuple[str, ...] | None:
+        """Name the physical GPUs of which an id that was not resolved may mean one or a part; ``None``: any."""
+        if parsed.minor is not None and parsed.minor not in self.by_minor:
+            return tuple(gpu.uuid for gpu in self.gpus.values() if gpu.minor is None)
+        if parsed.index is not None:  # numbers of one boot, and who wrote them may have counted before it
+            return None
+        gpu = self.physical(parsed)
+        return None if gpu is None else (gpu,)
 
     def knows_places(self, parsed: ParsedId) -> bool:
         """Tell whether an instance that is named by profile and placement cannot be mistaken for another one."""

@@ -139,7 +139,7 @@ def _match(entries: Sequence[Entry], inventory: Inventory) -> tuple[dict[str, li
         if place is not None and by_profile[place] > 1:
             found, reason = (), "dra_unresolved"  # two claims and one instance: one of them is not enumerated yet
         if not found:
-            unresolved.setdefault(_unresolved(entry, reason), entry)
+            unresolved.setdefault(_unresolved(entry, reason, inventory), entry)
         for uuid in found:
             claims.setdefault(uuid, []).append(_claim(entry, inventory.gpus[inventory.gpu_of(uuid)]))
     return claims, unresolved
@@ -166,7 +166,7 @@ def _claim(entry: Entry, gpu: Gpu) -> Claim:
     )
 
 
-def _unresolved(entry: Entry, reason: str) -> Unresolved:
+def _unresolved(entry: Entry, reason: str, inventory: Inventory) -> Unresolved:
     namespace, pod, container = entry.holder
     return Unresolved(
         namespace=namespace,
@@ -175,6 +175,7 @@ def _unresolved(entry: Entry, reason: str) -> Unresolved:
         resource=entry.resource,
         device_id=entry.device_id,
         reason=reason,
+        gpu_uuids=None if entry.is_placeholder else inventory.suspects(entry.parsed),
     )
 
 

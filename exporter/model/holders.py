@@ -108,6 +108,8 @@ class Unresolved:
     device_id: str
     reason: str
     """Snake case: ``unknown_uuid``, ``unknown_form``, ``needs_annotation``, ``dra_unresolved``, ..."""
+    gpu_uuids: tuple[str, ...] | None = None
+    """Physical GPUs of which it may be one or a part; ``None`` where it may be any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
