@@ -246,6 +246,14 @@ async def test_each_missing_right_is_named_with_verb_and_resource(tmp_path: Path
         assert f"grant verb {verb} on resource {resource} " in rights.cause
 
 
+async def test_a_namespace_that_is_not_there_says_nothing_against_the_right_to_read_it(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.objects = WHOLE
+        found, _ = await asked(settings(world.kubeconfig), None)
+    assert found["API rights"].level is Level.OK
+    assert "get namespaces" in found["API rights"].cause
+
+
 def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
     finding = api.off()
     assert (finding.level, "--kube-metadata on" in finding.cause, "namespaces" in finding.cause) == (

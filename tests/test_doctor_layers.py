@@ -93,6 +93,8 @@ def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> No
     assert (shown.level, shown.cause.partition(":")[0]) == (Level.FAIL, "container toolkit")
     missing = layers.agreement(None, None, None, on_bus=8, in_driver=None)
     assert "no driver is loaded" in missing.cause
+    nothing = layers.agreement(None, None, None, on_bus=None, in_driver=None)
+    assert "0 GPUs" not in nothing.cause, "without NVML nobody has counted"
 
 
 def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:

@@ -109,7 +109,8 @@ def _toolkit(counts: Counts) -> Diagnosis | None:
 def _above(counts: Counts) -> Diagnosis:
     seen, advertised = counts.seen or 0, counts.advertised
     if advertised is None and counts.allocated is None:
-        return Diagnosis(layer=Layer.NONE, cause=f"{_gpus(seen)} here; what the kubelet knows is not known")
+        here = f"{_gpus(seen)} here" if counts.seen is not None else "NVML does not work here, and no GPU is known of"
+        return Diagnosis(layer=Layer.NONE, cause=f"{here}; which are given out is not known")
     if counts.by_claims and not advertised:
         return _ok(counts, "given out by claims (DRA)")
     if advertised is None:
