@@ -1,0 +1,82 @@
+"""Whatever kubelet and API say, sample by sample: every GPU-second is somebody's who may have it, and counted once."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from join_support import GPU_MIB, join
+from test_join_evidence import CONTAINERS, GPUS, INSTANCES, evidences
+
+from exporter.accounting.idle import IdleClock
+from exporter.accounting.usage import Meter
+from exporter.agent.attributor import Attributor
+from exporter.agent.views import Viewer
+from exporter.attribution.evidence import Evidence
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.model import (
+    UNALLOCATED,
+    UNATTRIBUTED,
+    ContainerAllocation,
+    Field,
+    GpuReading,
+    Holder,
+    MigReading,
+    Owner,
+    Reading,
+)
+
+NOWHERE = Path("/nonexistent")
+STEPS = st.lists(
+    st.tuples(CONTAINERS, evidences(), st.sampled_from([0.5, 1.0, 7.0]), st.sampled_from([None, 0, 40, 100])),
+    min_size=2,
+    max_size=5,
+)
+
+
+def pod_of(holder: Holder) -> Owner:
+    return Owner(namespace=holder.namespace, kind="Pod", name=holder.pod)
+
+
+def sample(utilisation: int | None, at: float) -> Reading:
+    values = {Field.FB_USED: GPU_MIB // 2} | ({} if utilisation is None else {Field.GPU_UTIL: utilisation})
+    gpus = tuple(
+        GpuReading(
+            gpu=gpu,
+            values=values,
+            instances=tuple(MigReading(instance=one) for one in INSTANCES if one.parent_uuid == gpu.uuid),
+        )
+        for gpu in GPUS
+    )
+    return Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.01, gpus=gpus)
+
+
+@settings(deadline=None, max_examples=100)  # a busy machine is no error
+@given(STEPS)
+def test_every_second_of_every_gpu_is_somebodys_who_was_listed(
+    steps: list[tuple[list[ContainerAllocation], Evidence, float, int | None]],
+) -> None:
+    viewer = Viewer(
+        attributor=Attributor(kubelet=None, pids=PidResolver(NOWHERE), names=PodNames(NOWHERE), expiry_seconds=60.0),
+        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
+    )
+    meter = Meter(1.0, pod_of)
+    at = 1_000_000.0
+    listed: set[tuple[str, str]] = set()
+    for number, (containers, evidence, interval, utilisation) in enumerate(steps):
+        at += interval
+        attribution = join(containers, GPUS, INSTANCES, evidence=evidence)
+        views = viewer.views(sample(utilisation, at), attribution, {}, at)
+        portions = meter.add(views, at)
+        gone = evidence.ended | ({evidence.own_pod} if evidence.own_pod else set())
+        listed = {(one.namespace, one.pod) for one in containers} | set(evidence.pods or {}) - gone
+        seconds: dict[str, float] = defaultdict(float)
+        for portion in portions:
+            total = portion.active_seconds + portion.idle_seconds + portion.unknown_seconds
+            assert min(portion.active_seconds, portion.idle_seconds, portion.unknown_seconds) >= 0
+            seconds[portion.gpu_uuid] += total
+            owner = portion.account.owner
+            assert owner in (UNALLOCATED, UNATTRIBUTED) or (owner.namespace, owner.name) in listed - gone
+        if number:
+            assert seconds == {gpu.uuid: pytest.approx(interval, rel=1e-9) for gpu in GPUS}
