@@ -26,6 +26,7 @@ _NUMBER = r"[0-9]{1,9}"
 _DEVICE = re.compile(rf"(?P<uuid>[^,]+),[^,]*,(?P<memory>{_NUMBER}),(?P<cores>{_NUMBER})(?:,.*)?", re.ASCII)
 _NO_DEVICE = re.compile(r",[^,]*,0,0(?:,.*)?", re.ASCII)
 """What some versions of HAMi write for a container without a GPU, others writing nothing."""
+_PART_OF_GPU = re.compile(r"(?P<gpu>GPU-[0-9a-fA-F-]{36})\[.*\]", re.ASCII)
 _INDEXES = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*", re.ASCII)
 _COUNT = re.compile(r"volcano\.sh/(?:vgpu|gpu)-number")
 _UUID_KINDS = (IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG)
@@ -186,8 +187,10 @@ def _device(text: str) -> _Device:
 def _named(uuid: str) -> ParsedId:
     parsed = parse("", uuid)
     # What has another form may be a device by names that we do not know: HAMi had GPU-...[1-0] for an instance.
-    good = parsed.kind in _UUID_KINDS and parsed.replica is None
-    return parsed if good else ParsedId(kind=IdKind.UNKNOWN, reason="unknown_form")
+    if parsed.kind in _UUID_KINDS and parsed.replica is None:
+        return parsed
+    part = _PART_OF_GPU.fullmatch(uuid)
+    return ParsedId(kind=IdKind.UNKNOWN, uuid=parse("", part["gpu"]).uuid if part else None, reason="unknown_form")
 
 
 def _place(elements: list[list[_Device]], text: str) -> None:
