@@ -114,6 +114,33 @@ def test_a_pod_of_which_nothing_is_ever_known_pays_for_itself() -> None:
     assert owners.owner_of(holder("a")) == ITSELF
 
 
+def test_the_time_of_another_pod_of_the_name_waits_for_its_own_owner() -> None:
+    told = Told({"a": JOB})
+    owners = Owners(tenancy=told)
+    assert owners.owner_of(holder("a", uid="1")) == JOB
+    told.owners.clear()
+    provisional = owners.owner_of(holder("a", uid="2"))
+    assert provisional == WAITS
+    assert owners.settled(provisional, 0.0) == WAITS, "the first one's owner does not pay for it"
+    told.owners["a"] = OTHER_TEAM
+    assert owners.settled(provisional, 1.0) == OTHER_TEAM
+
+
+def test_a_pod_on_two_lines_of_the_ledger_is_given_up_on_both_at_once() -> None:
+    owners = Owners(tenancy=Told())
+    assert owners.settled(WAITS, 0.0) == WAITS
+    assert [owners.settled(WAITS, PATIENCE_SECONDS) for _ in range(2)] == [ITSELF, ITSELF]
+
+
+def test_a_pod_that_pays_for_itself_keeps_its_team_over_a_restart_in_an_outage() -> None:
+    alone = Owner(namespace="ml", kind="Pod", name="a", team="vision")
+    meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
+    meter.add((held(uid="1"),), 0.0)
+    after = Owners(tenancy=Told())
+    after.restore(meter.slots())
+    assert after.owner_of(holder("a")) == alone
+
+
 def unattributed(ledger: Ledger, now: float) -> float:
     return sum(
         totals.allocated_seconds

@@ -49,7 +49,12 @@ class Owners:
         name = (holder.namespace, holder.pod)
         found = self.tenancy.facts(*name)
         pin = self._pins.get(name)
-        if pin is not None and (pin.pod_uid is None or holder.pod_uid is None or pin.pod_uid == holder.pod_uid):
+        if pin is not None and pin.pod_uid and holder.pod_uid and pin.pod_uid != holder.pod_uid:
+            # Another pod of the name: while it is not known whose it is, its time must not go to the first one's owner.
+            del self._pins[name]
+            self._given_up.pop(name, None)
+            pin = None
+        if pin is not None:
             if pin.pod_uid is None and holder.pod_uid is not None:
                 self._pins[name] = replace(pin, pod_uid=holder.pod_uid)
             if found is None:
@@ -81,7 +86,7 @@ class Owners:
         facts = self.tenancy.facts(*name) if self.tenancy else None
         owner = pin.owner if pin else facts.owner if facts else None
         waited = steady - self._waiting_since.setdefault(name, steady)
-        if owner is None and self.tenancy is not None and waited < PATIENCE_SECONDS:
+        if owner is None and self.tenancy is not None and name not in self._given_up and waited < PATIENCE_SECONDS:
             return provisional
         del self._waiting_since[name]
         if owner is None:
@@ -93,11 +98,12 @@ class Owners:
     def restore(self, slots: Iterable[Slot]) -> None:
         """Take over who was charged when the last process ended.
 
-        A namespace alone, or a pod itself, may be all that was known then: those are looked up again.
+        A namespace alone, or a pod itself without a team, may be all that was known then: those are looked up again.
         """
         for slot in slots:
             owner = slot.account.owner
-            if slot.pod and owner.name and owner.kind != "Pod":
+            is_known = owner.kind != "Pod" or (owner.team and not owner.provisional)
+            if slot.pod and owner.name and is_known:
                 self._pin((slot.namespace, slot.pod), owner, slot.pod_uid)
 
     def _pin(self, name: _PodName, owner: Owner, pod_uid: str | None) -> None:
