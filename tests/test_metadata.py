@@ -124,10 +124,12 @@ async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
         await reader.until(lambda: reader.metadata.evidence(cluster.now).ended)
         evidence = reader.metadata.evidence(cluster.now)
         assert (evidence.pods, evidence.ended) == ({}, frozenset({("ml", "train-0")}))
+        assert evidence.is_followed
         assert reader.metadata.facts("ml", "train-0") == facts, "its last seconds are still being entered"
         cluster.faults = {Fault.API_DOWN: 0}
         await reader.until(lambda: reader.metadata.problem)
         assert reader.metadata.evidence(cluster.now).ended, "an outage does not bring it back"
+        assert not reader.metadata.evidence(cluster.now).is_followed
         reader.note()
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
 

@@ -40,6 +40,35 @@ def test_members_hold_what_a_pod_holds_for_them_and_the_rest_is_free() -> None:
     assert (second.pod, second.share_ratio) == ("b", 0.2)
 
 
+@pytest.mark.parametrize(
+    ("followed", "listed", "doubts"),
+    [
+        (True, ["a", "new"], []),
+        (False, ["a"], []),
+        (False, ["a", "ended"], []),
+        (False, ["a", "new"], [("gpu-reservation-0", "reservation_pending")]),
+    ],
+    ids=["the API is well", "all are known", "one has ended", "one is not known"],
+)
+def test_while_the_api_is_away_what_a_pod_may_have_that_it_does_not_know_is_not_called_free(
+    followed: bool,  # noqa: FBT001 - a table
+    listed: list[str],
+    doubts: list[tuple[str, str]],
+) -> None:
+    evidence = knowing(reservation(), member("a"), is_followed=followed, ended=frozenset({("ml", "ended")}))
+    attribution = join([reserved()], [gpu(0), gpu(1)], evidence=evidence, others=others(*listed))
+    assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 0.5}
+    assert reasons(attribution) == doubts
+    assert {uuid for one in attribution.unresolved for uuid in one.gpu_uuids or ()} == {gpu_uuid(0) for _ in doubts}
+
+
+def test_while_the_api_is_away_a_member_holds_as_long_as_the_kubelet_lists_it() -> None:
+    evidence = knowing(reservation(), member("a"), member("b"), member("gone"), is_followed=False)
+    network = held("b", "nic-0", resource="example.com/nic")
+    attribution = join([reserved(), network], [gpu(0)], evidence=evidence, others=others("a"))
+    assert {pod for _, pod, _ in shares(attribution)} == {"a", "b"}
+
+
 @pytest.mark.parametrize("namespace", ["kai-resource-reservation", "runai-reservation"])
 def test_both_usual_namespaces_are_known(namespace: str) -> None:
     known = knowing(reservation(namespace=namespace), member("a"))

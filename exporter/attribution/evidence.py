@@ -44,6 +44,8 @@ class Evidence:
 
     pods: Mapping[tuple[str, str], PodMetadata] | None = None
     """Pods of this node that have not finished, by (namespace, name); ``None`` while they are not known."""
+    is_followed: bool = True
+    """Whether ``pods`` is of now: without it a pod that the kubelet lists may be missing here."""
     ended: frozenset[tuple[str, str]] = frozenset()
     """Pods that have finished or are gone for the API, though a kubelet up to 1.33 may still list them."""
     claims: Mapping[str, tuple[AllocatedDevice, ...]] = field(default_factory=dict)

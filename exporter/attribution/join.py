@@ -78,7 +78,10 @@ def _entries(allocations: Allocations, evidence: Evidence) -> Iterator[Entry]:
         name = (container.namespace, container.pod)
         if name not in evidence.ended and name != evidence.own_pod:
             by_pod.setdefault(name, []).append(container)
-    groups = Groups(evidence, _others(allocations)) if evidence.pods is not None else None
+    groups: Groups | None = None
+    if evidence.pods is not None:
+        with_devices = {(container.namespace, container.pod) for container in allocations.containers}
+        groups = Groups(evidence, _others(allocations), with_devices)
     for (namespace, _), containers in by_pod.items():
         listed = _entries_of_pod(containers, evidence)
         if groups is not None and namespace in evidence.reservation_namespaces:

@@ -190,6 +190,7 @@ class Metadata:
         self._endings.update(self._pods, self._steady)
         new = Evidence(
             pods=self._endings.pods if listed else None,
+            is_followed=self._pods.known and not self._pods.problem,
             ended=self._endings.ended,
             claims=self._dra.claims,
             unreadable_claims=self._dra.unreadable,

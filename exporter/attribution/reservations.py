@@ -1,7 +1,7 @@
 """Fractions of GPUs that a pod holds on behalf of others: KAI and Run:ai."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -30,17 +30,28 @@ class Groups:
     Args:
         evidence: Its pods must be known.
         containers: (namespace, pod) to the names of its containers without devices.
+        with_devices: (namespace, pod) of the others that the kubelet lists.
     """
 
-    def __init__(self, evidence: Evidence, containers: Mapping[tuple[str, str], list[str]]) -> None:
+    def __init__(
+        self,
+        evidence: Evidence,
+        containers: Mapping[tuple[str, str], list[str]],
+        with_devices: Iterable[tuple[str, str]] = (),
+    ) -> None:
         self._containers = containers
         self._pods = evidence.pods or {}
         self._members: dict[str, list[PodMetadata]] = {}
+        listed = {*containers, *with_devices}
         for name, pod in self._pods.items():
+            if not evidence.is_followed and name not in listed:
+                continue  # who ended meanwhile is still among them, and the kubelet knows it
             if pod.namespace in evidence.reservation_namespaces or name in evidence.ended or name == evidence.own_pod:
                 continue
             for group in _groups(pod):
                 self._members.setdefault(group, []).append(pod)
+        seen = {*self._pods, *evidence.ended, evidence.own_pod}
+        self._may_lack_members = not evidence.is_followed and any(name not in seen for name in containers)
 
     def divided(self, entry: Entry) -> Iterator[Entry]:
         """Give the entries of those for whom a reservation pod holds a device.
@@ -55,6 +66,8 @@ class Groups:
         groups = _groups(pod)
         if not groups:
             yield entry
+        elif self._may_lack_members:
+            yield replace(entry, parsed=undecided(entry.parsed, "reservation_pending"))
         members = {(one.namespace, one.name): one for group in groups for one in self._members.get(group, ())}
         for member in members.values():
             declared, reason = _declared(member)
