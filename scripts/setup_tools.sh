@@ -90,8 +90,90 @@ container_tools() {
   [ -x "$tools/bin/busybox" ] || { apt_unpack busybox-static && link busybox bin; } || skipped=1
 }
 
+# Other versions of the tools that read the rules, beside those on the PATH: links .tools/bin/PROGRAM-SUFFIX to programs of
+# another Debian suite. Its package lists are kept apart from the system's, which stays as it is; nothing is installed.
+# A program that cannot be had is named in .tools/unavailable with the reason, which the tests repeat.
+# suite_tools SUITE SUFFIX PACKAGE PROGRAM...
+suite_tools() {
+  local suite=$1 suffix=$2 package=$3 program missing=() reason
+  shift 3
+  for program in "$@"; do
+    if [ -x "$tools/bin/$program-$suffix" ]; then mark_available "$program-$suffix"; else missing+=("$program"); fi
+  done
+  [ "${#missing[@]}" = 0 ] && return 0
+  if reason=$(unpack_from_suite "$suite" "$package" "${missing[@]}"); then
+    for program in "${missing[@]}"; do
+      ln -sf "../suites/$suite/root/usr/bin/$program" "$tools/bin/$program-$suffix"
+      mark_available "$program-$suffix"
+    done
+    return 0
+  fi
+  skipped=1
+  say "skipped: ${missing[*]} of Debian $suite ($reason)"
+  for program in "${missing[@]}"; do
+    mark_available "$program-$suffix"
+    echo "$program-$suffix: $reason" >>"$tools/unavailable"
+  done
+}
+
+mark_available() {
+  [ -f "$tools/unavailable" ] || return 0
+  sed -i "/^$1: /d" "$tools/unavailable"
+}
+
+# unpack_from_suite SUITE PACKAGE PROGRAM...: on failure prints why, in one line.
+unpack_from_suite() {
+  local suite=$1 package=$2 folder=$tools/suites/$1 keyring program programs=() options
+  shift 2
+  keyring=$(ls /usr/share/keyrings/debian-archive-keyring.{pgp,gpg} 2>/dev/null | head -n 1)
+  if ! have apt-get || ! have dpkg-deb; then echo "no apt-get here"; return 1; fi
+  [ -n "$keyring" ] || { echo "no package debian-archive-keyring here, whose keys tell Debian's packages"; return 1; }
+  mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial" "$folder/packages" "$folder/root"
+  echo "deb [signed-by=$keyring] ${DEBIAN_MIRROR:-http://deb.debian.org/debian} $suite main" >"$folder/sources.list"
+  options=(-qq -o "Dir::Etc::SourceList=$folder/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State=$folder"
+    -o "Dir::State::Lists=$folder/lists" -o Dir::State::Status=/dev/null -o "Dir::Cache=$folder/cache" -o APT::Sandbox::User=
+    -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o APT::Update::Error-Mode=any
+    -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1)
+  if [ ! -e "$folder/lists_read" ]; then  # once in a run, whatever comes of it: a mirror that does not answer costs 20 s
+    touch "$folder/lists_read"
+    apt-get "${options[@]}" update >"$folder/lists_log" 2>&1 || true
+  fi
+  (cd "$folder/packages" && apt-get "${options[@]}" download "$package") >"$folder/log" 2>&1 || {
+    echo "package $package cannot be downloaded: $(grep -h -m 1 '^[EW]:' "$folder/lists_log" "$folder/log" | head -n 1)"
+    return 1
+  }
+  for program in "$@"; do programs+=("./usr/bin/$program"); done
+  dpkg-deb --fsys-tarfile "$folder/packages/$package"_*.deb | tar -x -C "$folder/root" "${programs[@]}" 2>"$folder/log" || {
+    echo "package $package of Debian $suite has no $*"
+    return 1
+  }
+  dpkg-deb -f "$folder/packages/$package"_*.deb Version >"$folder/root/$package.version"
+  rm -rf "$folder/packages/$package"_*.deb
+  for program in "$@"; do
+    ldd "$folder/root/usr/bin/$program" 2>&1 | grep -q 'not found' && {
+      echo "$program of Debian $suite needs newer libraries than this system has"
+      return 1
+    }
+  done
+  return 0
+}
+
+# What the rules must hold on: the oldest Prometheus and vmalert that they are for, and newer ones.
+rules_tools() {
+  rm -f "$tools"/suites/*/lists_read
+  case "$(promtool --version 2>&1)" in *"version 2.42."*) ;; *) suite_tools bookworm 2.42 prometheus prometheus promtool ;; esac
+  suite_tools trixie 2.53 promtool promtool
+  suite_tools trixie 2.53 prometheus prometheus
+  suite_tools trixie 1.112 victoria-metrics vmalert vmalert-tool victoria-metrics
+  suite_tools forky 3 promtool promtool
+  suite_tools forky 3 prometheus prometheus
+  suite_tools forky new victoria-metrics vmalert vmalert-tool victoria-metrics
+  rm -rf "$tools"/suites/*/{lists,lists_read,cache}
+}
+
 test_tools() {
   container_tools
+  rules_tools
   have chromium || have chromium-browser || have google-chrome || apt_install chromium || skipped=1
   have cc || apt_install gcc libc6-dev || skipped=1
   if ! have kubectl && ! have kustomize; then
