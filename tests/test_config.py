@@ -160,6 +160,7 @@ def test_a_simulated_node_has_an_api_unless_it_is_switched_off() -> None:
     assert settle({"simulate": "demo"}).kube_metadata is True
     assert settle({"simulate": "demo"}, {"GPU_COST_EXPORTER_KUBE_METADATA": "off"}).kube_metadata is False
     assert settle({"simulate": "demo", "kube_metadata": "off"}).kube_metadata is False
+    assert settle({"simulate": "demo", "workload_manager": "host"}).kube_metadata is False
     assert settle({}).kube_metadata is False
 
 
@@ -168,6 +169,13 @@ def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_
     assert settle({"job_mapping_dir": "/jobs"}).warnings == (
         "job-mapping-dir: read only with workload-manager slurm; not used",
     )
+    assert settle({"job_mapping_dir": "/jobs", "workload_manager": "host"}).warnings == (
+        "job-mapping-dir: read only with workload-manager slurm; not used",
+    )
+    (told,) = settle({"kube_metadata": "on", "attribution": "off"}).warnings
+    assert told.startswith("kube-metadata: with attribution off nobody holds anything")
+    (told,) = settle({"kube_metadata": "on", "pod_labels": "app,pod-template-hash"}).warnings
+    assert told.startswith("pod-labels: pod-template-hash is never shown")
     many = ",".join(f"key-{number}" for number in range(11))
     problems = mistakes({"kube_metadata": "on", "workload_manager": "slurm", "pod_labels": many, "kubeconfig": missing})
     told = " | ".join(problems)

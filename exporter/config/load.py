@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from exporter.attribution import exported_labels
 from exporter.config import dcgm_env, paths, yaml_file
 from exporter.config.agent_config import AgentConfig
 from exporter.config.kinds import Kind, Listen
@@ -51,7 +52,7 @@ def load_agent(
             candidates.append((f"{file_path}:{entry.line}", entry.raw))
         values[option.key] = _settle(option, candidates, problems)
         stated.update(option.key for _ in candidates)
-    if values["simulate"] and "kube-metadata" not in stated:
+    if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
         values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
     _add_resources(values, environ, problems)
     _check_together(values, problems)
@@ -141,11 +142,20 @@ def _check_together(values: _Values, problems: list[str]) -> None:
 def _without_effect(values: _Values) -> list[str]:
     """What was given and is not looked at, as something else is not switched on."""
     warnings: list[str] = []
-    if values["job-mapping-dir"] and values["workload-manager"] == "kubernetes":
+    if values["job-mapping-dir"] and values["workload-manager"] != "slurm":
         warnings.append("job-mapping-dir: read only with workload-manager slurm; not used")
+    if values["kube-metadata"] and values["attribution"] is False:
+        warnings.append("kube-metadata: with attribution off nobody holds anything, and the API is not asked; not used")
     if not values["kube-metadata"]:
         warnings += [
             f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *EXPORTED_KEYS) if values[key]
+        ]
+    else:
+        warnings += [
+            f"{key}: {name} is never shown: another for every pod, or no label of its makers; not used"
+            for key in EXPORTED_KEYS
+            for name in values[key] or ()
+            if exported_labels.is_never_shown(name)
         ]
     return warnings
 
