@@ -20,7 +20,7 @@ VMALERT_UNIT_TESTS = "vmalert-tool-1.112"
 
 
 def program(name: str) -> str:
-    """Path of a tool. What this machine cannot download is no fault of the rules: STRICT=1 lets it pass, with the reason."""
+    """Path of a tool; one that cannot be downloaded here is no fault of the rules, and STRICT=1 lets that pass."""
     found = shutil.which(name)
     if found is not None:
         return found
