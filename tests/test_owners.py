@@ -159,7 +159,19 @@ def test_any_text_gives_one_owner_that_can_be_printed(
         assert text.isprintable()
         assert text == text.strip()
         assert len(text) <= limit
-    assert set(facts.problems) <= {"bad_workload_class", "bad_opt_out"}
+    owners = {"text_too_long", "text_unreadable", "unknown_kind"}
+    assert set(facts.problems) <= {"bad_workload_class", "bad_opt_out", *owners}
+
+
+def test_what_makes_an_owner_less_sure_is_named() -> None:
+    pod = PodMetadata(namespace="n", name="p", uid="u", owner_kind="Deployment2", owner_name="x", owner_api="e.com/v1")
+    rules = OwnerRules(team_keys=("team",))
+    assert facts_of(pod, {}, {}, rules).problems == ("unknown_kind",)
+    assert facts_of(replace(pod, owner_kind="DaemonSet"), {}, {}, rules).problems == ()
+    assert facts_of(replace(pod, labels={"ray.io/cluster": "c"}), {}, {}, rules).problems == ()
+    lone = replace(pod, owner_kind="", owner_name="")
+    assert facts_of(lone, {"team": "v" * 4096}, {}, rules).problems == ("text_too_long",)
+    assert facts_of(lone, {}, {"team": b"\xffision".decode(errors="replace")}, rules).problems == ("text_unreadable",)
 
 
 def test_a_pod_that_its_labels_give_to_several_has_the_first_in_the_table() -> None:

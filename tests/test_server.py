@@ -4,6 +4,7 @@ import asyncio
 import gzip
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import aiohttp
 import page_support
@@ -14,7 +15,7 @@ from aiohttp.http_exceptions import BadStatusLine
 from exporter.exposition.compression import accepts_gzip
 from exporter.exposition.connections import CONNECTIONS, MOST_CONNECTIONS, PATIENCE_SECONDS, Connections, request_log
 from exporter.exposition.server import create_app
-from exporter.model import Snapshot
+from exporter.model import Owner, PodFacts, Snapshot
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -120,6 +121,15 @@ async def test_what_is_known_less_of_is_a_note_and_changes_nothing_of_readiness(
     tired = page_support.snapshot(ready=False, not_ready_reasons=("source nvml is hung",), **problems)
     async with served(tired) as base, asked(base, "/readyz") as (response, body):
         assert (response.status, body.decode()) == (503, f"not ready\n- source nvml is hung\n{notes}")
+
+
+async def test_pods_that_say_what_is_not_understood_are_a_note() -> None:
+    use = page_support.held(0, "trainer-0", 0.9).pods[0]
+    facts = PodFacts(owner=Owner(namespace="ml", kind="PodClique", name="x"), problems=("unknown_kind",))
+    view = replace(page_support.held(0, "trainer-0", 0.9), pods=(replace(use, facts=facts),))
+    async with served(page_support.snapshot(view)) as base, asked(base, "/readyz") as (response, body):
+        assert response.status == 200
+        assert "note: pods: 1 with labels, annotations or owners that are not understood: unknown_kind" in body.decode()
 
 
 async def test_the_driver_is_released_for_the_time_asked_for() -> None:

@@ -1,7 +1,7 @@
 """Whose a pod is: one table of rules over its labels and its controller, first hit wins, no further question asked."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from exporter.attribution import policy
@@ -46,6 +46,21 @@ _QUEUE_LABELS = (
     "volcano.sh/queue-name",
     "runai/queue",
 )
+# Of what ``_controller`` names: these are whole chains, of any other kind there may be a maker that nobody here knows.
+_KNOWN_KINDS = frozenset({"", "DaemonSet", "ReplicaSet", "ReplicationController", "Node"}).union(
+    _RAY_KINDS,
+    _KIND_OF_OPERATOR.values(),
+    (
+        "LeaderWorkerSet",
+        "JobSet",
+        "InferenceService",
+        "Notebook",
+        "Workflow",
+        "SparkApplication",
+        "DaskCluster",
+        "RunaiJob",
+    ),
+)
 _QUEUE_ANNOTATIONS = ("volcano.sh/queue-name", "scheduling.volcano.sh/queue-name")
 
 
@@ -78,20 +93,21 @@ def facts_of(
     """
     kind, name = workload_of(pod)
     own, namespaces = (pod.labels, pod.annotations), (namespace_labels, namespace_annotations)
+    team = _first((*own, *namespaces), rules.team_keys, MAX_TEAM)
+    queue = _first((pod.labels,), _QUEUE_LABELS, MAX_NAME) or _first((pod.annotations,), _QUEUE_ANNOTATIONS, MAX_NAME)
     said = policy.policy_of(kind, own, namespaces)
     return PodFacts(
         owner=Owner(
             namespace=label_text(pod.namespace, MAX_NAME),
             kind=kind,
             name=name,
-            team=_first((*own, *namespaces), rules.team_keys, MAX_TEAM),
+            team=team,
         ),
-        queue=_first((pod.labels,), _QUEUE_LABELS, MAX_NAME)
-        or _first((pod.annotations,), _QUEUE_ANNOTATIONS, MAX_NAME),
+        queue=queue,
         workload_class=said.workload_class,
         opt_out_until_seconds=said.opt_out_until_seconds,
         exported=exported_of(pod.labels, pod.annotations, rules.exported_labels, rules.exported_annotations),
-        problems=said.problems,
+        problems=(*said.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
     )
 
 
@@ -106,6 +122,22 @@ def workload_of(pod: PodMetadata) -> Workload:
         if (workload := rule(pod)) is not None:
             return workload
     return "Pod", label_text(pod.name, MAX_NAME)
+
+
+def _doubts(pod: PodMetadata, shown: tuple[tuple[str, int], ...]) -> Iterator[str]:
+    """Name what makes an owner less sure: texts that are not shown as they were written, a maker of an unknown kind.
+
+    Args:
+        pod: Whose owner it is.
+        shown: Texts as they are shown, and their limits.
+    """
+    if any(len(text) == limit for text, limit in shown):
+        yield "text_too_long"
+    if any("\ufffd" in text for text, _ in shown):  # what JSON's readers and writers put for what is not UTF-8
+        yield "text_unreadable"
+    kind, _ = _controller_of(pod)
+    if kind not in _KNOWN_KINDS and all(rule(pod) is None for rule in RULES if rule is not _controller):
+        yield "unknown_kind"
 
 
 def _first(sources: Iterable[Mapping[str, str]], keys: tuple[str, ...], limit: int) -> str:

@@ -38,7 +38,7 @@ def of_holders(
         return warn(
             name,
             f"{len(wrong)} {of} say what cannot be understood: {'/'.join(pod)} ({said})",
-            "mend the pod's label or annotation; see docs/owners.md",
+            "mend the pod's label or annotation; of a controller of an unknown kind name the team; see docs/owners.md",
         )
     if without_team:
         keys = ", ".join(config.team_keys) or "nothing yet: --team-keys names the labels"

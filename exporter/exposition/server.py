@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiohttp import hdrs, web
 
-from exporter.exposition import api, ledger_api, page
+from exporter.exposition import api, ledger_api, page, tenants
 from exporter.exposition.compression import accepts_gzip, gzipped
 from exporter.exposition.connections import CONNECTIONS, Connections
 from exporter.model import Snapshot
@@ -145,7 +145,12 @@ def _notes(snapshot: Snapshot) -> list[str]:
     """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same."""
     holders = snapshot.attribution_source
     problems = ((holders, snapshot.attribution_problem), ("kubernetes-api", snapshot.metadata_problem))
-    return [f"note: {part}: {problem}" for part, problem in problems if problem]
+    notes = [f"note: {part}: {problem}" for part, problem in problems if problem]
+    notes += [
+        f"note: pods: {count} with labels, annotations or owners that are not understood: {reason}; doctor names one"
+        for reason, count in tenants.problems(snapshot).items()
+    ]
+    return notes
 
 
 def _allowed(error: web.HTTPMethodNotAllowed) -> list[str]:
