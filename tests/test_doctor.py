@@ -29,6 +29,8 @@ from exporter.model import (
     SourceState,
     SourceStatus,
 )
+from exporter.simulator import scenario
+from exporter.simulator.node import SimulatedNode
 from exporter.sources import wire
 
 SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
@@ -255,6 +257,29 @@ def test_a_node_outside_kubernetes_is_not_asked_for_a_kubelet(capsys: pytest.Cap
     found = {one["name"]: one["cause"] for one in json.loads(capsys.readouterr().out)["findings"]}
     assert found["workload manager"].startswith("host: 15 hold devices, by who runs on them")
     assert not {"kubelet", "kubelet and driver", "kubernetes API", "pod logs"} & set(found)
+
+
+async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> None:
+    node = SimulatedNode(scenario.load("demo"), tmp_path, time.time)
+    await node.start()
+    try:
+        config = settings(
+            node_name="sim-h100-01",
+            kubelet_socket=str(node.kubelet_socket),
+            kube_metadata=True,
+            kubeconfig=node.kubeconfig,
+            proc_root=node.proc_root,
+            listen_port=0,
+        )
+        gone = SourceStatus(name="nvml", state=SourceState.FAILED, message="no driver")
+        around = doctor.Surroundings(
+            config=config, wall=time.time, monotonic=time.monotonic, worker_command=speaking(gone), simulated=True
+        )
+        found = {finding.name: finding for finding in await doctor.examine(around)}
+    finally:
+        await node.stop()
+    assert (found["driver"].level, found["kubernetes API"].level) == (Level.FAIL, Level.OK)
+    assert "owners" not in found, "of the pods that hold GPUs none is known"
 
 
 def test_metadata_that_is_off_is_a_line_and_no_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,9 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> list[Fi
     if attribution and reading:
         found.append(kubelet.agreement(attribution))
     if view and attribution:
-        found += [owners.of_holders(config, attribution, view.facts), owners.node_labels(view.node_facts, reading)]
+        # Without the driver it is not known who holds anything.
+        found += [owners.of_holders(config, attribution, view.facts)] if reading else []
+        found.append(owners.node_labels(view.node_facts, reading))
     return found
 
 
