@@ -30,7 +30,7 @@ class Cluster:
         self.claims: list[dict[str, Any]] = []
         self.dra_version = ""
         self.faults: dict[Fault, float] = {}
-        self.now = 1_800_000_000.0
+        self.now = float(round(time.time()))
 
     def add_pod(
         self, name: str, *, namespace: str = "ml", uid: str = "", phase: str = "Running", **metadata: object

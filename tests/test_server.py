@@ -115,7 +115,9 @@ async def test_readiness_gives_its_reasons() -> None:
 
 async def test_what_is_known_less_of_is_a_note_and_changes_nothing_of_readiness() -> None:
     problems = {"attribution_problem": "no socket; mount it", "metadata_problem": "pods forbidden \ud800; grant list"}
+    problems["metadata_remark"] = "clocks differ"
     notes = "note: kubelet: no socket; mount it\nnote: kubernetes-api: pods forbidden ?; grant list\n"
+    notes += "note: kubernetes-api: clocks differ\n"
     async with served(page_support.snapshot(**problems)) as base, asked(base, "/readyz") as (response, body):
         assert (response.status, body.decode()) == (200, f"ready\n{notes}")
     tired = page_support.snapshot(ready=False, not_ready_reasons=("source nvml is hung",), **problems)

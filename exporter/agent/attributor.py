@@ -83,6 +83,11 @@ class Metadata(Protocol):
         ...
 
     @property
+    def remark(self) -> str:
+        """One line on what is not well though all can be had."""
+        ...
+
+    @property
     def errors(self) -> Mapping[str, int]:
         """Counts since start by reason."""
         ...

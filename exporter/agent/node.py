@@ -173,6 +173,7 @@ class Node:
             metadata_known=metadata.known if metadata else False,
             metadata_at_seconds=metadata.at_seconds if metadata else None,
             metadata_problem=metadata.problem if metadata else "",
+            metadata_remark=metadata.remark if metadata else "",
             node_facts=self.metering.node_facts if self.metering else NodeFacts(),
             errors=self._errors(),
             tick_duration_seconds=duration,

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,8 @@ SILENCE_SECONDS = 150.0
 SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
 LIST_SECONDS = 30.0
+SKEW_SECONDS = 10.0
+"""Opt-outs and tokens end by the clock; less than this matters to nobody."""
 GONE_SPREAD_SECONDS = 10.0
 """A server that has forgotten its history tells all watches so at once, and each lists again: whole fleets of them."""
 _LIST_AGAIN_AFTER = 5
@@ -100,6 +103,8 @@ class ListWatch(Generic[Item]):
         """Unix time of the last sign of life."""
         self.problem = ""
         """One line; empty while the stream is open."""
+        self.skew_seconds = 0.0
+        """By how much this clock is ahead of the server's, as of the last answer; 0 where that is next to nothing."""
 
     @property
     def known(self) -> bool:
@@ -161,6 +166,7 @@ class ListWatch(Generic[Item]):
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
         first, self._listed = not self._listed, True
+        self._compare_clocks()
         self._at(_version(listed))
         self._replace(found, changed=first)
 
@@ -190,6 +196,7 @@ class ListWatch(Generic[Item]):
             async for event in events:
                 if event["type"] == OPENED:
                     self._lost_at, self.problem = None, ""
+                    self._compare_clocks()
                     self._at(self._resource_version)
                 else:
                     told = True
@@ -203,6 +210,17 @@ class ListWatch(Generic[Item]):
                 " see whether a proxy before the server cuts long answers",
             )
         self._well()
+
+    def _compare_clocks(self) -> None:
+        try:
+            skew_seconds = self._clock() - parsedate_to_datetime(self._client.date).timestamp()
+        except ValueError:  # a proxy may leave the date out
+            return
+        if abs(skew_seconds) <= SKEW_SECONDS:
+            skew_seconds = 0.0
+        elif not self.skew_seconds:
+            self._errors["clock_skew"] += 1
+        self.skew_seconds = skew_seconds
 
     def _well(self) -> None:
         self._failures = self._gones = 0

@@ -140,6 +140,16 @@ class Metadata:
         return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines, *self._unexpected.values()])))
 
     @property
+    def remark(self) -> str:
+        """One line on what is not well though all can be had; empty when there is nothing to say."""
+        skew_seconds = self._pods.skew_seconds
+        if not skew_seconds:
+            return ""
+        way = "ahead of" if skew_seconds > 0 else "behind"
+        told = f"this node's clock is {abs(skew_seconds):.0f} s {way} the API server's"
+        return f"{told}: opt-outs and tokens end at the wrong time; see why: chronyc tracking"
+
+    @property
     def errors(self) -> Mapping[str, int]:
         """Counts since the start by reason; of all but the pods with the part before it."""
         errors = Counter(self._pods.errors)

@@ -144,7 +144,11 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
 def _notes(snapshot: Snapshot) -> list[str]:
     """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same."""
     holders = snapshot.attribution_source
-    problems = ((holders, snapshot.attribution_problem), ("kubernetes-api", snapshot.metadata_problem))
+    problems = (
+        (holders, snapshot.attribution_problem),
+        ("kubernetes-api", snapshot.metadata_problem),
+        ("kubernetes-api", snapshot.metadata_remark),
+    )
     notes = [f"note: {part}: {problem}" for part, problem in problems if problem]
     notes += [
         f"note: pods: {count} with labels, annotations or owners that are not understood: {reason}; doctor names one"
