@@ -225,6 +225,13 @@ def _replica_set(pod: PodMetadata) -> Workload | None:
     return None
 
 
+def _lone_group(pod: PodMetadata) -> Workload | None:
+    kind, _ = _controller_of(pod)
+    # Kueue groups the pods of a StatefulSet, too: there the set is the better name.
+    name = "" if kind else _label(pod, "kueue.x-k8s.io/pod-group-name")
+    return ("PodGroup", name) if name else None
+
+
 def _controller(pod: PodMetadata) -> Workload | None:
     kind, name = _controller_of(pod)
     return (kind, name) if kind and name and kind not in _OUR_KINDS else None
@@ -263,5 +270,6 @@ RULES: tuple[Rule, ...] = (
     _job,
     _stateful_set,
     _replica_set,
+    _lone_group,
     _controller,
 )
