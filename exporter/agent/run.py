@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -23,6 +23,7 @@ from exporter.agent.attribution import Attributing, attributing_of
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, Source, stale_after_seconds
 from exporter.agent.owners import Owners
+from exporter.agent.problems import ProblemLog
 from exporter.agent.views import Viewer
 from exporter.config import AgentConfig, price_book, read_collectors
 from exporter.errors import ConfigError, StateError
@@ -203,6 +204,7 @@ class Agent:
     load_prices: Callable[[], PriceBook]
     """Raises ConfigError where the price book has mistakes."""
     snapshot: Snapshot | None = None
+    _problems: ProblemLog = field(default_factory=ProblemLog)
     _saving: asyncio.Task[None] | None = None
     _reloading: asyncio.Task[None] | None = None
 
@@ -262,6 +264,7 @@ class Agent:
     def _tick(self) -> None:
         try:
             self.snapshot = self.node.tick(time.time(), time.monotonic())
+            self._problems.note(self.snapshot)
             self._save_if_due()
         except Exception:
             # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.

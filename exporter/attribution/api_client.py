@@ -241,7 +241,12 @@ class ApiClient:
                 f"TLS failed: {error}; see that the CA of the service account or kubeconfig is this cluster's",
             ) from error
         except TimeoutError as error:
-            raise self._error("timeout", path, query, f"nothing came for {seconds:g} s") from error
+            raise self._error(
+                "timeout",
+                path,
+                query,
+                f"nothing came for {seconds:g} s; see that the API server is well and no network policy forbids it",
+            ) from error
         except aiohttp.InvalidURL as error:
             raise self._error(
                 "no_config", path, query, f"no such URL: {error}; mend `server` of the cluster"

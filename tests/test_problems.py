@@ -1,0 +1,23 @@
+"""The log of what keeps the kubelet or the Kubernetes API from telling."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from page_support import snapshot
+
+from exporter.agent.problems import ProblemLog
+
+
+def test_a_problem_is_logged_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "exporter.agent")
+    log, well = ProblemLog(), snapshot()
+    for words in ("", "HTTP 403", "HTTP 403", "HTTP 403; and more", "", "", "away"):
+        log.note(replace(well, metadata_problem=words))
+    log.note(replace(well, metadata_problem="away", attribution_problem="no socket"))
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "Kubernetes API: HTTP 403"),
+        ("INFO", "Kubernetes API: tells again"),
+        ("WARNING", "Kubernetes API: away"),
+        ("WARNING", "kubelet: no socket"),
+    ]
