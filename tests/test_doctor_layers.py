@@ -10,7 +10,7 @@ from exporter.attribution.evidence import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import kubelet, layers, workloads
 from exporter.doctor.finding import Finding, Level
-from exporter.model import Allocations, ContainerAllocation, DeviceIds, GpuReading
+from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Unresolved
 
 
 def settings(**changes: object) -> AgentConfig:
@@ -106,6 +106,23 @@ def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
     assert kubelet.agreement(good).level is Level.OK
     finding = kubelet.agreement(gone)
     assert (finding.level, "ml/p" in finding.cause, "layers" in finding.mend) == (Level.WARN, True, True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "level", "mend"),
+    [
+        ("dra_passed_through", Level.OK, ""),
+        ("bad_annotation", Level.WARN, "annotation"),
+        ("claim_pending", Level.WARN, "check of the API"),
+        ("reservation_pending", Level.WARN, "check of the API"),
+    ],
+)
+def test_what_cannot_be_matched_has_its_mend_and_a_virtual_machines_gpu_needs_none(
+    reason: str, level: Level, mend: str
+) -> None:
+    one = Unresolved(namespace="ml", pod="p", container="m", resource="gpu", device_id="x", reason=reason)
+    finding = kubelet.agreement(Attribution(known=True, unresolved=(one,)))
+    assert (finding.level, mend in finding.mend) == (level, True)
 
 
 @pytest.fixture

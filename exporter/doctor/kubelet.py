@@ -16,6 +16,9 @@ _MENDS = {
     "unknown_uuid": "the GPU is gone or not shown here: see the check of layers",
     "unknown_minor": "the GPU is gone or not shown here: see the check of layers",
     "dra_unresolved": "the claim's device is in the API: --kube-metadata on reads it",
+    "bad_annotation": "the pod's annotation is not of the form that its scheduler writes: kubectl describe it",
+    "claim_pending": "the claim is being read; if this stays, see the check of the API",
+    "reservation_pending": "for whom the GPU is reserved is being read; if this stays, see the check of the API",
 }
 
 
@@ -63,9 +66,11 @@ def holders(attribution: Attribution | None) -> set[tuple[str, str]]:
 def agreement(attribution: Attribution) -> Finding:
     """Every device that the kubelet lists with a container should be one that the driver shows."""
     name = "kubelet and driver"
-    if attribution.unresolved:
-        first = attribution.unresolved[0]
+    # What a virtual machine has the driver cannot see, and nothing is wrong with that.
+    unmatched = [one for one in attribution.unresolved if one.reason != "dra_passed_through"]
+    if unmatched:
+        first = unmatched[0]
         what = f"{first.device_id} of {first.namespace}/{first.pod} ({first.reason.replace('_', ' ')})"
-        more = f" and {len(attribution.unresolved) - 1} more" if len(attribution.unresolved) > 1 else ""
+        more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
         return warn(name, f"not to be matched: {what}{more}", _MENDS.get(first.reason, _ID_FORMS))
     return ok(name, f"the driver shows all that is held: {len(attribution.holders)} devices")
