@@ -21,6 +21,7 @@ from exporter.accounting.pricing import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.metering import HUNG_SECONDS, Metering, namespace_pays
+from exporter.agent.owners import Owners
 from exporter.agent.run import metering_of
 from exporter.config import load_agent
 from exporter.errors import ConfigError, StateError
@@ -444,7 +445,7 @@ def test_however_seldom_it_is_saved_a_new_owner_is_seen_at_zero_by_two_scrapes(
 ) -> None:
     options = {"state_dir": str(tmp_path), "state_interval": f"{interval_seconds:.0f}s", "price_book": "none"}
     config = load_agent(options, {})
-    metering = metering_of(config, PriceBook(), StateFile(tmp_path), simulated=True)
+    metering = metering_of(config, PriceBook(), StateFile(tmp_path), owners=Owners(), simulated=True)
     start = time.monotonic()
     at_zero = 0
     for second in range(800):
