@@ -168,8 +168,8 @@ def rows() -> list[tuple[str, list[Panel]]]:
         ),
         number(
             "GPUs idle",
-            "Held, and idle for the last hour, by the rule of GPUUnderutilised; counted by share.",
-            f"sum(pod:gpu_idle:sum{{{PODS}}}) or vector(0)",
+            "Held by workloads that the rule of GPUUnderutilised finds idle, on all nodes; counted by share.",
+            'sum(workload:gpu_underused:sum{workload_namespace=~"$namespace"}) or vector(0)',
             bad_from=1,
         ),
         number(

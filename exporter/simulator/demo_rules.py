@@ -14,18 +14,39 @@ class Substitution:
     what: str
 
 
+def _window(shipped: str, demo: str) -> tuple[Substitution, ...]:
+    """A window wherever it stands: as a range, as an offset, and as the word that an alert tells."""
+    return tuple(
+        Substitution(shipped=text.format(shipped), demo=text.format(demo), what=what)
+        for text, what in (("[{}]", "window"), ("offset {}", "the window before"))
+    )
+
+
 SUBSTITUTIONS = (
-    Substitution(shipped="* 30 / 3600", demo="* 2 / 60", what="values expected in the long window"),
+    Substitution(shipped="* 30 / 86400", demo="* 2 / 240", what="values expected in a day"),
+    Substitution(shipped=">= 86400", demo=">= 240", what="a day without work, seconds"),
     Substitution(shipped="interval: 30s", demo="interval: 2s", what="how often rules run"),
-    Substitution(shipped="[1h]", demo="[1m]", what="long window"),
-    Substitution(shipped="[15m]", demo="[15s]", what="short window"),
-    Substitution(shipped="> 3600", demo="> 60", what="age from which a pod is judged, seconds"),
+    Substitution(shipped="interval: 2m", demo="interval: 6s", what="how often the day's rules run"),
+    Substitution(shipped="interval: 1h", demo="interval: 1m", what="how often the ledger's rules run"),
+    Substitution(shipped="[24h]", demo="[4m]", what="long window of inference"),
+    *_window("6h", "2m"),
+    *_window("1h", "1m"),
+    *_window("15m", "15s"),
+    Substitution(shipped='"30m", ""', demo='"30s", ""', what="window of batch, in words"),
+    Substitution(shipped='"1h", ""', demo='"1m", ""', what="window, in words"),
+    Substitution(shipped='"2h", ""', demo='"2m", ""', what="window of interactive, in words"),
+    Substitution(shipped='"24h", ""', demo='"4m", ""', what="window of inference, in words"),
+    Substitution(shipped="idle for 2h", demo="idle for 2m", what="words of GPUSharedIdle"),
+    Substitution(shipped="nobody for 6h", demo="nobody for 2m", what="words of GPUUnallocated"),
     Substitution(
-        shipped="keep_firing_for: 15m", demo="keep_firing_for: 30s", what="how long an alert outlives its cause"
+        shipped="keep_firing_for: 15m", demo="keep_firing_for: 15s", what="how long a warning outlives its cause"
     ),
-    Substitution(shipped="for: 10m", demo="for: 10s", what="delay of the idle alert"),
+    Substitution(
+        shipped="keep_firing_for: 10m", demo="keep_firing_for: 10s", what="how long an info outlives its cause"
+    ),
+    Substitution(shipped="for: 15m", demo="for: 15s", what="delay of an info"),
+    Substitution(shipped="for: 10m", demo="for: 10s", what="delay of a warning"),
     Substitution(shipped="for: 5m", demo="for: 20s", what="delay of the exporter's alerts"),
-    Substitution(shipped="over the last hour", demo="over the last minute (shortened)", what="words of the alert"),
 )
 """In this order: a longer text comes before one that it contains."""
 
