@@ -1,0 +1,197 @@
+"""The waste alerts against the commonest public rules, over the corpus of tests/corpus: who is told, when, how often.
+
+Both see the same workloads: ours through the agent's series, the others through those of dcgm-exporter and
+kube-state-metrics. Everything is evaluated by promtool, in virtual time.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import corpus_public  # noqa: E402 - found beside the tests
+from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, clock, run  # noqa: E402
+from corpus_support import NOBODY, Shape, Workload, load  # noqa: E402
+
+OURS = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle"})
+PLATFORMS_OWN = {"kube-system", "cw-hpc-verification"}
+AFTER_SECONDS = 40 * 60.0
+"""An alert may outlive its cause by so much before it counts as false."""
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """A rule, or some, and what they are shown."""
+
+    name: str
+    alerts: frozenset[str]
+    firings: Sequence[Firing]
+
+
+@dataclass(slots=True, kw_only=True)
+class Score:
+    """What came of it."""
+
+    wasted: int = 0
+    found: list[tuple[Subject, float]] = field(default_factory=list)
+    missed: list[Subject] = field(default_factory=list)
+    false: list[Subject] = field(default_factory=list)
+    flaps: int = 0
+    messages: int = 0
+    """Alerts that fired for workloads that were found: one per set of labels."""
+
+    @property
+    def precision(self) -> float:
+        told = len(self.found) + len(self.false)
+        return len(self.found) / told if told else 1.0
+
+    @property
+    def recall(self) -> float:
+        return len(self.found) / self.wasted if self.wasted else 1.0
+
+
+def score(contestant: Contestant, shapes: Sequence[Shape], counts: Callable[[Workload], bool]) -> Score:
+    """Hold what fired to what was waste.
+
+    A workload is found when an alert about it fires while it is waste. It is blamed wrongly when one fires at another
+    time, or though it is no waste. So is whoever holds nothing: a GPU that is free for hours.
+    """
+    index = Index(shapes)
+    spans: dict[Subject, list[Span]] = {}
+    alerts: dict[Subject, int] = {}
+    for firing in contestant.firings:
+        if firing.alert in contestant.alerts:
+            for subject in _blamed(firing, index):
+                spans.setdefault(subject, []).extend(firing.episodes)
+                alerts[subject] = alerts.get(subject, 0) + 1
+    result = Score()
+    for subject, workload in index.workloads.items():
+        if counts(workload):
+            _count(result, subject, workload, _joined(spans.get(subject, ())), alerts.get(subject, 0))
+    result.false += [
+        subject for subject in spans if subject.name == NOBODY and subject.shape and index.shapes[subject.shape].free
+    ]
+    return result
+
+
+def _count(result: Score, subject: Subject, workload: Workload, episodes: list[Span], alerts: int) -> None:
+    begin, end = workload.waste or (float("inf"), float("inf"))
+    within = [span for span in episodes if span[0] <= end and span[1] > begin]
+    result.flaps += max(0, len(episodes) - 1)
+    if workload.waste is not None:
+        result.wasted += 1
+        if within:
+            result.found.append((subject, max(0.0, within[0][0] - begin)))
+            result.messages += alerts
+        else:
+            result.missed.append(subject)
+    if any(start < begin or start > end or stop > end + AFTER_SECONDS for start, stop in episodes) and (
+        workload.waste is None or not _lasts(workload, end)
+    ):
+        result.false.append(subject)
+    elif any(start < begin for start, _ in episodes):
+        result.false.append(subject)
+
+
+def _lasts(workload: Workload, end: float) -> bool:
+    """Whether the waste lasts as long as the workload: what fires after its end is not about it."""
+    return end >= max(pod.end for pod in workload.pods)
+
+
+def _blamed(firing: Firing, index: Index) -> Iterator[Subject]:
+    """The workloads that an alert is about: of a shared GPU, all who hold it."""
+    subject = index.subject(firing, firing.episodes[0][0])
+    if firing.alert != "GPUSharedIdle":
+        yield subject
+        return
+    for of_shape, workload in index.workloads.items():
+        if any(use.board.uuid == subject.name for pod in workload.pods for use in pod.uses):
+            yield of_shape
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def undeclared(workload: Workload) -> bool:
+    """Whether nobody has said anything of a workload that a public rule could not know: class, opt-out, namespace."""
+    opted = any(pod.alerts_off_until is not None for pod in workload.pods)
+    return not workload.policy and not opted and workload.namespace not in PLATFORMS_OWN
+
+
+def contestants(shapes: Sequence[Shape]) -> Iterator[Contestant]:
+    """Evaluate everything."""
+    ours = run(shapes, [ROOT / "rules" / "prometheus-rules.yaml"], agent_page)
+    yield Contestant(name="ours", alerts=OURS, firings=ours)
+    on_dcgm = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
+    if on_dcgm.is_file():
+        name = "ours, on dcgm-exporter's series"
+        yield Contestant(name=name, alerts=OURS, firings=run(shapes, [on_dcgm], corpus_public.add))
+    public = run(shapes, [ROOT / "benchmarks" / "public_rules.yaml"], corpus_public.add)
+    for alert, name in (
+        ("PublicInstant", "`GPU_UTIL < 10`, for 30m"),
+        ("PublicAverage", "1 h average < 10, for 30m"),
+        ("PublicAverageOnPod", "30 min average < 10 `on (pod)` requests, for 30m"),
+        ("PublicAverageRunning", "30 min average < 5 `on (namespace, pod)` Running, for 30m"),
+        ("PublicNothingAtAll", "30 min maximum of the engine 0, power low, older than 35 min"),
+    ):
+        yield Contestant(name=name, alerts=frozenset({alert}), firings=public)
+
+
+def table(title: str, scores: Iterable[tuple[str, Score]]) -> None:
+    """Print one row per rule."""
+    print(f"\n{title}\n")
+    print("| rule | precision | recall | found | false | until it fires: median, worst | alerts per find | flaps |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name, of in scores:
+        delays = [delay for _, delay in of.found]
+        when = f"{clock(statistics.median_low(delays))}, {clock(max(delays))}" if delays else ""
+        each = f"{of.messages / len(of.found):.1f}" if of.found else ""
+        print(
+            f"| {name} | {100 * of.precision:.0f} % | {100 * of.recall:.0f} % | {len(of.found)} of {of.wasted} "
+            f"| {len(of.false)} | {when} | {each} | {of.flaps} |"
+        )
+
+
+def main() -> int:
+    """Print the tables; with ``--names`` also whom each rule missed and blamed wrongly."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--names", action="store_true", help="say who was missed and who was blamed wrongly")
+    arguments = parser.parse_args()
+    if not PROMTOOL.exists():
+        print("promtool is not unpacked: make install")
+        return 0
+    shapes = load()
+    everybody = list(contestants(shapes))
+    workloads = [workload for shape in shapes for workload in shape.workloads]
+    wasted = sum(workload.waste is not None for workload in workloads)
+    print(f"{len(shapes)} shapes, {len(workloads)} workloads, {wasted} of them waste at some time")
+    scores = [(one.name, score(one, shapes, lambda _: True)) for one in everybody]
+    table("All workloads:", scores)
+    table(
+        "Without those of which something was declared:",
+        ((one.name, score(one, shapes, undeclared)) for one in everybody),
+    )
+    for name, of in scores if arguments.names else ():
+        print(f"\n{name}\n  missed: {_names(of.missed)}\n  false: {_names(of.false)}")
+    return 0
+
+
+def _names(subjects: Iterable[Subject]) -> str:
+    return ", ".join(f"{subject.shape}:{subject.name.rpartition('/')[2]}" for subject in subjects) or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Rules over the corpus in the real engine: promtool evaluates them in virtual time, and what fires is read from it."""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from corpus_series import Page, Series
+from corpus_support import NOBODY, Expected, Shape, Workload
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMTOOL = ROOT / ".tools" / "bin" / "promtool"
+LONG_SECONDS = 9 * 3600.0
+"""Shapes that last longer are evaluated apart, in larger steps."""
+_ASKED = 'ALERTS{alertstate="firing"}'
+_RESULT = re.compile(r"time: (?P<at>\S+),\s+exp:[^\n]*\s+got:(?P<got>.*?)(?=\n +expr: |\n\n|\Z)", re.DOTALL)
+_ALERT = re.compile(r'\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\} 1E\+00')
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_DURATION = re.compile(r"(\d+)(ms|[dhms])")
+_UNIT_SECONDS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Shapes that are evaluated together, as nodes of one cluster would be."""
+
+    shapes: tuple[Shape, ...]
+    scrape_seconds: float
+    step_seconds: float
+
+    @property
+    def lasts(self) -> float:
+        return max(shape.lasts for shape in self.shapes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firing:
+    """One alert with one set of labels, and when it fired: (from, to), in evaluation steps."""
+
+    labels: dict[str, str]
+    episodes: tuple[tuple[float, float], ...]
+
+    @property
+    def alert(self) -> str:
+        return self.labels["alertname"]
+
+
+def fleets(shapes: Sequence[Shape]) -> tuple[Fleet, ...]:
+    """The shapes in two fleets: those of hours, and those of days."""
+    brief = tuple(shape for shape in shapes if shape.lasts <= LONG_SECONDS)
+    long = tuple(shape for shape in shapes if shape.lasts > LONG_SECONDS)
+    made = (
+        Fleet(shapes=brief, scrape_seconds=30.0, step_seconds=60.0),
+        Fleet(shapes=long, scrape_seconds=60.0, step_seconds=300.0),
+    )
+    return tuple(fleet for fleet in made if fleet.shapes)
+
+
+def evaluate(fleet: Fleet, rules: Sequence[Path], page: Callable[[Shape, Series], object]) -> list[Firing]:
+    """Evaluate rules over a fleet's series.
+
+    Args:
+        fleet: The shapes.
+        rules: Rules files.
+        page: Adds the series of a shape.
+
+    Returns:
+        All alerts that fired, with the times.
+    """
+    count = int(fleet.lasts // fleet.scrape_seconds) + 1
+    series = Series([fleet.scrape_seconds * number for number in range(count)])
+    for shape in fleet.shapes:
+        page(shape, series)
+    moments = [fleet.step_seconds * number for number in range(1, int(fleet.lasts // fleet.step_seconds) + 1)]
+    document = {
+        "rule_files": [str(path) for path in rules],
+        "evaluation_interval": f"{fleet.step_seconds:.0f}s",
+        "tests": [
+            {
+                "interval": f"{fleet.scrape_seconds:.0f}s",
+                "input_series": [{"series": name, "values": values} for name, values in series.text()],
+                # Nothing has this value, so that promtool prints what there is instead.
+                "promql_expr_test": [
+                    {"expr": _ASKED, "eval_time": f"{at:.0f}s", "exp_samples": [{"labels": "{}", "value": -1}]}
+                    for at in moments
+                ],
+            }
+        ],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.yaml"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        done = subprocess.run([str(PROMTOOL), "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    return list(_firings(done.stdout + done.stderr, moments, fleet.step_seconds))
+
+
+def _firings(text: str, moments: Sequence[float], step: float) -> Iterator[Firing]:
+    found = {_seconds(match["at"]): match["got"] for match in _RESULT.finditer(text)}
+    if set(found) != set(moments):
+        raise RuntimeError(f"promtool did not answer as expected:\n{text[:4000]}")
+    times: dict[str, list[float]] = {}
+    for at in moments:
+        for labels in _ALERT.findall(found[at]):
+            times.setdefault(labels, []).append(at)
+    for labels, at_all in times.items():
+        yield Firing(
+            labels={name: json.loads(f'"{value}"') for name, value in _LABEL.findall(labels)},
+            episodes=tuple(_episodes(at_all, step)),
+        )
+
+
+def _episodes(times: Iterable[float], step: float) -> Iterator[tuple[float, float]]:
+    """Times without a gap, put together: (first, one step after the last)."""
+    start = last = None
+    for at in sorted(set(times)):
+        if last is not None and start is not None and at - last > step:
+            yield start, last + step
+            start = at
+        start = at if start is None else start
+        last = at
+    if start is not None and last is not None:
+        yield start, last + step
+
+
+def _seconds(text: str) -> float:
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION.findall(text))
+
+
+def run(shapes: Sequence[Shape], rules: Sequence[Path], page: Callable[[Shape, Series], object]) -> list[Firing]:
+    """Evaluate rules over all shapes; fleets at the same time."""
+    with ThreadPoolExecutor() as pool:
+        return [one for found in pool.map(lambda fleet: evaluate(fleet, rules, page), fleets(shapes)) for one in found]
+
+
+def agent_page(shape: Shape, series: Series) -> None:
+    """Add the agent's series of a shape."""
+    Page(shape, series).everything()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom an alert is about: a workload of a shape, one of its GPUs, or nobody."""
+
+    shape: str
+    name: str
+
+
+class Index:
+    """Finds out whom an alert is about, by whatever labels it has."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self.shapes = {shape.name: shape for shape in shapes}
+        self.workloads: dict[Subject, Workload] = {}
+        self._pods: dict[tuple[str, str], Subject] = {}
+        self._names: dict[tuple[str, str], Subject] = {}
+        self._namespaces: dict[str, set[Subject]] = {}
+        self._devices: dict[str, list[tuple[float, float, Subject]]] = {}
+        self._boards: dict[str, Subject] = {}
+        for shape in shapes:
+            for workload in shape.workloads:
+                self._take(shape, workload)
+            for board in shape.boards:
+                self._boards[board.uuid] = Subject(shape.name, board.uuid)
+
+    def _take(self, shape: Shape, workload: Workload) -> None:
+        subject = Subject(shape.name, f"{workload.namespace}/{workload.name}")
+        self.workloads[subject] = workload
+        self._names[workload.namespace, workload.name] = subject
+        self._namespaces.setdefault(workload.namespace, set()).add(subject)
+        for pod in workload.pods:
+            self._pods[pod.namespace, pod.name] = subject
+            for use in pod.uses:
+                for uuid in {use.device_uuid, use.board.uuid}:
+                    self._devices.setdefault(uuid, []).append((pod.start, pod.end, subject))
+
+    def subject(self, firing: Firing, at: float) -> Subject:
+        """Whom the alert that fires at ``at`` blames."""
+        labels = firing.labels
+        uuid = labels.get("uuid") or labels.get("UUID")
+        if firing.alert == "GPUSharedIdle" and uuid in self._boards:
+            return self._boards[uuid]
+        namespace = labels.get("workload_namespace") or labels.get("pod_namespace") or labels.get("namespace", "")
+        pod = labels.get("pod_name") or labels.get("pod") or labels.get("workload_name", "")
+        for found in (self._names.get((namespace, labels.get("workload_name", ""))), self._pods.get((namespace, pod))):
+            if found is not None:
+                return found
+        known = self._namespaces.get(namespace, set())
+        if len(known) == 1:
+            return next(iter(known))
+        for start, end, subject in self._devices.get(uuid or "", ()):
+            if start <= at < end:
+                return subject
+        board = self._boards.get(uuid or "")
+        return Subject(board.shape if board else "", NOBODY)
+
+
+Told = dict[Subject, dict[str, list[tuple[float, float]]]]
+"""Per subject and alert: when it fired, whatever the other labels were."""
+
+
+def told(firings: Iterable[Firing], index: Index, alerts: frozenset[str] | None = None) -> Told:
+    """Sort what fired by whom it is about; tiers of one alert are one."""
+    times: dict[tuple[Subject, str], list[tuple[float, float]]] = {}
+    for firing in firings:
+        if alerts is None or firing.alert in alerts:
+            for start, end in firing.episodes:
+                times.setdefault((index.subject(firing, start), firing.alert), []).append((start, end))
+    result: Told = {}
+    for (subject, alert), spans in times.items():
+        result.setdefault(subject, {})[alert] = _joined(spans)
+    return result
+
+
+def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def wrong(expected: dict[str, Expected], fired: dict[str, list[tuple[float, float]]], lasts: float) -> Iterator[str]:
+    """Say what of the expectation does not hold."""
+    for alert in sorted({*expected, *fired}):
+        spans = fired.get(alert, [])
+        when = ", ".join(f"{clock(start)} to {clock(end)}" for start, end in spans) or "never"
+        want = expected.get(alert)
+        if want is None:
+            yield f"{alert} fires {when}; it must not"
+        elif not spans or spans[0][0] > want.latest:
+            yield f"{alert} fires {when}; it must from {clock(want.latest)} at the latest"
+        elif spans[0][0] < want.earliest:
+            yield f"{alert} fires {when}; not before {clock(want.earliest)}"
+        elif len(spans) > 1:
+            yield f"{alert} fires {when}; it must not come and go"
+        elif spans[0][1] < (want.resolved if want.resolved is not None else lasts) and want.resolved is None:
+            yield f"{alert} fires {when}; it must not end"
+        elif want.resolved is not None and spans[0][1] > want.resolved:
+            yield f"{alert} fires {when}; it must have ended by {clock(want.resolved)}"
+
+
+def clock(seconds: float) -> str:
+    """A time as the corpus writes it."""
+    whole = round(seconds)
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m" + (f"{whole % 60:02d}s" if whole % 60 else "")
+
+
+def read_rules(path: Path) -> list[str]:
+    """Names of the alerts of a rules file."""
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    return [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]

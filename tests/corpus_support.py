@@ -1,0 +1,435 @@
+"""The corpus of workload shapes: what its files say, as values.
+
+A file of ``tests/corpus`` is a list of shapes. Times are like ``1h10m30s``. A shape has
+
+- ``name``, ``why`` (a sentence: why it is waste, or is not), ``lasts``;
+- ``workloads``: ``kind``, ``name``, ``team``, ``class``, ``namespace`` (the shape's name where none is given), ``pods``,
+  ``waste`` (from when to when it is waste, ``40m`` or ``40m..3h``; absent: it is none) and ``alerts``: per alert
+  ``earliest..latest`` or ``earliest..latest..resolved``, all the times at which it must not yet, must, must no more fire;
+- ``sharers``: alerts of shared GPUs, by the name of the GPU;
+- ``price`` per GPU-hour (3; null: none), ``currency``, ``model``, ``metadata`` (true), ``free`` GPUs that nobody holds;
+- ``exporter``: ``outages`` (see `Outage`) and ``lost`` (every how manieth scrape is lost).
+
+Pods: ``name``, ``count``, ``gpus``, ``from``, ``to``, ``activity``, ``each`` (an activity per GPU), ``running_from``,
+``lives`` and ``apart`` (the pod is made anew under another name, or the same with ``same_name``), ``alerts_off_until``,
+``source``; for parts ``gpu`` (the name of the board), ``share``, ``mig`` (a profile), ``resource``, and ``util`` where
+NVML's utilisation says something else than the activity. An activity is a list: ``0.9 40m`` (a value and how long),
+``{repeat: [...], for: 2h}``, and a value alone until the end; ``?`` is unknown.
+"""
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).resolve().parent / "corpus"
+NOBODY = "(nobody)"
+NEVER_ENDS = 253_402_300_799.0
+"""The end of the year 9999: an opt-out for good."""
+GPUS_PER_NODE = 8
+_UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds(text: str | float) -> float:
+    """Read a time like ``1h10m``."""
+    if isinstance(text, int | float):
+        return float(text)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a time like 1h10m")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A value over time, constant between ``starts``; ``None`` is unknown. Before the first start it is 0."""
+
+    starts: tuple[float, ...]
+    values: tuple[float | None, ...]
+
+    def at(self, t: float) -> float | None:
+        index = bisect_right(self.starts, t) - 1
+        return self.values[index] if index >= 0 else 0.0
+
+    def with_unknown(self, spans: Iterable[tuple[float, float]]) -> "Track":
+        """The same, unknown from each span's start to its end."""
+        spans = tuple(spans)
+        if not spans:
+            return self
+        starts = sorted({*self.starts, *(edge for span in spans for edge in span)})
+        values = tuple(None if any(a <= start < b for a, b in spans) else self.at(start) for start in starts)
+        return Track(tuple(starts), values)
+
+    def integrals(self, times: Sequence[float], begin: float, end: float) -> Iterator[tuple[float, float]]:
+        """Per time: (integral of what is known, unknown seconds) from ``begin`` until then, ``end`` at most."""
+        edges = [start for start in self.starts if begin < start < end]
+        known = unknown = 0.0
+        position, index = begin, 0
+        for t in times:
+            until = min(max(t, begin), end)
+            while position < until:
+                while index < len(edges) and edges[index] <= position:
+                    index += 1
+                stop = min(until, edges[index]) if index < len(edges) else until
+                value = self.at(position)
+                known += 0.0 if value is None else value * (stop - position)
+                unknown += stop - position if value is None else 0.0
+                position = stop
+            yield known, unknown
+
+    def last_busy(self, times: Sequence[float], begin: float, threshold: float) -> Iterator[float]:
+        """Per time: when the value last was at the threshold or above, or unknown; ``begin`` where it never was."""
+        edges = [*self.starts[1:], math.inf]
+        busy = [
+            (start, end)
+            for start, end, value in zip(self.starts, edges, self.values, strict=True)
+            if value is None or value >= threshold
+        ]
+        for t in times:
+            yield max((min(end, t) for start, end in busy if start <= t), default=begin)
+
+
+def combine(tracks: Sequence[Track], fold: Any) -> Track:  # noqa: ANN401 - a callable over a list of values
+    """A track whose value is a function of others' values at the same time."""
+    starts = tuple(sorted({start for track in tracks for start in track.starts}))
+    return Track(starts, tuple(fold([track.at(start) for track in tracks]) for start in starts))
+
+
+def total(values: list[float | None]) -> float | None:
+    """The sum, at most 1; unknown where a part is."""
+    known = [value for value in values if value is not None]
+    return min(1.0, sum(known)) if len(known) == len(values) else None
+
+
+def _steps(script: Any, length: float) -> Iterator[tuple[float, float | None]]:  # noqa: ANN401 - YAML
+    """(seconds, value) after each other, for ``length`` seconds."""
+    left = length
+    for item in script if isinstance(script, list) else [script]:
+        if isinstance(item, dict):
+            turn = min(left, seconds(item["for"])) if "for" in item else left
+            left -= turn
+            while turn > 0:
+                for lasting, value in _steps(item["repeat"], turn):
+                    yield lasting, value
+                    turn -= lasting
+            continue
+        word, _, lasting_text = str(item).partition(" ")
+        lasting = min(left, seconds(lasting_text)) if lasting_text else left
+        left -= lasting
+        yield lasting, None if word == "?" else float(word)
+        if left <= 0:
+            return
+
+
+def track(script: Any, begin: float, end: float) -> Track:  # noqa: ANN401 - YAML
+    """An activity as the file writes it, from ``begin`` to ``end``."""
+    starts, values, position = [], [], begin
+    for lasting, value in _steps(script, end - begin):
+        if lasting <= 0:
+            continue
+        if not values or values[-1] != value:
+            starts.append(position)
+            values.append(value)
+        position += lasting
+    return Track((*starts, end), (*values, 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """What is not seen from ``start`` to ``end``.
+
+    ``what``: ``agent`` (it restarts, its ledger is on disk), ``agent-without-state``, ``agent-replaced`` (another pod of
+    its DaemonSet), ``driver`` (it answers nothing), ``prometheus`` (does not run) or ``scrapes`` (fail).
+    """
+
+    what: str
+    start: float
+    end: float
+
+    @property
+    def blinds(self) -> bool:
+        """Whether the time is unknown to the agent itself."""
+        return self.what not in {"prometheus", "scrapes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A physical GPU."""
+
+    node: str
+    index: int
+    uuid: str
+    model: str
+    price: float | None
+    currency: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """A part of a board that a pod holds."""
+
+    board: Board
+    device_uuid: str
+    instance: str
+    profile: str
+    share: float
+    mode: str
+    source: str
+    activity: Track
+    """Of the holder, as a part of what it holds; what the agent knows."""
+    part: Track
+    """The same as a part of the device."""
+    util: Track | None
+    """What ``nvidia-smi`` says of the device; ``None`` where it says nothing (MIG)."""
+    engine: Track
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod, from its binding to its end."""
+
+    namespace: str
+    name: str
+    uid: str
+    start: float
+    end: float
+    running_from: float
+    resource: str
+    alerts_off_until: float | None
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """When an alert must fire: not before ``earliest``, at ``latest`` it does, and from ``resolved`` on no more."""
+
+    severity: str
+    """The severity that it must have at first; empty: any."""
+    earliest: float
+    latest: float
+    """Infinite: it may stay away."""
+    resolved: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Whose the pods are, and what is to be said of them."""
+
+    namespace: str
+    kind: str
+    name: str
+    team: str
+    policy: str
+    pods: tuple[Pod, ...]
+    waste: tuple[float, float] | None
+    alerts: dict[str, Expected]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One case of the corpus."""
+
+    name: str
+    why: str
+    file: str
+    lasts: float
+    metadata: bool
+    workloads: tuple[Workload, ...]
+    sharers: dict[str, dict[str, Expected]]
+    """Alerts of shared GPUs by their UUID."""
+    boards: tuple[Board, ...]
+    outages: tuple[Outage, ...]
+    lost: int
+    free: int
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(board.node for board in self.boards))
+
+
+class _Builder:
+    """Makes a shape; numbers its boards as they are asked for."""
+
+    def __init__(self, raw: dict[str, Any], file: str) -> None:
+        self.raw, self.file = raw, file
+        self.name: str = raw["name"]
+        self.lasts = seconds(raw["lasts"])
+        self.boards: list[Board] = []
+        self.named: dict[str, Board] = {}
+        self.taken: dict[str, int] = {}
+
+    def board(self, name: str | None = None) -> Board:
+        if name is not None and name in self.named:
+            return self.named[name]
+        number = len(self.boards)
+        made = Board(
+            node=f"{self.name}-n{number // GPUS_PER_NODE}",
+            index=number % GPUS_PER_NODE,
+            uuid=f"GPU-{self.name}-{name or number}",
+            model=self.raw.get("model", "NVIDIA H100 80GB HBM3"),
+            price=self.raw.get("price", 3.0),
+            currency=self.raw.get("currency", "USD"),
+        )
+        self.boards.append(made)
+        if name is not None:
+            self.named[name] = made
+        return made
+
+    def shape(self) -> Shape:
+        raw = self.raw
+        exporter = raw.get("exporter", {})
+        outages = tuple(
+            Outage(what=item["what"], start=seconds(item["from"]), end=seconds(item["to"]))
+            for item in exporter.get("outages", ())
+        )
+        workloads = tuple(self.workload(item) for item in raw["workloads"])
+        for _ in range(raw.get("free", 0)):
+            self.board()
+        return Shape(
+            name=self.name,
+            why=" ".join(raw["why"].split()),
+            file=self.file,
+            lasts=self.lasts,
+            metadata=raw.get("metadata", True),
+            workloads=_estimated(workloads),
+            sharers={
+                f"GPU-{self.name}-{board}": {alert: _expected(text) for alert, text in alerts.items()}
+                for board, alerts in raw.get("sharers", {}).items()
+            },
+            boards=tuple(self.boards),
+            outages=outages,
+            lost=exporter.get("lost", 0),
+            free=raw.get("free", 0),
+        )
+
+    def workload(self, raw: dict[str, Any]) -> Workload:
+        namespace = raw.get("namespace", self.name)
+        waste = None
+        if "waste" in raw:
+            start, _, end = str(raw["waste"]).partition("..")
+            waste = (seconds(start), seconds(end) if end else self.lasts)
+        return Workload(
+            namespace=namespace,
+            kind=raw.get("kind", "Job"),
+            name=raw["name"],
+            team=raw.get("team", ""),
+            policy=raw.get("class", ""),
+            pods=tuple(pod for item in raw["pods"] for pod in self.pods(item, namespace, raw["name"])),
+            waste=waste,
+            alerts={alert: _expected(text) for alert, text in raw.get("alerts", {}).items()},
+        )
+
+    def pods(self, raw: dict[str, Any], namespace: str, of: str) -> Iterator[Pod]:
+        start, stop = seconds(raw.get("from", 0)), seconds(raw.get("to", self.lasts))
+        lives = seconds(raw.get("lives", stop - start))
+        apart = seconds(raw.get("apart", 0))
+        for number in range(raw.get("count", 1)):
+            name = raw.get("name", of) + (f"-{number}" if raw.get("count", 1) > 1 else "")
+            boards = [self.board(raw.get("gpu")) for _ in range(len(raw.get("each", ())) or raw.get("gpus", 1))]
+            at, life = start, 0
+            while at < stop:
+                called = name if raw.get("same_name") or "lives" not in raw else f"{name}-{life}"
+                end = min(stop, at + lives)
+                yield self.pod(raw, boards, (namespace, called, f"uid-{namespace}-{name}-{at:.0f}"), (at, end))
+                at, life = end + apart, life + 1
+
+    def pod(
+        self, raw: dict[str, Any], boards: list[Board], named: tuple[str, str, str], span: tuple[float, float]
+    ) -> Pod:
+        namespace, name, uid = named
+        begin, end = span
+        scripts = raw.get("each") or [raw["activity"]] * len(boards)
+        off = raw.get("alerts_off_until")
+        profile = raw.get("mig", "")
+        return Pod(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            start=begin,
+            end=end,
+            running_from=begin + seconds(raw.get("running_from", 0)),
+            resource=raw.get("resource", f"nvidia.com/mig-{profile}" if profile else "nvidia.com/gpu"),
+            alerts_off_until=None if off is None else NEVER_ENDS if off == "ever" else seconds(off),
+            uses=tuple(
+                self.use(raw, board, script, span, name) for board, script in zip(boards, scripts, strict=True)
+            ),
+        )
+
+    def use(self, raw: dict[str, Any], board: Board, script: Any, span: tuple[float, float], pod: str) -> Use:  # noqa: ANN401 - YAML
+        part = track(script, *span)
+        share = float(raw.get("share", 1.0))
+        profile = raw.get("mig", "")
+        instance = ""
+        if profile:
+            instance = str(self.taken.setdefault(f"{board.uuid}/{pod}", len(self.taken) + 1))
+        shared = share < 1 and not profile
+        activity = combine([part], lambda values: _of_share(values[0], share)) if shared else part
+        return Use(
+            board=board,
+            device_uuid=f"MIG-{self.name}-{instance}" if profile else board.uuid,
+            instance=instance,
+            profile=profile,
+            share=share,
+            mode="mig" if profile else "shared" if shared else "exclusive",
+            source=raw.get("source", "process_samples" if shared else "engine"),
+            activity=activity,
+            part=part,
+            util=None if profile else track(raw["util"], *span) if "util" in raw else part,
+            engine=track(raw["engine"], *span) if "engine" in raw else part,
+        )
+
+
+def _of_share(value: float | None, share: float) -> float | None:
+    return None if value is None else min(1.0, value / share)
+
+
+def _estimated(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:
+    """Give sharers whose part is only estimated the activity of the whole device; all see the same utilisation."""
+    uses = [use for workload in workloads for pod in workload.pods for use in pod.uses]
+    whole = {
+        board: combine([use.part for use in uses if use.board.uuid == board and use.mode == "shared"], total)
+        for board in {use.board.uuid for use in uses if use.mode == "shared"}
+    }
+
+    def seen(use: Use) -> Use:
+        if use.mode != "shared":
+            return use
+        of_device = whole[use.board.uuid]
+        use = replace(use, util=of_device, engine=of_device)
+        if use.source != "estimated":
+            return use
+        by_share = combine([of_device], lambda values: None if values[0] is None else values[0] * use.share)
+        return replace(use, activity=of_device, part=by_share)
+
+    return tuple(
+        replace(
+            workload,
+            pods=tuple(replace(pod, uses=tuple(seen(use) for use in pod.uses)) for pod in workload.pods),
+        )
+        for workload in workloads
+    )
+
+
+def _expected(text: str) -> Expected:
+    severity, _, times = text.rpartition(" ")
+    earliest, latest, *rest = times.split("..")
+    return Expected(
+        severity=severity,
+        earliest=seconds(earliest),
+        latest=math.inf if latest == "never" else seconds(latest),
+        resolved=seconds(rest[0]) if rest else None,
+    )
+
+
+def load(folder: Path = FOLDER) -> tuple[Shape, ...]:
+    """All shapes, in the order of files and of the shapes in them."""
+    return tuple(
+        _Builder(raw, path.name).shape()
+        for path in sorted(folder.glob("*.yaml"))
+        for raw in yaml.safe_load(path.read_text(encoding="utf-8"))
+    )

@@ -1,0 +1,124 @@
+"""The waste alerts over a corpus of labelled workload shapes, by the real engine in virtual time."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, fleets, run, told, wrong
+from corpus_series import Page, Series
+from corpus_support import Shape, load, seconds, track
+
+from exporter.exposition import catalog
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "rules" / "prometheus-rules.yaml"
+WASTE = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle"})
+SHAPES = load()
+TARGET_LABELS = {"job", "instance", "namespace", "pod"}
+
+needs_promtool = pytest.mark.skipif(not PROMTOOL.exists(), reason="promtool is not unpacked; make install")
+
+
+@cache
+def fired() -> tuple[Firing, ...]:
+    """What fires over all shapes; evaluated once."""
+    return tuple(run(SHAPES, [RULES], agent_page))
+
+
+def test_there_are_enough_shapes_and_each_says_why() -> None:
+    assert len(SHAPES) >= 40
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES)
+    assert all(re.fullmatch(r"[A-Z].{30,}\.", shape.why) for shape in SHAPES)
+
+
+def test_waste_that_nothing_can_show_is_the_only_waste_without_an_alert() -> None:
+    missed = {
+        shape.name
+        for shape in SHAPES
+        for workload in shape.workloads
+        if workload.waste is not None and not workload.alerts
+    }
+    assert missed == {"nccl-deadlock", "estimated-sharers-one-idle"}
+
+
+@needs_promtool
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_alerts_fire_when_they_must_and_only_then(shape: Shape) -> None:
+    index = Index(SHAPES)
+    by_subject = told(fired(), index, WASTE)
+    expected = {Subject(shape.name, f"{work.namespace}/{work.name}"): work.alerts for work in shape.workloads}
+    expected |= {Subject(shape.name, board): alerts for board, alerts in shape.sharers.items()}
+    subjects = [subject for subject in by_subject if subject.shape == shape.name]
+    findings = [
+        f"{subject.name}: {finding}"
+        for subject in dict.fromkeys([*expected, *subjects])
+        for finding in wrong(expected.get(subject, {}), by_subject.get(subject, {}), shape.lasts)
+    ]
+    assert not findings, shape.why
+
+
+@needs_promtool
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_alerts_have_the_severity_that_their_money_asks_for(shape: Shape) -> None:
+    index = Index(SHAPES)
+    for work in shape.workloads:
+        for alert, expected in work.alerts.items():
+            subject = Subject(shape.name, f"{work.namespace}/{work.name}")
+            mine = [one for one in fired() if one.alert == alert and index.subject(one, one.episodes[0][0]) == subject]
+            first = min(mine, key=lambda one: one.episodes[0], default=None)
+            if expected.severity and first is not None:
+                assert first.labels["severity"] == expected.severity
+
+
+@needs_promtool
+def test_one_workload_is_one_alert_however_many_gpus_and_nodes_it_has() -> None:
+    index = Index(SHAPES)
+    subject = Subject("array-of-64-idle", "array-of-64-idle/sweep")
+    mine = [one for one in fired() if one.alert in WASTE and index.subject(one, one.episodes[0][0]) == subject]
+    assert sorted(one.alert for one in mine) == ["GPUIdle", "GPUUnderutilised"]
+
+
+def test_the_corpus_has_only_series_and_labels_that_the_agent_has() -> None:
+    for fleet in fleets(SHAPES):
+        series = Series([60.0 * minute for minute in range(int(fleet.lasts // 60))])
+        for shape in fleet.shapes:
+            Page(shape, series).everything()
+        for name, labels in series.rows:
+            if name != "up":
+                allowed = TARGET_LABELS | labels_of(name)
+                assert {label for label, _ in labels} <= allowed, name
+
+
+def labels_of(name: str) -> set[str]:
+    """Labels that the catalogue gives a metric."""
+    metric = catalog.BY_NAME[name]
+    return set(metric.labels)
+
+
+def test_seconds_of_the_corpus_are_conserved() -> None:
+    for fleet in fleets(SHAPES):
+        series = Series([60.0 * minute for minute in range(int(fleet.lasts // 60))])
+        for shape in fleet.shapes:
+            Page(shape, series).everything()
+        for (name, labels), allocated in series.rows.items():
+            if not name.endswith("allocated_seconds_total"):
+                continue
+            parts = [series.rows[name.replace("allocated", part), labels] for part in ("active", "idle", "unknown")]
+            for whole, *of in zip(allocated, *parts, strict=True):
+                if isinstance(whole, float):
+                    assert sum(value for value in of if isinstance(value, float)) == pytest.approx(whole)
+
+
+def test_an_activity_is_read_as_it_is_written() -> None:
+    written = track(["0.9 40m", {"repeat": ["1 1m", "? 1m"], "for": "4m"}, "0.5"], 0.0, 3600.0)
+    values = [written.at(60.0 * minute) for minute in (0, 39, 40, 41, 42, 43, 44, 59, 60)]
+    assert values == [0.9, 0.9, 1.0, None, 1.0, None, 0.5, 0.5, 0.0]
+    known, unknown = list(written.integrals([3600.0], 0.0, 3600.0))[0]
+    assert (known, unknown) == (pytest.approx(0.9 * 2400 + 120 + 0.5 * 960), 120.0)
+
+
+def test_a_time_that_cannot_be_read_is_named() -> None:
+    assert seconds("1h2m3s") == 3723
+    with pytest.raises(ValueError, match="90 minutes"):
+        seconds("90 minutes")
