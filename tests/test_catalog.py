@@ -9,12 +9,13 @@ from exporter.exposition.family import Kind
 from exporter.exposition.process import ProcessMetrics
 from exporter.exposition.tenants import EXPORTED_PREFIXES
 from exporter.model import AllocationState, DeviceView, Field, Snapshot
+from exporter.sources import nvml_fields
 
 
 def everything() -> Snapshot:
     """A node that has something to say in every metric."""
     first = exclusive()
-    values = {**first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
+    values = {**dict.fromkeys(nvml_fields.HEALTH, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
     return snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
 
 

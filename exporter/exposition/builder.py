@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from exporter.exposition.catalog import Metric
 from exporter.exposition.family import Family, Kind, Labels, Sample
+from exporter.exposition.metric import Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

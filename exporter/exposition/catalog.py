@@ -1,48 +1,17 @@
 """Every metric of our own, one value each, with its full name: the place to look, and the source of docs/metrics.md."""
 
-from dataclasses import dataclass
-
+from exporter.exposition import metric
 from exporter.exposition.family import Kind
+from exporter.exposition.metric import Metric
+from exporter.exposition.metric import of_device as _device
+from exporter.exposition.metric import of_owner as _owner
+from exporter.exposition.metric import of_pod as _pod
+from exporter.exposition.metric import plain as _own
 from exporter.exposition.tenants import EXPORTED_PREFIXES
 
-_GAUGE = Kind.GAUGE
+DEVICE_LABELS, POD_LABELS, OWNER_LABELS = metric.DEVICE_LABELS, metric.POD_LABELS, metric.OWNER_LABELS
+
 _COUNTER = Kind.COUNTER
-
-DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
-"""``gpu`` is the index; ``uuid`` the GPU's or MIG instance's; the MIG labels are absent on a whole GPU."""
-POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
-"""Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
-OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "model", "mode")
-"""Who pays, for which model, in which mode: exclusive, mig, shared. What is not known of an owner is absent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """Name, type, help (with unit and source) and label names of one metric."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    prefixes: tuple[str, ...] = ()
-    """Of labels that come behind those, by allow-list: the pods' own."""
-
-
-def _device(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
-    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *labels))
-
-
-def _pod(name: str, text: str, *labels: str, kind: Kind = _GAUGE, prefixes: tuple[str, ...] = ()) -> Metric:
-    return Metric(name=name, kind=kind, help=text, labels=(*DEVICE_LABELS, *POD_LABELS, *labels), prefixes=prefixes)
-
-
-def _owner(name: str, text: str, *labels: str) -> Metric:
-    return Metric(name=name, kind=_COUNTER, help=text, labels=(*OWNER_LABELS, *labels))
-
-
-def _own(name: str, text: str, *labels: str, kind: Kind = _GAUGE) -> Metric:
-    return Metric(name=name, kind=kind, help=text, labels=labels)
-
 
 GPU_INFO = _device(
     "gpu_info",
@@ -108,7 +77,8 @@ GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device(
 )
 GPU_THROTTLE_SECONDS_TOTAL = _device(
     "gpu_throttle_seconds_total",
-    "Time in which clocks were held down, by reason, in seconds since the driver was loaded.",
+    "Time in which clocks were held down, by reason, in seconds since the driver was loaded; sw_thermal, hw_thermal "
+    "and hw_power_brake from driver 590 on.",
     "reason",
     kind=_COUNTER,
 )
@@ -119,6 +89,50 @@ GPU_RECOVERY_ACTION = _device(
     "gpu_recovery_action",
     "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the "
     "IMEX domain, 6 bus reset, 7 system reboot.",
+)
+GPU_ECC_ERRORS_TOTAL = _device(
+    "gpu_ecc_errors_total",
+    "ECC errors since the driver was loaded, by type: corrected, uncorrected. Absent where ECC is off or not there.",
+    "type",
+    kind=_COUNTER,
+)
+GPU_REMAPPED_ROWS = _device(
+    "gpu_remapped_rows", "Memory rows replaced by spare ones, over the board's life, for errors of the type.", "type"
+)
+GPU_ROW_REMAP_PENDING = _device(
+    "gpu_row_remap_pending", "1 while a memory row waits for a reset of the GPU to be replaced, else 0."
+)
+GPU_ROW_REMAP_FAILURE = _device(
+    "gpu_row_remap_failure", "1 where a memory row could not be replaced: the board is to be exchanged; else 0."
+)
+GPU_RETIRED_PAGES = _device(
+    "gpu_retired_pages",
+    "Memory pages taken out of use over the board's life, by cause: single_bit, double_bit. Boards before Ampere.",
+    "cause",
+)
+GPU_RETIRED_PAGES_PENDING = _device(
+    "gpu_retired_pages_pending", "More than 0 while pages wait for a reboot to be taken out of use; before Ampere."
+)
+GPU_NVLINK_ERRORS_TOTAL = _device(
+    "gpu_nvlink_errors_total",
+    "Errors over all NVLinks since the driver was loaded, by kind: crc_flit, crc_data, replay, recovery up to NVLink "
+    "4; receive, integrity, recovery, recovery_failed from NVLink 5.",
+    "kind",
+    kind=_COUNTER,
+)
+GPU_PCIE_REPLAYS_TOTAL = _device(
+    "gpu_pcie_replays_total", "PCIe packets that had to be sent again, since the driver was loaded.", kind=_COUNTER
+)
+GPU_TEMPERATURE_CELSIUS = _device(
+    "gpu_temperature_celsius", "Temperature in degrees Celsius by sensor: gpu, memory.", "sensor"
+)
+GPU_TEMPERATURE_LIMIT_CELSIUS = _device(
+    "gpu_temperature_limit_celsius",
+    "What the driver names as limits: slowdown, shutdown, max_operating, memory_max_operating. Hopper may tell none.",
+    "limit",
+)
+GPU_TEMPERATURE_MARGIN_CELSIUS = _device(
+    "gpu_temperature_margin_celsius", "Degrees left to the GPU's highest operating temperature; may be negative."
 )
 GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device(
     "gpu_pcie_transmit_bytes_total", "Bytes sent over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
@@ -317,7 +331,8 @@ DROPPED_SERIES_TOTAL = _own(
     kind=_COUNTER,
 )
 UNPRICED_DEVICES = _own(
-    "gpu_exporter_unpriced_devices", "Physical GPUs for which no row of the price book matches: their use has no cost."
+    "gpu_exporter_unpriced_devices",
+    "Physical GPUs for which no row of the price book matches: their use has no cost. Absent where there are no prices.",
 )
 CONSERVATION_ERROR_SECONDS = _own(
     "gpu_exporter_conservation_error_seconds",

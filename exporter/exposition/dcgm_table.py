@@ -188,8 +188,22 @@ TEXT = """
     NVLink data-link recoveries.
 499 | DEV_NVLINK_ERROR_DL_REPLAY | DEV_NVLINK_REPLAY_TOTAL | errors | counter
     NVLink data-link replays.
+1206 | DEV_NVLINK_COUNT_RX_ERRORS | DEV_NVLINK_RX_ERROR_TOTAL | errors | counter
+    Packets received with an error over all links; NVLink 5.
+1209 | DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS | DEV_NVLINK_INTEGRITY_ERROR_TOTAL | errors | counter
+    Times a link's errors passed its limit, over all links; NVLink 5.
+1211 | DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS | DEV_NVLINK_RECOVERY_SUCCESSFUL_TOTAL | events | counter
+    Links that went down and came back, over all links; NVLink 5.
+1212 | DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS | DEV_NVLINK_RECOVERY_FAILED_TOTAL | events | counter
+    Links that went down and stayed down, over all links; NVLink 5.
 500 | DEV_VIRTUAL_MODE | DEV_GPU_VIRTUAL_MODE | 0-4 | gauge
     Virtualisation: 0 none, 1 passthrough, 2 vGPU guest, 3 vGPU host, 4 vSGA.
+1422 | DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS | - | ns | counter
+    Time slowed down by software for temperature since the driver was loaded; driver 590 and later.
+1423 | DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS | - | ns | counter
+    Time slowed down by hardware for temperature since the driver was loaded; driver 590 and later.
+1424 | DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS | - | ns | counter
+    Time slowed down by the external power brake since the driver was loaded; driver 590 and later.
 1501 | DEV_PCIE_COUNT_CORRECTABLE_ERRORS | DEV_PCIE_CORRECTABLE_ERROR_TOTAL | errors | counter
     Correctable PCIe errors.
 1507 | DEV_MEMORY_UNREPAIRABLE_FLAG | DEV_MEMORY_UNREPAIRABLE | 0/1 | gauge

@@ -3,55 +3,32 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from exporter.exposition import catalog
+from exporter.exposition import catalog, health_collector
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.catalog import Metric
 from exporter.exposition.family import Labels, labels
+from exporter.exposition.metric import Metric
 from exporter.exposition.tenants import alerts_off_until_seconds, exported_labels
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, NodeFacts, PodUse, Snapshot
 
 _BYTES_PER_MIB = 1 << 20
-_NANOSECONDS = 1_000_000_000
 _MILLIJOULES = 1000
 
 _Row = tuple[Metric, Labels, float | None]
 
 _PLAIN: tuple[tuple[Metric, Field], ...] = (
     (catalog.GPU_POWER_WATTS, Field.POWER_USAGE),
-    (catalog.GPU_RECOVERY_ACTION, Field.GPU_RECOVERY_ACTION),
     (catalog.GPU_PCIE_TRANSMIT_BYTES_TOTAL, Field.PCIE_TX_BYTES_TOTAL),
     (catalog.GPU_PCIE_RECEIVE_BYTES_TOTAL, Field.PCIE_RX_BYTES_TOTAL),
     (catalog.GPU_NVLINK_TRANSMIT_BYTES_TOTAL, Field.NVLINK_TX_BYTES_TOTAL),
     (catalog.GPU_NVLINK_RECEIVE_BYTES_TOTAL, Field.NVLINK_RX_BYTES_TOTAL),
-)
-_THROTTLE_TIMES = {
-    "power": Field.POWER_VIOLATION,
-    "thermal": Field.THERMAL_VIOLATION,
-    "sync_boost": Field.SYNC_BOOST_VIOLATION,
-    "board_limit": Field.BOARD_LIMIT_VIOLATION,
-    "low_utilisation": Field.LOW_UTIL_VIOLATION,
-    "reliability": Field.RELIABILITY_VIOLATION,
-    "application_clocks": Field.TOTAL_APP_CLOCKS_VIOLATION,
-    "base_clocks": Field.TOTAL_BASE_CLOCKS_VIOLATION,
-}
-# In the order of the bits, named as dcgm-exporter names its clock events.
-_THROTTLE_REASONS = (
-    "gpu_idle",
-    "clocks_setting",
-    "power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-    "display_clocks",
 )
 
 
 def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
     """Add the series of every device and holder, and of what could not be matched to a device.
 
-    A device that is not up keeps its identity, its holders, its price and its Xid counts; it has no measured values.
+    A device that is not up keeps its identity, its holders, its price and its Xid counts; it has no measured values,
+    but a GPU that needs a reset still says so.
 
     Returns:
         How many more series of the pod level may follow.
@@ -104,10 +81,7 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     if view.allocation is not None:
         for state in AllocationState:
             yield catalog.GPU_ALLOCATION_STATE, identity.plus(("state", state)), int(view.allocation is state)
-    for xid, count in sorted(view.xids.items()):
-        yield catalog.GPU_XID_ERRORS_TOTAL, identity.plus(("xid", str(xid))), count
-    for xid, at_seconds in sorted(view.xid_last_seen_seconds.items()):
-        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, identity.plus(("xid", str(xid))), at_seconds
+    yield from health_collector.rows(view, identity)
     if view.state is not DeviceState.UP:
         return
     if view.activity is not None:
@@ -127,14 +101,6 @@ def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     for metric, field in _PLAIN:
         yield metric, identity, view.values.get(field)
     yield catalog.GPU_ENERGY_JOULES_TOTAL, identity, _scaled(view, Field.TOTAL_ENERGY_CONSUMPTION, 1, _MILLIJOULES)
-    for reason, field in _THROTTLE_TIMES.items():
-        value = _scaled(view, field, 1, _NANOSECONDS)
-        yield catalog.GPU_THROTTLE_SECONDS_TOTAL, identity.plus(("reason", reason)), value
-    mask = view.values.get(Field.CLOCK_THROTTLE_REASONS)
-    if mask is not None:
-        for bit, reason in enumerate(_THROTTLE_REASONS):
-            active = int(mask) >> bit & 1
-            yield catalog.GPU_THROTTLE_ACTIVE, identity.plus(("reason", reason)), active
 
 
 def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | None:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from exporter.exposition import catalog
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.catalog import Metric
 from exporter.exposition.family import NO_LABELS, Labels, labels
+from exporter.exposition.metric import Metric
 from exporter.model import OTHER, Account, LedgerView, PodAccount, Snapshot, Totals
 
 _Row = tuple[Metric, Labels, float]
@@ -18,7 +18,7 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
 
     A pod that does not fit ``series_limit`` is left out whole and counted. Owners always fit: the ledger bounds them.
     """
-    if snapshot.devices:
+    if snapshot.devices and snapshot.price_book:
         page.metric(catalog.UNPRICED_DEVICES, NO_LABELS, snapshot.unpriced_gpus)
     ledger = snapshot.ledger
     if ledger is None:

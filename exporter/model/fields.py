@@ -9,7 +9,7 @@ class Field(IntEnum):
     The id, never the name, decides meaning and unit: DCGM 4.6 and 4.7 reuse names with other scales.
     A value is always carried in the unit of the *legacy* (DCGM 3.x to 4.5) field, so that one table in
     the exposition can convert it: MHz, degrees Celsius, watts, millijoules, MiB, percent 0..100 for
-    ``*_UTIL``, ratio 0..1 for ``PROF_*``, nanoseconds for ``*_VIOLATION``, bytes per second for
+    ``*_UTIL``, ratio 0..1 for ``PROF_*``, nanoseconds for ``*_VIOLATION`` and ``*_NS``, bytes per second for
     ``PROF_*_BYTES``. Members from ``OWN_FIRST`` up have no DCGM field; their unit is in their comment.
     """
 
@@ -106,6 +106,13 @@ class Field(IntEnum):
     PROF_PCIE_RX_BYTES = 1010
     PROF_NVLINK_TX_BYTES = 1011
     PROF_NVLINK_RX_BYTES = 1012
+    NVLINK_COUNT_RX_ERRORS = 1206
+    NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS = 1209
+    NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS = 1211
+    NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS = 1212
+    CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS = 1422
+    CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS = 1423
+    CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS = 1424
     PCIE_COUNT_CORRECTABLE_ERRORS = 1501
     MEMORY_UNREPAIRABLE_FLAG = 1507
     GPU_RECOVERY_ACTION = 1523

@@ -26,7 +26,6 @@ _MEMBER = {_DOUBLE: "ullVal", _UINT: "uiVal", _ULONGLONG: "ullVal", _INT: "siVal
 _ALL_LINKS = 0xFFFFFFFF
 _LATENCY_US = 12
 _LAST_ECC_ID = 6
-_RECOVERY_ACTION_SINCE_DRIVER = 565
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,18 @@ _ITEMS: Mapping[int, _Item] = {
     192: _Item(Field.POWER_MGMT_LIMIT, 1000.0, _UINT),
     197: _Item(Field.PCIE_TX_BYTES_TOTAL),
     198: _Item(Field.PCIE_RX_BYTES_TOTAL),
+    208: _Item(Field.NVLINK_COUNT_RX_ERRORS, all_links=True),
+    211: _Item(Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, all_links=True),
+    213: _Item(Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, all_links=True),
+    214: _Item(Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, all_links=True),
     230: _Item(Field.GPU_RECOVERY_ACTION, value_type=_UINT),
+    269: _Item(Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS),
+    270: _Item(Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS),
+    271: _Item(Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS),
 }
 _RECOVERY_ACTION = 230
+_SINCE_DRIVER = {208: 570, 211: 570, 213: 570, 214: 570, _RECOVERY_ACTION: 565, 269: 590, 270: 590, 271: 590}
+"""First driver branch of the newer ids."""
 _BOARD_POWER_IDS = frozenset({185, 186, 187, 188, 189, 190, 191, 192})
 _MARGINS: Mapping[int, Callable[[Board], int]] = {
     193: lambda board: -board.shutdown_above_celsius,
@@ -103,7 +111,7 @@ def driver_major(version: str) -> int:
 
 def _answer(target: Target, number: int, scope: int) -> tuple[int, int]:
     """(NVML value, value type) of one field id; ``Refused`` carries its return code."""
-    if number == _RECOVERY_ACTION and driver_major(target.node.driver_version) < _RECOVERY_ACTION_SINCE_DRIVER:
+    if driver_major(target.node.driver_version) < _SINCE_DRIVER.get(number, 0):
         raise Refused(INVALID_ARGUMENT)
     if target.instance is not None:
         raise Refused(NOT_SUPPORTED)

@@ -23,6 +23,15 @@ NVLINK = frozenset(
 )
 """Everything that a board without NVLink, or one in MIG mode, does not tell."""
 
+_NVLINK_5 = frozenset(
+    {
+        Field.NVLINK_COUNT_RX_ERRORS,
+        Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+        Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
+        Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    }
+)
+
 _RETIRED_PAGES = frozenset({Field.RETIRED_SBE, Field.RETIRED_DBE, Field.RETIRED_PENDING})
 
 REMAPPED_ROWS = frozenset(
@@ -44,8 +53,8 @@ NOT_SUPPORTED_IN_MIG_MODE = _UTILISATION | REMAPPED_ROWS | NVLINK
 """What a board stops telling once it is partitioned (recorded on H100, driver 590.48.01)."""
 
 # Recorded: remapping replaced page retirement, SXM boards have no fan, and limits are told as a margin only.
-_HOPPER_NOT_SUPPORTED = _RETIRED_PAGES | _THRESHOLDS | {Field.FAN_SPEED, Field.POWER_INFOROM_VER}
-_AMPERE_NOT_SUPPORTED = _RETIRED_PAGES | {Field.FAN_SPEED, Field.GPU_TEMP_LIMIT, Field.POWER_USAGE_INSTANT}
+_HOPPER_NOT_SUPPORTED = _RETIRED_PAGES | _NVLINK_5 | _THRESHOLDS | {Field.FAN_SPEED, Field.POWER_INFOROM_VER}
+_AMPERE_NOT_SUPPORTED = _RETIRED_PAGES | _NVLINK_5 | {Field.FAN_SPEED, Field.GPU_TEMP_LIMIT, Field.POWER_USAGE_INSTANT}
 
 _SEVEN_SLICES = {1: 16, 2: 32, 3: 60, 4: 64, 7: 132}
 """Streaming multiprocessors by compute slices on Hopper; 60 for three is recorded, not a typing error."""
@@ -162,6 +171,7 @@ MODELS: dict[str, ModelSpec] = {
         multiprocessors=40,
         gpm=False,
         not_supported=NVLINK
+        | _NVLINK_5
         | REMAPPED_ROWS
         | {
             Field.MEMORY_TEMP,

@@ -17,6 +17,42 @@ Handle = Any
 MIB = 2**20
 ALL_LINKS = 0xFFFFFFFF
 
+HEALTH = frozenset(
+    {
+        Field.ECC_SBE_VOL_TOTAL,
+        Field.ECC_DBE_VOL_TOTAL,
+        Field.UNCORRECTABLE_REMAPPED_ROWS,
+        Field.CORRECTABLE_REMAPPED_ROWS,
+        Field.ROW_REMAP_FAILURE,
+        Field.ROW_REMAP_PENDING,
+        Field.RETIRED_SBE,
+        Field.RETIRED_DBE,
+        Field.RETIRED_PENDING,
+        Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+        Field.NVLINK_COUNT_RX_ERRORS,
+        Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+        Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
+        Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+        Field.PCIE_REPLAY_COUNTER,
+        Field.MEMORY_TEMP,
+        Field.GPU_TEMP_LIMIT,
+        Field.SHUTDOWN_TEMP,
+        Field.SLOWDOWN_TEMP,
+        Field.MEM_MAX_OP_TEMP,
+        Field.GPU_MAX_OP_TEMP,
+        Field.POWER_VIOLATION,
+        Field.THERMAL_VIOLATION,
+        Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS,
+        Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS,
+        Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS,
+        Field.GPU_RECOVERY_ACTION,
+    }
+)
+"""What the health alerts read; nearly all of it comes along in the slow batch, or once when a GPU is attached."""
+
 ALWAYS = frozenset(
     {
         Field.FB_TOTAL,
@@ -32,12 +68,7 @@ ALWAYS = frozenset(
         Field.POWER_USAGE,
         Field.TOTAL_ENERGY_CONSUMPTION,
         Field.CLOCK_THROTTLE_REASONS,
-        Field.ECC_DBE_VOL_TOTAL,
-        Field.UNCORRECTABLE_REMAPPED_ROWS,
-        Field.CORRECTABLE_REMAPPED_ROWS,
-        Field.ROW_REMAP_FAILURE,
-        Field.ROW_REMAP_PENDING,
-        Field.GPU_RECOVERY_ACTION,
+        *HEALTH,
         Field.PCIE_TX_BYTES_TOTAL,
         Field.PCIE_RX_BYTES_TOTAL,
         Field.NVLINK_TX_BYTES_TOTAL,
@@ -224,7 +255,7 @@ GETTERS = (
     _first(Field.OFA_UTIL, _call("nvmlDeviceGetOfaUtilization")),
     _one(Field.CLOCK_THROTTLE_REASONS, _event_reasons),
     _one(Field.PSTATE, _call("nvmlDeviceGetPerformanceState")),
-    _one(Field.GPU_TEMP_LIMIT, _call("nvmlDeviceGetMarginTemperature")),
+    _one(Field.GPU_TEMP_LIMIT, _call("nvmlDeviceGetMarginTemperature"), Pace.SLOW),
     _one(Field.FAN_SPEED, _call("nvmlDeviceGetFanSpeed"), Pace.SLOW),
     Getter(fields=(Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE), read=_bar1, pace=Pace.SLOW),
     _one(Field.PCIE_LINK_GEN, _call("nvmlDeviceGetCurrPcieLinkGeneration"), Pace.SLOW),
@@ -252,13 +283,11 @@ def _kib_to_bytes(value: Number) -> Number:
     return value * 1024
 
 
-def _slow(field: Field, number: int, *, since_driver: int = 0) -> FieldValue:
-    return FieldValue(field=field, id=number, pace=Pace.SLOW, since_driver=since_driver)
+def _slow(field: Field, number: int, *, scope: int = 0, since_driver: int = 0) -> FieldValue:
+    return FieldValue(field=field, id=number, scope=scope, pace=Pace.SLOW, since_driver=since_driver)
 
 
-_VIOLATIONS = tuple(
-    FieldValue(field=Field(field), id=number) for field, number in zip(range(240, 248), range(74, 82), strict=True)
-)
+_VIOLATIONS = tuple(_slow(Field(field), number) for field, number in zip(range(240, 248), range(74, 82), strict=True))
 
 FIELD_VALUES = (
     FieldValue(field=Field.MEMORY_TEMP, id=82),
@@ -291,7 +320,16 @@ FIELD_VALUES = (
     _slow(Field.NVLINK_ERROR_DL_RECOVERY, 162),
     _slow(Field.NVLINK_ERROR_DL_CRC, 163),
     _slow(Field.PCIE_COUNT_CORRECTABLE_ERRORS, 173),
+    # NVLink 5 (Blackwell) counts its errors elsewhere too; symbol errors are left to its error correction.
+    _slow(Field.NVLINK_COUNT_RX_ERRORS, 208, scope=ALL_LINKS, since_driver=570),
+    _slow(Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, 211, scope=ALL_LINKS, since_driver=570),
+    _slow(Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, 213, scope=ALL_LINKS, since_driver=570),
+    _slow(Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, 214, scope=ALL_LINKS, since_driver=570),
     _slow(Field.GPU_RECOVERY_ACTION, 230, since_driver=565),
+    # These moved within 575 and 580: other things were counted there.
+    _slow(Field.CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS, 269, since_driver=590),
+    _slow(Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS, 270, since_driver=590),
+    _slow(Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS, 271, since_driver=590),
 )
 
 LAST_ECC_ID = 31

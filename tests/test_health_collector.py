@@ -1,0 +1,108 @@
+"""What the page says of a board's health, and of which boards."""
+
+import dataclasses
+
+import pytest
+from exposition_support import exclusive, instance, lost, snapshot
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.model import AllocationState, DeviceState, DeviceView, Field
+from exporter.sources import nvml_fields
+
+HEALTH = (
+    "gpu_ecc_errors_total",
+    "gpu_remapped_rows",
+    "gpu_row_remap_pending",
+    "gpu_row_remap_failure",
+    "gpu_retired_pages",
+    "gpu_retired_pages_pending",
+    "gpu_nvlink_errors_total",
+    "gpu_pcie_replays_total",
+    "gpu_temperature_celsius",
+    "gpu_temperature_limit_celsius",
+    "gpu_temperature_margin_celsius",
+    "gpu_throttle_seconds_total",
+    "gpu_recovery_action",
+)
+
+
+def shown(*views: DeviceView) -> dict[tuple[str, str], float]:
+    """Values of the health series by name and the label that is their own."""
+    page = families(snapshot(*views), ExpositionOptions())
+    own = ("type", "cause", "kind", "sensor", "limit", "reason")
+    return {
+        (family.name, "".join(value for name, value in sample.labels.pairs if name in own)): sample.value
+        for family in page
+        if family.name in HEALTH
+        for sample in family.samples
+    }
+
+
+def telling(**values: float) -> DeviceView:
+    return dataclasses.replace(exclusive(), values={Field[name]: value for name, value in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "series", "expected"),
+    [
+        ("ECC_SBE_VOL_TOTAL", 9, ("gpu_ecc_errors_total", "corrected"), 9),
+        ("ECC_DBE_VOL_TOTAL", 2, ("gpu_ecc_errors_total", "uncorrected"), 2),
+        ("CORRECTABLE_REMAPPED_ROWS", 1, ("gpu_remapped_rows", "corrected"), 1),
+        ("UNCORRECTABLE_REMAPPED_ROWS", 3, ("gpu_remapped_rows", "uncorrected"), 3),
+        ("ROW_REMAP_PENDING", 1, ("gpu_row_remap_pending", ""), 1),
+        ("ROW_REMAP_FAILURE", 1, ("gpu_row_remap_failure", ""), 1),
+        ("RETIRED_SBE", 4, ("gpu_retired_pages", "single_bit"), 4),
+        ("RETIRED_DBE", 5, ("gpu_retired_pages", "double_bit"), 5),
+        ("RETIRED_PENDING", 1, ("gpu_retired_pages_pending", ""), 1),
+        ("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", 11, ("gpu_nvlink_errors_total", "crc_flit"), 11),
+        ("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", 12, ("gpu_nvlink_errors_total", "crc_data"), 12),
+        ("NVLINK_REPLAY_ERROR_COUNT_TOTAL", 13, ("gpu_nvlink_errors_total", "replay"), 13),
+        ("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", 14, ("gpu_nvlink_errors_total", "recovery"), 14),
+        ("NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS", 15, ("gpu_nvlink_errors_total", "recovery"), 15),
+        ("NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS", 16, ("gpu_nvlink_errors_total", "recovery_failed"), 16),
+        ("NVLINK_COUNT_RX_ERRORS", 17, ("gpu_nvlink_errors_total", "receive"), 17),
+        ("NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS", 18, ("gpu_nvlink_errors_total", "integrity"), 18),
+        ("PCIE_REPLAY_COUNTER", 19, ("gpu_pcie_replays_total", ""), 19),
+        ("GPU_TEMP", 71, ("gpu_temperature_celsius", "gpu"), 71),
+        ("MEMORY_TEMP", 88, ("gpu_temperature_celsius", "memory"), 88),
+        ("SLOWDOWN_TEMP", 89, ("gpu_temperature_limit_celsius", "slowdown"), 89),
+        ("SHUTDOWN_TEMP", 92, ("gpu_temperature_limit_celsius", "shutdown"), 92),
+        ("GPU_MAX_OP_TEMP", 85, ("gpu_temperature_limit_celsius", "max_operating"), 85),
+        ("MEM_MAX_OP_TEMP", 95, ("gpu_temperature_limit_celsius", "memory_max_operating"), 95),
+        ("GPU_TEMP_LIMIT", -2, ("gpu_temperature_margin_celsius", ""), -2),
+        ("THERMAL_VIOLATION", 2_500_000_000, ("gpu_throttle_seconds_total", "thermal"), 2.5),
+        (
+            "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS",
+            500_000_000,
+            ("gpu_throttle_seconds_total", "hw_power_brake"),
+            0.5,
+        ),
+        ("GPU_RECOVERY_ACTION", 1, ("gpu_recovery_action", ""), 1),
+    ],
+)
+def test_a_value_has_its_series_and_no_other_one_appears(
+    field: str, value: float, series: tuple[str, str], expected: float
+) -> None:
+    assert shown(telling(**{field: value})) == {series: expected}
+
+
+def test_two_generations_of_nvlink_are_not_added_up() -> None:
+    both = {"NVLINK_RECOVERY_ERROR_COUNT_TOTAL": 0, "NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS": 2}
+    assert shown(telling(**both)) == {("gpu_nvlink_errors_total", "recovery"): 2}
+
+
+def test_a_gpu_that_needs_a_reset_says_so_and_one_that_is_lost_says_nothing() -> None:
+    needs_reset = dataclasses.replace(
+        telling(GPU_RECOVERY_ACTION=1, POWER_USAGE=70), state=DeviceState.RESET_REQUIRED, reason="reset_required"
+    )
+    assert shown(needs_reset) == {("gpu_recovery_action", ""): 1}
+    names = {family.name for family in families(snapshot(needs_reset), ExpositionOptions())}
+    assert "gpu_power_watts" not in names
+    assert shown(lost()) == {}
+
+
+def test_an_instance_has_no_board_of_its_own() -> None:
+    part = instance(exclusive().gpu, 1)
+    values = dict.fromkeys(nvml_fields.HEALTH, 1)
+    view = DeviceView(gpu=exclusive().gpu, instance=part, values=values, allocation=AllocationState.UNALLOCATED)
+    assert shown(view) == {}
