@@ -332,7 +332,8 @@ DROPPED_SERIES_TOTAL = _own(
 )
 UNPRICED_DEVICES = _own(
     "gpu_exporter_unpriced_devices",
-    "Physical GPUs for which no row of the price book matches: their use has no cost. Absent where there are no prices.",
+    "Physical GPUs for which no row of the price book matches: their use has no cost. Absent where there are no "
+    "prices.",
 )
 CONSERVATION_ERROR_SECONDS = _own(
     "gpu_exporter_conservation_error_seconds",
