@@ -176,6 +176,19 @@ def test_the_container_is_the_named_one_or_the_only_one(
     assert shares(attribution) == {(gpu_uuid(0), "a", container): 0.5}
 
 
+def test_an_agent_that_has_never_listed_the_pods_lets_no_reservation_pay_for_a_gpu() -> None:
+    attribution = join([reserved()], [gpu(0)], evidence=Evidence(pods=None, is_followed=False))
+    assert attribution.holders == {}
+    assert reasons(attribution) == [("gpu-reservation-0", "reservation_pending")]
+
+
+def test_a_member_that_the_kubelet_does_not_list_yet_is_waited_for() -> None:
+    known = knowing(reservation(), member("a"), member("coming"))
+    attribution = join([reserved()], [gpu(0)], evidence=known, others=others("a"))
+    assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 0.5}
+    assert reasons(attribution) == [("gpu-reservation-0", "reservation_pending")]
+
+
 def test_a_reservation_for_nobody_leaves_the_gpu_free() -> None:
     attribution = join([reserved()], [gpu(0)], evidence=knowing(reservation()))
     assert (attribution.holders, attribution.unresolved, attribution.allocated_devices) == ({}, (), 0)

@@ -42,14 +42,17 @@ class Groups:
         self._containers = containers
         self._pods = evidence.pods or {}
         self._members: dict[str, list[PodMetadata]] = {}
+        self._awaited: set[str] = set()
+        """Groups with a member that the kubelet does not list yet."""
         listed = {*containers, *with_devices}
         for name, pod in self._pods.items():
-            if not evidence.is_followed and name not in listed:
-                continue  # who ended meanwhile is still among them, and the kubelet knows it
             if pod.namespace in evidence.reservation_namespaces or name in evidence.ended or name == evidence.own_pod:
                 continue
             for group in _groups(pod):
-                self._members.setdefault(group, []).append(pod)
+                if name in listed or (evidence.is_followed and not containers):
+                    self._members.setdefault(group, []).append(pod)
+                elif evidence.is_followed:  # else it may have ended meanwhile, which only the kubelet knows
+                    self._awaited.add(group)
         seen = {*self._pods, *evidence.ended, evidence.own_pod}
         self._may_lack_members = not evidence.is_followed and any(name not in seen for name in containers)
 
@@ -66,7 +69,7 @@ class Groups:
         groups = _groups(pod)
         if not groups:
             yield entry
-        elif self._may_lack_members:
+        elif self._may_lack_members or groups & self._awaited:
             yield replace(entry, parsed=undecided(entry.parsed, "reservation_pending"))
         members = {(one.namespace, one.name): one for group in groups for one in self._members.get(group, ())}
         for member in members.values():
