@@ -1,0 +1,252 @@
+"""The example for Alertmanager: who is told, that money never pages, storms, and what is held back."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.alertmanager_support import EXAMPLE, QUIET_SECONDS, TEMPLATE, alert, alertmanager
+
+ROOT = EXAMPLE.parent.parent
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+ALERTS = sorted({(rule["alert"], rule["labels"]["severity"]) for rule in RULES if "alert" in rule})
+TRAIN = {"workload_namespace": "research", "workload_kind": "Job", "workload_name": "train"}
+
+
+@pytest.fixture
+def amtool() -> str:
+    found = shutil.which("amtool")
+    if found is None:
+        pytest.skip("needs amtool on the PATH: make install")
+    return found
+
+
+def receiver(amtool: str, **labels: str) -> str:
+    """Who is sent an alert of these labels."""
+    words = [f"{name}={value}" for name, value in labels.items()]
+    result = subprocess.run(
+        [amtool, "config", "routes", "test", f"--config.file={EXAMPLE}", *words],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return result.stdout.strip()
+
+
+def test_alertmanager_accepts_the_example(amtool: str) -> None:
+    result = subprocess.run([amtool, "check-config", str(EXAMPLE)], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 templates" in result.stdout
+
+
+@pytest.mark.parametrize(("name", "severity"), ALERTS, ids=str)
+def test_every_alert_of_the_rules_has_somebody_who_is_told_and_only_broken_hardware_pages(
+    amtool: str, name: str, severity: str
+) -> None:
+    told = receiver(amtool, alertname=name, severity=severity, cluster="c", node="n", gpu="0")
+    if severity == "none":
+        assert told == "nobody"
+    elif severity == "critical":
+        assert told == "gpu-pager"
+    else:
+        assert told in {"gpu-platform-chat", "finops-chat"}
+    paged = receiver(amtool, alertname=name, severity=severity, team="vision", workload_namespace="research")
+    assert (paged == "gpu-pager") == (severity == "critical")
+
+
+def test_alerts_of_money_and_of_idleness_have_no_critical_tier() -> None:
+    critical = {name for name, severity in ALERTS if severity == "critical"}
+    money = re.compile(r"Idle|Under|Unalloc|Budget|Cost|Expensive|Price|Ledger|Exporter")
+    assert not [name for name in critical if money.search(name)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ({"team": "vision", "workload_namespace": "research"}, "vision-chat"),
+        ({"workload_namespace": "research"}, "research-chat"),
+        ({"workload_namespace": "research-2"}, "research-chat"),
+        ({"workload_namespace": "researchers"}, "finops-chat"),
+        ({"workload_namespace": "other", "team": "other"}, "finops-chat"),
+        ({}, "finops-chat"),
+    ],
+)
+@pytest.mark.parametrize("severity", ["warning", "info"])
+def test_waste_goes_to_its_team_else_to_its_namespace_else_to_finops(
+    amtool: str, severity: str, labels: dict[str, str], told: str
+) -> None:
+    assert receiver(amtool, alertname="GPUUnderutilised", severity=severity, **labels) == told
+
+
+def test_alerts_of_others_go_where_they_went(amtool: str) -> None:
+    assert receiver(amtool, alertname="NodeDown", severity="critical", node="n") == "others"
+
+
+def test_names_in_the_example_are_alerts_of_the_rules() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    named = set(re.findall(r"\bGPU[A-Z]\w+", re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)))
+    assert named <= {name for name, _ in ALERTS} | {"GPUBudget"}
+
+
+def test_every_label_by_which_alerts_are_compared_is_one_that_they_have() -> None:
+    config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    compared = {label for rule in config["inhibit_rules"] for label in rule["equal"]} - {"alertname"}
+    expressions = " ".join(str(rule["expr"]) for rule in RULES)
+    assert all(re.search(rf"by \([^)]*\b{label}\b", expressions) for label in compared)
+
+
+async def test_a_thousand_idle_workloads_of_ten_owners_are_a_message_per_owner_and_tier_and_no_page(
+    tmp_path: Path,
+) -> None:
+    async with alertmanager(tmp_path) as running:
+        storm = [
+            alert(
+                "GPUUnderutilised",
+                "warning" if number % 20 < 10 else "info",
+                cluster="c",
+                workload_namespace=f"research-{number % 5}",
+                workload_kind="Job",
+                workload_name=f"job-{number}",
+                **({"team": "vision"} if number % 10 < 5 else {}),
+            )
+            for number in range(1000)
+        ]
+        await running.post(storm)
+        await running.receivers.until(lambda all_of: len(all_of.got) >= 20)
+        await asyncio.sleep(QUIET_SECONDS)
+        receivers = running.receivers
+        assert not receivers.of("gpu-pager")
+        # Five namespaces with a team, as many without; what is cheap is told at a slower pace.
+        assert len(receivers.of("vision-chat")) == len(receivers.of("research-chat")) == 5 * 2
+        assert len(receivers.got) == 20
+        title = receivers.of("vision-chat")[0]["attachments"][0]["title"]
+        assert re.fullmatch(r"50 firing GPUUnderutilised in c, namespace research-\d, team vision", title)
+        text = receivers.of("vision-chat")[0]["attachments"][0]["text"]
+        assert text.count("mute: ") == 20
+        assert "The first 20 of 50; all of them: https://alerts.example.com/#/alerts" in text
+
+
+async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_and_mute(tmp_path: Path) -> None:
+    words = {
+        "summary": "Job research/train leaves 8 of 8 GPUs idle; 24.00 USD an hour.",
+        "description": "Ask for fewer GPUs. Mute: annotate it.",
+        "dashboard": "/d/gpu-cost-fleet/gpu-fleet?var-namespace=research",
+    }
+    async with alertmanager(tmp_path) as running:
+        idle = alert("GPUUnderutilised", "warning", annotations=words, cluster="c", **TRAIN)
+        await running.post([idle])
+        await running.receivers.until(lambda all_of: bool(all_of.of("research-chat")))
+        text = running.receivers.of("research-chat")[0]["attachments"][0]["text"]
+        await running.post([idle], over=True)
+        await running.receivers.until(lambda all_of: len(all_of.of("research-chat")) == 2)
+        over = running.receivers.of("research-chat")[1]["attachments"][0]
+    first, since, mend, dashboard, runbook, mute = text.strip().splitlines()
+    assert first == f"warning GPUUnderutilised: {words['summary']}"
+    assert re.fullmatch(r"since \d{1,2} [A-Z][a-z]{2} \d\d:\d\d UTC", since)
+    assert mend == words["description"]
+    assert dashboard == f"dashboard: https://grafana.example.com{words['dashboard']}"
+    assert runbook == "runbook: https://example.com/docs/runbook.md#gpuunderutilised"
+    assert mute == (
+        "mute: https://alerts.example.com/#/silences/new?filter=%7Balertname%3D%22GPUUnderutilised%22"
+        "%2Ccluster%3D%22c%22%2Cworkload_kind%3D%22Job%22%2Cworkload_name%3D%22train%22"
+        "%2Cworkload_namespace%3D%22research%22%7D"
+    )
+    assert over["title"] == "resolved GPUUnderutilised in c, namespace research"
+    assert over["text"].strip() == f"over: GPUUnderutilised: {words['summary']}"
+
+
+async def test_a_dead_exporter_holds_back_the_waste_of_its_nodes_workloads_its_end_too_and_no_other(
+    tmp_path: Path,
+) -> None:
+    async with alertmanager(tmp_path) as running:
+        seen = {**TRAIN, "workload_name": "seen"}
+        namesake = {**TRAIN, "workload_namespace": "research-2"}
+        dead = alert("GPUExporterDown", "warning", instance="n1:9400", node="n1")
+        inhibitor = alert("GPUWasteInhibitor", "none", team="vision", **TRAIN)
+        waste = [
+            alert("GPUUnderutilised", "warning", team="vision", **TRAIN),
+            alert("GPUIdle", "warning", team="vision", **TRAIN),
+            alert("GPUSharedIdle", "info", node="n1", gpu="3", uuid="GPU-3"),
+            alert("GPUActivityUnknown", "info", node="n1", model="A100"),
+            alert("GPUSharedIdle", "info", node="n2", gpu="3", uuid="GPU-4"),
+            alert("GPUUnderutilised", "warning", **seen),
+            alert("GPUUnderutilised", "warning", **namesake),
+        ]
+        await running.post([dead, inhibitor])
+        await running.receivers.until(lambda all_of: bool(all_of.of("gpu-platform-chat")))
+        await running.post(waste)
+        await running.receivers.until(lambda all_of: len(all_of.of("research-chat")) == 2)
+        assert await running.inhibited() == {"train", "n1"}
+        await running.post(waste[:2], over=True)
+        await asyncio.sleep(QUIET_SECONDS)
+        receivers = running.receivers
+        assert not receivers.of("vision-chat")
+        assert "GPUActivityUnknown" not in receivers.text
+        assert "GPUWasteInhibitor" not in receivers.text
+        assert [one["attachments"][0]["title"] for one in receivers.of("gpu-platform-chat")] == [
+            "1 firing GPUExporterDown"
+        ]
+        shared = [one["attachments"][0]["text"] for one in receivers.of("finops-chat")]
+        assert len(shared) == 1
+        assert "GPUSharedIdle of n2" in shared[0]
+        assert "n1" not in shared[0]
+
+
+async def test_after_the_exporter_is_back_waste_is_told_again(tmp_path: Path) -> None:
+    async with alertmanager(tmp_path) as running:
+        inhibitor = alert("GPUWasteInhibitor", "none", **TRAIN)
+        await running.post([inhibitor])
+        await asyncio.sleep(1.0)
+        await running.post([alert("GPUUnderutilised", "warning", **TRAIN)])
+        await asyncio.sleep(QUIET_SECONDS)
+        assert not running.receivers.got
+        await running.post([inhibitor], over=True)
+        await running.receivers.until(lambda all_of: bool(all_of.of("research-chat")))
+
+
+async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(tmp_path: Path) -> None:
+    async with alertmanager(tmp_path) as running:
+        gpu = {"cluster": "c", "node": "n1", "gpu": "0", "uuid": "GPU-0"}
+        worst = [
+            alert("GPUIdle", "warning", **TRAIN),
+            alert("GPUIdle", "info", **{**TRAIN, "workload_name": "partly"}),
+            alert("GPUXidCritical", "critical", **gpu),
+            alert("GPUBudgetProjectedOverrun", "warning", budget="b", period="month", currency="USD"),
+        ]
+        rest = [
+            alert("GPUUnderutilised", "warning", **TRAIN),
+            alert("GPUUnderutilised", "info", **TRAIN),
+            # Of this workload other GPUs waste more than the one that does nothing at all.
+            alert("GPUUnderutilised", "warning", **{**TRAIN, "workload_name": "partly"}),
+            alert("GPUXidWarning", "warning", **gpu),
+            alert("GPUXidWarning", "warning", **{**gpu, "gpu": "1", "uuid": "GPU-1"}),
+            alert("GPUBudgetBurn", "info", budget="b", period="month", currency="USD"),
+            alert("GPUBudgetBurn", "info", budget="other", period="month", currency="USD"),
+        ]
+        await running.post(worst)
+        await running.receivers.until(lambda all_of: {name for name, _ in all_of.got} >= {"gpu-pager", "finops-chat"})
+        await running.post(rest)
+        await asyncio.sleep(QUIET_SECONDS)
+        told = running.receivers
+        assert "GPUUnderutilised of partly" in told.text
+        assert "GPUUnderutilised of train" not in told.text
+        assert [one["groupLabels"]["alertname"] for one in told.of("gpu-pager")] == ["GPUXidCritical"]
+        chat = told.of("gpu-platform-chat")
+        assert len(chat) == 1
+        assert "1 firing GPUXidWarning" in chat[0]["attachments"][0]["title"]
+        budgets = [one["attachments"][0]["text"] for one in told.of("finops-chat")]
+        assert sum("GPUBudgetBurn" in one for one in budgets) == 1
+        assert not any("budget%3D%22b%22" in one and "GPUBudgetBurn" in one for one in budgets)
+
+
+def test_the_template_is_named_in_the_example() -> None:
+    assert yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["templates"] == [TEMPLATE.name]
