@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import corpus_public  # noqa: E402 - found beside the tests
-from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, clock, run  # noqa: E402
+from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, alerts_of, clock, joined, run  # noqa: E402
 from corpus_support import NOBODY, Shape, Workload, load  # noqa: E402
 
 OURS = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle"})
@@ -48,11 +48,13 @@ class Score:
 
     @property
     def precision(self) -> float:
+        """Of those that were told, the part that was waste."""
         told = len(self.found) + len(self.false)
         return len(self.found) / told if told else 1.0
 
     @property
     def recall(self) -> float:
+        """Of what was waste, the part that was found."""
         return len(self.found) / self.wasted if self.wasted else 1.0
 
 
@@ -72,8 +74,8 @@ def score(contestant: Contestant, shapes: Sequence[Shape], counts: Callable[[Wor
                 alerts[subject] = alerts.get(subject, 0) + 1
     result = Score()
     for subject, workload in index.workloads.items():
-        if counts(workload):
-            _count(result, subject, workload, _joined(spans.get(subject, ())), alerts.get(subject, 0))
+        if workload.judged and counts(workload):
+            _count(result, subject, workload, joined(spans.get(subject, ())), alerts.get(subject, 0))
     result.false += [
         subject for subject in spans if subject.name == NOBODY and subject.shape and index.shapes[subject.shape].free
     ]
@@ -91,17 +93,16 @@ def _count(result: Score, subject: Subject, workload: Workload, episodes: list[S
             result.messages += alerts
         else:
             result.missed.append(subject)
-    if any(start < begin or start > end or stop > end + AFTER_SECONDS for start, stop in episodes) and (
-        workload.waste is None or not _lasts(workload, end)
-    ):
-        result.false.append(subject)
-    elif any(start < begin for start, _ in episodes):
+    if any(_is_false(span, workload) for span in episodes):
         result.false.append(subject)
 
 
-def _lasts(workload: Workload, end: float) -> bool:
-    """Whether the waste lasts as long as the workload: what fires after its end is not about it."""
-    return end >= max(pod.end for pod in workload.pods)
+def _is_false(span: Span, workload: Workload) -> bool:
+    if workload.waste is None:
+        return True
+    (start, stop), (begin, end) = span, workload.waste
+    goes_on = end < max(pod.end for pod in workload.pods)
+    return start < begin or (goes_on and stop > end + AFTER_SECONDS)
 
 
 def _blamed(firing: Firing, index: Index) -> Iterator[Subject]:
@@ -115,16 +116,6 @@ def _blamed(firing: Firing, index: Index) -> Iterator[Subject]:
             yield of_shape
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
 def undeclared(workload: Workload) -> bool:
     """Whether nobody has said anything of a workload that a public rule could not know: class, opt-out, namespace."""
     opted = any(pod.alerts_off_until is not None for pod in workload.pods)
@@ -133,13 +124,14 @@ def undeclared(workload: Workload) -> bool:
 
 def contestants(shapes: Sequence[Shape]) -> Iterator[Contestant]:
     """Evaluate everything."""
-    ours = run(shapes, [ROOT / "rules" / "prometheus-rules.yaml"], agent_page)
+    ours = run(shapes, ROOT / "rules" / "prometheus-rules.yaml", OURS, agent_page)
     yield Contestant(name="ours", alerts=OURS, firings=ours)
     on_dcgm = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
     if on_dcgm.is_file():
         name = "ours, on dcgm-exporter's series"
-        yield Contestant(name=name, alerts=OURS, firings=run(shapes, [on_dcgm], corpus_public.add))
-    public = run(shapes, [ROOT / "benchmarks" / "public_rules.yaml"], corpus_public.add)
+        yield Contestant(name=name, alerts=OURS, firings=run(shapes, on_dcgm, OURS, corpus_public.add))
+    rules = ROOT / "benchmarks" / "public_rules.yaml"
+    public = run(shapes, rules, alerts_of(rules), corpus_public.add, step=30.0)
     for alert, name in (
         ("PublicInstant", "`GPU_UTIL < 10`, for 30m"),
         ("PublicAverage", "1 h average < 10, for 30m"),

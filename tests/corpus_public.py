@@ -1,4 +1,4 @@
-"""What dcgm-exporter and kube-state-metrics would show of a shape, for the public rules; in their favour where they differ.
+"""What dcgm-exporter and kube-state-metrics would show of a shape, for the public rules; where in doubt, at their best.
 
 Labels are honoured, a shared GPU is shown once per holder (``KUBERNETES_VIRTUAL_GPUS``), profiling fields are collected
 and cost nothing, and a restart of dcgm-exporter loses no more than the scrapes that our agent's restart loses.
@@ -18,7 +18,11 @@ class PublicPage(Page):
     def everything(self) -> None:
         for board in self.shape.boards:
             held = [
-                (pod, use) for work in self.shape.workloads for pod in work.pods for use in pod.uses if use.board == board
+                (pod, use)
+                for work in self.shape.workloads
+                for pod in work.pods
+                for use in pod.uses
+                if use.board == board
             ]
             for pod, use in held:
                 self.device(pod, use)

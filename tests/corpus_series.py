@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from corpus_support import Board, Outage, Pod, Shape, Track, Use, Workload, combine, total
 
@@ -22,10 +23,14 @@ class Series:
     """All series of a fleet, sampled at the same times."""
 
     times: Sequence[float]
+    wanted: frozenset[str] | None = None
+    """Names of the metrics that are asked for; ``None``: all."""
     rows: dict[tuple[str, Labels], list[Value]] = field(default_factory=dict)
 
     def add(self, name: str, labels: Mapping[str, str], values: Iterable[float | None]) -> None:
         """Add a series; labels without a value are left out, and a series that stops is marked."""
+        if self.wanted is not None and name not in self.wanted:
+            return
         key = (name, tuple((label, value) for label, value in labels.items() if value))
         made: list[Value] = []
         before: Value = None
@@ -39,11 +44,10 @@ class Series:
             self.rows[key] = made
             return
         # The same labels again: a pod of the same name and no UID among the labels.
-        for index, value in enumerate(made):
-            if isinstance(value, float) and isinstance(there[index], float):
-                raise ValueError(f"two series of the name {name} with labels {key[1]} at {self.times[index]} s")
-            if value is not None and not isinstance(there[index], float):
-                there[index] = value
+        twice = [t for t, *both in zip(self.times, there, made, strict=True) if all(isinstance(v, float) for v in both)]
+        if twice:
+            raise ValueError(f"two series of the name {name} with labels {key[1]} at {twice[0]} s")
+        there[:] = [old if new is None or isinstance(old, float) else new for old, new in zip(there, made, strict=True)]
 
     def text(self) -> Iterator[tuple[str, str]]:
         """(series, values) as promtool reads them."""
@@ -114,7 +118,7 @@ class _Agents:
     def generations(self) -> Iterator[tuple[str, float, float]]:
         """(suffix of the agent's pod, from, to): a rollout makes another pod."""
         edges = [0.0, *(item.end for item in self.restarts if item.what == "agent-replaced"), float("inf")]
-        for number, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+        for number, (start, end) in enumerate(pairwise(edges)):
             yield f"agent-{number}", start, end
 
 
@@ -127,6 +131,8 @@ class Page:
 
     def add(self, name: str, node: str, labels: Mapping[str, str], values: Iterable[float | None]) -> None:
         """Add a series as Prometheus gets it: with the target's labels, and without what was not scraped."""
+        if self.series.wanted is not None and name not in self.series.wanted:
+            return
         values = list(values)
         for pod, start, end in self.agents.generations():
             target = {
@@ -233,7 +239,7 @@ class Page:
     def shown(
         self, sums: Sequence[Sequence[float]], index: int, t: float, born: float, gone: float
     ) -> tuple[float, float, float] | None:
-        """(allocated, active, unknown) on the page at ``t``: at 0 for the first 75 s, from 0 where the ledger was lost."""
+        """(allocated, active, unknown) on the page at ``t``: 0 for the first 75 s, from 0 where the ledger was lost."""
         if not born <= t < gone:
             return None
         start: Sequence[float] = (0.0, 0.0, 0.0)

@@ -1,21 +1,4 @@
-"""The corpus of workload shapes: what its files say, as values.
-
-A file of ``tests/corpus`` is a list of shapes. Times are like ``1h10m30s``. A shape has
-
-- ``name``, ``why`` (a sentence: why it is waste, or is not), ``lasts``;
-- ``workloads``: ``kind``, ``name``, ``team``, ``class``, ``namespace`` (the shape's name where none is given), ``pods``,
-  ``waste`` (from when to when it is waste, ``40m`` or ``40m..3h``; absent: it is none) and ``alerts``: per alert
-  ``earliest..latest`` or ``earliest..latest..resolved``, all the times at which it must not yet, must, must no more fire;
-- ``sharers``: alerts of shared GPUs, by the name of the GPU;
-- ``price`` per GPU-hour (3; null: none), ``currency``, ``model``, ``metadata`` (true), ``free`` GPUs that nobody holds;
-- ``exporter``: ``outages`` (see `Outage`) and ``lost`` (every how manieth scrape is lost).
-
-Pods: ``name``, ``count``, ``gpus``, ``from``, ``to``, ``activity``, ``each`` (an activity per GPU), ``running_from``,
-``lives`` and ``apart`` (the pod is made anew under another name, or the same with ``same_name``), ``alerts_off_until``,
-``source``; for parts ``gpu`` (the name of the board), ``share``, ``mig`` (a profile), ``resource``, and ``util`` where
-NVML's utilisation says something else than the activity. An activity is a list: ``0.9 40m`` (a value and how long),
-``{repeat: [...], for: 2h}``, and a value alone until the end; ``?`` is unknown.
-"""
+"""The corpus of workload shapes: what its files say, as values. The format is told in tests/corpus/README.md."""
 
 import math
 import re
@@ -143,8 +126,8 @@ def track(script: Any, begin: float, end: float) -> Track:  # noqa: ANN401 - YAM
 class Outage:
     """What is not seen from ``start`` to ``end``.
 
-    ``what``: ``agent`` (it restarts, its ledger is on disk), ``agent-without-state``, ``agent-replaced`` (another pod of
-    its DaemonSet), ``driver`` (it answers nothing), ``prometheus`` (does not run) or ``scrapes`` (fail).
+    ``what``: ``agent`` (it restarts, its ledger is on disk), ``agent-without-state``, ``agent-replaced`` (by another
+    pod of its DaemonSet), ``driver`` (it answers nothing), ``prometheus`` (does not run) or ``scrapes`` (fail).
     """
 
     what: str
@@ -214,6 +197,8 @@ class Expected:
     latest: float
     """Infinite: it may stay away."""
     resolved: float | None
+    pauses: bool
+    """It may come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +212,8 @@ class Workload:
     policy: str
     pods: tuple[Pod, ...]
     waste: tuple[float, float] | None
+    judged: bool
+    """False where nobody can say whether it is waste; no rule is held to it."""
     alerts: dict[str, Expected]
 
 
@@ -310,7 +297,7 @@ class _Builder:
     def workload(self, raw: dict[str, Any]) -> Workload:
         namespace = raw.get("namespace", self.name)
         waste = None
-        if "waste" in raw:
+        if raw.get("waste", "unknown") != "unknown":
             start, _, end = str(raw["waste"]).partition("..")
             waste = (seconds(start), seconds(end) if end else self.lasts)
         return Workload(
@@ -321,6 +308,7 @@ class _Builder:
             policy=raw.get("class", ""),
             pods=tuple(pod for item in raw["pods"] for pod in self.pods(item, namespace, raw["name"])),
             waste=waste,
+            judged=raw.get("waste") != "unknown",
             alerts={alert: _expected(text) for alert, text in raw.get("alerts", {}).items()},
         )
 
@@ -355,9 +343,7 @@ class _Builder:
             running_from=begin + seconds(raw.get("running_from", 0)),
             resource=raw.get("resource", f"nvidia.com/mig-{profile}" if profile else "nvidia.com/gpu"),
             alerts_off_until=None if off is None else NEVER_ENDS if off == "ever" else seconds(off),
-            uses=tuple(
-                self.use(raw, board, script, span, name) for board, script in zip(boards, scripts, strict=True)
-            ),
+            uses=tuple(self.use(raw, board, script, span, name) for board, script in zip(boards, scripts, strict=True)),
         )
 
     def use(self, raw: dict[str, Any], board: Board, script: Any, span: tuple[float, float], pod: str) -> Use:  # noqa: ANN401 - YAML
@@ -416,6 +402,7 @@ def _estimated(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:
 
 
 def _expected(text: str) -> Expected:
+    text, pauses = text.removesuffix(" pauses"), text.endswith(" pauses")
     severity, _, times = text.rpartition(" ")
     earliest, latest, *rest = times.split("..")
     return Expected(
@@ -423,6 +410,7 @@ def _expected(text: str) -> Expected:
         earliest=seconds(earliest),
         latest=math.inf if latest == "never" else seconds(latest),
         resolved=seconds(rest[0]) if rest else None,
+        pauses=pauses,
     )
 
 

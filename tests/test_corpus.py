@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, fleets, run, told, wrong
-from corpus_series import Page, Series
+from corpus_series import Series
 from corpus_support import Shape, load, seconds, track
 
 from exporter.exposition import catalog
@@ -23,7 +23,7 @@ needs_promtool = pytest.mark.skipif(not PROMTOOL.exists(), reason="promtool is n
 @cache
 def fired() -> tuple[Firing, ...]:
     """What fires over all shapes; evaluated once."""
-    return tuple(run(SHAPES, [RULES], agent_page))
+    return tuple(run(SHAPES, RULES, WASTE, agent_page))
 
 
 def test_there_are_enough_shapes_and_each_says_why() -> None:
@@ -46,7 +46,7 @@ def test_waste_that_nothing_can_show_is_the_only_waste_without_an_alert() -> Non
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_alerts_fire_when_they_must_and_only_then(shape: Shape) -> None:
     index = Index(SHAPES)
-    by_subject = told(fired(), index, WASTE)
+    by_subject = told(fired(), index)
     expected = {Subject(shape.name, f"{work.namespace}/{work.name}"): work.alerts for work in shape.workloads}
     expected |= {Subject(shape.name, board): alerts for board, alerts in shape.sharers.items()}
     subjects = [subject for subject in by_subject if subject.shape == shape.name]
@@ -75,32 +75,32 @@ def test_alerts_have_the_severity_that_their_money_asks_for(shape: Shape) -> Non
 def test_one_workload_is_one_alert_however_many_gpus_and_nodes_it_has() -> None:
     index = Index(SHAPES)
     subject = Subject("array-of-64-idle", "array-of-64-idle/sweep")
-    mine = [one for one in fired() if one.alert in WASTE and index.subject(one, one.episodes[0][0]) == subject]
+    mine = [one for one in fired() if index.subject(one, one.episodes[0][0]) == subject]
     assert sorted(one.alert for one in mine) == ["GPUIdle", "GPUUnderutilised"]
 
 
-def test_the_corpus_has_only_series_and_labels_that_the_agent_has() -> None:
+@cache
+def shown() -> tuple[Series, ...]:
+    """What the agents of both fleets show."""
+    made = []
     for fleet in fleets(SHAPES):
-        series = Series([60.0 * minute for minute in range(int(fleet.lasts // 60))])
+        series = Series([300.0 * number for number in range(int(fleet.lasts // 300))])
         for shape in fleet.shapes:
-            Page(shape, series).everything()
+            agent_page(shape, series)
+        made.append(series)
+    return tuple(made)
+
+
+def test_the_corpus_has_only_series_and_labels_that_the_agent_has() -> None:
+    for series in shown():
         for name, labels in series.rows:
             if name != "up":
-                allowed = TARGET_LABELS | labels_of(name)
+                allowed = TARGET_LABELS | set(catalog.BY_NAME[name].labels)
                 assert {label for label, _ in labels} <= allowed, name
 
 
-def labels_of(name: str) -> set[str]:
-    """Labels that the catalogue gives a metric."""
-    metric = catalog.BY_NAME[name]
-    return set(metric.labels)
-
-
 def test_seconds_of_the_corpus_are_conserved() -> None:
-    for fleet in fleets(SHAPES):
-        series = Series([60.0 * minute for minute in range(int(fleet.lasts // 60))])
-        for shape in fleet.shapes:
-            Page(shape, series).everything()
+    for series in shown():
         for (name, labels), allocated in series.rows.items():
             if not name.endswith("allocated_seconds_total"):
                 continue
@@ -114,7 +114,7 @@ def test_an_activity_is_read_as_it_is_written() -> None:
     written = track(["0.9 40m", {"repeat": ["1 1m", "? 1m"], "for": "4m"}, "0.5"], 0.0, 3600.0)
     values = [written.at(60.0 * minute) for minute in (0, 39, 40, 41, 42, 43, 44, 59, 60)]
     assert values == [0.9, 0.9, 1.0, None, 1.0, None, 0.5, 0.5, 0.0]
-    known, unknown = list(written.integrals([3600.0], 0.0, 3600.0))[0]
+    known, unknown = next(iter(written.integrals([3600.0], 0.0, 3600.0)))
     assert (known, unknown) == (pytest.approx(0.9 * 2400 + 120 + 0.5 * 960), 120.0)
 
 
