@@ -1,6 +1,7 @@
 """The example for Alertmanager: who is told, that money never pages, storms, and what is held back."""
 
 import asyncio
+import json
 import re
 import shutil
 import subprocess
@@ -246,6 +247,23 @@ async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(t
         budgets = [one["attachments"][0]["text"] for one in told.of("finops-chat")]
         assert sum("GPUBudgetBurn" in one for one in budgets) == 1
         assert not any("budget%3D%22b%22" in one and "GPUBudgetBurn" in one for one in budgets)
+
+
+@pytest.mark.parametrize("kind", ["text", "html"])
+def test_the_template_is_one_of_mails_too_and_quotes_what_stands_in_a_link(
+    amtool: str, tmp_path: Path, kind: str
+) -> None:
+    labels = {"alertname": "GPUUnpricedDevices", "severity": "warning", "model": "NVIDIA H100 & more"}
+    one = {"status": "firing", "labels": labels, "annotations": {"summary": "s"}, "startsAt": "2026-11-01T12:00:00Z"}
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"status": "firing", "externalURL": "https://a", "alerts": [one]}), encoding="utf-8")
+    command = [amtool, "template", "render", f"--template.glob={TEMPLATE}", f"--template.data={data}"]
+    command += [f"--template.type={kind}", '--template.text={{ template "gpu.title" . }} {{ template "gpu.text" . }}']
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "since 1 Nov 12:00 UTC" in result.stdout
+    link = "https://a/#/silences/new?filter=%7Balertname%3D%22GPUUnpricedDevices%22"
+    assert f"{link}%2Cmodel%3D%22NVIDIA%20H100%20%26%20more%22%7D" in result.stdout
 
 
 def test_the_template_is_named_in_the_example() -> None:
