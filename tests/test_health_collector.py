@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from exposition_support import exclusive, instance, lost, snapshot
 
+from exporter.exposition import collectors_file, health_collector
 from exporter.exposition.collector import ExpositionOptions, families
 from exporter.model import AllocationState, DeviceState, DeviceView, Field
 from exporter.sources import nvml_fields
@@ -99,6 +100,11 @@ def test_a_gpu_that_needs_a_reset_says_so_and_one_that_is_lost_says_nothing() ->
     names = {family.name for family in families(snapshot(needs_reset), ExpositionOptions())}
     assert "gpu_power_watts" not in names
     assert shown(lost()) == {}
+
+
+def test_what_health_needs_is_read_whatever_a_collectors_file_asks_for() -> None:
+    little = collectors_file.parse("DCGM_FI_DEV_SM_CLOCK, gauge, Clock.", "a file")
+    assert little.fields >= health_collector.FIELDS | nvml_fields.HEALTH
 
 
 def test_an_instance_has_no_board_of_its_own() -> None:

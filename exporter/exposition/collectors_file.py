@@ -5,6 +5,7 @@ import difflib
 from dataclasses import dataclass
 
 from exporter.errors import ConfigError
+from exporter.exposition import health_collector
 from exporter.exposition.dcgm_fields import BY_NAME, TABLE, DcgmField, Era
 from exporter.exposition.dcgm_known import HIGHEST_ID, NOT_MEASURED
 from exporter.exposition.family import Kind
@@ -28,16 +29,7 @@ ALWAYS_READ: frozenset[Field] = frozenset(
         Field.FB_TOTAL,
         Field.POWER_USAGE,
         Field.TOTAL_ENERGY_CONSUMPTION,
-        Field.CLOCK_THROTTLE_REASONS,
-        Field.POWER_VIOLATION,
-        Field.THERMAL_VIOLATION,
-        Field.SYNC_BOOST_VIOLATION,
-        Field.BOARD_LIMIT_VIOLATION,
-        Field.LOW_UTIL_VIOLATION,
-        Field.RELIABILITY_VIOLATION,
-        Field.TOTAL_APP_CLOCKS_VIOLATION,
-        Field.TOTAL_BASE_CLOCKS_VIOLATION,
-        Field.GPU_RECOVERY_ACTION,
+        *health_collector.FIELDS,
         Field.PCIE_TX_BYTES_TOTAL,
         Field.PCIE_RX_BYTES_TOTAL,
         Field.NVLINK_TX_BYTES_TOTAL,

@@ -94,6 +94,17 @@ _THROTTLE_REASONS = (
     "display_clocks",
 )
 
+FIELDS: frozenset[Field] = frozenset(
+    {
+        *(field for _, field in _PLAIN),
+        *(field for _, _, parts in _LABELLED for _, field in parts),
+        *_RECOVERIES,
+        *_THROTTLE_TIMES.values(),
+        Field.CLOCK_THROTTLE_REASONS,
+    }
+)
+"""What the health series are made of."""
+
 
 def rows(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is not told."""

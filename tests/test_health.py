@@ -1,0 +1,159 @@
+"""Every fault of health from the driver to its alert: simulated driver, agent's tick, page, Prometheus' rule engine."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pipeline_support import EPOCH_SECONDS, Pipeline, pipeline
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.collectors_file import parse
+from exporter.model import Snapshot
+from exporter.simulator import scenario
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"
+STEP_SECONDS = 30
+STEPS = range(22 * 60 // STEP_SECONDS + 1)
+LATE = "21m30s"
+# (alert, severity, index of the board; none where the alert is about a workload or a node)
+EXPECTED = {
+    ("GPUXidApplication", "info", ""),
+    ("GPUXidCritical", "critical", "15"),
+    ("GPUXidWarning", "warning", "1"),
+    ("GPUEccUncorrectable", "critical", "1"),
+    ("GPURowRemapFailure", "critical", "2"),
+    ("GPURowRemapPending", "warning", "3"),
+    ("GPURowRemapPending", "warning", "4"),
+    ("GPUNvlinkErrors", "warning", "5"),
+    ("GPUNvlinkErrors", "warning", "6"),
+    ("GPUPcieReplays", "warning", "7"),
+    ("GPUMemoryTemperature", "warning", "8"),
+    ("GPUMemoryTemperature", "warning", "9"),
+    ("GPUThermalThrottling", "warning", "10"),
+    ("GPUPowerBrake", "warning", "11"),
+    ("GPUThermalThrottling", "warning", "12"),
+    ("GPURecoveryActionNeeded", "warning", "13"),
+    ("GPURecoveryActionNeeded", "critical", "14"),
+    ("GPUMissing", "critical", ""),
+}
+
+
+def groups() -> list[dict[str, Any]]:
+    text = yaml.safe_load(RULES_FILE.read_text(encoding="utf-8"))
+    return [group for group in text["groups"] if group["name"] == "gpu-health"]
+
+
+async def with_its_xids(node: Pipeline, seconds: float) -> Snapshot:
+    """The snapshot of an instant, once the thread that waits for events has met those of this instant."""
+    snapshot = await node.step(seconds)
+    due = sum(len(gpu.xids) for gpu in node.truth.gpus)
+    for _ in range(500):
+        if sum(sum(view.xids.values()) for view in snapshot.devices) >= due:
+            return snapshot
+        await asyncio.sleep(0.01)
+        snapshot = await node.step(seconds)
+    raise AssertionError(f"only {[dict(view.xids) for view in snapshot.devices]} arrived of {due} Xids")
+
+
+def add(series: dict[str, dict[int, float]], snapshot: Snapshot, step: int) -> None:
+    for family in families(snapshot, ExpositionOptions()):
+        if not family.name.startswith("gpu_"):
+            continue
+        shift = EPOCH_SECONDS if family.name.endswith("_timestamp_seconds") else 0.0
+        for sample in family.samples:
+            series[f"{family.name}{{{sample.labels.text}}}"][step] = sample.value - shift
+
+
+def written(values: dict[int, float]) -> str:
+    return " ".join(repr(values[step]) if step in values else "_" for step in STEPS)
+
+
+async def pages(directory: Path) -> dict[str, dict[int, float]]:
+    """Every series of the node with the faults, by step."""
+    series: dict[str, dict[int, float]] = defaultdict(dict)
+    loaded = scenario.load(str(ROOT / "tests" / "fixtures" / "health.yaml"))
+    # A collectors file that asks for nothing of this: the alerts do not depend on it.
+    little = parse("DCGM_FI_DEV_SM_CLOCK, gauge, Clock.", "a file")
+    async with pipeline(loaded, directory, collectors=little, with_api=True) as node:
+        for step in STEPS:
+            add(series, await with_its_xids(node, step * STEP_SECONDS), step)
+    return series
+
+
+def unit_test(rules: Path, series: dict[str, dict[int, float]]) -> str:
+    """What ``promtool test rules`` takes: the pages, and which alerts fire before and after the faults."""
+    firing = 'count by (alertname, severity, gpu) (ALERTS{alertstate="firing"})'
+    samples = [
+        {"labels": f'{{alertname="{name}",severity="{severity}",gpu="{gpu}"}}'.replace(',gpu=""', ""), "value": 1}
+        for name, severity, gpu in EXPECTED
+    ]
+    test = {
+        "interval": f"{STEP_SECONDS}s",
+        "input_series": [{"series": name, "values": written(values)} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": firing, "eval_time": "4m", "exp_samples": []},
+            {"expr": firing, "eval_time": LATE, "exp_samples": samples},
+        ],
+    }
+    return yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": f"{STEP_SECONDS}s", "tests": [test]})
+
+
+def test_every_fault_becomes_its_alert_and_no_other_one(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool on the PATH: make install")
+    series = asyncio.run(pages(tmp_path))
+    rules, test = tmp_path / "rules.yaml", tmp_path / "test.yaml"
+    rules.write_text(yaml.safe_dump({"groups": groups()}), encoding="utf-8")
+    test.write_text(unit_test(rules, series), encoding="utf-8")
+    result = subprocess.run([promtool, "test", "rules", str(test)], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def tiers_of_the_runbook() -> dict[str, set[int]]:
+    tiers: dict[str, set[int]] = defaultdict(set)
+    text = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    for tier, codes in re.findall(r"^\| (critical|application|none|warning) \| ([\d, ]+)", text, flags=re.MULTILINE):
+        tiers[tier] |= {int(code) for code in codes.split(",")}
+    return tiers
+
+
+def tiers_of_the_rules() -> dict[str, set[int]]:
+    """By what the selectors of the recording rules say of each code that there may be; ``none`` are the others."""
+    tiers: dict[str, set[int]] = defaultdict(set)
+    for group in groups():
+        for rule in group["rules"]:
+            if rule.get("record") != "device:gpu_xid:age_seconds":
+                continue
+            selector = re.search(r"\{(\s*xid[^}]*)\}", rule["expr"])
+            assert selector
+            matchers = re.findall(r'xid(=~|!~|!=)"([^"]*)"', selector[1])
+            tiers[rule["labels"]["tier"]] = {
+                code
+                for code in range(1, 1000)
+                if all(bool(re.fullmatch(pattern, str(code))) == (sign == "=~") for sign, pattern in matchers)
+            }
+    tiers["none"] = set(range(1, 1000)) - set().union(*tiers.values()) - {154}
+    return tiers
+
+
+def test_the_tiers_of_xids_are_those_of_the_runbook() -> None:
+    told, done = tiers_of_the_runbook(), tiers_of_the_rules()
+    assert {tier: done[tier] for tier in ("critical", "application", "none")} == {
+        tier: told[tier] for tier in ("critical", "application", "none")
+    }
+    assert told["warning"] <= done["warning"]
+    assert 154 not in done["warning"]  # has a selector of its own
+    assert sum(map(len, done.values())) == len(set().union(*done.values())) == 998
+
+
+def test_nobody_is_paged_for_what_a_program_did() -> None:
+    # What NVIDIA's device plugin takes for an application's error, but 109, on which its catalogue says otherwise.
+    assert not tiers_of_the_rules()["critical"] & {13, 31, 43, 45, 68}
