@@ -122,8 +122,19 @@ class Alertmanager:
         }
 
 
+def with_webhooks(url: str) -> dict[str, Any]:
+    """The same with a webhook for every receiver that is told anything: it says each alert's labels and state."""
+    config = for_test(url)
+    for receiver in config["receivers"]:
+        if receiver.pop("slack_configs", None):
+            receiver["webhook_configs"] = [{"url": f"{url}/{receiver['name']}", "send_resolved": True}]
+    return config
+
+
 @asynccontextmanager
-async def alertmanager(directory: Path) -> AsyncIterator[Alertmanager]:
+async def alertmanager(
+    directory: Path, configure: Callable[[str], dict[str, Any]] = for_test
+) -> AsyncIterator[Alertmanager]:
     """Start one on the example, with a server for all of its receivers."""
     program = find_tools().alertmanager
     if program is None:
@@ -137,7 +148,7 @@ async def alertmanager(directory: Path) -> AsyncIterator[Alertmanager]:
     await site.start()
     shutil.copy(TEMPLATE, directory)
     file = directory / "alertmanager.yml"
-    file.write_text(yaml.safe_dump(for_test(f"http://127.0.0.1:{runner.addresses[0][1]}")), encoding="utf-8")
+    file.write_text(yaml.safe_dump(configure(f"http://127.0.0.1:{runner.addresses[0][1]}")), encoding="utf-8")
     port = free_port(0)
     part = Part(
         name="alertmanager",

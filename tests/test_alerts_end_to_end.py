@@ -1,0 +1,220 @@
+"""From a simulated node through agent, Prometheus and Alertmanager to a webhook: who is told what, and what not."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.alerts_support import Alert, AlertStack, alert_stack, until
+
+WASTE = ("GPUUnderutilised", "GPUIdle", "GPUSharedIdle")
+FIRST_SECONDS = 110.0
+"""Until the first alerts: counters stand at 0 for 75 s, windows and delays take 20 more."""
+LATER_SECONDS = 45.0
+Told = tuple[str, Alert]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What was told, and what Prometheus and Alertmanager knew."""
+
+    notebook: Told
+    notebook_again: Told
+    server: Told
+    instance: Told
+    sharer: Told
+    shared: Told
+    unknown: Told
+    without_api: Told
+    refused: Told
+    down: Told
+    held_before: Mapping[tuple[str, str], bool]
+    held_after: Mapping[tuple[str, str], bool]
+    told_before: tuple[str, ...]
+    told_of_the_killed: frozenset[tuple[str, str]]
+    waste: tuple[Mapping[str, str], ...]
+    nobody_down: bool
+
+
+async def tell(stack: AlertStack) -> Story:
+    """Let it happen: idle pods are told of, an agent is killed, the notebook works again."""
+    first = await asyncio.gather(
+        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="anna"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="orphan-9x2k1"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="embedder"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="idle-slice"),
+        stack.until_told(FIRST_SECONDS, workload_name="student-4"),
+        stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="forgotten-7d4b9"),
+    )
+    notebook, refused, server, instance, sharer, without_api = first
+    held_before, told_before = await stack.held(), tuple(stack.summaries())
+    nobody_down = not await stack.alerts('ALERTS{alertname="GPUExporterDown", alertstate="firing"}')
+    await stack.kill("doomed")
+    down = await stack.until_told(LATER_SECONDS, alertname="GPUExporterDown")
+
+    async def kept_back() -> bool:
+        return (await stack.held()).get(("GPUIdle", "orphan-9x2k1"), False)
+
+    await until(kept_back, "Alertmanager keeps back what was said of the killed agent's node", LATER_SECONDS)
+    held_after = await stack.held()
+    unknown = await stack.until_told(LATER_SECONDS, alertname="GPUActivityUnknown")
+    notebook_again = await stack.until_told(
+        LATER_SECONDS, "resolved", alertname="GPUUnderutilised", workload_name="anna"
+    )
+    shared = await stack.until_told(LATER_SECONDS, alertname="GPUSharedIdle")
+
+    async def over() -> bool:
+        return ("GPUIdle", "orphan-9x2k1") not in await stack.held() and not await stack.ask_value(
+            'count_over_time(ALERTS{alertname="GPUIdle", workload_name="orphan-9x2k1", alertstate="firing"}[5s])'
+        )
+
+    await until(over, "the end of the waste alert on the killed agent's node", LATER_SECONDS)
+    return Story(
+        notebook=notebook,
+        notebook_again=notebook_again,
+        server=server,
+        instance=instance,
+        sharer=sharer,
+        shared=shared,
+        unknown=unknown,
+        without_api=without_api,
+        refused=refused,
+        down=down,
+        held_before=held_before,
+        held_after=held_after,
+        told_before=told_before,
+        told_of_the_killed=frozenset(
+            (one["status"], one["labels"]["alertname"])
+            for status in ("firing", "resolved")
+            for _, one in stack.told(status, workload_name="orphan-9x2k1")
+        ),
+        waste=tuple(one for one in await stack.alerts() if one["alertname"] in WASTE),
+        nobody_down=nobody_down,
+    )
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    async def run(directory: Path) -> Story:
+        async with alert_stack(directory) as stack:
+            return await tell(stack)
+
+    return asyncio.run(run(tmp_path_factory.mktemp("alerts")))
+
+
+def labels(told: Told) -> Mapping[str, str]:
+    found: Mapping[str, str] = told[1]["labels"]
+    return found
+
+
+def summary(told: Told) -> str:
+    return str(told[1]["annotations"]["summary"])
+
+
+def owner(told: Told) -> tuple[str | None, ...]:
+    names = ("workload_namespace", "workload_kind", "workload_name", "team")
+    return tuple(labels(told).get(name) for name in names)
+
+
+def test_the_notebooks_alert_reaches_its_team_with_owner_money_and_links(story: Story) -> None:
+    receiver, alert = story.notebook
+    assert receiver == "vision-chat"
+    assert owner(story.notebook) == ("research", "Notebook", "anna", "vision")
+    assert alert["labels"]["severity"] == "warning"
+    words = (
+        r"Notebook research/anna of team vision leaves 2 of 2 GPUs idle: 0% used over the last 60s, nothing at all for "
+    )
+    assert re.fullmatch(words + r"1m \d+s; 12\.32 USD an hour\.", summary(story.notebook))
+    assert alert["annotations"]["runbook_url"].endswith("docs/runbook.md#gpuunderutilised")
+    assert "gpu-cost-exporter/alerts-until=" in alert["annotations"]["description"]
+    assert alert["annotations"]["dashboard"].endswith("var-namespace=research")
+
+
+def test_of_a_pod_that_does_nothing_at_all_that_is_told_and_not_also_that_it_does_little(story: Story) -> None:
+    assert story.held_before["GPUIdle", "orphan-9x2k1"] is False
+    assert story.held_before["GPUUnderutilised", "orphan-9x2k1"] is True
+    assert not [text for text in story.told_before if "GPUUnderutilised: Pod research/orphan" in text]
+
+
+def test_the_notebooks_alert_resolves_when_it_works_again(story: Story) -> None:
+    receiver, alert = story.notebook_again
+    assert receiver == "vision-chat"
+    assert alert["labels"] == story.notebook[1]["labels"]
+    assert alert["startsAt"] == story.notebook[1]["startsAt"] < alert["endsAt"]
+
+
+def test_a_server_that_hardly_works_is_told_with_its_share_of_use_and_its_money(story: Story) -> None:
+    assert story.server[0] == "finops-chat"
+    assert owner(story.server) == ("serving", "Deployment", "embedder", "search")
+    assert labels(story.server)["severity"] == "info"
+    text = summary(story.server)
+    assert text.startswith(
+        "Deployment serving/embedder of team search leaves 1 of 1 GPUs idle: 2% used over the last 30s"
+    )
+    assert text.endswith(" USD an hour.")
+
+
+def test_an_idle_instance_is_told_and_the_busy_one_beside_it_is_not(story: Story) -> None:
+    assert owner(story.instance) == ("science", "Pod", "idle-slice", "biology")
+    assert "0.286 of 0.286 GPUs have done nothing at all" in summary(story.instance)
+    assert summary(story.instance).endswith("; 1.76 USD an hour.")
+    assert "busy-slice" not in told_of(story)
+
+
+def test_the_one_of_four_sharers_that_is_idle_is_told_and_the_other_three_are_not(story: Story) -> None:
+    assert owner(story.sharer) == ("classroom", "Pod", "student-4", "teaching")
+    assert labels(story.sharer)["alertname"] in {"GPUIdle", "GPUUnderutilised"}
+    assert "0.25 of 0.25 GPUs" in summary(story.sharer)
+    assert re.search(r"; 1\.5[234] USD an hour\.$", summary(story.sharer))
+    assert not told_of(story) & {"student-1", "student-2", "student-3"}
+
+
+def test_where_nobody_can_tell_who_of_two_works_the_device_is_told_if_both_are_idle_and_nothing_if_one_works(
+    story: Story,
+) -> None:
+    assert story.shared[0] == "finops-chat"
+    assert "shared/both-idle-1 shared/both-idle-2" in summary(story.shared)
+    assert not told_of(story) & {"both-idle-1", "both-idle-2", "beside-busy", "busy"}
+    assert len({one["uuid"] for one in story.waste if one["alertname"] == "GPUSharedIdle"}) == 1
+
+
+def test_a_device_whose_activity_is_unknown_is_never_called_idle_and_the_platform_is_told(story: Story) -> None:
+    assert "unmeasured" not in told_of(story)
+    assert story.unknown[0] == "gpu-platform-chat"
+    assert labels(story.unknown)["node"] == "node-owners"
+    assert "Of 100% of the time that GPUs of model NVIDIA A100-SXM4-80GB" in summary(story.unknown)
+
+
+def test_owners_who_opted_out_hear_nothing(story: Story) -> None:
+    assert not told_of(story) & {"muted-by-a-date", "muted-for-good"}
+
+
+@pytest.mark.parametrize("case", ["without_api", "refused"])
+def test_a_pod_without_metadata_is_told_of_by_its_name(story: Story, case: str) -> None:
+    told: Told = getattr(story, case)
+    name = {"without_api": "forgotten-7d4b9", "refused": "orphan-9x2k1"}[case]
+    assert owner(told) == ("research", "Pod", name, None)
+    assert told[0] == "research-chat"
+    assert summary(told).startswith(f"Pod research/{name}: ")
+    assert not told_of(story) & {"busy-5c8d7", "steady-4f6h8"}
+
+
+def test_a_killed_agent_is_told_with_its_node(story: Story) -> None:
+    assert story.nobody_down
+    assert story.down[0] == "gpu-platform-chat"
+    assert labels(story.down)["node"] == "node-doomed"
+    assert "on node node-doomed" in summary(story.down)
+
+
+def test_of_the_killed_agents_node_no_waste_is_told_neither_that_it_begins_nor_that_it_ends(story: Story) -> None:
+    assert story.told_of_the_killed == {("firing", "GPUIdle")}
+    assert story.held_after["GPUIdle", "orphan-9x2k1"] is True
+    assert story.held_after["GPUIdle", "forgotten-7d4b9"] is False
+
+
+def told_of(story: Story) -> set[str]:
+    """Workloads of which an alert of waste was as much as pending."""
+    return {one.get("workload_name", "") for one in story.waste}
