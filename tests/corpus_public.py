@@ -44,7 +44,7 @@ class PublicPage(Page):
             percent = self._live(here, use.util, lambda value: float(round(100 * value)))
             self.scraped("DCGM_FI_DEV_GPU_UTIL", use.board, labels, percent)
         self.scraped("DCGM_FI_PROF_GR_ENGINE_ACTIVE", use.board, labels, self._live(here, use.engine, float))
-        watts = self._live(here, use.engine, lambda value: IDLE_WATTS + (BUSY_WATTS - IDLE_WATTS) * value)
+        watts = self._live(here, use.part, lambda value: IDLE_WATTS + (BUSY_WATTS - IDLE_WATTS) * value)
         self.scraped("DCGM_FI_DEV_POWER_USAGE", use.board, labels, watts)
 
     def _live(self, here: Iterable[bool], track: Track, of: object) -> Iterator[float | None]:

@@ -1,5 +1,6 @@
-"""What a Prometheus would hold of a corpus: the agent's series, and those of dcgm-exporter and kube-state-metrics."""
+"""What a Prometheus would hold of a corpus: the series that the agents of its nodes show."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -163,7 +164,13 @@ class Page:
                 for use in pod.uses:
                     self.holder(workload, pod, use)
                     node = use.board.node
-                    account = {"node": node, **self.owner(workload), "model": use.board.model, "mode": use.mode}
+                    known = self.shape.metadata_from < math.inf
+                    account = {
+                        "node": node,
+                        **self.owner(workload, known=known),
+                        "model": use.board.model,
+                        "mode": use.mode,
+                    }
                     accounts.setdefault(tuple(account.items()), []).append((pod, use))
         for labels, held in accounts.items():
             self.counters("gpu_ledger", dict(labels)["node"], dict(labels), held, linger=None)
@@ -172,10 +179,10 @@ class Page:
         for node in self.shape.nodes:
             self.node(node)
 
-    def owner(self, workload: Workload) -> dict[str, str]:
+    def owner(self, workload: Workload, *, known: bool) -> dict[str, str]:
         """The owner's labels; without pod metadata the namespace is all."""
         owner = {"workload_namespace": workload.namespace}
-        if self.shape.metadata:
+        if known:
             owner |= {"workload_kind": workload.kind, "workload_name": workload.name, "team": workload.team}
         return owner
 
@@ -183,15 +190,6 @@ class Page:
         """Series of a container on a device."""
         labels = _holder_labels(pod, use)
         node = use.board.node
-        info = {
-            **labels,
-            "resource": pod.resource,
-            "share_mode": use.mode,
-            "attribution_source": "device-plugin",
-            "share_estimated": "false",
-            **self.owner(workload),
-            "workload_class": workload.policy if self.shape.metadata else "",
-        }
         here = [pod.start <= t < pod.end for t in self.times]
         driver = use.part.with_unknown(self.agents.driverless)
         busy = use.activity.with_unknown(self.agents.blind)
@@ -199,7 +197,7 @@ class Page:
         def live(values: Iterable[float | None]) -> Iterator[float | None]:
             return (value if there else None for there, value in zip(here, values, strict=True))
 
-        self.add("gpu_pod_info", node, info, live(1.0 for _ in self.times))
+        self.whose(workload, pod, use)
         self.add("gpu_pod_share_ratio", node, labels, live(use.share for _ in self.times))
         ages = (t - self.agents.began(t, pod.start) for t in self.times)
         self.add("gpu_pod_age_seconds", node, labels, live(ages))
@@ -211,11 +209,26 @@ class Page:
             for t, last in zip(self.times, since, strict=True)
         )
         self.add("gpu_pod_idle_for_seconds", node, labels, live(idle))
-        if pod.alerts_off_until is not None and self.shape.metadata:
+        if pod.alerts_off_until is not None and self.shape.metadata_from < math.inf:
             until = pod.alerts_off_until
             name = "gpu_pod_alerts_off_until_timestamp_seconds"
             self.add(name, node, labels, live(until for _ in self.times))
         self.counters("gpu_pod", node, labels, [(pod, use)], linger=LINGER_SECONDS)
+
+    def whose(self, workload: Workload, pod: Pod, use: Use) -> None:
+        """The series that says whose a pod is: another one from when on that is known."""
+        for known in (False, True):
+            info = {
+                **_holder_labels(pod, use),
+                "resource": pod.resource,
+                "share_mode": use.mode,
+                "attribution_source": "device-plugin",
+                "share_estimated": "false",
+                **self.owner(workload, known=known),
+                "workload_class": workload.policy if known else "",
+            }
+            here = (pod.start <= t < pod.end and (t >= self.shape.metadata_from) is known for t in self.times)
+            self.add("gpu_pod_info", use.board.node, info, (1.0 if there else None for there in here))
 
     def counters(
         self, level: str, node: str, labels: Mapping[str, str], held: Sequence[tuple[Pod, Use]], *, linger: float | None

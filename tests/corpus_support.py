@@ -225,7 +225,8 @@ class Shape:
     why: str
     file: str
     lasts: float
-    metadata: bool
+    metadata_from: float
+    """From when on the agent knows owners; infinite: never."""
     workloads: tuple[Workload, ...]
     sharers: dict[str, dict[str, Expected]]
     """Alerts of shared GPUs by their UUID."""
@@ -282,7 +283,7 @@ class _Builder:
             why=" ".join(raw["why"].split()),
             file=self.file,
             lasts=self.lasts,
-            metadata=raw.get("metadata", True),
+            metadata_from=seconds(raw.get("metadata_from", 0)) if raw.get("metadata", True) else math.inf,
             workloads=_estimated(workloads),
             sharers={
                 f"GPU-{self.name}-{board}": {alert: _expected(text) for alert, text in alerts.items()}
