@@ -80,7 +80,7 @@ WEAKENED = {
         *("waste_guards", "a pause of twenty minutes"),
     ),
     "short window not low": (
-        *("waste", "workload:gpu_active:ratio15m < 0.05 unless", "workload:gpu_active:ratio15m unless"),
+        *("waste", "workload:gpu_active:ratio15m < 0.1 unless", "workload:gpu_active:ratio15m unless"),
         *("waste_guards", "a burst within the hour"),
     ),
     "half coverage": (
@@ -115,8 +115,8 @@ WEAKENED = {
     ),
     "tiers overlap": (
         "waste",
-        "keep_firing_for: 10m",
         "keep_firing_for: 15m",
+        "keep_firing_for: 20m",
         "waste_underutilised",
         "when the price crosses",
     ),
@@ -127,7 +127,7 @@ WEAKENED = {
         "waste_underutilised",
         "when the price crosses",
     ),
-    "no delay": ("waste", "        for: 10m\n", "", "waste_underutilised", "a job with eight"),
+    "no delay": ("waste", "        for: 15m\n", "", "waste_underutilised", "a job with eight"),
     "servers like others": (
         "waste",
         'policy=~"inference|reserved"',

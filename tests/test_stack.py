@@ -60,7 +60,6 @@ QUICKER = {
     "offset 15m": "offset 4s",
     '"1h", ""': '"10s", ""',
     "keep_firing_for: 15m": "keep_firing_for: 5s",
-    "keep_firing_for: 10m": "keep_firing_for: 2s",
     "for: 15m": "for: 5s",
     "for: 10m": "for: 2s",
 }

@@ -39,13 +39,10 @@ SUBSTITUTIONS = (
     Substitution(shipped="idle for 2h", demo="idle for 2m", what="words of GPUSharedIdle"),
     Substitution(shipped="nobody for 6h", demo="nobody for 2m", what="words of GPUUnallocated"),
     Substitution(
-        shipped="keep_firing_for: 15m", demo="keep_firing_for: 15s", what="how long a warning outlives its cause"
+        shipped="keep_firing_for: 15m", demo="keep_firing_for: 15s", what="how long an alert outlives its cause"
     ),
-    Substitution(
-        shipped="keep_firing_for: 10m", demo="keep_firing_for: 10s", what="how long an info outlives its cause"
-    ),
-    Substitution(shipped="for: 15m", demo="for: 15s", what="delay of an info"),
-    Substitution(shipped="for: 10m", demo="for: 10s", what="delay of a warning"),
+    Substitution(shipped="for: 15m", demo="for: 15s", what="delay of the alerts of workloads"),
+    Substitution(shipped="for: 10m", demo="for: 10s", what="delay of other alerts"),
     Substitution(shipped="for: 5m", demo="for: 20s", what="delay of the exporter's alerts"),
 )
 """In this order: a longer text comes before one that it contains."""
