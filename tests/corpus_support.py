@@ -415,10 +415,15 @@ def _expected(text: str) -> Expected:
     )
 
 
+def shape_of(raw: dict[str, Any], file: str = "") -> Shape:
+    """A shape from what a file says of it."""
+    return _Builder(raw, file).shape()
+
+
 def load(folder: Path = FOLDER) -> tuple[Shape, ...]:
     """All shapes, in the order of files and of the shapes in them."""
     return tuple(
-        _Builder(raw, path.name).shape()
+        shape_of(raw, path.name)
         for path in sorted(folder.glob("*.yaml"))
         for raw in yaml.safe_load(path.read_text(encoding="utf-8"))
     )
