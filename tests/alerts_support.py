@@ -38,7 +38,6 @@ SHORTER = {
     '"2h", ""': '"60s", ""',
     "idle for 2h": "idle for 60s",
     "keep_firing_for: 15m": "keep_firing_for: 10s",
-    "keep_firing_for: 10m": "keep_firing_for: 8s",
     "for: 15m": "for: 8s",
     "for: 10m": "for: 4s",
     "for: 5m": "for: 4s",

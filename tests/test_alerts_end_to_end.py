@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.alerts_support import Alert, AlertStack, alert_stack, until
+from exporter.simulator import demo_rules
+from tests.alerts_support import SHORTER, Alert, AlertStack, alert_stack, until
 
 WASTE = ("GPUUnderutilised", "GPUIdle", "GPUSharedIdle")
 FIRST_SECONDS = 110.0
@@ -117,6 +118,10 @@ def summary(told: Told) -> str:
 def owner(told: Told) -> tuple[str | None, ...]:
     names = ("workload_namespace", "workload_kind", "workload_name", "team")
     return tuple(labels(told).get(name) for name in names)
+
+
+def test_what_is_shortened_further_is_what_the_demonstration_shortens() -> None:
+    assert set(SHORTER) <= {item.shipped for item in demo_rules.SUBSTITUTIONS}
 
 
 def test_the_notebooks_alert_reaches_its_team_with_owner_money_and_links(story: Story) -> None:

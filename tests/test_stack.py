@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from exporter.errors import ConfigError
 from exporter.simulator import demo_rules
 from exporter.simulator.parts import free_port
-from exporter.simulator.stack import RULES, StackOptions, Tools, find_tools, run
+from exporter.simulator.stack import ALERTMANAGER_CONFIG, RULES, StackOptions, Tools, find_tools, run
 from exporter.simulator.webhook import Webhook, line
 
 TIMEOUT_SECONDS = 90.0
@@ -151,6 +152,17 @@ def test_an_alert_is_one_readable_line_that_says_simulated() -> None:
     )
 
 
+@pytest.mark.parametrize(("severity", "told"), [("none", "nobody"), ("info", "webhook"), ("critical", "webhook")])
+def test_nobody_is_shown_what_is_for_alertmanager_only(tmp_path: Path, severity: str, told: str) -> None:
+    amtool = shutil.which("amtool")
+    if amtool is None:
+        pytest.skip("needs amtool on the PATH: make install")
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(ALERTMANAGER_CONFIG.format(webhook=1), encoding="utf-8")
+    command = [amtool, "config", "routes", "test", f"--config.file={path}", f"severity={severity}"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == told
+
+
 async def test_a_webhook_refuses_what_is_not_from_alertmanager() -> None:
     webhook = Webhook(say=lambda _: None)
     await webhook.start()
@@ -234,7 +246,8 @@ async def test_the_forgotten_notebook_of_the_demo_reaches_the_webhook_and_no_pan
         )
         empty = await empty_panels(f"http://127.0.0.1:{options.prometheus_port}/api/v1/query")
     assert "SIMULATED ALERT FIRING GPUUnderutilised" in text
-    assert "leaves 1 of 1 GPUs idle" in text
+    assert "Notebook data-science/mkowalski of team recommender leaves 1 of 1 GPUs idle: " in text
+    assert re.search(r"; \d+\.\d\d USD an hour\.$", text)
     assert empty <= {"Errors"}  # a node without errors has none to show
 
 

@@ -33,9 +33,18 @@ scrape_configs:
     static_configs: [{{targets: ["127.0.0.1:{agent}"]}}]
 """
 
+# Alerts of severity none are there for Alertmanager and not for people.
 ALERTMANAGER_CONFIG = """\
-route: {{receiver: webhook, group_by: ["..."], group_wait: 1s, group_interval: 5s, repeat_interval: 1h}}
-receivers: [{{name: webhook, webhook_configs: [{{url: "http://127.0.0.1:{webhook}/", send_resolved: true}}]}}]
+route:
+  receiver: webhook
+  group_by: ["..."]
+  group_wait: 1s
+  group_interval: 5s
+  repeat_interval: 1h
+  routes: [{{matchers: ['severity="none"'], receiver: nobody}}]
+receivers:
+  - {{name: webhook, webhook_configs: [{{url: "http://127.0.0.1:{webhook}/", send_resolved: true}}]}}
+  - {{name: nobody}}
 """
 
 
