@@ -54,7 +54,7 @@ check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what genera
 	$(RUN) scripts/check_repository.py
 	$(RUN) dashboards/build.py --check
 	$(RUN) scripts/rules.py --check
-	promtool check rules rules/prometheus-rules.yaml
+	promtool check rules rules/prometheus-rules.yaml rules/prometheus-rules-dcgm-exporter.yaml
 	promtool test rules tests/rules/*.yaml
 
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine

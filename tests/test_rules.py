@@ -13,6 +13,7 @@ from exporter.exposition import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"
+DCGM_RULES_FILE = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
 TEXT = RULES_FILE.read_text(encoding="utf-8")
 RULES: list[dict[str, Any]] = [rule for group in yaml.safe_load(TEXT)["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
@@ -58,8 +59,9 @@ def metrics_of(expression: str) -> set[str]:
     return set(re.findall(r"(?<![A-Za-z0-9_:])[a-z_][a-z0-9_:]*(?![a-z0-9_:(]|\s*\()", bare)) - NOT_METRICS
 
 
-def test_prometheus_accepts_the_rules(promtool: str) -> None:
-    result = subprocess.run([promtool, "check", "rules", str(RULES_FILE)], check=False, capture_output=True, text=True)
+@pytest.mark.parametrize("path", [RULES_FILE, DCGM_RULES_FILE], ids=lambda path: path.stem)
+def test_prometheus_accepts_the_rules(promtool: str, path: Path) -> None:
+    result = subprocess.run([promtool, "check", "rules", str(path)], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
@@ -273,3 +275,30 @@ def test_the_head_of_the_recording_rules_lists_what_they_record() -> None:
             continue
         assert f"{level}:{metric}:" in head, name
         assert f":{operation}" in head, name
+
+
+def dcgm_rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(DCGM_RULES_FILE.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_the_waste_alerts_are_the_same_for_those_who_keep_dcgm_exporter() -> None:
+    theirs = [rule for rule in dcgm_rules() if "alert" in rule]
+    assert {rule["alert"] for rule in theirs} == {"GPUUnderutilised", "GPUIdle"}
+    ours = [rule for rule in ALERTS if rule["alert"] in {"GPUUnderutilised", "GPUIdle"}]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert {**mine, "annotations": {**mine["annotations"], "description": ""}} == {
+            **other,
+            "annotations": {**other["annotations"], "description": ""},
+        }
+        assert "alerts-until" not in other["annotations"]["description"]
+
+
+def test_rules_for_dcgm_exporter_read_its_series_those_of_kube_state_metrics_and_their_own() -> None:
+    rules = dcgm_rules()
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    # A price is the user's to record; without the others no part is estimated, and GPUIdle is silent on inference.
+    absent = {"node_gpu:gpu_hourly_price:max", "pod_device:gpu_estimated:info", "gpu_pod_idle_for_seconds"}
+    for rule in rules:
+        foreign = {name for name in metrics_of(rule["expr"]) if name not in recorded | absent}
+        assert {name for name in foreign if not re.fullmatch(r"kube_[a-z_]+", name)} == set(), rule
