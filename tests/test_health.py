@@ -130,7 +130,7 @@ def tiers_of_the_rules() -> dict[str, set[int]]:
     tiers: dict[str, set[int]] = defaultdict(set)
     for group in groups():
         for rule in group["rules"]:
-            if rule.get("record") != "device:gpu_xid:age_seconds":
+            if rule.get("record") != "device:gpu_xid_last_seen_timestamp_seconds:max":
                 continue
             selector = re.search(r"\{(\s*xid[^}]*)\}", rule["expr"])
             assert selector
