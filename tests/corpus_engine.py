@@ -114,7 +114,8 @@ def evaluate(
     count = int(fleet.lasts // fleet.scrape_seconds) + 1
     text = json.dumps(needed(rules, alerts, fleet.step_seconds))
     times = [fleet.scrape_seconds * number for number in range(count)]
-    series = Series(times, wanted=frozenset(re.findall(r"[A-Za-z_]\w*", text)))
+    named = frozenset(re.findall(r"[A-Za-z_]\w*", text))
+    series = Series(times, wanted=None if "__name__" in named else named)
     for shape in fleet.shapes:
         page(shape, series)
     moments = [fleet.step_seconds * number for number in range(1, int(fleet.lasts // fleet.step_seconds) + 1)]
