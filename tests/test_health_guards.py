@@ -1,0 +1,64 @@
+"""No guard of the health alerts can be lost without one of their unit tests noticing."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "rules" / "src" / "health.yaml"
+UNIT_TESTS = ROOT / "tests" / "rules" / "health.yaml"
+THERMAL = '            unless on (cluster, node, gpu, uuid) gpu_throttle_seconds_total{reason="thermal"}\n'
+NO_LIMIT = ' gpu_temperature_limit_celsius{limit="memory_max_operating"}\n          ) <= 0'
+TOLD = "on (cluster, node, gpu) gpu_recovery_action"
+OWNER_KNOWN = """
+                  unless on (cluster, node, uuid, pod_namespace, pod_name)
+                  last_over_time(gpu_pod_info{workload_name!=""}[10m])"""
+WEAKENED = {
+    "old events": (") > time() - 600", ") > 0"),
+    "154 in any case": (TOLD, "on (cluster, node, gpu) gpu_row_remap_failure"),
+    "154 like any other": (',\n              xid!="154"', ""),
+    "everybody on the board": ('(or $labels.gpu_instance ".*")', '".*"'),
+    "owners while their pods live": (
+        '0 * (\n              last_over_time(gpu_pod_info{workload_name!=""}[10m])',
+        '0 * (\n              gpu_pod_info{workload_name!=""}',
+    ),
+    "pods whose owner has come to be known": (OWNER_KNOWN, ""),
+    "errors of long ago": ('\n            - min_over_time(gpu_ecc_errors_total{type="uncorrected"}[15m])', ""),
+    "corrected errors": ('{type="uncorrected"}', ""),
+    "flags believed before clocks": (THERMAL, ""),
+    "a few errors of links": (") > 100", ") > 10"),
+    "a few replays": (") > 50", ") > 10"),
+    "asks for a reset, hence missing": (
+        "              0 * max by (cluster, node, uuid) (gpu_recovery_action > 0) + 1\n              or\n",
+        "",
+    ),
+    "driver away": ('\n            and on (cluster, instance) gpu_exporter_source_up{source=~"nvml|dcgm"} == 1', ""),
+    "forgotten by a new agent": (' or max_over_time(gpu_devices{state="present"}[6h])', ""),
+    "warm memory": (") <= 0", ") <= 3"),
+    "a limit that is told": (NO_LIMIT, NO_LIMIT.replace("memory_max_operating", "none")),
+    "a drain pages": ("\n          unless max by (cluster, node, gpu, uuid, model) (gpu_recovery_action) == 4", ""),
+    "no keep firing": ("        keep_firing_for: 30m\n", ""),
+    "no delay": ("        for: 5m\n", ""),
+}
+
+
+@pytest.mark.parametrize("change", WEAKENED)
+def test_a_guard_of_a_health_alert_cannot_be_lost_unnoticed(tmp_path: Path, change: str) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool on the PATH: make install")
+    before, after = WEAKENED[change]
+    text = RULES.read_text(encoding="utf-8")
+    assert before in text
+    (tmp_path / "rules" / "src").mkdir(parents=True)
+    (tmp_path / "tests" / "rules").mkdir(parents=True)
+    (tmp_path / "rules" / "src" / RULES.name).write_text(text.replace(before, after), encoding="utf-8")
+    copy = shutil.copy(UNIT_TESTS, tmp_path / "tests" / "rules")
+    checked = subprocess.run(
+        [promtool, "check", "rules", str(tmp_path / "rules" / "src" / RULES.name)], check=False, capture_output=True
+    )
+    assert checked.returncode == 0
+    result = subprocess.run([promtool, "test", "rules", str(copy)], check=False, capture_output=True, text=True)
+    assert result.returncode != 0
