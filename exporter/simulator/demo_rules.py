@@ -29,6 +29,8 @@ SUBSTITUTIONS = (
     Substitution(shipped="interval: 2m", demo="interval: 6s", what="how often the day's rules run"),
     Substitution(shipped="interval: 1h", demo="interval: 1m", what="how often the ledger's rules run"),
     Substitution(shipped="[24h]", demo="[4m]", what="long window of inference"),
+    Substitution(shipped=") / 900", demo=") / 15", what="seconds of a window of 15m"),
+    Substitution(shipped=") / 3600", demo=") / 60", what="seconds of a window of 1h"),
     *_window("6h", "2m"),
     *_window("1h", "1m"),
     *_window("15m", "15s"),
