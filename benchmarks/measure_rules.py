@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+DEAREST = 15
+
 
 class Prometheus:
     """The HTTP API of a server on this machine."""
@@ -32,12 +34,6 @@ class Prometheus:
         """Rows of an instant query."""
         when = {} if at is None else {"time": f"{at:.3f}"}
         rows: list[dict[str, Any]] = self._get("query", query=expression, timeout="10m", **when)["result"]
-        return rows
-
-    def query_range(self, expression: str, start: int, end: int, step: int) -> list[dict[str, Any]]:
-        """Rows of a range query; Unix times and a step in seconds."""
-        times = {"start": str(start), "end": str(end), "step": str(step)}
-        rows: list[dict[str, Any]] = self._get("query_range", query=expression, timeout="10m", **times)["result"]
         return rows
 
     def groups(self) -> list[dict[str, Any]]:
@@ -66,9 +62,10 @@ class Figures:
     pods: int
     workloads: int
     series: int
-    by_metric: dict[str, int] = field(default_factory=dict)
+    history_hours: float
     groups: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    rules: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    cpu: dict[tuple[str, int, str], float] = field(default_factory=dict)
+    """CPU seconds of one evaluation, by group, place in it and name; the words of alerts are not in it."""
     recorded: dict[str, int] = field(default_factory=dict)
     alerts: dict[str, int] = field(default_factory=dict)
     errors: set[str] = field(default_factory=set)
@@ -85,10 +82,7 @@ class Figures:
                 continue
             seen.add((group["name"], group["lastEvaluation"]))
             self.groups[group["name"]].append(group["evaluationTime"])
-            counts: dict[str, int] = defaultdict(int)
             for rule in group["rules"]:
-                counts[rule["name"]] += 1
-                self.rules[group["name"], f"{rule['name']} {counts[rule['name']]}"].append(rule["evaluationTime"])
                 if rule.get("lastError"):
                     self.errors.add(f"{rule['name']}: {rule['lastError']}")
 
@@ -99,31 +93,48 @@ def table(all_figures: Sequence[Figures]) -> str:
     line = "|---|" + "---:|" * len(all_figures)
     sizes = [
         ("pods, workloads", [f"{one.pods:,}, {one.workloads:,}" for one in all_figures]),
+        ("longest past, h", [f"{one.history_hours:g}" for one in all_figures]),
         ("series of the agents", [f"{one.series:,}" for one in all_figures]),
         ("series that the rules record", [f"{sum(one.recorded.values()):,}" for one in all_figures]),
         ("alerts, pending and firing", [f"{sum(one.alerts.values()):,}" for one in all_figures]),
-        ("all groups once, s", [f"{sum(map(_median, one.groups.values())):.3f}" for one in all_figures]),
-        ("part of one core that the groups take at their intervals, %", [f"{_load(one):.1f}" for one in all_figures]),
-        ("CPU of Prometheus, cores: without rules", [f"{one.cores[0]:.2f}" for one in all_figures]),
-        ("the same, with rules", [f"{one.cores[1]:.2f}" for one in all_figures]),
-        ("memory of Prometheus, MiB: without rules", [f"{one.resident[0] / 2**20:,.0f}" for one in all_figures]),
+        ("CPU of all rules once, s", [f"{sum(one.cpu.values()):.2f}" for one in all_figures]),
+        ("CPU of all rules at their intervals, % of a core", [f"{_load(one):.1f}" for one in all_figures]),
+        ("CPU of Prometheus without rules, % of a core", [f"{100 * one.cores[0]:.0f}" for one in all_figures]),
+        ("memory of Prometheus without rules, MiB", [f"{one.resident[0] / 2**20:,.0f}" for one in all_figures]),
         ("the same, with rules", [f"{one.resident[1] / 2**20:,.0f}" for one in all_figures]),
     ]
     largest = all_figures[-1]
     rows = [f"| {title} | " + " | ".join(cells) + " |" for title, cells in sizes]
-    blocks = [head, line, *rows, "", "Evaluation of a group, median seconds (interval):", "", head, line]
-    for name in sorted(largest.groups, key=lambda name: -_median(largest.groups[name])):
-        cells = [f"{_median(one.groups[name]):.3f}" for one in all_figures]
+    blocks = [
+        head,
+        line,
+        *rows,
+        "",
+        "Group: CPU seconds of one evaluation; median seconds that it took:",
+        "",
+        head,
+        line,
+    ]
+    for name in sorted(largest.intervals, key=lambda name: -_group_cpu(largest, name)):
+        cells = [f"{_group_cpu(one, name):.3f}; {_median(one.groups.get(name, ())):.3f}" for one in all_figures]
         blocks.append(f"| {name} ({largest.intervals[name]:g} s) | " + " | ".join(cells) + " |")
-    blocks += ["", "The dearest rules, median seconds:", "", head, line]
-    for key in sorted(largest.rules, key=lambda key: -_median(largest.rules[key]))[:15]:
-        cells = [f"{_median(one.rules[key]):.3f}" for one in all_figures]
-        blocks.append(f"| `{key[1].removesuffix(' 1')}` | " + " | ".join(cells) + " |")
+    blocks += ["", "The dearest rules, CPU seconds of one evaluation:", "", head, line]
+    for key in sorted(largest.cpu, key=lambda key: -largest.cpu[key])[:DEAREST]:
+        cells = [f"{one.cpu.get(key, 0):.3f}" for one in all_figures]
+        blocks.append(f"| `{key[2]}` | " + " | ".join(cells) + " |")
     blocks += ["", "Series recorded:", "", head, line]
-    for name in sorted(largest.recorded, key=lambda name: -largest.recorded[name]):
-        cells = [f"{one.recorded.get(name, 0):,}" for one in all_figures]
-        blocks.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    for level in sorted({name.partition(":")[0] for name in largest.recorded}):
+        cells = [f"{sum(_of_level(one, level)):,} of {len(_of_level(one, level))} names" for one in all_figures]
+        blocks.append(f"| `{level}:` | " + " | ".join(cells) + " |")
     return "\n".join([*blocks, ""])
+
+
+def _of_level(one: Figures, level: str) -> list[int]:
+    return [count for name, count in one.recorded.items() if name.partition(":")[0] == level]
+
+
+def _group_cpu(one: Figures, group: str) -> float:
+    return sum(seconds for key, seconds in one.cpu.items() if key[0] == group)
 
 
 def _median(values: Sequence[float]) -> float:
@@ -131,4 +142,4 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _load(one: Figures) -> float:
-    return 100 * sum(_median(values) / one.intervals[name] for name, values in one.groups.items())
+    return 100 * sum(_group_cpu(one, name) / interval for name, interval in one.intervals.items())

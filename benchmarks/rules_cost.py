@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import datetime as dt
+import itertools
 import os
 import re
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 from measure_rules import Figures, Prometheus, table
 from remote_write import Sender, encode_labels, encode_samples
-from rules_fleet import STEP_SECONDS, Fleet, Pattern
+from rules_fleet import STEP_SECONDS, Fleet, Pattern, Series
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
@@ -28,8 +29,11 @@ LOOKBACK_SECONDS = 600
 """So much is written of a series that rules do not look back on: they read its newest value."""
 FASTEST_SECONDS = 60
 """Groups with a longer interval run at this one, or few evaluations would be seen."""
-REPLAYED_SECONDS = 9000
-"""Recorded series that are looked back on for no longer have their true past; of others it is what they are now."""
+LEARNT_SECONDS = 9000
+OFFSET_SECONDS = 1e6
+"""What counters counted before the first sample."""
+SAMPLE_BYTES = 18
+ENOUGH_SECONDS, MOST_EVALUATIONS = 0.3, 5
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _RANGE = re.compile(r"([a-z_:][\w:]*)\s*(?:\{[^}]*\})?\s*(?:\[([\dsmhdw]+)\])?(?:\s*offset\s+([\dsmhdw]+))?")
 
@@ -40,103 +44,102 @@ def seconds(duration: str) -> float:
 
 
 def lookbacks(rules: list[dict[str, Any]]) -> dict[str, float]:
-    """How far back the rules look on each metric, in seconds; of what is recorded, its readers' look-back is added."""
+    """How far back the rules look on each metric, in seconds: range and offset."""
     furthest: dict[str, float] = defaultdict(float)
-    for rule in reversed(rules):
+    for rule in rules:
         outer = max((seconds(text) for text in re.findall(r"\[([\dsmhdw]+):", rule["expr"])), default=0.0)
-        if "record" in rule and furthest[rule["record"]] <= REPLAYED_SECONDS:
-            outer += furthest[rule["record"]]
         for name, window, offset in _RANGE.findall(rule["expr"]):
             furthest[name] = max(furthest[name], seconds(window) + seconds(offset) + outer)
     return furthest
 
 
 class Feeder:
-    """Writes the fleet's samples up to the clock."""
+    """Writes samples up to the clock: the fleet's, and for as long as they are there those of ``recorded``."""
 
-    def __init__(
-        self, fleet: Fleet, sender: Sender, back: Mapping[str, float], limit_seconds: float, now: float
-    ) -> None:
+    def __init__(self, fleet: Fleet, sender: Sender, begins: Mapping[str, float], *, epoch: int, now: float) -> None:
         self._fleet = fleet
         self._sender = sender
-        self._epoch = self._grid(now)
-        # A counter's look-back needs one sample before it.
-        self._begins = {name: now - min(back[name], limit_seconds) - LOOKBACK_SECONDS for name in back}
+        self._epoch = epoch
+        self._begins = begins
         self._default = now - LOOKBACK_SECONDS
-        self.reached = self._grid(min(self._begins.values(), default=self._default))
+        self.recorded: list[Series] = []
+        self.every: Mapping[str, int] = {}
+        """Seconds between the samples of recorded series, by name."""
+        self.reached = grid(min(begins.values(), default=self._default))
         self.samples = 0
 
     def feed(self, until: float) -> None:
         """Write all scrapes that are due; in time slices, so that the server sees time go forwards."""
         while self.reached + SCRAPE_SECONDS <= until:
-            end = min(self.reached // STEP_SECONDS * STEP_SECONDS + STEP_SECONDS, self._grid(until) + SCRAPE_SECONDS)
+            end = min(self.reached // STEP_SECONDS * STEP_SECONDS + STEP_SECONDS, grid(until) + SCRAPE_SECONDS)
             self._slice(range(self.reached, end, SCRAPE_SECONDS))
             self.reached = end
 
     def _slice(self, times: range) -> None:
-        blobs: dict[Pattern, bytes] = {}
-        for metric, labels, pattern in self._fleet.series(times[0]):
+        blobs: dict[tuple[Pattern, int], bytes] = {}
+        for metric, labels, pattern in itertools.chain(self._fleet.series(times[0]), self.recorded):
             if self._begins.get(metric, self._default) >= times.stop:
                 continue
-            if pattern not in blobs:
-                blobs[pattern] = encode_samples([at * 1000 for at in times], self._values(pattern, times))
-            self._sender.add(labels, blobs[pattern])
-            self.samples += len(times)
+            key = pattern, self.every.get(metric, SCRAPE_SECONDS)
+            if key not in blobs:
+                chosen = [at for at in times if at % key[1] == 0]
+                blobs[key] = encode_samples([at * 1000 for at in chosen], self.values(pattern, chosen))
+            self._sender.add(labels, blobs[key])
+            self.samples += len(blobs[key]) // SAMPLE_BYTES
         self._sender.flush()
 
-    def _values(self, pattern: Pattern, times: range) -> Iterator[float]:
+    def values(self, pattern: Pattern, times: Sequence[int]) -> Iterator[float]:
+        """Values of a pattern at Unix times."""
         shape, size = pattern
-        random = Random(f"{pattern}{times[0]}")  # noqa: S311 - the same values each time
+        random = Random(f"{pattern}{times[0] if times else 0}")  # noqa: S311 - the same values each time
         for at in times:
             if shape == "ramp":  # scrapes are never quite on time
-                yield size * (at - self._epoch + 1e6 + random.random())
+                yield size * (at - self._epoch + OFFSET_SECONDS + random.random())
             elif shape == "noise":
                 yield size * random.uniform(0.9, 1.1)
             else:
                 yield float(at) if shape == "clock" else size
 
-    @staticmethod
-    def _grid(at: float) -> int:
-        return int(at) // SCRAPE_SECONDS * SCRAPE_SECONDS
+
+def grid(at: float) -> int:
+    """The scrape before a time."""
+    return int(at) // SCRAPE_SECONDS * SCRAPE_SECONDS
 
 
-def prefill(
-    prometheus: Prometheus,
-    sender: Sender,
-    groups: list[dict[str, Any]],
-    back: Mapping[str, float],
-    intervals: Mapping[str, float],
-) -> None:
-    """Give recorded series the history that other rules look back on, in their order: one reads what another made."""
-    for group in groups:
-        every = int(intervals[group["name"]])
-        for rule in (rule for rule in group["rules"] if "record" in rule):
-            for labels, times, values in _past(prometheus, rule["expr"], int(back[rule["record"]]), every):
-                names = {**labels, **rule.get("labels", {}), "__name__": rule["record"]}
-                sender.add(encode_labels(names), encode_samples([at * 1000 for at in times], values))
+def learn(
+    fleet: Fleet, groups: list[dict[str, Any]], back: Mapping[str, float], program: str, epoch: int
+) -> list[Series]:
+    """What rules record that other rules look back on, from a server with a short past: its labels and its values now.
+
+    Its past is written with the fleet's, as time goes on, and not afterwards: samples out of order are slow to read.
+    """
+    found: list[Series] = []
+    with tempfile.TemporaryDirectory(prefix="rules-cost-") as name, serving(Path(name), program) as (port, prometheus):
+        sender = Sender(port)
+        feeder = Feeder(fleet, sender, {}, epoch=epoch, now=time.time())
+        while feeder.reached + SCRAPE_SECONDS <= time.time():
+            feeder.feed(time.time())
+        for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
+            now = feeder.reached - SCRAPE_SECONDS
+            length = int(min(back[rule["record"]], LEARNT_SECONDS))
+            times = range(now - length, now + 1, SCRAPE_SECONDS)
+            for row in prometheus.query(rule["expr"], now):
+                value = float(row["value"][1])
+                counts = "_total" in rule["record"]
+                pattern = Pattern("ramp", value / (now - epoch + OFFSET_SECONDS)) if counts else Pattern("level", value)
+                labels = encode_labels({**row["metric"], **rule.get("labels", {}), "__name__": rule["record"]})
+                sender.add(labels, encode_samples([at * 1000 for at in times], feeder.values(pattern, times)))
+                if back[rule["record"]]:
+                    found.append(Series(rule["record"], labels, pattern))
             sender.flush()
-
-
-def _past(
-    prometheus: Prometheus, expression: str, length: int, every: int
-) -> Iterator[tuple[dict[str, str], Sequence[int], list[float]]]:
-    """Labels, times and values of an expression over so many seconds up to now, half an hour after half an hour."""
-    now = int(time.time()) // every * every
-    if length > REPLAYED_SECONDS:
-        times = range(now - length, now + 1, every)
-        for row in prometheus.query(expression, now):
-            yield row["metric"], times, [float(row["value"][1])] * len(times)
-        return
-    for start in range(now - length // every * every, now + 1, STEP_SECONDS):
-        for row in prometheus.query_range(expression, start, min(start + STEP_SECONDS - every, now), every):
-            yield row["metric"], [int(at) for at, _ in row["values"]], [float(text) for _, text in row["values"]]
+    return found
 
 
 @contextlib.contextmanager
 def serving(folder: Path, program: str) -> Iterator[tuple[int, Prometheus]]:
     """An empty Prometheus that takes remote writes, on a free port."""
     (folder / "rules").mkdir()
-    window = "storage: {tsdb: {out_of_order_time_window: 30d}}"
+    window = "storage: {tsdb: {out_of_order_time_window: 3h}}"
     config = f"global: {{evaluation_interval: 30s}}\nrule_files: [{folder}/rules/*.yaml]\n{window}\n"
     (folder / "prometheus.yml").write_text(config, encoding="utf-8")
     with socket.socket() as free:
@@ -148,7 +151,6 @@ def serving(folder: Path, program: str) -> Iterator[tuple[int, Prometheus]]:
         "--web.enable-remote-write-receiver",
         "--web.enable-lifecycle",
     ]
-    command.append("--query.max-samples=500000000")  # for the past of recorded series, not for the rules
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     prometheus = Prometheus(port)
@@ -164,36 +166,48 @@ def serving(folder: Path, program: str) -> Iterator[tuple[int, Prometheus]]:
         process.wait(timeout=120)
 
 
-def measure(gpus: int, arguments: argparse.Namespace) -> Figures:
+def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
     """One fleet: history, then the rules for some minutes while samples go on."""
     document = yaml.safe_load(arguments.rules.read_text(encoding="utf-8"))
     groups: list[dict[str, Any]] = document["groups"]
     back = lookbacks([rule for group in groups for rule in group["rules"]])
     fleet = Fleet(gpus, arguments.ended_owners)
-    count = Counter(series.metric for series in fleet.series(int(time.time())))
-    figures = Figures(
-        gpus=fleet.gpus, pods=fleet.pods, workloads=fleet.workloads, series=count.total(), by_metric=count
-    )
+    count = sum(1 for _ in fleet.series(int(time.time())))
+    figures = Figures(gpus=fleet.gpus, pods=fleet.pods, workloads=fleet.workloads, series=count, history_hours=hours)
     for group in groups:
         figures.intervals[group["name"]] = seconds(group.get("interval", "30s"))
         group["interval"] = f"{int(min(figures.intervals[group['name']], FASTEST_SECONDS))}s"
+    begun = time.time()
+    recorded = learn(fleet, groups, back, arguments.prometheus, grid(begun))
+    every = {
+        rule["record"]: int(figures.intervals[group["name"]])
+        for group in groups
+        for rule in group["rules"]
+        if "record" in rule
+    }
+    say(f"{fleet.gpus} GPUs: rules look back on {len(recorded)} recorded series")
     with tempfile.TemporaryDirectory(prefix="rules-cost-") as name, serving(Path(name), arguments.prometheus) as server:
         port, prometheus = server
-        sender, begun = Sender(port), time.time()
-        feeder = Feeder(fleet, sender, back, arguments.history_hours * 3600, begun)
+        sender = Sender(port)
+        begins = {name: begun - min(back[name], hours * 3600) - LOOKBACK_SECONDS for name in back}
+        feeder = Feeder(fleet, sender, begins, epoch=grid(begun), now=begun)
+        feeder.recorded, feeder.every = recorded, every
         while feeder.reached + SCRAPE_SECONDS <= time.time():
             feeder.feed(time.time())
         say(f"{fleet.gpus} GPUs: {feeder.samples / 1e6:.1f} M samples in {time.time() - begun:.0f} s")
-        _run(prometheus, feeder, 45)
+        _run(prometheus, feeder, 30)
         before = prometheus.own("process_cpu_seconds_total"), time.time()
-        _run(prometheus, feeder, 60)
+        _run(prometheus, feeder, 45)
         idle = (prometheus.own("process_cpu_seconds_total") - before[0]) / (time.time() - before[1])
         resident = prometheus.own("process_resident_memory_bytes")
-        prefill(prometheus, sender, groups, back, figures.intervals)
-        say(f"{fleet.gpus} GPUs: recorded series have their past")
+        for group in groups:
+            for place, rule in enumerate(group["rules"]):
+                figures.cpu[group["name"], place, rule_name(rule)] = cpu_seconds(prometheus, rule["expr"])
+                feeder.feed(time.time())
+        feeder.recorded = []
         (Path(name) / "rules" / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
         prometheus.reload()
-        _run(prometheus, feeder, 2.5 * FASTEST_SECONDS)  # the first evaluations meet cold caches
+        _run(prometheus, feeder, 1.5 * FASTEST_SECONDS)  # the first evaluations meet cold caches
         before = prometheus.own("process_cpu_seconds_total"), time.time()
         _run(prometheus, feeder, arguments.minutes * 60, figures)
         busy = (prometheus.own("process_cpu_seconds_total") - before[0]) / (time.time() - before[1])
@@ -203,6 +217,22 @@ def measure(gpus: int, arguments: argparse.Namespace) -> Figures:
         if failed := prometheus.own("prometheus_rule_evaluation_failures_total"):
             figures.errors.add(f"{failed:.0f} evaluations failed")
     return figures
+
+
+def rule_name(rule: Mapping[str, Any]) -> str:
+    """What a rule records or alerts."""
+    return str(rule.get("record") or rule["alert"])
+
+
+def cpu_seconds(prometheus: Prometheus, expression: str) -> float:
+    """CPU time of one evaluation: the mean of some, for the server tells its time in hundredths of a second."""
+    begun, count = prometheus.own("process_cpu_seconds_total"), 0
+    while True:
+        prometheus.query(expression)
+        count += 1
+        spent = prometheus.own("process_cpu_seconds_total") - begun
+        if spent >= ENOUGH_SECONDS or count == MOST_EVALUATIONS:
+            return spent / count
 
 
 def _run(prometheus: Prometheus, feeder: Feeder, duration: float, figures: Figures | None = None) -> None:
@@ -230,7 +260,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, nargs="+", default=[100, 1000, 8000], help="sizes of the fleets")
     parser.add_argument("--minutes", type=float, default=4, help="how long each is looked at (default 4)")
-    parser.add_argument("--history-hours", type=float, default=26, help="longest past that is written (default 26)")
+    parser.add_argument(
+        "--history-hours",
+        type=float,
+        nargs="+",
+        default=[26],
+        help="longest past that is written, per fleet (default 26)",
+    )
     parser.add_argument(
         "--ended-owners", type=int, default=10, help="ended jobs that ledgers keep, per slot (default 10)"
     )
@@ -242,8 +278,9 @@ def main() -> int:
     print(f"{dt.datetime.now(tz=dt.UTC):%Y-%m-%d}, {os.cpu_count()} cores, {' '.join(version.split()[:3])}", flush=True)
     print(f"load average at the start {os.getloadavg()[0]:.1f}", flush=True)
     measured = []
-    for gpus in arguments.gpus:
-        measured.append(measure(gpus, arguments))
+    for place, gpus in enumerate(arguments.gpus):
+        hours = arguments.history_hours[min(place, len(arguments.history_hours) - 1)]
+        measured.append(measure(gpus, hours, arguments))
         print(f"load average after {gpus:,} GPUs {os.getloadavg()[0]:.1f}", flush=True)
     print(table(measured))
     errors = {error for one in measured for error in one.errors}
