@@ -82,7 +82,7 @@ def test_every_metric_is_one_that_the_agent_or_the_rules_make() -> None:
     assert filled
     asked = set()
     for text in (*expressions(), *(query["query"] for query in filled)):
-        asked |= set(re.findall(r"\b(?:pod:|pod_device:)?gpu_[a-z0-9_:]+", re.sub(r"\{[^}]*\}|by \([^)]*\)", "", text)))
+        asked |= set(re.findall(r"\b(?:[a-z_]+:)?gpu_[a-z0-9_:]+", re.sub(r"\{[^}]*\}|by \([^)]*\)", "", text)))
     assert asked
     assert asked - {"gpu_instance"} <= known
 
