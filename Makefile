@@ -55,7 +55,6 @@ check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what genera
 	$(RUN) dashboards/build.py --check
 	$(RUN) scripts/rules.py --check
 	promtool check rules rules/prometheus-rules.yaml rules/prometheus-rules-dcgm-exporter.yaml
-	promtool test rules tests/rules/*.yaml
 
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
 	$(RUN) benchmarks/bench.py
