@@ -116,7 +116,7 @@ def table(all_figures: Sequence[Figures]) -> str:
         line,
     ]
     for name in sorted(largest.intervals, key=lambda name: -_group_cpu(largest, name)):
-        cells = [f"{_group_cpu(one, name):.3f}; {_median(one.groups.get(name, ())):.3f}" for one in all_figures]
+        cells = [f"{_group_cpu(one, name):.3f}{_took(one, name)}" for one in all_figures]
         blocks.append(f"| {name} ({largest.intervals[name]:g} s) | " + " | ".join(cells) + " |")
     blocks += ["", "The dearest rules, CPU seconds of one evaluation:", "", head, line]
     for key in sorted(largest.cpu, key=lambda key: -largest.cpu[key])[:DEAREST]:
@@ -137,8 +137,8 @@ def _group_cpu(one: Figures, group: str) -> float:
     return sum(seconds for key, seconds in one.cpu.items() if key[0] == group)
 
 
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else 0.0
+def _took(one: Figures, group: str) -> str:
+    return f"; {statistics.median(one.groups[group]):.3f}" if group in one.groups else ""
 
 
 def _load(one: Figures) -> float:
