@@ -249,6 +249,17 @@ async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(t
         assert not any("budget%3D%22b%22" in one and "GPUBudgetBurn" in one for one in budgets)
 
 
+async def test_a_budget_holds_back_its_own_lesser_alerts_and_none_of_another(tmp_path: Path) -> None:
+    async with alertmanager(tmp_path) as running:
+        month = {"budget": "b", "period": "month", "currency": "USD", "workload_namespace": "research"}
+        others = ({**month, "budget": "other"}, {**month, "period": "quarter"}, {**month, "team": "core"})
+        await running.post([alert("GPUBudgetBurn", "warning", **month)])
+        await running.receivers.until(lambda all_of: bool(all_of.of("research-chat")))
+        await running.post(alert("GPUBudgetBurn", "info", node=str(n), **one) for n, one in enumerate((month, *others)))
+        await asyncio.sleep(1.0)
+        assert await running.inhibited() == {"0"}
+
+
 @pytest.mark.parametrize("kind", ["text", "html"])
 def test_the_template_is_one_of_mails_too_and_quotes_what_stands_in_a_link(
     amtool: str, tmp_path: Path, kind: str
