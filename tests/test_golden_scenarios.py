@@ -18,6 +18,8 @@ GOLDEN = Path(__file__).parent / "golden"
 INSTANT_SECONDS = 100.0
 # What says which program made the page, and not what is on the node.
 _OURS = re.compile(r"^(gpu_exporter_build_info)\{.*$", re.MULTILINE)
+# When the API's server, which runs in real time, last gave a sign of life: written as 0.
+_SIGN_OF_LIFE = re.compile(r"^(gpu_exporter_metadata_timestamp_seconds) \S+$", re.MULTILINE)
 # The last digits of a sum are not the same in every version of Python.
 _SUMS = re.compile(
     r"^(gpu_(?:(?:ledger|pod)_\w+_total|exporter_conservation_error_seconds)(?:\{.*\})?) (\S+)$", re.MULTILINE
@@ -31,6 +33,7 @@ async def page(name: str, directory: Path, *, openmetrics: bool = False) -> str:
     shown = families(snapshot, ExpositionOptions())
     assert duplicate_series(shown) == []
     text = _OURS.sub(r"\1{...} 1", render(shown, openmetrics=openmetrics).decode())
+    text = _SIGN_OF_LIFE.sub(r"\1 0", text)
     return _SUMS.sub(lambda line: f"{line[1]} {round(float(line[2]), 9)!r}", text)
 
 
