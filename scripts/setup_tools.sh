@@ -121,15 +121,23 @@ mark_available() {
   sed -i "/^$1: /d" "$tools/unavailable"
 }
 
+# debian_mirror: where this machine's own apt gets Debian from; its security updates have no other suites.
+debian_mirror() {
+  # By the address alone: what a repository says of itself is not known before its lists were fetched.
+  apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -E '/debian/?$' | sort -u | head -n 1
+}
+
 # unpack_from_suite SUITE PACKAGE PROGRAM...: on failure prints why, in one line.
 unpack_from_suite() {
-  local suite=$1 package=$2 folder=$tools/suites/$1 keyring program programs=() options
+  local suite=$1 package=$2 folder=$tools/suites/$1 keyring mirror program programs=() options
   shift 2
   keyring=$(ls /usr/share/keyrings/debian-archive-keyring.{pgp,gpg} 2>/dev/null | head -n 1)
   if ! have apt-get || ! have dpkg-deb; then echo "no apt-get here"; return 1; fi
   [ -n "$keyring" ] || { echo "no package debian-archive-keyring here, whose keys tell Debian's packages"; return 1; }
+  mirror=${DEBIAN_MIRROR:-$(debian_mirror)}
+  [ -n "$mirror" ] || { echo "no mirror of Debian is configured for apt here; name one: DEBIAN_MIRROR=<address>"; return 1; }
   mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial" "$folder/packages" "$folder/root"
-  echo "deb [signed-by=$keyring] ${DEBIAN_MIRROR:-http://deb.debian.org/debian} $suite main" >"$folder/sources.list"
+  echo "deb [signed-by=$keyring] $mirror $suite main" >"$folder/sources.list"
   options=(-qq -o "Dir::Etc::SourceList=$folder/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State=$folder"
     -o "Dir::State::Lists=$folder/lists" -o Dir::State::Status=/dev/null -o "Dir::Cache=$folder/cache" -o APT::Sandbox::User=
     -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o APT::Update::Error-Mode=any
