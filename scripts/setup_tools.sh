@@ -123,8 +123,8 @@ mark_available() {
 
 # debian_mirror: where this machine's own apt gets Debian from; its security updates have no other suites.
 debian_mirror() {
-  # By the address alone: what a repository says of itself is not known before its lists were fetched.
-  apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -E '/debian/?$' | sort -u | head -n 1
+  # What apt would ask for: other commands know a repository only once its lists were fetched.
+  apt-get update --print-uris 2>/dev/null | sed -n "s,^'\(.*/debian\)/dists/.*,\1,p" | sort -u | head -n 1
 }
 
 # unpack_from_suite SUITE PACKAGE PROGRAM...: on failure prints why, in one line.
