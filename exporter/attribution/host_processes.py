@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-# Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
-_START_TIME_WORD = 19
+from exporter.attribution.proc_files import content, name_and_start
+
 _CACHE_LIMIT = 8192
 _PASSWD_LIMIT_BYTES = 4 * 2**20
 _PASSWD_FIELDS = 3
@@ -44,12 +44,7 @@ class HostProcesses:
             before. ``None`` for one that cannot be seen: another PID namespace, or gone before it was ever looked up.
         """
         directory = f"{self._proc_root}/{pid}"
-        try:
-            before, _, after = _content(f"{directory}/stat").rpartition(")")
-        except OSError:
-            before, after = "", ""
-        words = after.split()
-        started = words[_START_TIME_WORD] if len(words) > _START_TIME_WORD else None
+        name, started = name_and_start(directory)
         known = self._known.get(pid)
         if known and started in {None, known[0]}:
             return known[1]
@@ -57,8 +52,8 @@ class HostProcesses:
             return None
         try:
             found = HostProcess(
-                command=before.partition("(")[2],
-                cgroup=_content(f"{directory}/cgroup"),
+                command=name,
+                cgroup=content(f"{directory}/cgroup"),
                 user_id=_real_user(f"{directory}/status"),
             )
         except OSError:
@@ -113,7 +108,7 @@ class UserNames:
 def _real_user(path: str) -> int | None:
     # Not the owner of /proc/<pid>: that is root's for a process that may not be dumped.
     try:
-        status = _content(path)
+        status = content(path)
     except OSError:
         return None
     for line in status.splitlines():
@@ -125,9 +120,3 @@ def _real_user(path: str) -> int | None:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 10  # noqa: PLR2004 - digits of a 32-bit number
-
-
-def _content(path: str) -> str:
-    # Asked for every process with every sample: a third of what pathlib takes.
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
-        return (file.read() or b"").decode("utf-8", "replace")

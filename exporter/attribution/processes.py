@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.attribution import cgroup
+from exporter.attribution.proc_files import content, name_and_start
 from exporter.model import Holder, ProcessUse
 
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
-# Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
-_START_TIME_WORD = 19
 _CACHE_LIMIT = 8192
 
 NO_POD = ""
@@ -57,14 +56,14 @@ class PidResolver:
             what the driver says of it is of the time before.
         """
         directory = f"{self._proc_root}/{pid}"
-        started = _start_time(directory)
+        _, started = name_and_start(directory)
         known = self._known.get(pid)
         if known and started in {None, known[0]}:
             return known[1]
         if started is None:
             return None
         try:
-            text = _content(f"{directory}/cgroup")
+            text = content(f"{directory}/cgroup")
         except OSError:
             return None
         pod = cgroup.pod_of(text)
@@ -201,17 +200,3 @@ def _owners(
         return by_uid
     name = name_of(uid)
     return None if name is None else tuple(h for h in by_name_only if (h.namespace, h.pod) == name)
-
-
-def _start_time(directory: str) -> str | None:
-    try:
-        words = _content(f"{directory}/stat").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return words[_START_TIME_WORD] if len(words) > _START_TIME_WORD else None
-
-
-def _content(path: str) -> str:
-    # Asked for every process with every sample: a third of what pathlib takes.
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
-        return (file.read() or b"").decode("utf-8", "replace")
