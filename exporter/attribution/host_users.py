@@ -1,13 +1,12 @@
 """Users and systemd units as holders, on a host where nothing allocates: whoever runs on a device holds it."""
 
 import re
-from collections import Counter
 from pathlib import Path
 
 from exporter.attribution.host_processes import HostProcess, HostProcesses, UserNames
 from exporter.attribution.processes import NO_POD
-from exporter.attribution.tenants import HOST, RENEW_SECONDS, Register, RunningTenants, Tenant, key_of
-from exporter.model import Allocations, Owner, PodFacts, Reading
+from exporter.attribution.tenants import HOST, RENEW_SECONDS, Register, Registered, RunningTenants, Tenant, key_of
+from exporter.model import Owner, PodFacts, Reading
 
 NAMESPACE = "host"
 
@@ -23,7 +22,7 @@ _INFRASTRUCTURE = frozenset(
 )
 
 
-class HostUsers:
+class HostUsers(Registered):
     """Keeps who holds what on a host without a workload manager, in the form of a kubelet's answer.
 
     Args:
@@ -36,21 +35,6 @@ class HostUsers:
         self._register = Register()
         self._running = RunningTenants(self._register, HOST, self._tenant_of)
         self._read_at: float | None = None
-
-    @property
-    def latest(self) -> Allocations | None:
-        """The newest answer; ``None`` before the first."""
-        return self._register.latest
-
-    @property
-    def problem(self) -> str:
-        """One line on what is wrong and how to mend it; empty when all is well."""
-        return self._register.problem
-
-    @property
-    def errors(self) -> Counter[str]:
-        """Counts since start by reason."""
-        return self._register.errors
 
     def observe(self, reading: Reading, now: float) -> None:
         """Take a reading in.

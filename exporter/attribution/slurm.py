@@ -1,7 +1,6 @@
 """Slurm's jobs as holders: by the job-mapping directory of a prolog, else by who runs in a job's cgroup."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +13,13 @@ from exporter.attribution.tenants import (
     SLURM,
     SLURM_PROCESS,
     Register,
+    Registered,
     RunningTenants,
     Tenant,
     devices_of,
     key_of,
 )
-from exporter.model import Allocations, GpuReading, Owner, PodFacts, Reading
+from exporter.model import GpuReading, Owner, PodFacts, Reading
 
 NAMESPACE = "slurm"
 TEAM_PATIENCE_SECONDS = 60.0
@@ -29,7 +29,7 @@ TEAM_PATIENCE_SECONDS = 60.0
 _JOB = re.compile(r"(?:/uid_(?P<user>[0-9]{1,10}))?/job_(?P<job>[0-9]{1,18})(?=/|$)", re.ASCII | re.MULTILINE)
 
 
-class SlurmJobs:
+class SlurmJobs(Registered):
     """Keeps who holds what on a node of Slurm's, in the form of a kubelet's answer.
 
     Args:
@@ -49,21 +49,6 @@ class SlurmJobs:
         self._read_at: float | None = None
         self._readable = False
         self._now = 0.0
-
-    @property
-    def latest(self) -> Allocations | None:
-        """The newest answer; ``None`` before the first."""
-        return self._register.latest
-
-    @property
-    def problem(self) -> str:
-        """One line on what is wrong and how to mend it; empty when all is well."""
-        return self._register.problem
-
-    @property
-    def errors(self) -> Counter[str]:
-        """Counts since start by reason."""
-        return self._register.errors
 
     def observe(self, reading: Reading, now: float) -> None:
         """Take a reading in, and the mapping if it was not read for some seconds.

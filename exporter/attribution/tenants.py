@@ -113,6 +113,27 @@ class Register:
         self.latest = Allocations(answered_at_seconds=now, containers=containers)
 
 
+class Registered:
+    """What the agent asks of whoever tells holders, answered from a register."""
+
+    _register: Register
+
+    @property
+    def latest(self) -> Allocations | None:
+        """The newest answer; ``None`` before the first."""
+        return self._register.latest
+
+    @property
+    def problem(self) -> str:
+        """One line on what is wrong and how to mend it; empty when all is well."""
+        return self._register.problem
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Counts since start by reason."""
+        return self._register.errors
+
+
 class RunningTenants:
     """Who holds a device where nothing allocates: whoever has a process on it.
 
