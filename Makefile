@@ -24,8 +24,8 @@ install: .venv/.runtime .venv/.develop .tools/.demo .tools/.test ## Set up .venv
 .venv/bin/python:
 	./scripts/setup_tools.sh venv "$(PYTHON)"
 
-.venv/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml | .venv/bin/python
-	$(PIP) install --require-hashes -r requirements/build.txt -r requirements/runtime.txt
+.venv/.runtime: requirements/build.txt requirements/report.txt pyproject.toml | .venv/bin/python
+	$(PIP) install --require-hashes -r requirements/build.txt -r requirements/report.txt
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -84,6 +84,7 @@ COMPILE := .venv/bin/pip-compile --quiet --generate-hashes --strip-extras --allo
 requirements: .venv/.develop ## Pin the requirements anew (UPGRADE=--upgrade takes newer versions)
 	$(COMPILE) $(UPGRADE) --output-file requirements/build.txt requirements/build.in
 	$(COMPILE) $(UPGRADE) --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) $(UPGRADE) --extra report --constraint requirements/runtime.txt --output-file requirements/report.txt pyproject.toml
 	$(COMPILE) $(UPGRADE) --output-file requirements/dev.txt requirements/dev.in
 
 clean: ## Remove everything that make made

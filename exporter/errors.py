@@ -58,3 +58,25 @@ class ApiError(ExporterError):
         self.reason = reason
         self.status = status
         self.retry_after_seconds = retry_after_seconds
+
+
+class PrometheusError(ExporterError):
+    """Prometheus, or what speaks its API, could not be asked, or its answer not be read. ``reason`` is snake case.
+
+    ``retriable`` tells whether the same question may be answered later: a timeout, a 503, a broken connection.
+    """
+
+    def __init__(self, reason: str, message: str, *, retriable: bool = False) -> None:
+        """Keep apart what is acted on."""
+        super().__init__(message)
+        self.reason = reason
+        self.retriable = retriable
+
+
+class StoreError(ExporterError):
+    """The store of closed days could not be opened, read or written. ``reason`` is snake case."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """Keep the reason apart from the words."""
+        super().__init__(message)
+        self.reason = reason

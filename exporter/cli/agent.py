@@ -1,0 +1,128 @@
+"""`agent` and `doctor`: this node, or a simulated one in its place."""
+
+# Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
+# ruff: noqa: PLC0415
+
+import argparse
+import asyncio
+import logging
+import os
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter.cli.base import EXIT_FAILED, PROGRAM, Commands, add_options, command, refuse, stdout
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from exporter.config import AgentConfig
+
+LOG = logging.getLogger("exporter.cli")
+
+
+def add(commands: Commands) -> None:
+    """Add both commands."""
+    agent = command(commands, "agent", "Measure this node's GPUs and serve them to Prometheus and to people.")
+    add_options(agent)
+    agent.set_defaults(run=_agent)
+    doctor = command(commands, "doctor", "Check whether this node is fit for the agent, and say what to mend.")
+    doctor.add_argument(
+        "--format", choices=("text", "json"), default="text", help="form of the findings [default: text]"
+    )
+    add_options(doctor)
+    doctor.set_defaults(run=_doctor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """What to look at: this node, or a simulated one."""
+
+    config: "AgentConfig"
+    worker_command: tuple[str, ...] | None = None
+
+
+def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
+    """The configuration; for the doctor, wrong paths are findings, and what would be logged is in the findings."""
+    from exporter.config import load_agent, logs
+
+    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run", "format"}}
+    config = load_agent(flags, os.environ, check_paths=not for_doctor, extra=problems)
+    logs.configure(config.log_format, "error" if for_doctor and config.log_level == "info" else config.log_level)
+    for warning in config.warnings:
+        LOG.warning(warning)
+    return config
+
+
+@asynccontextmanager
+async def _target(config: "AgentConfig", *, node_name_given: bool) -> "AsyncIterator[_Target]":
+    """The node to look at; a simulated one lives in a temporary directory as long as it is looked at."""
+    if config.simulate is None:
+        yield _Target(config=config)
+        return
+    from exporter.config import read_collectors
+    from exporter.simulator import scenario
+    from exporter.simulator.node import SimulatedNode
+
+    plan = scenario.load(config.simulate)
+    with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-simulated-") as directory:
+        node = SimulatedNode(plan, Path(directory), time.time)
+        await node.start()
+        try:
+            simulated = replace(
+                config,
+                node_name=config.node_name if node_name_given else plan.node,
+                kubelet_socket=str(node.kubelet_socket),
+                kubeconfig=node.kubeconfig,
+                kube_start_jitter_seconds=0.0,
+                proc_root=node.proc_root,
+                pod_log_root=node.pod_log_root,
+            )
+            fields = read_collectors(config.collectors).fields
+            command = tuple(node.child_command(config.sample_interval_seconds, fields))
+            yield _Target(config=simulated, worker_command=command)
+        finally:
+            await node.stop()
+
+
+def _agent(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    config = _settings(namespace, problems, for_doctor=False)
+    return asyncio.run(_run_agent(config, node_name_given=namespace.node_name is not None))
+
+
+async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
+    from exporter import agent
+
+    async with _target(config, node_name_given=node_name_given) as target:
+        return await agent.run(
+            target.config, worker_command=target.worker_command, simulated=target.worker_command is not None
+        )
+
+
+def _doctor(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    refuse(problems)
+    config = _settings(namespace, problems, for_doctor=True)
+    return asyncio.run(_examine(config, namespace.format, node_name_given=namespace.node_name is not None))
+
+
+async def _examine(config: "AgentConfig", form: str, *, node_name_given: bool) -> int:
+    from exporter import doctor
+
+    async with _target(config, node_name_given=node_name_given) as target:
+        simulated = target.worker_command is not None
+        findings = await doctor.examine(
+            doctor.Surroundings(
+                config=target.config,
+                wall=time.time,
+                monotonic=time.monotonic,
+                worker_command=target.worker_command,
+                simulated=simulated,
+            )
+        )
+    write = doctor.write_json if form == "json" else doctor.write_text
+    with stdout() as stream:
+        write(findings, simulated=simulated, stream=stream)
+    return EXIT_FAILED if doctor.worst(findings) is doctor.Level.FAIL else 0

@@ -1,0 +1,1 @@
+"""The cost service: a fleet's money as pages, as JSON and as series."""

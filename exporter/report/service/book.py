@@ -1,0 +1,121 @@
+"""What pages and API ask for: one door to the store of closed days, to Prometheus, and to what follows from them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from exporter.report.budget.values import BudgetState
+from exporter.report.fleet.report import FleetReport, ShareIdle
+from exporter.report.fleet.values import Dimension, Filters, Window
+from exporter.report.recommend.values import Recommendation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthMoney:
+    """This month in one currency."""
+
+    currency: str
+    spent: float
+    """Month to date: held, Unallocated and Unattributed."""
+    forecast: float | None
+    """Of the whole month; ``None`` while too little is known."""
+    last_month: float | None
+    """Of the whole month before, where it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Funnel:
+    """Mean numbers of GPUs over a window: what is there, held, at work, and what full use of the work would be."""
+
+    total: float
+    allocated: float
+    active: float
+    """GPUs worth of measured activity: half a GPU for one that is half busy."""
+    unknown: float
+    """Held, and not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodUse:
+    """A pod on a device in the live series, for the drill-down."""
+
+    cluster: str
+    node: str
+    uuid: str
+    gpu: str
+    gpu_instance: str = ""
+    mig_profile: str = ""
+    model: str
+    namespace: str
+    pod: str
+    container: str = ""
+    share_ratio: float
+    activity_ratio: float | None
+    idle_for_seconds: float | None
+    age_seconds: float | None
+    memory_used_bytes: float | None
+    cost_per_hour: Mapping[str, float] = field(default_factory=dict)
+    live: bool = True
+    """False: it has ended since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freshness:
+    """How new what is shown is."""
+
+    now_seconds: float
+    first_day_seconds: float | None
+    """Start of the oldest day that is known; ``None`` while nothing is."""
+    closed_until_seconds: float | None
+    """End of the newest closed day."""
+    read_until_seconds: float | None
+    """End of the newest hour that was read from Prometheus."""
+    problem: str = ""
+    """Why newer hours are not there, in one sentence with the mend; empty where all is well."""
+    simulated: bool = False
+
+
+class Book(Protocol):
+    """Answers from the store and, for what is not closed yet, from Prometheus; never blocks the event loop."""
+
+    async def report(
+        self,
+        window: Window,
+        by: Sequence[Dimension],
+        filters: Filters | None = None,
+        *,
+        share_idle: ShareIdle = "none",
+        share_unallocated: bool = False,
+        with_series: bool = False,
+    ) -> FleetReport:
+        """The report over a window; ``with_series`` also day by day.
+
+        Raises:
+            PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    async def months(self) -> Sequence[MonthMoney]:
+        """This month's money, currency by currency."""
+        ...
+
+    async def pods(self, filters: Filters) -> Sequence[PodUse]:
+        """Pods of a workload that hold devices now or did within a day, from the live series.
+
+        Raises:
+            PrometheusError: Prometheus cannot be asked.
+        """
+        ...
+
+    def recommendations(self) -> Sequence[Recommendation]:
+        """Of the last hour's look, dearest first."""
+        ...
+
+    def budgets(self) -> Sequence[BudgetState]:
+        """Every budget, in the order of its file."""
+        ...
+
+    def freshness(self) -> Freshness:
+        """How new all this is."""
+        ...
