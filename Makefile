@@ -13,6 +13,8 @@ RUN := .venv/bin/python
 SCENARIO ?= demo
 # One file or test instead of all of them: make test TESTS=tests/test_rules.py
 TESTS ?= tests
+# How many test processes run side by side; 0 runs them in this one, for a debugger.
+JOBS ?= 2
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 
 help: ## Say what can be made
@@ -44,7 +46,10 @@ demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus and A
 	@exec $(RUN) -m exporter simulate stack $(SCENARIO)
 
 test: .venv/.develop .tools/.demo .tools/.test ## Run the tests with branch coverage; STRICT=1 lets no test be skipped but those for a real GPU
-	$(RUN) -m pytest -p tests.strict_plugin --cov --cov-report=term --cov-report=xml:.cache/coverage.xml $(TESTS)
+	@directory=$$(mktemp -d /tmp/tests.XXXXXX); \
+	$(RUN) -m pytest -p tests.strict_plugin -n $(JOBS) --dist loadfile --basetemp="$$directory/t" \
+		--cov --cov-report=term --cov-report=xml:.cache/coverage.xml $(TESTS); \
+	rm -rf "$$directory"
 
 check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what generated files must equal
 	.venv/bin/ruff check .
