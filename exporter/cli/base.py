@@ -62,14 +62,14 @@ def command(commands: Commands, name: str, about: str) -> Parser:
     return commands.add_parser(name, help=about, description=about, allow_abbrev=False)
 
 
-def add_options(parser: Parser) -> None:
-    """Every option of the agent, in groups."""
+def add_options(parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str = _ORDER) -> None:
+    """Every option of a table, the agent's by default, in groups; and the file that may have them."""
     parser.usage = f"{parser.prog} [OPTION ...]"
-    parser.epilog = _ORDER
+    parser.epilog = epilog
     general = parser.add_argument_group("Configuration")
     general.add_argument("--config", metavar="FILE", help="YAML file with any of the options below [default: none]")
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for option in OPTIONS:
+    for option in options:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=_help(option))

@@ -2,18 +2,19 @@
 
 import socket
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.attribution import exported_labels
-from exporter.config import dcgm_env, paths, yaml_file
+from exporter.config import dcgm_env, paths
 from exporter.config.agent_config import AgentConfig
-from exporter.config.kinds import Kind, Listen
-from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
+from exporter.config.options import BY_KEY, OPTIONS
+from exporter.config.settle import refusal, settle, unknown_variables
 from exporter.errors import ConfigError
 
-CONFIG_ENV = ENV_PREFIX + "CONFIG"
+if TYPE_CHECKING:
+    from exporter.config.kinds import Listen
+
 MOST_EXPORTED_KEYS = 10
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
 _Values = dict[str, Any]  # by option key; each value was made by its option's kind
@@ -33,77 +34,20 @@ def load_agent(
     Raises:
         ConfigError: With all mistakes at once, one line each.
     """
-    given = {key.replace("_", "-"): str(value) for key, value in flags.items() if value is not None}
     problems = list(extra)
     from_dcgm, warnings = dcgm_env.translate(environ)
-    from_file, file_path = _read_file(given.get("config") or environ.get(CONFIG_ENV), problems)
-    values: _Values = {}
-    stated: set[str] = set()
-    for option in OPTIONS:
-        candidates: list[tuple[str, str | tuple[str, ...]]] = []
-        if option.key in given:
-            candidates.append((option.flag, given[option.key]))
-        if environ.get(option.env):
-            candidates.append((option.env, environ[option.env]))
-        if option.key in from_dcgm and not candidates:
-            candidates.append(from_dcgm[option.key])
-        if option.key in from_file:
-            entry = from_file[option.key]
-            candidates.append((f"{file_path}:{entry.line}", entry.raw))
-        values[option.key] = _settle(option, candidates, problems)
-        stated.update(option.key for _ in candidates)
+    settled = settle(OPTIONS, flags, environ, problems, from_dcgm)
+    values, stated = settled.values, settled.stated
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
         values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
     _add_resources(values, environ, problems)
     _check_together(values, problems)
-    warnings += _unknown_variables(environ) + _without_effect(values)
+    warnings += unknown_variables(OPTIONS, environ) + _without_effect(values)
     if check_paths:
         problems += paths.problems(values)
     if problems:
         raise ConfigError(*problems)
     return _build(values, tuple(warnings))
-
-
-def _read_file(name: str | None, problems: list[str]) -> tuple[dict[str, yaml_file.FileValue], str]:
-    if not name:
-        return {}, ""
-    values, found = yaml_file.read(Path(name), BY_KEY)
-    problems += found
-    return values, name
-
-
-def _settle(option: Option, candidates: list[tuple[str, str | tuple[str, ...]]], problems: list[str]) -> object:
-    """The first candidate's value; every candidate is checked, so that a mistake cannot hide behind another layer."""
-    settled: list[object] = []
-    for origin, raw in candidates:
-        try:
-            settled.append(_parse(option.kind, raw))
-        except ValueError as error:
-            settled.append(None)
-            problems.append(_problem(option, origin, str(error) if option.kind.is_list else raw))
-    if settled:
-        return settled[0]
-    return None if option.default is None else _parse(option.kind, option.default)
-
-
-def _parse(kind: Kind, raw: str | tuple[str, ...]) -> object:
-    """The value; ValueError where it is not one, with the text of the item in a list that is not."""
-    if kind.is_list:
-        items = raw.split(",") if isinstance(raw, str) else raw
-        return tuple(kind.parse(item) for item in items)
-    if not isinstance(raw, str):
-        raise ValueError(raw)  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
-    return kind.parse(raw)
-
-
-def _problem(option: Option, origin: str, raw: str | tuple[str, ...]) -> str:
-    shown = raw if isinstance(raw, str) else "[" + ", ".join(raw) + "]"
-    words = option.kind.allowed.split(", ") if option.kind.metavar.startswith("{") else []
-    close = get_close_matches(shown.lower(), words, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else ""
-    return (
-        f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}; allowed: {option.kind.allowed}{hint}"
-    )
 
 
 def _add_resources(values: _Values, environ: Mapping[str, str], problems: list[str]) -> None:
@@ -114,7 +58,7 @@ def _add_resources(values: _Values, environ: Mapping[str, str], problems: list[s
     try:
         added = [option.kind.parse(name) for name in names.split(",")]
     except ValueError as error:
-        problems.append(_problem(option, dcgm_env.EXTRA_RESOURCES_ENV, str(error)))
+        problems.append(refusal(option, dcgm_env.EXTRA_RESOURCES_ENV, str(error)))
         return
     values["gpu-resources"] = tuple(dict.fromkeys((*values["gpu-resources"], *added)))
 
@@ -157,20 +101,6 @@ def _without_effect(values: _Values) -> list[str]:
             for name in values[key] or ()
             if exported_labels.is_never_shown(name)
         ]
-    return warnings
-
-
-def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Warnings only: Kubernetes and other programs set variables that begin with our prefix, too."""
-    known = {option.env for option in OPTIONS} | {CONFIG_ENV}
-    warnings: list[str] = []
-    for name in sorted(environ):
-        rest = name.removeprefix(ENV_PREFIX[:-1])
-        if not name.startswith(ENV_PREFIX) or name in known or dcgm_env.SERVICE_LINK.fullmatch(rest):
-            continue
-        close = get_close_matches(name, known, n=1, cutoff=0.8)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        warnings.append(f"{name}: unknown variable, not used{hint}")
     return warnings
 
 
