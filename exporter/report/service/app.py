@@ -1,0 +1,125 @@
+"""The service's HTTP face: pages, API, metrics and health under one application that only reads."""
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from aiohttp import hdrs, web
+
+from exporter.errors import ConfigError, ExporterError, PrometheusError
+from exporter.exposition.connections import CONNECTIONS, Connections
+from exporter.report.service import responses
+from exporter.report.service.book import Book
+from exporter.report.service.problems import problem_document
+from exporter.report.service.settings import ServeSettings
+
+LOG = logging.getLogger("exporter.service")
+RETRY_AFTER_SECONDS = 15
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SETTINGS = web.AppKey("SETTINGS", ServeSettings)
+_API = ("/api/", "/allocation", "/metrics", "/healthz", "/readyz", "/openapi.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Face:
+    """What the application shows besides the book. Every default is for a service that has nothing of it."""
+
+    clock: Callable[[], float]
+    """Unix seconds."""
+    metrics: Callable[[str], tuple[bytes, str]] = field(default=lambda _: (b"", responses.TEXT))
+    """From an Accept header to the body of ``/metrics`` and its content type."""
+    ready: Callable[[], bool] = field(default=lambda: True)
+    """Whether the first look at store and Prometheus is over, however it went."""
+
+
+def create_app(book: Book, settings: ServeSettings, face: Face) -> web.Application:
+    """The service as an aiohttp application; it answers under ``/`` and under the prefix of ``external_url``."""
+    connections = Connections()
+    app = _one_app(book, settings, face, connections, middlewares=True)
+    if settings.path_prefix:
+        app.add_subapp(settings.path_prefix, _one_app(book, settings, face, connections, middlewares=False))
+    return app
+
+
+def _one_app(
+    book: Book, settings: ServeSettings, face: Face, connections: Connections, *, middlewares: bool
+) -> web.Application:
+    app = web.Application(middlewares=[_plain_errors] if middlewares else [], client_max_size=1024)
+    app[CONNECTIONS] = connections
+    app[SETTINGS] = settings
+
+    async def healthz(request: web.Request) -> web.Response:
+        return await responses.respond(request, b"ok\n", responses.TEXT, cache="no-store")
+
+    async def readyz(request: web.Request) -> web.Response:
+        ready = face.ready()
+        problem = book.freshness().problem
+        lines = ["ready" if ready else "not ready: the first look at the store and at Prometheus is not over"]
+        lines += [f"note: {problem}"] if problem else []
+        text = "".join(f"{line}\n" for line in lines)
+        status = 200 if ready else 503
+        return await responses.respond(request, text.encode(), responses.TEXT, status=status, cache="no-store")
+
+    async def metrics(request: web.Request) -> web.Response:
+        body, content_type = face.metrics(request.headers.get(hdrs.ACCEPT, ""))
+        return await responses.respond(request, body, content_type, cache="no-store")
+
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", metrics)
+    if importlib.util.find_spec("exporter.report.service.pages"):
+        importlib.import_module("exporter.report.service.pages").add_pages(app, book, settings)
+    return app
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Turn errors into words that tell what to do instead."""
+    request.app[CONNECTIONS].note(request)
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = await _problem(request, 405, (f"{request.method} is not for this path; allowed: {allowed}",))
+        response.headers[hdrs.ALLOW] = allowed
+        return response
+    except web.HTTPNotFound:
+        prefix = request.app[SETTINGS].path_prefix
+        what = f"{request.path}: nothing is here; pages begin at {prefix}/, the API is told at {prefix}/openapi.json"
+        return await _problem(request, 404, (what,))
+    except web.HTTPException:
+        raise
+    except Exception as error:
+        status, problems = _told(error)
+        if status == web.HTTPInternalServerError.status_code:
+            # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
+            LOG.exception("request failed", extra={"path": request.path})
+        return await _problem(request, status, problems)
+
+
+def _told(error: Exception) -> tuple[int, tuple[str, ...]]:
+    """Status and problems: what the user wrote, what cannot be asked now, what is broken."""
+    if isinstance(error, ConfigError):
+        return 400, error.problems
+    if isinstance(error, PrometheusError):
+        return 503, (str(error),)
+    if isinstance(error, ExporterError):
+        return 500, (str(error),)
+    return 500, ("this could not be answered; the service's log has the cause",)
+
+
+async def _problem(request: web.Request, status: int, problems: tuple[str, ...]) -> web.Response:
+    page = request.app.get(responses.ERROR_PAGE)
+    path = request.path.removeprefix(request.app[SETTINGS].path_prefix)
+    for_people = "text/html" in request.headers.get(hdrs.ACCEPT, "") and not path.startswith(_API)
+    document = problem_document(problems)
+    if page and for_people:
+        response = await page(request, status, document["error"], document["mend"])
+    else:
+        response = await responses.respond(request, responses.json_bytes(document), responses.JSON, status=status)
+    if status == web.HTTPServiceUnavailable.status_code:
+        response.headers[hdrs.RETRY_AFTER] = str(RETRY_AFTER_SECONDS)
+    return response

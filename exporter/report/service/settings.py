@@ -1,0 +1,78 @@
+"""What the cost service is told to do, after flags, environment, file and defaults are settled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from exporter.config.serve_options import SERVE_OPTIONS
+from exporter.config.settle import settle, unknown_variables
+from exporter.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exporter.config.kinds import Listen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Settled configuration of the service; every value is valid. Made by ``load_settings``."""
+
+    listen_host: str = ""
+    """Empty: every interface, IPv4 and IPv6."""
+    listen_port: int = 9401
+    """0: any free port."""
+    external_url: str = ""
+    """Without a slash at its end; empty where none was given."""
+    title: str = "GPU cost"
+    store: Path | None = None
+    """``None``: no day is kept, and only what Prometheus still has is shown."""
+    budgets: Path | None = None
+    refresh_seconds: float = 300.0
+    history_days: int = 90
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    warnings: tuple[str, ...] = ()
+    """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
+
+    @property
+    def path_prefix(self) -> str:
+        """What links begin with: ``/cost``, or nothing. The service answers with and without it."""
+        return urlsplit(self.external_url).path
+
+
+def load_settings(
+    flags: Mapping[str, object], environ: Mapping[str, str], *, extra: tuple[str, ...] = ()
+) -> ServeSettings:
+    """The service's settled configuration.
+
+    Args:
+        flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
+        environ: The process environment.
+        extra: Problems that the caller met before, told together with those met here.
+
+    Raises:
+        ConfigError: With all mistakes at once, one line each.
+    """
+    problems = list(extra)
+    values = settle(SERVE_OPTIONS, flags, environ, problems).values
+    if problems:
+        raise ConfigError(*problems)
+    return _build(values, tuple(unknown_variables(SERVE_OPTIONS, environ)))
+
+
+def _build(values: dict[str, Any], warnings: tuple[str, ...]) -> ServeSettings:
+    listen: Listen = values["listen"]
+    return ServeSettings(
+        listen_host=listen.host,
+        listen_port=listen.port,
+        external_url=values["external-url"] or "",
+        title=values["title"],
+        store=Path(values["store"]) if values["store"] else None,
+        budgets=Path(values["budgets"]) if values["budgets"] else None,
+        refresh_seconds=values["refresh-interval"],
+        history_days=values["history"],
+        log_format=values["log-format"],
+        log_level=values["log-level"],
+        warnings=warnings,
+    )
