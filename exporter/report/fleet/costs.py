@@ -1,0 +1,269 @@
+"""The report of a fleet's ledger: lines summed by what is asked for, nobody's apart, and how far to trust it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from exporter.model import Money
+from exporter.report.fleet.report import FleetReport, ReportLine, ShareIdle, Trust
+from exporter.report.fleet.sharing import spread
+from exporter.report.fleet.values import (
+    HOUR_SECONDS,
+    OTHER,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Figures,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+)
+
+APART = (UNATTRIBUTED, UNALLOCATED)
+"""Kinds of lines that are nobody's, in the order in which they are told."""
+_OF_OWNERS: frozenset[Dimension] = frozenset({"namespace", "workload", "team"})
+_TOLERATED_RATIO, _TOLERATED_SECONDS = 1e-9, 1e-6
+_NOTHING = Figures()
+
+
+def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
+    """What a ledger must be told apart by for a report: a workload is one only with its namespace and kind."""
+    wanted: set[Dimension] = set(by)
+    if "workload" in wanted:
+        wanted |= {"namespace", "kind"}
+    return frozenset(wanted)
+
+
+def is_apart(key: LineKey) -> bool:
+    """Whether a line is nobody's: a workload that calls its kind Unallocated has a namespace, and is somebody's."""
+    return key.kind in APART and not key.namespace
+
+
+def is_part(filters: Filters) -> bool:
+    """Whether the lines are only a part of what was metered, so that they cannot sum to it."""
+    return bool(set(filters.wanted) - {"cluster"})
+
+
+def make_report(
+    ledger: FleetLedger,
+    by: Sequence[Dimension],
+    filters: Filters | None = None,
+    *,
+    now_seconds: float,
+    share_idle: ShareIdle = "none",
+    share_unallocated: bool = False,
+    with_series: bool = False,
+    prices: str = "",
+) -> FleetReport:
+    """The report over a ledger's window.
+
+    Args:
+        ledger: At ``dimensions_of(by)`` or finer.
+        by: What lines are told apart by.
+        filters: What is asked for; of dimensions that the ledger does not have its source has kept them.
+        now_seconds: Unix time: hours that are not over are not expected to be recorded.
+        share_idle: See ``sharing.spread``.
+        share_unallocated: See ``sharing.spread``.
+        with_series: Each line also has its figures of each chunk.
+        prices: Which prices the money is at, where it is not at those of the time of use.
+    """
+    filters = filters or Filters()
+    gathered = _gather(ledger, by, filters, with_series=with_series)
+    lines = sorted(_lines(gathered), key=_rank)
+    held = [line for line in lines if not is_apart(line.key)]
+    apart = [line for kind in APART for line in lines if is_apart(line.key) and line.key.kind == kind]
+    total, of_held = _sum(line.figures for line in lines), _sum(line.figures for line in held)
+    shared_held, shared_apart = spread(held, apart, by, share_idle=share_idle, share_unallocated=share_unallocated)
+    return FleetReport(
+        window=ledger.window,
+        by=tuple(by),
+        filters=filters,
+        held=tuple(shared_held),
+        apart=tuple(shared_apart),
+        total=total,
+        share_idle=share_idle,
+        share_unallocated=share_unallocated,
+        periods=tuple(chunk.window for chunk in ledger.chunks) if with_series else (),
+        trust=_trust(ledger, filters, gathered, total, of_held, now_seconds),
+        engine=ledger.engine,
+        simulated=ledger.simulated,
+        prices=prices,
+    )
+
+
+class _Sum:
+    """Figures as they are added up."""
+
+    __slots__ = ("active", "energy", "idle", "money", "unknown", "unpriced")
+
+    def __init__(self) -> None:
+        self.active = self.idle = self.unknown = self.unpriced = 0.0
+        self.energy: float | None = None
+        self.money: dict[str, list[float]] = {}
+
+    def add(self, figures: Figures) -> None:
+        self.active += figures.active_seconds
+        self.idle += figures.idle_seconds
+        self.unknown += figures.unknown_seconds
+        self.unpriced += figures.unpriced_seconds
+        if figures.energy_joules is not None:
+            self.energy = figures.energy_joules + (self.energy or 0.0)
+        for currency, money in figures.money.items():
+            so_far = self.money.get(currency)
+            if so_far is None:
+                self.money[currency] = [money.total, money.idle]
+            else:
+                so_far[0] += money.total
+                so_far[1] += money.idle
+
+    def figures(self) -> Figures:
+        return Figures(
+            active_seconds=self.active,
+            idle_seconds=self.idle,
+            unknown_seconds=self.unknown,
+            unpriced_seconds=self.unpriced,
+            energy_joules=self.energy,
+            money={currency: Money(total=total, idle=idle) for currency, (total, idle) in self.money.items()},
+        )
+
+
+def _sum(many: Iterable[Figures]) -> Figures:
+    total = _Sum()
+    for figures in many:
+        total.add(figures)
+    return total.figures()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gathered:
+    """Lines summed by what is asked for, over all chunks and, where it was asked for, chunk by chunk."""
+
+    whole: Mapping[LineKey, _Sum]
+    by_chunk: Sequence[Mapping[LineKey, _Sum]]
+    chunk_seconds: Sequence[float]
+    """Of the lines of each chunk that the filters keep."""
+
+
+def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, with_series: bool) -> _Gathered:
+    wanted = dimensions_of(by)
+    known = {dimension: values for dimension, values in filters.wanted.items() if dimension in ledger.dimensions}
+    kept = Filters(wanted=known)
+    groups: dict[LineKey, LineKey | None] = {}
+    whole: dict[LineKey, _Sum] = {}
+    by_chunk: list[dict[LineKey, _Sum]] = []
+    seconds: list[float] = []
+    for chunk in ledger.chunks:
+        here: dict[LineKey, _Sum] = {} if with_series else whole
+        chunk_seconds = 0.0
+        for key, figures in chunk.lines.items():
+            if key in groups:
+                group = groups[key]
+            else:
+                group = groups[key] = _group(key, wanted) if _keeps(kept, filters, key) else None
+            if group is None:
+                continue
+            total = here.get(group)
+            if total is None:
+                total = here[group] = _Sum()
+            total.add(figures)
+            chunk_seconds += figures.allocated_seconds
+        seconds.append(chunk_seconds)
+        if with_series:
+            by_chunk.append(here)
+            for group, total in here.items():
+                whole.setdefault(group, _Sum()).add(total.figures())
+    return _Gathered(whole=whole, by_chunk=by_chunk, chunk_seconds=seconds)
+
+
+def _keeps(kept: Filters, asked: Filters, key: LineKey) -> bool:
+    """A line that is nobody's has no namespace; it is not what is asked for by asking for none."""
+    return not (is_apart(key) and _OF_OWNERS & set(asked.wanted)) and kept.keep(key)
+
+
+def _group(key: LineKey, wanted: frozenset[Dimension]) -> LineKey:
+    kept = LineKey(*(value if name in wanted else "" for name, value in zip(key._fields, key, strict=True)))
+    nobodys = is_apart(key) or (key.kind == OTHER and not key.namespace)
+    return kept._replace(kind=key.kind) if nobodys else kept
+
+
+def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
+    shown = [{key: total.figures() for key, total in chunk.items()} for chunk in gathered.by_chunk]
+    for key, total in gathered.whole.items():
+        series = tuple(chunk.get(key, _NOTHING) for chunk in shown)
+        yield ReportLine(key=key, figures=total.figures(), series=series)
+
+
+def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
+    # Currencies cannot be compared; a fleet mostly has one, and then this is the order of money.
+    cost = sum(money.total for money in line.figures.money.values())
+    return (-cost, -line.figures.allocated_seconds, line.key)
+
+
+def _trust(
+    ledger: FleetLedger, filters: Filters, gathered: _Gathered, total: Figures, held: Figures, now_seconds: float
+) -> Trust:
+    wanted = filters.wanted.get("cluster")
+    clusters = {
+        cluster
+        for chunk in ledger.chunks
+        for cluster in (*chunk.capacity_seconds, *chunk.recorded_hours)
+        if wanted is None or cluster in wanted
+    }
+    capacity, missing = _conservation(ledger, gathered.chunk_seconds, clusters, is_whole=not is_part(filters))
+    over = min(ledger.window.end_seconds, int(now_seconds // HOUR_SECONDS) * HOUR_SECONDS)
+    hours = max(0, over - ledger.window.start_seconds) // HOUR_SECONDS
+    recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
+    notes = ledger.notes
+    if filters.wanted and capacity and not total.allocated_seconds:
+        notes += (f"nothing matches {filter_words(filters)}: look for the right names in a report without the filter",)
+    return Trust(
+        capacity_seconds=capacity,
+        missing_seconds=missing,
+        expected_hours=hours * max(1, len(clusters)),
+        recorded_hours=recorded,
+        activity_coverage_ratio=_rest(held.unknown_seconds, held.allocated_seconds),
+        price_coverage_ratio=_rest(total.unpriced_seconds, total.allocated_seconds),
+        failures=ledger.failures,
+        notes=notes,
+    )
+
+
+def _conservation(
+    ledger: FleetLedger, seconds: Sequence[float], clusters: set[str], *, is_whole: bool
+) -> tuple[float, float]:
+    """Capacity, and what the lines lack of it; a chunk that was not wholly read is told as a failure, not as a lack."""
+    capacity = missing = 0.0
+    for chunk, of_lines in zip(ledger.chunks, seconds, strict=True):
+        metered = _capacity(chunk, clusters)
+        lacking = _beyond_rounding(metered - of_lines, metered) if is_whole else 0.0
+        if lacking and any(_meet(failure.window, chunk.window) for failure in ledger.failures):
+            continue
+        capacity += metered
+        missing += metered - of_lines if is_whole else 0.0
+    return capacity, _beyond_rounding(missing, capacity)
+
+
+def _capacity(chunk: Chunk, clusters: set[str]) -> float:
+    return sum(seconds for cluster, seconds in chunk.capacity_seconds.items() if cluster in clusters)
+
+
+def _meet(one: Window, other: Window) -> bool:
+    return one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
+
+
+def _beyond_rounding(missing: float, capacity: float) -> float:
+    return missing if abs(missing) > _TOLERATED_SECONDS + abs(capacity) * _TOLERATED_RATIO else 0.0
+
+
+def _rest(part: float, whole: float) -> float | None:
+    return max(0.0, 1 - part / whole) if whole else None
+
+
+def filter_words(filters: Filters) -> str:
+    """``namespace a or b, team core``, as the reader asked for it."""
+    told = []
+    for dimension, values in sorted(filters.wanted.items()):
+        names = " or ".join(value or f"(no {dimension})" for value in sorted(values))
+        told.append(f"{dimension} {names}")
+    return ", ".join(told)
