@@ -262,7 +262,8 @@ def test_the_head_of_the_recording_rules_lists_what_they_record() -> None:
     head = (ROOT / "rules" / "src" / "recording.yaml").read_text(encoding="utf-8").split("groups:")[0]
     head = head.replace("\n#", " ")
     parts = [
-        yaml.safe_load((ROOT / "rules" / "src" / f"{part}.yaml").read_text("utf-8")) for part in ("recording", "waste")
+        yaml.safe_load((ROOT / "rules" / "src" / f"{part}.yaml").read_text("utf-8"))
+        for part in ("recording", "evidence", "waste")
     ]
     rules = [rule for part in parts for group in part["groups"] for rule in group["rules"]]
     for name in sorted(rule["record"] for rule in rules if "record" in rule):
@@ -270,7 +271,7 @@ def test_the_head_of_the_recording_rules_lists_what_they_record() -> None:
         if (
             operation == "delta1h"
             or metric.endswith("_total")
-            or level not in {"workload", "pod", "pod_device", "pool"}
+            or level not in {"workload", "workload_device", "pod", "pod_device", "pool"}
         ):
             continue
         assert f"{level}:{metric}:" in head, name
