@@ -1,0 +1,142 @@
+"""The book over live sources: reports kept while they hold, months, and what the loop last found."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from exporter.errors import ExporterError
+from exporter.report.budget.values import BudgetState
+from exporter.report.fleet.costs import dimensions_of, make_report
+from exporter.report.fleet.report import FleetReport, ShareIdle
+from exporter.report.fleet.sources import LedgerSource
+from exporter.report.fleet.values import Dimension, Filters, Window
+from exporter.report.recommend.values import Recommendation
+from exporter.report.service.book import Freshness, MonthMoney, PodUse
+from exporter.report.service.months import month_money, months_window
+from exporter.report.service.readings import Readings, question_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What is asked."""
+
+    ledger: LedgerSource
+    pods: Callable[[Filters], Awaitable[Sequence[PodUse]]]
+    """Pods that match, from the live series. Raises PrometheusError."""
+
+
+class LiveBook:
+    """A ``Book``. For one event loop; whoever refreshes it calls ``learn`` and ``renew``.
+
+    Args:
+        sources: What is asked.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, sources: Sources, clock: Callable[[], float]) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._freshness = Freshness(
+            now_seconds=clock(), first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
+        )
+        self._down = ""
+        self._months: tuple[MonthMoney, ...] | None = None
+        self._months_hold = False
+        self._counting = asyncio.Lock()
+        self._recommendations: tuple[Recommendation, ...] = ()
+        self._budgets: tuple[BudgetState, ...] = ()
+        self.readings = Readings(clock)
+
+    async def report(
+        self,
+        window: Window,
+        by: Sequence[Dimension],
+        filters: Filters | None = None,
+        *,
+        share_idle: ShareIdle = "none",
+        share_unallocated: bool = False,
+        with_series: bool = False,
+    ) -> FleetReport:
+        """The report over a window; see ``Book.report``."""
+        wanted = filters or Filters()
+        question = question_of(
+            window,
+            tuple(by),
+            wanted,
+            share_idle=share_idle,
+            share_unallocated=share_unallocated,
+            with_series=with_series,
+        )
+
+        async def read() -> FleetReport:
+            ledger = await self._sources.ledger.ledger(window, dimensions_of(by), wanted)
+            report = await asyncio.to_thread(
+                make_report,
+                ledger,
+                by,
+                wanted,
+                now_seconds=self._clock(),
+                share_idle=share_idle,
+                share_unallocated=share_unallocated,
+                with_series=with_series,
+            )
+            if report.simulated and not self._freshness.simulated:
+                self._freshness = replace(self._freshness, simulated=True)
+            return report
+
+        return await self.readings.get(question, window, read, self._down)
+
+    async def months(self) -> Sequence[MonthMoney]:
+        """This month's money; the last that could be read where it cannot be read now."""
+        async with self._counting:
+            if self._months is None or not self._months_hold:
+                now = self._clock()
+                try:
+                    ledger = await self._sources.ledger.ledger(months_window(now), frozenset())
+                except ExporterError:
+                    if self._months is None:
+                        raise
+                else:
+                    if self._months is None or not ledger.failures:
+                        self._months = month_money(ledger, now)
+                        self._months_hold = not ledger.failures
+            return self._months
+
+    async def pods(self, filters: Filters) -> Sequence[PodUse]:
+        """Pods that match, from the live series; see ``Book.pods``."""
+        return await self._sources.pods(filters)
+
+    def recommendations(self) -> Sequence[Recommendation]:
+        """As they were last learned."""
+        return self._recommendations
+
+    def budgets(self) -> Sequence[BudgetState]:
+        """As they were last learned."""
+        return self._budgets
+
+    def freshness(self) -> Freshness:
+        """As it was last learned, with the time of now."""
+        return replace(self._freshness, now_seconds=self._clock())
+
+    def learn(
+        self,
+        *,
+        freshness: Freshness | None = None,
+        down: str | None = None,
+        recommendations: Sequence[Recommendation] | None = None,
+        budgets: Sequence[BudgetState] | None = None,
+    ) -> None:
+        """Show something newer. ``down`` is why Prometheus does not answer now, empty where it does."""
+        if down is not None:
+            self._down = down
+        if freshness is not None:
+            self._freshness = replace(freshness, simulated=freshness.simulated or self._freshness.simulated)
+        if recommendations is not None:
+            self._recommendations = tuple(recommendations)
+        if budgets is not None:
+            self._budgets = tuple(budgets)
+
+    def renew(self) -> None:
+        """From now on everything is read anew: an hour, a closed day or another budget has come."""
+        self._months_hold = False
+        self.readings.expire()

@@ -1,0 +1,78 @@
+"""What this month has cost, will cost and what the last one did, from one reading of both."""
+
+from datetime import UTC, datetime, timedelta
+
+from exporter.report.fleet.forecast import forecast
+from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Chunk, FleetLedger, Window
+from exporter.report.service.book import MonthMoney
+
+HOURS_OF_A_DAY = 24
+KNOWN_RATIO = 0.99
+"""So much of the last month must have been recorded, or its money is not called that of the month."""
+
+
+def months_window(now_seconds: float) -> Window:
+    """Last month and this one, as far as it has gone."""
+    this = _month(now_seconds)
+    last = _month(this.start_seconds - 1)
+    end = max(int(now_seconds // HOUR_SECONDS) * HOUR_SECONDS, this.start_seconds)
+    return Window(start_seconds=last.start_seconds, end_seconds=end, label="last month and this")
+
+
+def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ...]:
+    """This month's money, a line per currency.
+
+    Args:
+        ledger: Over ``months_window``; its dimensions do not matter.
+        now_seconds: Unix time.
+    """
+    this = _month(now_seconds)
+    last = [chunk for chunk in ledger.chunks if chunk.window.start_seconds < this.start_seconds]
+    now = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
+    hours = sum(chunk.window.hours for chunk in last)
+    known = bool(hours) and sum(_recorded_hours(chunk) for chunk in last) >= KNOWN_RATIO * hours
+    months = []
+    for currency in sorted({currency for chunk in ledger.chunks for currency in _money(chunk)}):
+        spent = sum(_money(chunk).get(currency, 0.0) for chunk in now)
+        months.append(
+            MonthMoney(
+                currency=currency,
+                spent=spent,
+                forecast=forecast(spent, complete_days(ledger, currency, now_seconds), ledger.window.end_seconds, this),
+                last_month=sum(_money(chunk).get(currency, 0.0) for chunk in last) if known else None,
+            )
+        )
+    return tuple(months)
+
+
+def complete_days(ledger: FleetLedger, currency: str, now_seconds: float) -> list[float]:
+    """Money of the last days without a hole until the midnight before now, oldest first."""
+    due = int(now_seconds // DAY_SECONDS) * DAY_SECONDS
+    days: list[float] = []
+    for chunk in reversed(ledger.chunks):
+        if chunk.window.end_seconds > due:
+            continue
+        if chunk.window.end_seconds < due or _recorded_hours(chunk) < HOURS_OF_A_DAY:
+            break
+        days.append(_money(chunk).get(currency, 0.0))
+        due = chunk.window.start_seconds
+    return days[::-1]
+
+
+def _month(seconds: float) -> Window:
+    start = datetime.fromtimestamp(seconds, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    after = (start + timedelta(days=32)).replace(day=1)
+    return Window(start_seconds=int(start.timestamp()), end_seconds=int(after.timestamp()), label=f"{start:%Y-%m}")
+
+
+def _recorded_hours(chunk: Chunk) -> int:
+    """Of the cluster that has most: one that is new has fewer."""
+    return max(chunk.recorded_hours.values(), default=0)
+
+
+def _money(chunk: Chunk) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for figures in chunk.lines.values():
+        for currency, money in figures.money.items():
+            total[currency] = total.get(currency, 0.0) + money.total
+    return total
