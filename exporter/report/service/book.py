@@ -6,7 +6,7 @@ from typing import Protocol
 
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.report import FleetReport, ShareIdle
-from exporter.report.fleet.values import Dimension, Filters, Window
+from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
 from exporter.report.recommend.values import Recommendation
 
 
@@ -93,6 +93,17 @@ class Book(Protocol):
         Raises:
             PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
             StoreError: The store cannot be read.
+        """
+        ...
+
+    async def ledger(
+        self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
+    ) -> FleetLedger:
+        """The ledger that reports are made of, read anew; for exports.
+
+        Raises:
+            PrometheusError: As for ``report``.
+            StoreError: As for ``report``.
         """
         ...
 

@@ -9,7 +9,7 @@ from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.costs import dimensions_of, make_report
 from exporter.report.fleet.report import FleetReport, ShareIdle
 from exporter.report.fleet.sources import LedgerSource
-from exporter.report.fleet.values import Dimension, Filters, Window
+from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
 from exporter.report.recommend.values import Recommendation
 from exporter.report.service.book import Freshness, MonthMoney, PodUse
 from exporter.report.service.months import month_money, months_window
@@ -85,6 +85,13 @@ class LiveBook:
             return report
 
         return await self.readings.get(question, window, read, self._down)
+
+    async def ledger(
+        self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
+    ) -> FleetLedger:
+        """The ledger, read anew; see ``Book.ledger``."""
+        async with self.readings.turn():
+            return await self._sources.ledger.ledger(window, dimensions, filters)
 
     async def months(self) -> Sequence[MonthMoney]:
         """This month's money; the last that could be read where it cannot be read now."""

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -63,6 +64,7 @@ class Readings:
         self._running: dict[tuple[Question, Window], asyncio.Task[FleetReport]] = {}
         self._failed: dict[Question, tuple[float, str]] = {}
         self._turn = asyncio.Semaphore(AT_ONCE)
+        self._others = 0
         self._generation = 0
         self.begun = 0
         """Readings since the start."""
@@ -74,6 +76,22 @@ class Readings:
     def lately(self, since_seconds: float) -> tuple[Question, ...]:
         """Questions whose reports were read since then, the newest last."""
         return tuple(question for question, kept in self._kept.items() if kept.read_at_seconds >= since_seconds)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A turn for a reading that is not kept.
+
+        Raises:
+            PrometheusError: Too many wait already.
+        """
+        if len(self._running) + self._others >= MOST_WAITING:
+            raise _busy()
+        self._others += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._others -= 1
 
     async def get(
         self, question: Question, window: Window, read: Callable[[], Awaitable[FleetReport]], trouble: str = ""
@@ -96,14 +114,14 @@ class Readings:
             return kept.report
         old = kept if kept and self._clock() - kept.read_at_seconds < OLDEST_SECONDS else None
         trouble = trouble or self._resting(question)
-        if old and trouble:
+        if old is not None and trouble:
             return _aged(old, trouble)
         task = self._running.get((question, window))
         if task is None:
-            if len(self._running) >= MOST_WAITING:
-                if old:
+            if len(self._running) + self._others >= MOST_WAITING:
+                if old is not None:
                     return _aged(old, "too many reports are being read now")
-                raise PrometheusError("busy", "too many reports are being read now; ask again soon", retriable=True)
+                raise _busy()
             task = asyncio.ensure_future(self._read(question, read))
             self._running[question, window] = task
             task.add_done_callback(lambda done: self._over(question, window, done))
@@ -115,19 +133,15 @@ class Readings:
         return why if self._clock() - at < REST_SECONDS else ""
 
     async def _wait(self, task: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetReport:
+        if old is None:
+            return await asyncio.shield(task)
         try:
-            if old is None:
-                return await asyncio.shield(task)
             report = await asyncio.wait_for(asyncio.shield(task), PATIENCE_SECONDS)
         except TimeoutError:
-            if old is None:
-                raise
             return _aged(old, "a newer report is still being read")
         except ExporterError as error:
-            if old is None:
-                raise
             return _aged(old, str(error))
-        if old and report.trust.failures and not old.report.trust.failures:
+        if report.trust.failures and not old.report.trust.failures:
             return _aged(old, report.trust.failures[0].reason)
         return report
 
@@ -189,6 +203,10 @@ def question_of(
         share_unallocated=share_unallocated,
         with_series=with_series,
     )
+
+
+def _busy() -> PrometheusError:
+    return PrometheusError("busy", "too many reports are being read now; ask again soon", retriable=True)
 
 
 def _aged(old: _Kept, why: str) -> FleetReport:

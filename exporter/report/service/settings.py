@@ -1,11 +1,12 @@
 """What the cost service is told to do, after flags, environment, file and defaults are settled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, PrometheusSettings, settings_of
 from exporter.config.serve_options import SERVE_OPTIONS
 from exporter.config.settle import settle, unknown_variables
 from exporter.errors import ConfigError
@@ -13,11 +14,15 @@ from exporter.errors import ConfigError
 if TYPE_CHECKING:
     from exporter.config.kinds import Listen
 
+OPTIONS = (*SERVE_OPTIONS, *PROMETHEUS_OPTIONS)
+"""Every option of the service."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     """Settled configuration of the service; every value is valid. Made by ``load_settings``."""
 
+    prometheus: PrometheusSettings = field(default_factory=lambda: PrometheusSettings(url="http://127.0.0.1:9090"))
     listen_host: str = ""
     """Empty: every interface, IPv4 and IPv6."""
     listen_port: int = 9401
@@ -55,15 +60,35 @@ def load_settings(
         ConfigError: With all mistakes at once, one line each.
     """
     problems = list(extra)
-    values = settle(SERVE_OPTIONS, flags, environ, problems).values
-    if problems:
+    values = settle(OPTIONS, flags, environ, problems).values
+    before = len(problems)
+    prometheus = settings_of(values, problems)
+    if prometheus is None and len(problems) == before and values["prometheus"] is None:
+        problems.append(
+            "prometheus: is not given; allowed: an address, as http://prometheus:9090, by --prometheus or"
+            " GPU_COST_EXPORTER_PROMETHEUS"
+        )
+    problems += _path_problems(values)
+    if problems or prometheus is None:
         raise ConfigError(*problems)
-    return _build(values, tuple(unknown_variables(SERVE_OPTIONS, environ)))
+    return _build(values, prometheus, tuple(unknown_variables(OPTIONS, environ)))
 
 
-def _build(values: dict[str, Any], warnings: tuple[str, ...]) -> ServeSettings:
+def _path_problems(values: dict[str, Any]) -> list[str]:
+    store = Path(values["store"]) if values["store"] else None
+    if store is None:
+        return []
+    if store.is_dir():
+        return [f"store: {store} is a directory; allowed: a file in it, such as {store / 'days.sqlite'}"]
+    if not store.absolute().parent.is_dir():
+        return [f"store: {store.absolute().parent} is no directory; make it, or choose another place"]
+    return []
+
+
+def _build(values: dict[str, Any], prometheus: PrometheusSettings, warnings: tuple[str, ...]) -> ServeSettings:
     listen: Listen = values["listen"]
     return ServeSettings(
+        prometheus=prometheus,
         listen_host=listen.host,
         listen_port=listen.port,
         external_url=values["external-url"] or "",
