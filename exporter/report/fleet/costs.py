@@ -73,7 +73,7 @@ def make_report(
     lines = sorted(_lines(gathered), key=_rank)
     held = [line for line in lines if not is_apart(line.key)]
     apart = [line for kind in APART for line in lines if is_apart(line.key) and line.key.kind == kind]
-    total, of_held = _sum(line.figures for line in lines), _sum(line.figures for line in held)
+    total, of_held = total_of(line.figures for line in lines), total_of(line.figures for line in held)
     shared_held, shared_apart = spread(held, apart, by, share_idle=share_idle, share_unallocated=share_unallocated)
     return FleetReport(
         window=ledger.window,
@@ -133,7 +133,8 @@ class _Sum:
         )
 
 
-def _sum(many: Iterable[Figures]) -> Figures:
+def total_of(many: Iterable[Figures]) -> Figures:
+    """The sum of figures, currency by currency."""
     total = _Sum()
     for figures in many:
         total.add(figures)

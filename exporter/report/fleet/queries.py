@@ -1,0 +1,161 @@
+"""What Prometheus is asked: PromQL over the recorded hourly ledger, the same for every engine."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from exporter.report.fleet.values import Dimension, Filters, Window
+
+KIND = "workload_kind"
+CURRENCY = "currency"
+ALLOCATED = "owner:gpu_allocated_seconds:delta1h"
+RECORDED = "cluster:gpu_capacity_seconds:delta1h"
+"""Has a sample for each hour that was recorded."""
+NODE_INFO, NODE_INFO_LABELS = "gpu_node_info", ("instance_type", "capacity_type", "region", "gpu_product")
+SIMULATED = "gpu_exporter_simulated"
+RAW_LEDGER = "gpu_ledger_allocated_seconds_total"
+ANYTHING = "gpu_exporter_build_info"
+
+
+class Measure(NamedTuple):
+    """A figure and the series that it is read from."""
+
+    figure: str
+    series: str
+    has_currency: bool = False
+
+
+MEASURES = (
+    Measure("active", "owner:gpu_active_seconds:delta1h"),
+    Measure("idle", "owner:gpu_idle_seconds:delta1h"),
+    Measure("unknown", "owner:gpu_unknown_seconds:delta1h"),
+    Measure("unpriced", "owner:gpu_unpriced_seconds:delta1h"),
+    Measure("energy", "owner:gpu_energy_joules:delta1h"),
+    Measure("total", "owner:gpu_cost:delta1h", has_currency=True),
+    Measure("idle_cost", "owner:gpu_idle_cost:delta1h", has_currency=True),
+)
+"""In the order of ``reading``'s cells."""
+
+_LABELS: Mapping[Dimension, str] = {
+    "node": "node",
+    "namespace": "workload_namespace",
+    "kind": KIND,
+    "workload": "workload_name",
+    "team": "team",
+    "model": "model",
+    "mode": "mode",
+}
+_IDENTITY = ("node", "workload_namespace", KIND, "workload_name", "team", "model", "mode")
+_REGEX_SIGNS = re.compile(r"([\\.+*?()|\[\]{}^$])")
+_HOUR = "3599999ms"
+
+
+def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str, ...]:
+    """Labels that the lines must keep for these dimensions, the kind always; in a settled order.
+
+    A node's sort is not in the ledger: ``pool`` asks for node and cluster, and so does ``node``'s home for ``node``.
+    """
+    wanted = {KIND}
+    for dimension in dimensions:
+        if dimension == "cluster":
+            wanted.add(cluster_label)
+        elif dimension == "pool":
+            wanted |= {"node", cluster_label}
+        elif dimension == "workload":
+            wanted |= {"workload_namespace", "workload_name"}
+        else:
+            wanted.add(_LABELS[dimension])
+    return tuple(label for label in (cluster_label, *_IDENTITY) if label in wanted)
+
+
+def span(window: Window) -> str:
+    """The range that has the samples of (start, end] at its end, whether the engine's ranges are closed or not.
+
+    Samples are stamped in whole milliseconds: one less than the window leaves out what was stamped at its start.
+    """
+    return f"{window.seconds * 1000 - 1}ms"
+
+
+class Scope(NamedTuple):
+    """What all questions about lines have in common."""
+
+    cluster_label: str
+    keep: tuple[str, ...]
+    """Labels of the lines, as ``labels_of`` makes them."""
+    matchers: str = ""
+    """As ``matchers`` makes them."""
+
+
+def total(measure: Measure, scope: Scope, window_span: str, *, twice: bool) -> str:
+    """What a series gained over the span, by the labels to keep.
+
+    Args:
+        measure: Which.
+        scope: Of which lines.
+        window_span: As ``span`` makes it.
+        twice: Several Prometheis recorded the same: of each hour the largest counts.
+    """
+    currency = (CURRENCY,) if measure.has_currency else ()
+    selector = f"{measure.series}{{{scope.matchers}}}"
+    gained = f"sum_over_time({selector}[{window_span}])"
+    if twice:
+        gained = f"sum_over_time({_once(selector, (scope.cluster_label, *_IDENTITY, *currency))}[{window_span}:1h])"
+    return f"sum by ({', '.join((*scope.keep, *currency))}) ({gained}) > 0"
+
+
+def capacity(cluster_label: str, window_span: str, *, twice: bool) -> str:
+    """GPU-seconds that were metered, by cluster, whoever held them."""
+    return total(Measure("capacity", ALLOCATED), Scope(cluster_label, (cluster_label,)), window_span, twice=twice)
+
+
+def recorded_hours(window_span: str) -> str:
+    """How many hours were recorded; of each Prometheus that recorded them."""
+    return f"count_over_time({RECORDED}[{window_span}])"
+
+
+def recorded_hours_once(cluster_label: str, window_span: str) -> str:
+    """The same by cluster, where several recorded them: hours that at least one has."""
+    return f"count_over_time({_once(RECORDED, (cluster_label,))}[{window_span}:1h])"
+
+
+def _once(selector: str, labels: tuple[str, ...]) -> str:
+    return f"max by ({', '.join(labels)}) (last_over_time({selector}[{_HOUR}]))"
+
+
+def node_info(cluster_label: str, lookback: str, nodes: Iterable[str] = ()) -> str:
+    """What prices go by, of each node that was there within the look-back."""
+    matcher = matches("node", nodes) if (nodes := tuple(nodes)) else ""
+    labels = ", ".join((cluster_label, "node", *NODE_INFO_LABELS))
+    return f"max by ({labels}) (last_over_time({NODE_INFO}{{{matcher}}}[{lookback}]))"
+
+
+def matchers(filters: Filters | None, cluster_label: str) -> str:
+    """Label matchers of what is asked for; a pool is no label, and is picked out later."""
+    if filters is None:
+        return ""
+    found = []
+    for dimension, values in sorted(filters.wanted.items()):
+        if dimension != "pool":
+            found.append(matches(cluster_label if dimension == "cluster" else _LABELS[dimension], values))
+    return ", ".join(found)
+
+
+def matches(label: str, values: Iterable[str]) -> str:
+    """A matcher for a label that must have one of the values, whatever characters they have.
+
+    One of no values never matches.
+    """
+    wanted = sorted(set(values))
+    if len(wanted) == 1:
+        return f"{label}={_quoted(wanted[0])}"
+    if not wanted:
+        return f'{label}=~".^"'
+    # Escaped here and not by re.escape, which escapes more than the engines' regular expressions allow.
+    pattern = "|".join(_REGEX_SIGNS.sub(r"\\\1", value) for value in wanted)
+    return f"{label}=~{_quoted(pattern)}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    # What is no text at all, such as a byte from the command line, matches nothing; it must not break the question.
+    return '"' + escaped.encode("utf-8", "replace").decode("utf-8") + '"'

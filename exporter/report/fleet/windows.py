@@ -1,0 +1,160 @@
+"""Periods as people write them, on whole hours UTC, and the days that they are read in."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+
+from exporter.errors import ConfigError
+from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Window
+
+ALLOWED = (
+    "allowed: 30d, 12h or 4w back from now; today, yesterday, week, lastweek, month, lastmonth; 2026, 2026-Q3, 2026-10,"
+    " 2026-10-03; 2026-10-01..2026-10-15 (both days included); two times such as"
+    " 2026-10-01T00:00Z..2026-10-02T06:00Z (the end is outside); Unix seconds 1790000000,1790086400"
+)
+_BACK = re.compile(r"(\d{1,6})([hdw])")
+_MONTH, _QUARTER, _YEAR = re.compile(r"(\d{4})-(\d{2})"), re.compile(r"(\d{4})-[Qq]([1-4])"), re.compile(r"(\d{4})")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_UNIX = re.compile(r"(\d{1,12}),(\d{1,12})")
+_HOURS = {"h": 1, "d": 24, "w": 168}
+_DECEMBER = 12
+_FIRST_YEAR, _LAST_YEAR = 2000, 2199
+_LONGEST_DAYS = 3700
+
+
+def parse_window(text: str, now_seconds: float) -> Window:
+    """The period that a text means, cut at the last whole hour.
+
+    Args:
+        text: One of the forms in ``ALLOWED``; its label is kept where it is cut.
+        now_seconds: Unix time.
+
+    Raises:
+        ConfigError: It is none of them, ends before it begins, lies in the future, or is longer than ten years.
+    """
+    written = text.strip()
+    try:
+        bounds = _bounds(written, int(now_seconds // HOUR_SECONDS * HOUR_SECONDS))
+    except (ValueError, OverflowError):
+        bounds = None
+    if bounds is None:
+        raise ConfigError(f"window: value '{_shown(text)}' is not a period; {ALLOWED}")
+    start, end = bounds
+    now = int(now_seconds // HOUR_SECONDS * HOUR_SECONDS)
+    if end <= start:
+        raise ConfigError(f"window: '{_shown(text)}' ends before it begins, or has less than an hour; {ALLOWED}")
+    if start >= now:
+        told = "has no whole hour yet" if start <= now_seconds else "lies in the future"
+        raise ConfigError(
+            f"window: '{_shown(text)}' {told}; it is {_stamp(now_seconds)}; allowed: a period that has begun"
+        )
+    if end - start > _LONGEST_DAYS * DAY_SECONDS:
+        raise ConfigError(f"window: '{_shown(text)}' is longer than ten years; allowed: at most {_LONGEST_DAYS} days")
+    return Window(start_seconds=start, end_seconds=min(end, now), label=written)
+
+
+def chunks(window: Window) -> tuple[Window, ...]:
+    """The UTC days of a window in the order of time, the first and the last as far as they lie in it."""
+    starts = [window.start_seconds]
+    while (after := (starts[-1] // DAY_SECONDS + 1) * DAY_SECONDS) < window.end_seconds:
+        starts.append(after)
+    ends = [*starts[1:], window.end_seconds]
+    return tuple(
+        Window(start_seconds=start, end_seconds=end, label=f"{datetime.fromtimestamp(start, UTC):%Y-%m-%d}")
+        for start, end in zip(starts, ends, strict=True)
+        if start < end
+    )
+
+
+def _bounds(text: str, now: int) -> tuple[int, int] | None:  # noqa: PLR0911 - a form each
+    """Start and end in Unix seconds on whole hours, not yet cut at ``now``; ``None`` where it is no form we know."""
+    if match := _BACK.fullmatch(text):
+        return now - int(match[1]) * _HOURS[match[2]] * HOUR_SECONDS, now
+    if named := _NAMED.get(text.lower()):
+        return _days(*named(datetime.fromtimestamp(now, UTC).date()))
+    if match := _UNIX.fullmatch(text):
+        return _outwards(int(match[1]), int(match[2]))
+    first, dots, last = text.partition("..")
+    if not dots:
+        return _calendar(text)
+    if _DAY.fullmatch(first) and _DAY.fullmatch(last):
+        return _days(_date(first), _date(last) + timedelta(days=1))
+    if (one := _calendar(first)) and (other := _calendar(last)):
+        return one[0], other[1]
+    return _outwards(_instant(first), _instant(last))
+
+
+def _calendar(text: str) -> tuple[int, int] | None:
+    """A year, a quarter, a month or a day."""
+    if match := _YEAR.fullmatch(text):
+        return _months(int(match[1]), 1, 12)
+    if match := _QUARTER.fullmatch(text):
+        return _months(int(match[1]), int(match[2]) * 3 - 2, 3)
+    if match := _MONTH.fullmatch(text):
+        return _months(int(match[1]), int(match[2]), 1)
+    if _DAY.fullmatch(text):
+        return _days(_date(text), _date(text) + timedelta(days=1))
+    return None
+
+
+def _months(year: int, month: int, count: int) -> tuple[int, int]:
+    first = _checked(date(year, month, 1))
+    return _days(first, _month_after(first, count))
+
+
+def _month_after(first: date, count: int = 1) -> date:
+    months = first.year * _DECEMBER + first.month - 1 + count
+    return date(months // _DECEMBER, months % _DECEMBER + 1, 1)
+
+
+def _date(text: str) -> date:
+    return _checked(date.fromisoformat(text))
+
+
+def _checked(day: date) -> date:
+    if not _FIRST_YEAR <= day.year <= _LAST_YEAR:
+        raise ValueError(day)
+    return day
+
+
+def _days(first: date, after: date) -> tuple[int, int]:
+    return tuple(int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) for day in (first, after))  # type: ignore[return-value]
+
+
+def _instant(text: str) -> int:
+    """Unix seconds of an RFC 3339 time; one without a zone is UTC."""
+    if "T" not in text.upper() and not _DAY.fullmatch(text):
+        raise ValueError(text)
+    moment = datetime.fromisoformat(text.upper())
+    _checked(moment.date())
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+def _outwards(start: int, end: int) -> tuple[int, int]:
+    """Whole hours that have all of it: what is within an hour is recorded for the hour only."""
+    if end <= start:
+        return start, end  # told by the caller
+    return start // HOUR_SECONDS * HOUR_SECONDS, -(-end // HOUR_SECONDS) * HOUR_SECONDS
+
+
+def _shown(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text[:80])
+
+
+def _stamp(now_seconds: float) -> str:
+    return f"{datetime.fromtimestamp(now_seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _monday(today: date) -> date:
+    return today - timedelta(days=today.weekday())
+
+
+_DAY_LONG, _WEEK_LONG = timedelta(days=1), timedelta(days=7)
+_NAMED: dict[str, Callable[[date], tuple[date, date]]] = {
+    "today": lambda today: (today, today + _DAY_LONG),
+    "yesterday": lambda today: (today - _DAY_LONG, today),
+    "week": lambda today: (_monday(today), _monday(today) + _WEEK_LONG),
+    "lastweek": lambda today: (_monday(today) - _WEEK_LONG, _monday(today)),
+    "month": lambda today: (today.replace(day=1), _month_after(today.replace(day=1))),
+    "lastmonth": lambda today: ((today.replace(day=1) - _DAY_LONG).replace(day=1), today.replace(day=1)),
+}
