@@ -1,0 +1,151 @@
+"""Days of a fleet whose truth is known, and a source that has them: what the store is tested with."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from exporter.errors import PrometheusError
+from exporter.model import Money, NodeFacts
+from exporter.report.fleet.sources import Progress
+from exporter.report.fleet.values import (
+    DAY_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Failure,
+    Figures,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+)
+from exporter.report.store.sums import added
+from exporter.report.store.values import ALL_OF_A_DAY, day_window, days_of
+
+D1 = 20_700 * DAY_SECONDS
+"""2026-09-04."""
+D2, D3, D4 = (D1 + number * DAY_SECONDS for number in (1, 2, 3))
+NOW = D4 + 5 * 3600.0
+FACTS = NodeFacts(instance_type="p5.48xlarge", capacity_type="on-demand", region="eu-west-1", gpu_product="H100")
+
+
+def figures(chance: random.Random, currencies: tuple[str, ...]) -> Figures:
+    """A line of some hours."""
+    active, idle, unknown = (chance.choice((0.0, chance.uniform(0, DAY_SECONDS))) for _ in range(3))
+    return Figures(
+        active_seconds=active + 1,
+        idle_seconds=idle,
+        unknown_seconds=unknown,
+        unpriced_seconds=0.0 if currencies else active,
+        energy_joules=chance.choice((None, active * 300)),
+        money={code: Money(total=(active + idle) * 0.001, idle=idle * 0.001) for code in currencies},
+    )
+
+
+def chunk(day: int, *, seed: int = 0, nodes: int = 3, owners: int = 4, hours: int = 24) -> Chunk:
+    """A day of two clusters: pods, what nobody held, what nobody knows."""
+    chance = random.Random(seed * 100_003 + day)  # noqa: S311 - figures, not secrets
+    lines: dict[LineKey, Figures] = {}
+    for cluster in ("east", "west"):
+        for node in range(nodes):
+            place = {
+                "cluster": cluster,
+                "node": f"node-{node}",
+                "pool": f"p{node % 2} on-demand",
+                "model": f"H{node % 2}00",
+                "mode": chance.choice(("exclusive", "mig")),
+            }
+            for kind in (UNALLOCATED, UNATTRIBUTED):
+                lines[LineKey(kind=kind, **place)] = figures(chance, ("USD",))
+            for _ in range(owners):
+                team = chance.choice(("red", "blue", ""))
+                owner = LineKey(
+                    namespace=f"ns-{chance.randrange(3)}",
+                    kind=chance.choice(("Job", "Deployment", "Other")),
+                    workload=f"w-{chance.randrange(6)}",
+                    team=team,
+                    **place,
+                )
+                lines[owner] = figures(chance, chance.choice(((), ("USD",), ("EUR", "USD"))))
+    capacity = {
+        cluster: sum(line.allocated_seconds for key, line in lines.items() if key.cluster == cluster)
+        for cluster in ("east", "west")
+    }
+    return Chunk(
+        window=day_window(day), lines=lines, capacity_seconds=capacity, recorded_hours={"east": hours, "west": hours}
+    )
+
+
+def day_ledger(of: Chunk, *, simulated: bool = False, failures: tuple[Failure, ...] = ()) -> FleetLedger:
+    """A day as a source reads it to be closed."""
+    return FleetLedger(
+        window=of.window,
+        dimensions=ALL_OF_A_DAY,
+        chunks=(of,),
+        nodes={(key.cluster, key.node): FACTS for key in of.lines},
+        failures=failures,
+        engine="Prometheus 2.42.0",
+        simulated=simulated,
+    )
+
+
+def summed(
+    lines: Mapping[LineKey, Figures], dimensions: frozenset[Dimension], filters: Filters | None = None
+) -> dict[LineKey, Figures]:
+    """What the store must say, added up line by line."""
+    groups: dict[LineKey, list[Figures]] = {}
+    for key, line in lines.items():
+        if filters is not None and not filters.keep(key):
+            continue
+        kept = {name: getattr(key, name) for name in dimensions}
+        if "workload" in dimensions or key.kind in {UNALLOCATED, UNATTRIBUTED, "Other"}:
+            kept["kind"] = key.kind
+        groups.setdefault(LineKey(**kept), []).append(line)
+    return {key: added(group) for key, group in groups.items()}
+
+
+@dataclass
+class Known:
+    """A source that has some days, and may be broken."""
+
+    days: dict[int, Chunk]
+    failing: set[int] = field(default_factory=set)
+    """Days of which a question stays unanswered."""
+    down: bool = False
+    asked: list[Window] = field(default_factory=list)
+
+    async def ledger(
+        self,
+        window: Window,
+        dimensions: frozenset[Dimension],
+        filters: Filters | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> FleetLedger:
+        """As the protocol says."""
+        if self.down:
+            raise PrometheusError("unreachable", "prometheus: cannot connect; start it", retriable=True)
+        self.asked.append(window)
+        pieces = days_of(window)
+        chunks = []
+        for number, piece in enumerate(pieces, start=1):
+            whole = self.days.get(piece.start_seconds // DAY_SECONDS * DAY_SECONDS)
+            if whole is None:
+                chunks.append(Chunk(window=piece))
+            elif piece.start_seconds not in self.failing:
+                chunks.append(dataclasses.replace(whole, window=piece, lines=summed(whole.lines, dimensions, filters)))
+            if progress:
+                progress(Progress(done=number, total=len(pieces)))
+        return FleetLedger(
+            window=window,
+            dimensions=dimensions,
+            chunks=tuple(chunks),
+            nodes={("east", "node-0"): FACTS},
+            failures=tuple(
+                Failure(window=piece, what="owner:gpu_cost:delta1h", reason="no answer in 60 s; try again")
+                for piece in pieces
+                if piece.start_seconds in self.failing
+            ),
+            engine="Prometheus 2.42.0",
+        )

@@ -1,0 +1,390 @@
+import asyncio
+import dataclasses
+import math
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_support import D1, D2, D3, FACTS, NOW, Known, chunk, day_ledger, summed
+
+from exporter.errors import PrometheusError, StoreError
+from exporter.model import Money
+from exporter.report.fleet.values import DAY_SECONDS, Chunk, Dimension, Failure, Figures, Filters, LineKey, Window
+from exporter.report.store import CombinedLedger, DayStore, StoreLedger, door, schema
+from exporter.report.store.values import ALL_OF_A_DAY, day_window
+
+WHOLE = Window(start_seconds=D1, end_seconds=D3, label="2d")
+
+
+def same(one: Figures, other: Figures) -> bool:
+    """Equal but for the order in which numbers were added."""
+    numbers = [
+        (getattr(one, name), getattr(other, name))
+        for name in ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds")
+    ]
+    numbers += [(one.energy_joules or 0.0, other.energy_joules or 0.0)]
+    for code in one.money:
+        numbers += [(one.money[code].total, other.money[code].total), (one.money[code].idle, other.money[code].idle)]
+    return (
+        all(math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-9) for a, b in numbers)
+        and set(one.money) == set(other.money)
+        and (one.energy_joules is None) == (other.energy_joules is None)
+    )
+
+
+def assert_lines(found: object, expected: dict[LineKey, Figures]) -> None:
+    assert isinstance(found, dict)
+    assert set(found) == set(expected)
+    assert [key for key in expected if not same(found[key], expected[key])] == []
+
+
+def closed(path: Path, *days: Chunk) -> DayStore:
+    store = DayStore.open(path, write=True, now=NOW)
+    for day in days:
+        store.close_day(day_ledger(day), now=NOW, by="ann@host")
+    return store
+
+
+def test_a_closed_day_is_read_as_it_was_closed(tmp_path: Path) -> None:
+    days = [chunk(D1), chunk(D2)]
+    with closed(tmp_path / "store", *days) as store:
+        ledger = asyncio.run(StoreLedger(store).ledger(WHOLE, ALL_OF_A_DAY))
+    assert ledger.failures == ()
+    for found, day in zip(ledger.chunks, days, strict=True):
+        assert (found.window, found.closed) == (day.window, True)
+        assert (found.capacity_seconds, found.recorded_hours) == (day.capacity_seconds, day.recorded_hours)
+        assert dict(found.lines) == dict(day.lines)
+    assert ledger.nodes[("west", "node-2")] == FACTS
+    assert (ledger.engine, ledger.simulated) == ("store of closed days", False)
+
+
+@given(
+    dimensions=st.frozensets(st.sampled_from(sorted(ALL_OF_A_DAY))),
+    wanted=st.fixed_dictionaries(
+        {},
+        optional={
+            "cluster": st.just(frozenset({"east"})),
+            "namespace": st.sampled_from((frozenset({"ns-1"}), frozenset({"ns-0", "ns-2", "x' OR 1=1 --"}))),
+            "kind": st.just(frozenset({"Job", "Unallocated"})),
+            "team": st.just(frozenset({"", "red"})),
+            "pool": st.just(frozenset({"p1 on-demand"})),
+        },
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_sums_by_any_dimensions_and_filters_are_those_of_the_lines(
+    tmp_path_factory: pytest.TempPathFactory,
+    dimensions: frozenset[Dimension],
+    wanted: dict[Dimension, frozenset[str]],
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "sums"
+    if not path.exists():
+        closed(path, chunk(D1), chunk(D2)).close()
+    filters = Filters(wanted=wanted)
+    with DayStore.open(path, write=False) as store:
+        ledger = asyncio.run(StoreLedger(store).ledger(WHOLE, dimensions, filters))
+    for found, day in zip(ledger.chunks, (chunk(D1), chunk(D2)), strict=True):
+        assert_lines(found.lines, summed(day.lines, dimensions, filters))
+        assert found.capacity_seconds == day.capacity_seconds
+
+
+def test_labels_of_any_text_come_back_as_they_were(tmp_path: Path) -> None:
+    odd = ("'; DROP TABLE lines; --", 'a"b\n\\', "\u202eabc", "日本", "\x00", "=1+1", " ")
+    lines = {LineKey(namespace=text, kind="Job", workload=text): Figures(active_seconds=1.0) for text in odd}
+    day = Chunk(window=day_window(D1), lines=lines, capacity_seconds={"": 7.0}, recorded_hours={"": 24})
+    with closed(tmp_path / "it's a #store?", day) as store:
+        window = day_window(D1)
+        wanted = Filters(wanted={"namespace": frozenset({odd[0]})})
+        assert asyncio.run(StoreLedger(store).ledger(window, ALL_OF_A_DAY)).chunks[0].lines == lines
+        one = asyncio.run(StoreLedger(store).ledger(window, frozenset({"namespace"}), wanted)).chunks[0].lines
+    assert list(one) == [LineKey(namespace=odd[0])]
+
+
+def test_text_that_is_no_unicode_is_refused_and_the_day_stays_open(tmp_path: Path) -> None:
+    day = chunk(D1)
+    bad = dataclasses.replace(day, lines={**day.lines, LineKey(namespace="\ud800"): Figures(idle_seconds=1.0)})
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        with pytest.raises(StoreError, match="no valid Unicode"):
+            store.close_day(day_ledger(bad), now=NOW)
+        assert (store.closed_days(), store.check()) == ((), ())
+
+
+def test_a_day_is_closed_once_and_only_a_reason_opens_it(tmp_path: Path) -> None:
+    with closed(tmp_path / "store", chunk(D1)) as store:
+        with pytest.raises(StoreError, match="2026-09-04 is closed: reopen it with a reason"):
+            store.close_day(day_ledger(chunk(D1, seed=1)), now=NOW)
+        with pytest.raises(StoreError, match="give a reason"):
+            store.reopen(D1, reason=" ", by="ann", now=NOW)
+        with pytest.raises(StoreError, match="2026-09-05 is not closed"):
+            store.reopen(D2, reason="late data", by="ann", now=NOW)
+        store.reopen(D1, reason="late data", by="ann", now=NOW)
+        (day,) = store.closed_days()
+        assert (day.version, day.reopened) == (1, "late data")
+        before = asyncio.run(StoreLedger(store).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0].lines
+        assert before == chunk(D1).lines, "until it is closed again, what is there holds"
+        assert store.close_day(day_ledger(chunk(D1, seed=1)), now=NOW + 60, by="bob") == 2
+        (day,) = store.closed_days()
+        assert (day.version, day.reopened) == (2, "")
+        after = asyncio.run(StoreLedger(store).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0].lines
+        assert after == chunk(D1, seed=1).lines
+
+
+def test_every_version_of_a_day_stays_with_when_who_and_why(tmp_path: Path) -> None:
+    with closed(tmp_path / "store", chunk(D1)) as store:
+        store.close_day(day_ledger(chunk(D1, seed=1), simulated=True), now=NOW + 60, by="bob", reason="wrong price")
+        first, second = store.restatements(D1)
+        assert store.restatements(D2) == ()
+    assert (first.closed_at_seconds, first.closed_by, first.reason, first.simulated) == (NOW, "ann@host", "", False)
+    assert (second.number, second.closed_by, second.reason) == (2, "bob", "wrong price")
+    assert second.simulated
+    for version, day in ((first, chunk(D1)), (second, chunk(D1, seed=1))):
+        assert same(version.figures, next(iter(summed_all(day).values())))
+        assert (version.lines, version.capacity_seconds) == (len(day.lines), day.capacity_seconds)
+
+
+def summed_all(day: Chunk) -> dict[LineKey, Figures]:
+    return summed({LineKey(node=str(n)): line for n, line in enumerate(day.lines.values())}, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("hours", "problem"),
+    [(23, "23 of its 24 hours of cluster 'east' were recorded"), (0, "there is nothing to close")],
+)
+def test_a_day_with_gaps_is_not_closed_unasked(tmp_path: Path, hours: int, problem: str) -> None:
+    with DayStore.open(tmp_path / "store", write=True) as store, pytest.raises(StoreError, match=problem):
+        store.close_day(day_ledger(chunk(D1, hours=hours)), now=NOW, accept_gaps=not hours)
+
+
+def test_accepted_gaps_stay_visible(tmp_path: Path) -> None:
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        store.close_day(day_ledger(chunk(D1, hours=23)), now=NOW, accept_gaps=True)
+        (day,) = store.closed_days()
+        ledger = asyncio.run(StoreLedger(store).ledger(day_window(D1), frozenset()))
+    assert day.recorded_hours == 23
+    assert ledger.chunks[0].recorded_hours == {"east": 23, "west": 23}
+
+
+def test_a_reopened_day_is_not_replaced_by_less_than_it_had(tmp_path: Path) -> None:
+    with closed(tmp_path / "store", chunk(D1)) as store:
+        store.reopen(D1, reason="late data", by="ann", now=NOW)
+        with pytest.raises(StoreError, match="23 hours of cluster 'east' are there now, the closed day has 24"):
+            store.close_day(day_ledger(chunk(D1, hours=23)), now=NOW, accept_gaps=True)
+        assert store.close_day(day_ledger(chunk(D1, hours=23)), now=NOW, accept_gaps=True, accept_less=True) == 2
+
+
+def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
+    day = day_ledger(chunk(D1))
+    failure = Failure(window=day.window, what="owner:gpu_cost:delta1h", reason="no answer")
+    half = Window(start_seconds=D1, end_seconds=D1 + 3600)
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        with pytest.raises(StoreError, match="only whole UTC days"):
+            store.close_day(dataclasses.replace(day, window=half), now=NOW)
+        with pytest.raises(StoreError, match="only whole UTC days"):
+            store.close_day(dataclasses.replace(day, dimensions=frozenset()), now=NOW)
+        with pytest.raises(StoreError, match="is not over, or the clock is wrong"):
+            store.close_day(day, now=D2 - 1.0)
+        with pytest.raises(StoreError, match="1 questions stayed unanswered, first owner:gpu_cost:delta1h: no answer"):
+            store.close_day(dataclasses.replace(day, failures=(failure,)), now=NOW)
+        assert store.closed_days() == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        Figures(active_seconds=math.nan),
+        Figures(active_seconds=2.0, idle_seconds=-1.0),
+        Figures(active_seconds=1.0, money={"USD": Money(total=math.inf)}),
+    ],
+)
+def test_a_number_that_no_ledger_has_is_refused(tmp_path: Path, line: Figures) -> None:
+    day = chunk(D1)
+    bad = dataclasses.replace(day, lines={**day.lines, LineKey(namespace="a", kind="Job", workload="w"): line})
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        with pytest.raises(StoreError, match="a/Job/w has a figure that is negative or no number"):
+            store.close_day(day_ledger(bad), now=NOW)
+        assert store.closed_days() == ()
+
+
+def test_a_clock_that_went_back_closes_nothing(tmp_path: Path) -> None:
+    with closed(tmp_path / "store", chunk(D1)) as store, pytest.raises(StoreError, match="set the clock"):
+        store.close_day(day_ledger(chunk(D2)), now=NOW - 7200)
+
+
+def test_a_second_writer_is_told_who_writes_and_readers_need_not_wait(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with closed(path, chunk(D1)) as store:
+        with pytest.raises(StoreError, match=f"is being written by process {os.getpid()} on .* since 2026-09-07T05"):
+            DayStore.open(path, write=True)
+        with store._transaction(), DayStore.open(path, write=False) as reader:  # a transaction that is under way
+            assert len(reader.closed_days()) == 1
+            with pytest.raises(StoreError, match="opened to read"):
+                reader.reopen(D1, reason="x", by="", now=NOW)
+    with DayStore.open(path, write=True):
+        pass
+
+
+def test_readers_in_threads_see_whole_days_while_days_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    versions = {tuple(sorted(chunk(D1, seed=seed).lines)): chunk(D1, seed=seed) for seed in range(8)}
+    problems: list[str] = []
+    done = False
+
+    def read() -> None:
+        while not done:
+            with DayStore.open(path, write=False) as reader:
+                found = asyncio.run(StoreLedger(reader).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0]
+            truth = versions.get(tuple(sorted(found.lines)))
+            if truth is None or truth.lines != found.lines or truth.capacity_seconds != found.capacity_seconds:
+                problems.append("a mixture of versions")
+
+    with closed(path, chunk(D1)) as store:
+        threads = [Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for seed in range(1, 8):
+            store.close_day(day_ledger(chunk(D1, seed=seed)), now=NOW, reason="again")
+        done = True
+        for thread in threads:
+            thread.join()
+    assert problems == []
+
+
+def test_days_beyond_what_is_kept_are_deleted_and_named(tmp_path: Path) -> None:
+    with closed(tmp_path / "store", chunk(D1), chunk(D2), chunk(D3)) as store:
+        store.close_day(day_ledger(chunk(D1, seed=5)), now=NOW, reason="again")
+        assert store.forget(D3) == ("2026-09-04", "2026-09-05")
+        store.shrink()
+        assert [day.window.start_seconds for day in store.closed_days()] == [D3]
+        assert (store.restatements(D1), store.check()) == ((), ())
+        ledger = asyncio.run(StoreLedger(store).ledger(day_window(D3), ALL_OF_A_DAY))
+        assert ledger.chunks[0].lines == chunk(D3).lines
+        store.close_day(day_ledger(chunk(D1)), now=NOW)
+        assert len(store.closed_days()) == 2
+
+
+def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
+    notes, other = tmp_path / "notes.txt", tmp_path / "other.db"
+    notes.write_text("my notes\n" * 100)
+    with sqlite3.connect(other) as connection:
+        connection.execute("PRAGMA application_id = 42")
+        connection.execute("CREATE TABLE t (a)")
+    connection.close()
+    for path, words in ((notes, "no store and no database"), (other, "another program's database")):
+        content = path.read_bytes()
+        for write in (False, True):
+            with pytest.raises(StoreError, match=words):
+                DayStore.open(path, write=write)
+        assert path.read_bytes() == content
+
+
+def test_a_store_that_is_not_there_is_told_with_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no .*/store; make it with: gpu-cost-exporter store backfill"):
+        DayStore.open(tmp_path / "store", write=False)
+    with pytest.raises(StoreError, match="see that the directory is there"):
+        DayStore.open(tmp_path / "none" / "store", write=True)
+
+
+def test_a_damaged_store_is_set_aside_and_a_new_one_can_be_started(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    closed(path, chunk(D1)).close()
+    content = bytearray(path.read_bytes())
+    content[5000:9000] = b"\xff" * 4000
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"is damaged \(.*\); kept as store.damaged-1. Put a backup in its place"):
+        DayStore.open(path, write=True)
+    assert (tmp_path / "store.damaged-1").read_bytes() == content
+    with DayStore.open(path, write=True) as store:
+        assert store.closed_days() == ()
+
+
+def test_check_finds_a_line_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    closed(path, chunk(D1)).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM lines WHERE active = (SELECT max(active) FROM lines)")
+    connection.close()
+    with DayStore.open(path, write=False) as store:
+        (problem,) = store.check()
+    assert problem.startswith("2026-09-04, version 1: ")
+
+
+def test_a_newer_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    closed(path, chunk(D1)).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    for write in (False, True):
+        with pytest.raises(StoreError, match="is of version 99, this program knows 1: use the program that wrote it"):
+            DayStore.open(path, write=write)
+
+
+def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    closed(path, chunk(D1)).close()
+    broken = (*schema.STEPS, "CREATE TABLE later (a INTEGER); INSERT INTO nowhere VALUES (1)")
+    with pytest.raises(StoreError, match="nowhere"):
+        door.connect_to_write(path, broken)
+    with DayStore.open(path, write=False) as store:
+        assert len(store.closed_days()) == 1
+    connection = door.connect_to_write(path, (*schema.STEPS, "ALTER TABLE versions ADD COLUMN later INTEGER"))
+    assert connection.execute("SELECT number, later FROM versions").fetchall() == [(1, None)]
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    connection.close()
+
+
+def test_the_combined_ledger_takes_closed_days_from_the_store_and_the_rest_from_prometheus(tmp_path: Path) -> None:
+    changed = Known({D1: chunk(D1, seed=9), D2: chunk(D2), D3: chunk(D3)})
+    with closed(tmp_path / "store", chunk(D1), chunk(D3)) as store:
+        combined = CombinedLedger(StoreLedger(store), changed)
+        window = Window(start_seconds=D1, end_seconds=D3 + DAY_SECONDS + 3600, label="4d")
+        ledger = asyncio.run(combined.ledger(window, frozenset({"namespace"})))
+    assert [(c.window.start_seconds, c.closed) for c in ledger.chunks] == [
+        (D1, True),
+        (D2, False),
+        (D3, True),
+        (D3 + DAY_SECONDS, False),
+    ]
+    assert [(w.start_seconds, w.hours) for w in changed.asked] == [(D2, 24), (D3 + DAY_SECONDS, 1)]
+    assert_lines(ledger.chunks[0].lines, summed(chunk(D1).lines, frozenset({"namespace"})))
+    assert ledger.engine == "store of closed days, Prometheus 2.42.0"
+    assert (ledger.window, ledger.failures) == (window, ())
+
+
+def test_where_prometheus_is_down_closed_days_are_there_and_the_rest_is_told(tmp_path: Path) -> None:
+    down = Known({}, down=True)
+    with closed(tmp_path / "store", chunk(D1)) as store:
+        combined = CombinedLedger(StoreLedger(store), down)
+        ledger = asyncio.run(combined.ledger(WHOLE, frozenset()))
+        with pytest.raises(PrometheusError):
+            asyncio.run(combined.ledger(day_window(D2), frozenset()))
+    assert [c.window.start_seconds for c in ledger.chunks] == [D1]
+    assert [(f.window.start_seconds, f.reason) for f in ledger.failures] == [
+        (D2, "prometheus: cannot connect; start it")
+    ]
+
+
+def test_the_store_alone_tells_which_days_it_has_not(tmp_path: Path) -> None:
+    with closed(tmp_path / "store", chunk(D1)) as store:
+        window = Window(start_seconds=D1, end_seconds=D2 + 3600)
+        ledger = asyncio.run(StoreLedger(store).ledger(window, frozenset()))
+    assert "whole UTC days only" in ledger.failures[0].reason
+    assert len(ledger.chunks) == 1
+
+
+def test_reading_needs_no_write_access_of_its_own_process(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    closed(path, chunk(D1)).close()
+    code = (
+        "import sys; from pathlib import Path; from exporter.report.store import DayStore;"
+        "print(len(DayStore.open(Path(sys.argv[1]), write=False).closed_days()))"
+    )
+    with DayStore.open(path, write=True):
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
