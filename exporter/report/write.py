@@ -3,12 +3,9 @@
 import csv
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,11 +14,10 @@ from exporter.exposition.ledger_collector import energy_joules
 from exporter.model import Totals
 from exporter.report.lines import By, Line, Lines, lines
 from exporter.report.node_report import APART, NodeReport, PricedModel, owner_name
+from exporter.report.render.table import LABEL_WIDTH, console_for, widen
+from exporter.report.render.words import HOUR, JOULES_PER_KWH, decimal, digits_of, guarded, iso, moment
 
 FORMATS = ("table", "csv", "json")
-_HOUR = 3600.0
-_WIDTH_OF_A_FILE = 160
-_LABEL_WIDTH = 10
 
 _Column = tuple[str, Callable[[Line], str]]
 
@@ -33,22 +29,17 @@ def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> No
 
 def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     """A table with what nobody held apart, and at its foot how far it can be trusted."""
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDTH_OF_A_FILE)
+    console = console_for(stream)
     table = _table(report, shown)
-    # In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
-    console.width = max(console.width, min(_width(table, console), _WIDTH_OF_A_FILE))
+    widen(console, table)
     if report.simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
     console.print(Text(f"GPU use on {report.node}", style="bold"))
     console.print(table)
     for label, words, style in _foot(report):
-        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold")
+        line = Text(f"{label:<{LABEL_WIDTH}}", style="bold")
         line.append(words, style=style)
         console.print(line, soft_wrap=True)
-
-
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(max_width=_WIDTH_OF_A_FILE), table).maximum
 
 
 def _table(report: NodeReport, shown: Lines) -> Table:
@@ -60,7 +51,7 @@ def _table(report: NodeReport, shown: Lines) -> Table:
     money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
     for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
         table.add_column(title.strip(), justify="right", no_wrap=True)
-    digits = _digits(report.capacity_seconds)
+    digits = digits_of(report.capacity_seconds)
     both = (*shown.held, *shown.apart)
     for number, line in enumerate(both, start=1):
         ends = number in {len(shown.held), len(both)}
@@ -91,33 +82,21 @@ def _kind(line: Line) -> str:
 
 def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
     seconds = (totals.allocated_seconds, totals.active_seconds, totals.idle_seconds, totals.unknown_seconds)
-    shown = [_decimal(value / _HOUR, digits) for value in seconds]
+    shown = [decimal(value / HOUR, digits) for value in seconds]
     unpriced = not totals.money and totals.unpriced_seconds > 0
     for currency in currencies:
         money = totals.money.get(currency)
         partly = "*" if money and totals.unpriced_seconds > 0 else ""
         nothing = "no price" if unpriced else ""
-        shown += [_decimal(money.total, 2) + partly, _decimal(money.idle, 2)] if money else [nothing, ""]
+        shown += [decimal(money.total, 2) + partly, decimal(money.idle, 2)] if money else [nothing, ""]
     return shown
 
 
-def _digits(capacity_seconds: float) -> int:
-    """Decimals of hours: more of them for a ledger that has only just begun."""
-    hours = capacity_seconds / _HOUR
-    return 1 if hours >= 1000 else 2 if hours >= 10 else 4  # noqa: PLR2004 - five figures or so
-
-
-def _decimal(value: float, digits: int) -> str:
-    """``1,234.50``; a little is never shown as nothing."""
-    least = 10**-digits
-    return f"<{least:.{digits}f}" if 0 < value < least / 2 else f"{value:,.{digits}f}"
-
-
 def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
-    total, digits = report.total, _digits(report.capacity_seconds)
-    whole = f"{_decimal(report.capacity_seconds / _HOUR, digits)} GPU-hours metered"
+    total, digits = report.total, digits_of(report.capacity_seconds)
+    whole = f"{decimal(report.capacity_seconds / HOUR, digits)} GPU-hours metered"
     error = f"conservation error {report.conservation_error_seconds:.1e} s"
-    yield "Sum", f"{_decimal(total.allocated_seconds / _HOUR, digits)} of {whole}, {error}", ""
+    yield "Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}", ""
     if report.withheld_seconds > 0:
         waiting = f"{report.withheld_seconds:,.0f} s"
         yield "", f"{waiting} are of owners that are not shown yet: younger than 75 s, or not known yet", "dim"
@@ -126,7 +105,7 @@ def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
     if report.coverage_ratio is not None:
         yield "Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured", ""
     kept = "totals as of the last save" if report.saved else "in memory only: a restart of the agent begins anew"
-    yield "Period", f"{_moment(report.from_seconds)} to {_moment(report.to_seconds)}; {kept}", ""
+    yield "Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}", ""
     if report.state_problem:
         yield "State", report.state_problem, "yellow"
     for label, priced in zip(("Prices", *("",) * len(report.prices)), report.prices, strict=False):
@@ -137,7 +116,7 @@ def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
         yield "No price", f"no row of the price book matches {report.unpriced_gpus} GPU(s) of this node", "yellow"
     if total.unpriced_seconds > 0:
         mark = " (marked * where that is a part)" if total.money else ""
-        hours = _decimal(total.unpriced_seconds / _HOUR, digits)
+        hours = decimal(total.unpriced_seconds / HOUR, digits)
         yield "Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "yellow"
 
 
@@ -149,10 +128,6 @@ def _price(priced: PricedModel) -> str:
     return f"{of}: {price.per_hour:,.4g} {price.currency}/h{energy} now, {price.source} as of {price.as_of}{listed}"
 
 
-def _moment(unix_seconds: float) -> str:
-    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
 def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
     writer = csv.writer(stream, lineterminator="\n")
@@ -161,7 +136,7 @@ def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
     owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
     writer.writerow(("node", "from", "to", *owner, *hours, "energy_kwh", *money_titles))
-    period = (_iso(report.from_seconds), _iso(report.to_seconds))
+    period = (iso(report.from_seconds), iso(report.to_seconds))
     for line in (*shown.held, *shown.apart):
         who, totals = line.owner, line.totals
         names = (who.namespace, who.kind, who.name, who.team, line.model, line.mode)
@@ -177,18 +152,9 @@ def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
         for currency in currencies:
             money = totals.money.get(currency)
             amounts += [money.total, money.idle] if money else ["", ""]
-        figures = [value / _HOUR for value in seconds]
-        kwh = "" if energy is None else energy / 3.6e6
-        writer.writerow((_plain(report.node), *period, *(_plain(name) for name in names), *figures, kwh, *amounts))
-
-
-def _plain(name: str) -> str:
-    """A name that a spreadsheet does not take for a formula."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name
-
-
-def _iso(unix_seconds: float) -> str:
-    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
+        figures = [value / HOUR for value in seconds]
+        kwh = "" if energy is None else energy / JOULES_PER_KWH
+        writer.writerow((guarded(report.node), *period, *(guarded(name) for name in names), *figures, kwh, *amounts))
 
 
 def write_json(report: NodeReport, shown: Lines, stream: TextIO) -> None:

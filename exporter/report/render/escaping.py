@@ -1,0 +1,28 @@
+"""The door to jinja2 for what is sent or kept as a file: templates of a package in which every value is escaped."""
+
+from collections.abc import Mapping
+
+from exporter.errors import ExporterError
+
+
+def render(package: str, template: str, values: Mapping[str, object]) -> str:
+    """A template of a package's folder ``templates`` with its values, all of them escaped.
+
+    Raises:
+        ExporterError: jinja2 is not installed: it comes with the extra ``report``.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - an extra, needed for this only
+    except ImportError:
+        raise ExporterError(
+            "HTML needs jinja2, which is not installed; install gpu-cost-exporter[report], or ask for another format"
+        ) from None
+    environment = Environment(
+        loader=PackageLoader(package, "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    return environment.get_template(template).render(values)

@@ -1,0 +1,113 @@
+"""What stands at the foot of every report of a fleet: how far it adds up, and how far it can be trusted."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from exporter.report.fleet.costs import filter_words, is_part, total_of
+from exporter.report.fleet.report import FleetReport
+from exporter.report.fleet.values import Failure
+from exporter.report.render.words import HOUR, clean, decimal, digits_of, minute, moment, percent
+
+Tone = Literal["", "note", "warning", "error"]
+
+
+class Remark(NamedTuple):
+    """One line of the foot; ``label`` is empty where the line goes on with the subject of the one before."""
+
+    label: str
+    words: str
+    tone: Tone = ""
+
+
+def remarks(report: FleetReport) -> Iterator[Remark]:
+    """All that a reader must know of a report beside its rows."""
+    yield from _sum(report)
+    yield _funnel(report)
+    yield from _sharing(report)
+    yield from _coverage(report)
+    window = report.window
+    label = f" ({clean(window.label)})" if window.label else ""
+    yield Remark("Period", f"{moment(window.start_seconds)} to {moment(window.end_seconds)}{label}")
+    if report.engine:
+        yield Remark("Source", clean(report.engine))
+    yield Remark("Prices", clean(report.prices) or "of the time of use")
+    if report.total.unpriced_seconds > 0:
+        mark = " (marked * where that is a part)" if report.total.money else ""
+        hours = decimal(report.total.unpriced_seconds / HOUR, digits_of(report.trust.capacity_seconds))
+        yield Remark("Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "warning")
+    for label, failure in zip(("Not read", *("",) * len(report.trust.failures)), report.trust.failures, strict=False):
+        yield Remark(label, failure_words(failure), "error")
+    for label, note in zip(("Note", *("",) * len(report.trust.notes)), report.trust.notes, strict=False):
+        yield Remark(label, clean(note), "warning")
+
+
+def failure_words(failure: Failure) -> str:
+    """What was not read, and why."""
+    window = failure.window
+    when = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
+    return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing above")
+
+
+def _sum(report: FleetReport) -> Iterator[Remark]:
+    trust = report.trust
+    digits = digits_of(trust.capacity_seconds)
+    capacity = f"{decimal(trust.capacity_seconds / HOUR, digits)} GPU-hours metered"
+    if is_part(report.filters):
+        hours = decimal(report.total.allocated_seconds / HOUR, digits)
+        only = f"only {clean(filter_words(report.filters))}"
+        yield Remark("Sum", f"{hours} of {capacity}: {only}; that nothing is missing can be seen without the filter")
+        return
+    lines = decimal((trust.capacity_seconds - trust.missing_seconds) / HOUR, digits)
+    error = f"conservation error {abs(trust.missing_seconds):.1e} s" if trust.missing_seconds else "nothing is missing"
+    yield Remark("Sum", f"{lines} of {capacity}, {error}")
+    if trust.missing_seconds:
+        what = "have no line" if trust.missing_seconds > 0 else "are on lines and were not metered"
+        hours = f"{abs(trust.missing_seconds) / HOUR:,.3f} GPU-hours"
+        yield Remark(
+            "",
+            f"{hours} {what}: owner:gpu_allocated_seconds:delta1h and cluster:gpu_capacity_seconds:delta1h do not"
+            " agree; is one set of rules loaded, of this release, and does it see every agent?",
+            "error",
+        )
+
+
+def _funnel(report: FleetReport) -> Remark:
+    held = total_of(line.figures for line in report.held)
+    whole = report.total.allocated_seconds
+    digits = digits_of(report.trust.capacity_seconds)
+    steps = [f"{decimal(whole / HOUR, digits)} GPU-hours"]
+    for seconds, word in ((held.allocated_seconds, "held"), (held.active_seconds, "active")):
+        part = f" ({percent(seconds / whole, 1)})" if whole else ""
+        steps.append(f"{decimal(seconds / HOUR, digits)} {word}{part}")
+    unknown = held.unknown_seconds / HOUR
+    told = f"; of {decimal(unknown, digits)} held it is not known" if unknown else ""
+    return Remark("Funnel", " > ".join(steps) + told)
+
+
+def _sharing(report: FleetReport) -> Iterator[Remark]:
+    if report.share_idle == "none":
+        return
+    how = "evenly over owners' lines" if report.share_idle == "even" else "over owners by their own cost"
+    what = "Unallocated and Unattributed" if report.share_unallocated else "Unallocated"
+    label = "Shared"
+    for currency in report.currencies:
+        amount = sum(line.shared.get(currency, 0.0) for line in report.held)
+        yield Remark(label, f"{decimal(amount, 2)} {currency} of {what} {how}; Charged is Cost and Shared")
+        label = ""
+
+
+def _coverage(report: FleetReport) -> Iterator[Remark]:
+    trust = report.trust
+    label = "Coverage"
+    if trust.period_coverage_ratio is not None:
+        hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
+        tone: Tone = "warning" if trust.recorded_hours < trust.expected_hours else ""
+        yield Remark(label, f"{percent(trust.period_coverage_ratio)} of the hours were recorded ({hours})", tone)
+        label = ""
+    if trust.activity_coverage_ratio is not None:
+        yield Remark(
+            label, f"{percent(trust.activity_coverage_ratio)} of the held GPU-hours had their activity measured"
+        )
+        label = ""
+    if trust.price_coverage_ratio is not None:
+        yield Remark(label, f"{percent(trust.price_coverage_ratio)} of the GPU-hours had a price")

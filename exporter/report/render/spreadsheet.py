@@ -1,0 +1,101 @@
+"""A fleet's report as CSV: rows for spreadsheets, and after them what they sum to and how far to trust them."""
+
+import csv
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+from exporter.report.fleet.costs import filter_words, is_apart, is_part
+from exporter.report.fleet.report import FleetReport
+from exporter.report.fleet.values import OTHER, Figures, LineKey
+from exporter.report.render.foot import failure_words
+from exporter.report.render.rows import active_ratio, charged, is_shared
+from exporter.report.render.words import HOUR, JOULES_PER_KWH, encodable, guarded, iso
+
+_KEYS = ("cluster", "node", "pool", "owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
+_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+
+_Cells = dict[str, str | float]
+
+
+def write_csv(report: FleetReport, stream: TextIO) -> None:
+    """Rows by ``record``: ``Owner``, ``Other``, ``Unattributed``, ``Unallocated``, and then those of no line.
+
+    ``Total`` (of the lines), ``Capacity`` (metered GPU-hours), ``Missing`` (what the lines lack of it), ``Coverage``
+    (``ratio`` and in ``remark`` of what), ``Failure``, ``Note``, ``Source``. Empty is not known, or summed over.
+    """
+    kinds = ("cost", "idle_cost", "shared", "charged") if is_shared(report) else ("cost", "idle_cost")
+    money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
+    head = ("record", "from", "to", *_KEYS, *_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
+    writer = csv.DictWriter(stream, head, restval="", lineterminator="\n")
+    writer.writeheader()
+    period: _Cells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
+    for cells in (*_lines(report), *_foot(report)):
+        writer.writerow({**period, **cells})
+
+
+def _lines(report: FleetReport) -> Iterator[_Cells]:
+    charges = charged(report)
+    for index, line in enumerate((*report.held, *report.apart)):
+        key = line.key
+        ours = is_apart(key) or (key.kind == OTHER and not key.namespace)
+        amounts = {currency: amount[index] for currency, amount in charges.items()}
+        yield {
+            "record": key.kind if ours else "Owner",
+            **_names(key),
+            **_figures(line.figures),
+            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in amounts},
+            **{f"charged_{currency}": amount for currency, amount in amounts.items()},
+        }
+
+
+def _names(key: LineKey) -> Mapping[str, str]:
+    return {title: guarded(encodable(value)) for title, value in zip(_KEYS, key, strict=True)}
+
+
+def _figures(figures: Figures) -> _Cells:
+    seconds = (
+        figures.allocated_seconds,
+        figures.active_seconds,
+        figures.idle_seconds,
+        figures.unknown_seconds,
+        figures.unpriced_seconds,
+    )
+    cells: _Cells = {title: value / HOUR for title, value in zip(_HOURS, seconds, strict=True)}
+    if figures.energy_joules is not None:
+        cells["energy_kwh"] = figures.energy_joules / JOULES_PER_KWH
+    activity = active_ratio(figures)
+    if activity is not None:
+        cells["active_ratio"] = activity
+    for currency, money in figures.money.items():
+        cells[f"cost_{currency}"], cells[f"idle_cost_{currency}"] = money.total, money.idle
+    return cells
+
+
+def _foot(report: FleetReport) -> Iterator[_Cells]:
+    trust = report.trust
+    part = f"a part of the capacity: only {filter_words(report.filters)}" if is_part(report.filters) else ""
+    totals: _Cells = {}
+    for currency, amounts in charged(report).items():
+        shared = sum(line.shared.get(currency, 0.0) for line in (*report.held, *report.apart))
+        totals |= {f"shared_{currency}": round(shared, 2), f"charged_{currency}": round(sum(amounts), 2)}
+    yield {"record": "Total", **_figures(report.total), **totals, "remark": guarded(encodable(part))}
+    yield {"record": "Capacity", "gpu_hours": trust.capacity_seconds / HOUR}
+    if not part:
+        yield {"record": "Missing", "gpu_hours": trust.missing_seconds / HOUR}
+    hours = f"hours recorded: {trust.recorded_hours} of {trust.expected_hours}"
+    covered = (
+        (trust.period_coverage_ratio, hours),
+        (trust.activity_coverage_ratio, "held GPU-hours with measured activity"),
+        (trust.price_coverage_ratio, "GPU-hours with a price"),
+    )
+    for ratio, words in covered:
+        yield {"record": "Coverage", "ratio": "" if ratio is None else ratio, "remark": words}
+    told = [("Failure", failure_words(failure)) for failure in trust.failures]
+    told += [("Note", note) for note in trust.notes]
+    if report.engine:
+        told.append(("Source", report.engine))
+    told.append(("Prices", report.prices or "of the time of use"))
+    if report.simulated:
+        told.append(("Simulated", "nothing here is real"))
+    for record, words in told:
+        yield {"record": record, "remark": guarded(encodable(words))}
