@@ -9,6 +9,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import pytest
 from agent_support import AgentProcess, matching, running_agent
+from fleet_support import fleet_prometheus, fleet_truth, fleet_victoria, small_fleet
+
+__all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 
 
 @pytest.fixture(scope="session")

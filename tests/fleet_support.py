@@ -1,0 +1,221 @@
+"""A small simulated fleet behind a real Prometheus and a real VictoriaMetrics, and what is true of it.
+
+Every test may ask for the fixtures ``small_fleet``, ``fleet_truth``, ``fleet_prometheus`` and ``fleet_victoria``; the
+servers are there for a worker's whole session, so tests only read. For other fleets: ``backfilled``, ``prometheus``,
+``victoria``.
+"""
+
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from exporter.simulator.fleet import Writing, write_fleet
+from exporter.simulator.fleet_ledger import NodeLedger
+from exporter.simulator.fleet_plan import FleetPlan, fleet_nodes
+from exporter.simulator.fleet_truth import FleetTruth, TruthCounter, ledgers
+from exporter.simulator.parts import free_port
+
+TOOLS = Path(__file__).resolve().parent.parent / ".tools" / "bin"
+END_SECONDS = 1_789_999_200
+"""2026-09-21T14:00Z: the last day is of 14 hours, and so is not over; the first one has 10."""
+SMALL_FLEET = FleetPlan(
+    nodes=12,
+    gpus_per_node=4,
+    days=40,
+    end_seconds=END_SECONDS,
+    seed=7,
+    clusters=("alpha", "beta"),
+    currencies=("USD", "EUR"),
+)
+READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetServer:
+    """A server that has a fleet's series."""
+
+    url: str
+    """Without a slash at the end: ``http://127.0.0.1:9090``."""
+    plan: FleetPlan
+    process: subprocess.Popen[bytes]
+
+
+def tool(name: str) -> str:
+    """The path of a program; the test is skipped where it is not installed."""
+    found = shutil.which(name) or shutil.which(name, path=str(TOOLS))
+    if found is None:
+        pytest.skip(f"{name} is not installed; see: make setup")
+    return found
+
+
+@lru_cache(maxsize=4)
+def fleet_ledgers(plan: FleetPlan) -> tuple[NodeLedger, ...]:
+    """What every node of a small fleet recorded."""
+    return tuple(ledgers(fleet_nodes(plan)))
+
+
+def truth_between(start_seconds: int, end_seconds: int, plan: FleetPlan = SMALL_FLEET) -> FleetTruth:
+    """What is true of the samples with start < time <= end, by UTC day."""
+    counter = TruthCounter(start_seconds, end_seconds)
+    for ledger in fleet_ledgers(plan):
+        counter.add(ledger)
+    return counter.truth()
+
+
+def backfilled(plan: FleetPlan, directory: Path, *extras: Mapping[str, str], devices: bool = True) -> Path:
+    """Blocks of a fleet in a new directory; ``extras``: labels, and the fleet once for each of them (HA pairs)."""
+    blocks = directory / "blocks"
+    for number, extra in enumerate(extras or ({},)):
+        text = directory / f"fleet-{number}.om"
+        with text.open("w", encoding="utf-8") as output:
+            write_fleet(plan, output, Writing(form="openmetrics", extra=extra, devices=devices))
+        backfill(text, blocks)
+        text.unlink()
+    return blocks
+
+
+def backfill(text: Path, blocks: Path) -> None:
+    """Make blocks of a file in OpenMetrics text."""
+    made = subprocess.run(
+        [
+            tool("promtool"),
+            "tsdb",
+            "create-blocks-from",
+            "--max-block-duration=768h",
+            "--quiet",
+            "openmetrics",
+            text,
+            blocks,
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+
+
+@contextmanager
+def prometheus(
+    directory: Path, blocks: Path, plan: FleetPlan, *options: str, program: str = "prometheus"
+) -> Iterator[FleetServer]:
+    """A real Prometheus over blocks; it scrapes nothing."""
+    config = directory / "prometheus.yml"
+    config.write_text("global: {}\n", encoding="utf-8")
+    port = free_port(0)
+    command = [
+        tool(program),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={blocks}",
+        "--storage.tsdb.retention.time=10y",
+        f"--web.listen-address=127.0.0.1:{port}",
+        *options,
+    ]
+    with _running(command, f"http://127.0.0.1:{port}", "/-/ready", directory / "prometheus.log", plan) as server:
+        yield server
+
+
+@contextmanager
+def victoria(
+    directory: Path, text: Path | None, plan: FleetPlan, *options: str, program: str = "victoria-metrics-1.112"
+) -> Iterator[FleetServer]:
+    """A real VictoriaMetrics with a file of series, written in the format ``import``."""
+    port = free_port(0)
+    command = [
+        tool(program),
+        f"-storageDataPath={directory / 'victoria'}",
+        "-retentionPeriod=100y",
+        "-search.latencyOffset=0s",
+        f"-httpListenAddr=127.0.0.1:{port}",
+        "-loggerLevel=ERROR",
+        *options,
+    ]
+    with _running(command, f"http://127.0.0.1:{port}", "/health", directory / "victoria.log", plan) as server:
+        if text is not None:
+            victoria_import(server.url, text)
+        yield server
+
+
+def victoria_import(url: str, text: Path) -> None:
+    """Import a file, and make it visible to questions at once."""
+    with text.open("rb") as body:
+        request = urllib.request.Request(  # noqa: S310 - our own server
+            f"{url}/api/v1/import/prometheus",
+            data=body,
+            method="POST",
+            headers={"Content-Length": str(text.stat().st_size)},
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310 - as above
+            answer.read()
+    for path in ("/internal/force_flush", "/internal/resetRollupResultCache"):
+        with urllib.request.urlopen(url + path, timeout=60) as answer:  # noqa: S310 - as above
+            answer.read()
+
+
+@contextmanager
+def _running(command: list[str], url: str, ready: str, log: Path, plan: FleetPlan) -> Iterator[FleetServer]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + READY_SECONDS
+        while not _answers(url + ready):
+            said = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            assert process.poll() is None, f"{command[0]} ended: {said}"
+            assert time.monotonic() < deadline, f"{command[0]} was not ready after {READY_SECONDS} s: {said}"
+            time.sleep(0.05)
+        yield FleetServer(url=url, plan=plan, process=process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.fixture(scope="session")
+def small_fleet() -> FleetPlan:
+    """12 nodes of 4 GPUs in the clusters alpha and beta, over 40 days, priced in USD and EUR."""
+    return SMALL_FLEET
+
+
+@pytest.fixture(scope="session")
+def fleet_truth(small_fleet: FleetPlan) -> FleetTruth:
+    """What is true of all its 40 days, node by node."""
+    return truth_between(small_fleet.start_seconds, small_fleet.end_seconds, small_fleet)
+
+
+@pytest.fixture(scope="session")
+def fleet_prometheus(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetServer]:
+    """The small fleet in Prometheus 2.42."""
+    directory = tmp_path_factory.mktemp("fleet-prometheus")
+    with prometheus(directory, backfilled(small_fleet, directory), small_fleet) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fleet_victoria(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetServer]:
+    """The small fleet in VictoriaMetrics 1.112."""
+    directory = tmp_path_factory.mktemp("fleet-victoria")
+    text = directory / "fleet.txt"
+    with text.open("w", encoding="utf-8") as output:
+        write_fleet(small_fleet, output, Writing(form="import"))
+    with victoria(directory, text, small_fleet) as server:
+        text.unlink()
+        yield server
