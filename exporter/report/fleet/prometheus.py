@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import random
-import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,10 +127,23 @@ class PrometheusClient:
         form = {"query": query} if at_seconds is None else {"query": query, "time": _number(at_seconds)}
         return await self._query("/api/v1/query", form, "vector")
 
-    async def ask_range(self, query: str, start_seconds: float, end_seconds: float, step_seconds: float) -> Answer:
-        """As ``range``, undecoded: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``."""
+    async def ask_range(
+        self,
+        query: str,
+        start_seconds: float,
+        end_seconds: float,
+        step_seconds: float,
+        *,
+        retry_timeouts: bool = True,
+    ) -> Answer:
+        """As ``range``, undecoded: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``.
+
+        Without ``retry_timeouts`` a timeout is told at once, to who can ask for less at a time.
+        """
         times = {"start": _number(start_seconds), "end": _number(end_seconds), "step": _number(step_seconds)}
-        return await self._query("/api/v1/query_range", {"query": query, **times}, "matrix")
+        return await self._query(
+            "/api/v1/query_range", {"query": query, **times}, "matrix", retry_timeouts=retry_timeouts
+        )
 
     async def status(self, path: str) -> Answer:
         """Something below ``/api/v1/status``, such as ``buildinfo``.
@@ -141,15 +153,15 @@ class PrometheusClient:
         """
         return await self._retried(f"/api/v1/status/{path}", None)
 
-    async def _query(self, path: str, form: dict[str, str], result_type: str) -> Answer:
+    async def _query(self, path: str, form: dict[str, str], result_type: str, *, retry_timeouts: bool = True) -> Answer:
         timeout = {"timeout": f"{self.settings.timeout_seconds:g}s"}
-        answer = await self._retried(path, {**form, **timeout, **_FORM})
+        answer = await self._retried(path, {**form, **timeout, **_FORM}, retry_timeouts=retry_timeouts)
         data = answer.data
         if not isinstance(data, dict) or data.get("resultType") != result_type or not isinstance(data["result"], list):
             raise prometheus_errors.not_prometheus(self.settings, f"no {result_type} in the answer of {path}")
         return Answer(data["result"], answer.notes, answer.headers)
 
-    async def _retried(self, path: str, form: Mapping[str, str] | None) -> Answer:
+    async def _retried(self, path: str, form: Mapping[str, str] | None, *, retry_timeouts: bool = True) -> Answer:
         """Ask, and ask again where that can help."""
         failures = 0
         while True:
@@ -158,14 +170,18 @@ class PrometheusClient:
                     answer = await self._attempt(path, form)
             except Refusal as error:
                 failures += 1
-                # Where nothing has ever answered, the address is wrong rather than the server restarting.
-                refused = error.reason == "unreachable" and not self._has_answered
-                if not error.retriable or refused or failures > self.settings.retries:
+                if failures > self.settings.retries or not self._may_help(error, retry_timeouts=retry_timeouts):
                     raise
                 await self._sleep(self._wait_seconds(error, failures))
             else:
                 self._has_answered = True
                 return answer
+
+    def _may_help(self, error: Refusal, *, retry_timeouts: bool) -> bool:
+        """Whether the same question may be answered soon."""
+        if error.reason == "unreachable" and not self._has_answered:
+            return False  # the address is wrong, rather than a server that starts anew
+        return error.retriable and (retry_timeouts or error.reason != "timeout")
 
     def _wait_seconds(self, error: Refusal, failures: int) -> float:
         """What the server asked for, else full jitter, so that all who were refused do not come back together."""

@@ -129,6 +129,11 @@ def node_info(cluster_label: str, lookback: str, nodes: Iterable[str] = ()) -> s
     return f"max by ({labels}) (last_over_time({NODE_INFO}{{{matcher}}}[{lookback}]))"
 
 
+def simulated(lookback: str) -> str:
+    """More than 0 where an agent showed a simulated node within the look-back."""
+    return f"max(last_over_time({SIMULATED}[{lookback}]))"
+
+
 def matchers(filters: Filters | None, cluster_label: str) -> str:
     """Label matchers of what is asked for; a pool is no label, and is picked out later."""
     if filters is None:

@@ -1,0 +1,170 @@
+"""Reads the ledger of a fleet from Prometheus: the recorded hourly series, in days, summed by the server."""
+
+import asyncio
+from collections.abc import Callable
+
+from exporter.report.fleet import diagnosis, engine, queries
+from exporter.report.fleet.asking import Asking, Block, Rows, blocks
+from exporter.report.fleet.cells import Cells, Key, line_keys
+from exporter.report.fleet.node_facts import STEP_SECONDS, Facts, moments
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.queries import MEASURES, Measure, Scope
+from exporter.report.fleet.recorded import Recorded
+from exporter.report.fleet.sources import Progress
+from exporter.report.fleet.values import Chunk, Dimension, Filters, FleetLedger, LineKey, Window
+from exporter.report.fleet.windows import chunks
+
+ENERGY = "owner:gpu_energy_joules:delta1h"
+_NEEDED = tuple(measure.series for measure in MEASURES if measure.series != ENERGY)
+
+
+class PrometheusLedger:
+    """The ledger as Prometheus, Thanos, Mimir or VictoriaMetrics has it; a ``LedgerSource``.
+
+    Args:
+        client: Where it is asked for.
+    """
+
+    def __init__(self, client: PrometheusClient) -> None:
+        self._client = client
+
+    async def ledger(
+        self,
+        window: Window,
+        dimensions: frozenset[Dimension],
+        filters: Filters | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> FleetLedger:
+        """The ledger over a window; see ``LedgerSource``. Where ``workload`` is asked for, namespace and kind come too.
+
+        Of a chunk of which a series of time or money stayed unanswered no line is given, so that no half figures stand
+        as whole ones: its capacity shows how much is missing. Without energy it is given, without energy.
+
+        Raises:
+            PrometheusError: Nothing can be read at all.
+        """
+        reading = _Reading(self._client, window, dimensions, filters, progress)
+        return await reading.read()
+
+
+class _Reading:
+    """One reading under way."""
+
+    def __init__(
+        self,
+        client: PrometheusClient,
+        window: Window,
+        dimensions: frozenset[Dimension],
+        filters: Filters | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._client = client
+        self._window, self._dimensions, self._filters = window, dimensions, filters
+        self._windows = chunks(window)
+        self._blocks = blocks(self._windows)
+        self._cluster_label = client.settings.cluster_label
+        asked = set(dimensions) | (set(filters.wanted) & {"pool"} if filters else set())
+        self._pools = filters.wanted.get("pool") if filters else None
+        self._by_pool = "pool" in asked
+        self._with_nodes = bool(asked & {"node", "pool"})
+        keep = queries.labels_of(asked | ({"cluster"} if self._with_nodes else set()), self._cluster_label)
+        self._scope = Scope(self._cluster_label, keep, queries.matchers(filters, self._cluster_label))
+        self._cells = Cells(keep, len(self._windows))
+        self._facts = Facts(self._windows)
+        self._recorded = Recorded(self._windows, self._cluster_label)
+        self._simulated = False
+        questions = len(self._blocks) * (len(MEASURES) + 2 + self._with_nodes) + 1
+        self._asking = Asking(client, self._windows, progress, questions)
+
+    async def read(self) -> FleetLedger:
+        """All questions, then the ledger."""
+        found = await engine.detect(self._client)
+        await self._recorded.read(self._asking, self._blocks)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._ask_simulated())
+            for measure in MEASURES:
+                for block in self._blocks:
+                    tasks.create_task(self._ask_measure(measure, block))
+            for block in self._blocks:
+                tasks.create_task(self._ask_capacity(block))
+                if self._with_nodes:
+                    tasks.create_task(self._ask_nodes(block))
+        lost = self._asking.failed_chunks(*_NEEDED)
+        for chunk in lost:
+            self._cells.forget(chunk)
+        for chunk in self._asking.failed_chunks(ENERGY):
+            self._cells.forget_energy(chunk)
+        notes = [*self._asking.notes, *self._recorded.notes()]
+        notes += await diagnosis.notes(self._client, self._windows, self._recorded, found)
+        return FleetLedger(
+            window=self._window,
+            dimensions=self._dimensions,
+            chunks=self._chunks(),
+            nodes=self._facts.last(),
+            failures=self._asking.failures(),
+            engine=found.title,
+            simulated=self._simulated,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    async def _ask_measure(self, measure: Measure, block: Block) -> None:
+        twice = self._recorded.is_twice(block)
+        ends = {self._windows[chunk].end_seconds: chunk for chunk in block}
+        await self._asking.ask(
+            block,
+            measure.series,
+            lambda span: queries.total(measure, self._scope, span, twice=twice),
+            lambda rows: self._cells.add(measure, rows, ends),
+        )
+
+    async def _ask_capacity(self, block: Block) -> None:
+        twice = self._recorded.is_twice(block)
+        await self._asking.ask(
+            block,
+            queries.ALLOCATED,
+            lambda span: queries.capacity(self._cluster_label, span, twice=twice),
+            lambda rows: self._recorded.add_capacity(rows, block),
+        )
+
+    async def _ask_nodes(self, block: Block) -> None:
+        first, last = self._windows[block[0]], self._windows[block[-1]]
+        start, end, lookback = moments(first, last)
+        await self._asking.ask_moments(
+            block,
+            queries.NODE_INFO,
+            queries.node_info(self._cluster_label, lookback),
+            (start, end, STEP_SECONDS),
+            lambda rows: self._facts.add(rows, block, self._cluster_label),
+        )
+
+    async def _ask_simulated(self) -> None:
+        start, end, lookback = moments(self._windows[0], self._windows[-1])
+
+        def take(rows: Rows) -> None:
+            self._simulated = any(float(value) > 0 for row in rows for _, value in row["values"])
+
+        everything = tuple(range(len(self._windows)))
+        query = queries.simulated(lookback)
+        await self._asking.ask_moments(everything, queries.SIMULATED, query, (start, end, STEP_SECONDS), take)
+
+    def _chunks(self) -> tuple[Chunk, ...]:
+        last = self._facts.last()
+        keys = self._line_keys()
+        made = []
+        for number, window in enumerate(self._windows):
+            if self._by_pool:
+                pools = self._facts.pools(number, last)
+                keys = self._line_keys(lambda cluster, node, pools=pools: pools.get((cluster, node), ""))  # type: ignore[misc]
+            lines = self._cells.lines(number, keys)
+            made.append(
+                Chunk(
+                    window=window,
+                    lines=lines,
+                    capacity_seconds=self._recorded.capacity(number),
+                    recorded_hours=self._recorded.hours(number),
+                )
+            )
+        return tuple(made)
+
+    def _line_keys(self, pool_of: Callable[[str, str], str] | None = None) -> Callable[[Key], LineKey | None]:
+        return line_keys(self._scope.keep, self._dimensions, self._cluster_label, pool_of, self._pools)
