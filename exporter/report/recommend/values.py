@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
+RiskLevel = Literal["low", "medium", "high"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,10 @@ class DeviceUse:
     """Of the device: the whole GPU's or the instance's."""
     estimated: bool = False
     """Its part of a shared device was divided by share, and says nothing of it alone."""
+    still_held: bool = True
+    """Held when the window ended, and for most of its last day: what else was held is the past."""
+    policy: str = ""
+    """``inference`` or ``reserved`` where its pods say so: see docs/runbook.md on classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,6 @@ class Recommendation:
     """Measured facts, one sentence each, with window and coverage."""
     risk: str
     """What could go wrong if it were followed, and how to try it."""
-    risk_level: Literal["low", "medium", "high"]
+    risk_level: RiskLevel
     devices: tuple[str, ...] = ()
     """UUIDs that it is about."""
