@@ -46,8 +46,8 @@ def ratios_of(values: Sequence[Decimal]) -> list[Decimal]:
 
 
 def quotient(value: Decimal, by: Decimal) -> Decimal:
-    """Rounded; ``by`` is not 0."""
-    return rounded(_WIDE.divide(value, by))
+    """To more digits than are ever written; ``by`` is not 0."""
+    return _WIDE.divide(value, by)
 
 
 def written(value: Decimal) -> str:

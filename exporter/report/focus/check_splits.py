@@ -134,7 +134,9 @@ def _cost(origin: _Origin, ratio: Decimal, cost: Decimal) -> Iterator[Fault]:
     if ratio <= origin.largest:
         small, small_cost, large, large_cost = ratio, cost, origin.largest, origin.cost
     origin.largest, origin.cost = large, large_cost
-    whole = large_cost / large if large else Decimal(0)
+    if not large:
+        return
+    whole = large_cost / large
     if abs(small_cost - whole * small) > _NEAR * max(abs(whole), Decimal(1)):
         what = f"{cost} at a ratio of {ratio}, where line {origin.line} has the origin begin"
         yield "EffectiveCost", "SPLIT-7", what, "AllocatedRatio of the origin's EffectiveCost, on each of its rows"

@@ -61,7 +61,7 @@ def _charges(origin: Origin, settings: FocusSettings, *, is_split: bool) -> Iter
     held = _hours([part.seconds for part in origin.parts])
     priced = _hours([max(part.seconds - part.unpriced_seconds, 0.0) for part in origin.parts])
     whole_hours = sum(priced, Decimal(0))
-    unit_price = quotient(sum(costs, Decimal(0)), whole_hours) if whole_hours else None
+    unit_price = rounded(quotient(sum(costs, Decimal(0)), whole_hours)) if whole_hours else None
     ratios = ratios_of(costs if any(costs) else priced)
     common = _common(origin, settings, unit_price)
     for part, cost, hours, paid, ratio in zip(origin.parts, costs, held, priced, ratios, strict=True):
@@ -77,7 +77,7 @@ def _charges(origin: Origin, settings: FocusSettings, *, is_split: bool) -> Iter
 
 def _hours(seconds: list[float]) -> list[Decimal]:
     hours = [quotient(exact(value), _HOUR) for value in seconds]
-    return parts_of(quotient(sum((exact(value) for value in seconds), Decimal(0)), _HOUR), hours)
+    return parts_of(rounded(sum(hours, Decimal(0))), hours)
 
 
 def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None) -> FocusRow:
@@ -166,7 +166,7 @@ def _own(part: Part, cost: Decimal) -> FocusRow:
         "x_SplitConfidence": "estimated" if "shared" in part.modes else "exact",
         "x_Team": owner.team,
         "x_UnknownCost": written(unknown_cost),
-        "x_UnpricedGpuHours": written(quotient(exact(part.unpriced_seconds), _HOUR)),
+        "x_UnpricedGpuHours": written(rounded(quotient(exact(part.unpriced_seconds), _HOUR))),
         "x_Workload": owner.workload,
         "x_WorkloadKind": owner.kind,
     }

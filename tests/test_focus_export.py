@@ -1,0 +1,243 @@
+"""The FOCUS export: what is split, how it sums, and what has no price and so is no charge."""
+
+import io
+import json
+import math
+import os
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from focus_support import DAY, H100, START, Lines, exported, held, key, ledger, nobody
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.errors import ConfigError, ExporterError
+from exporter.model import Money
+from exporter.report.fleet.values import Figures, FleetLedger
+from exporter.report.focus import VERSIONS, FocusSettings, check_focus, write_focus
+
+GOLDEN = Path(__file__).parent / "golden"
+ANOTHER_DAY: Lines = {
+    key("trainer", node="node-b", team="vision"): held(190.0),
+    nobody(node="node-b"): held(2.0, active=0, idle=1),
+    key("cache", node="node-c", mode="shared", team="web"): held(6.0, 1.20),
+    key("web", node="node-c", mode="shared"): held(6.0, 1.20, active=0, idle=0),
+    nobody("Unattributed", node="node-c", mode="shared"): held(12.0, 1.20, active=0, idle=0),
+}
+
+
+def seven_slices() -> Lines:
+    """One GPU for one hour at 2.10, cut in seven slices of which one is free."""
+    lines = {key(f"slice-{number}", mode="mig", team="vision"): held(1 / 7) for number in range(6)}
+    return {**lines, nobody(mode="mig"): held(1 / 7, active=0, idle=1)}
+
+
+def ratios(rows: list[dict[str, str]]) -> list[Decimal]:
+    details = [json.loads(row["AllocatedMethodDetails"], parse_float=Decimal, parse_int=Decimal) for row in rows]
+    return [Decimal(element["AllocatedRatio"]) for detail in details for element in detail["Elements"]]
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.4"])
+def test_the_export_of_a_small_fleet_is_the_golden_one(version: str) -> None:
+    text, _ = exported(ledger(seven_slices(), ANOTHER_DAY), version)
+    golden = GOLDEN / f"focus_{version}.csv"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_the_metadata_of_a_small_fleet_are_the_golden_ones() -> None:
+    metadata = io.StringIO()
+    lines = {**ANOTHER_DAY, key("old-card", node="node-d", model="NVIDIA T4"): held(24.0, None)}
+    own = FocusSettings(created_seconds=START + 2 * DAY)
+    write_focus(ledger(lines), io.StringIO(), settings=own, metadata_stream=metadata)
+    document = json.loads(metadata.getvalue())
+    document["Schema"]["DataGeneratorVersion"] = "0"
+    text = json.dumps(document, indent=2) + "\n"
+    golden = GOLDEN / "focus_metadata.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_seven_slices_of_a_gpu_hour_at_2_10_are_seven_rows_of_0_30() -> None:
+    _, rows = exported(ledger(seven_slices()))
+    assert [row["EffectiveCost"] for row in rows] == ["0.3"] * 7
+    assert sum(ratios(rows)) == 1
+    assert sum(Decimal(row["PricingQuantity"]) for row in rows) == 1
+    assert rows[0]["ContractedUnitPrice"] == "2.1"
+    assert {row["ResourceId"] for row in rows} == {f"prod/node-a/{H100}"}
+    assert [row["AllocatedResourceId"] for row in rows[-2:]] == ["research/Deployment/slice-5", ""]
+    assert rows[-1]["x_WorkloadKind"] == "Unallocated"
+    assert rows[-1]["AllocatedMethodId"] == rows[0]["AllocatedMethodId"] == "gpu-seconds-held"
+    assert {row["x_SplitConfidence"] for row in rows} == {"exact"}
+
+
+def test_gpus_that_one_owner_held_all_day_are_one_row_that_is_not_split() -> None:
+    _, rows = exported(ledger({key("trainer", team="vision"): held(192.0)}))
+    (row,) = rows
+    assert row["AllocatedMethodId"] == row["AllocatedResourceId"] == row["AllocatedTags"] == ""
+    assert row["EffectiveCost"] == row["ContractedCost"] == "403.2"
+    assert row["BilledCost"] == "0"
+    assert json.loads(row["Tags"])["gpu-cost-exporter/team"] == "vision"
+    assert (row["x_Namespace"], row["x_Workload"], row["x_Team"]) == ("research", "trainer", "vision")
+
+
+def test_replicas_of_a_shared_gpu_are_marked_as_estimated() -> None:
+    lines = {key("a", mode="shared"): held(12.0), key("b", mode="shared"): held(12.0)}
+    _, rows = exported(ledger(lines))
+    assert {(row["x_SharingMode"], row["x_SplitConfidence"]) for row in rows} == {("shared", "estimated")}
+    assert ratios(rows) == [Decimal("0.5"), Decimal("0.5")]
+
+
+def test_unallocated_and_unattributed_are_two_remainders_of_one_origin() -> None:
+    lines = {key("a"): held(10.0), nobody(): held(8.0), nobody("Unattributed"): held(6.0)}
+    _, rows = exported(ledger(lines))
+    assert [row["x_WorkloadKind"] for row in rows] == ["Deployment", "Unattributed", "Unallocated"]
+    assert [row["AllocatedResourceId"] == "" for row in rows] == [False, True, True]
+    assert all(row["AllocatedMethodId"] for row in rows)
+    assert sum(ratios(rows)) == 1
+
+
+def test_a_node_that_nobody_held_is_one_row_without_a_split() -> None:
+    _, (row,) = exported(ledger({nobody(): held(192.0, active=0, idle=1)}))
+    assert row["AllocatedMethodId"] == ""
+    assert row["x_WorkloadKind"] == "Unallocated"
+
+
+def test_each_day_is_a_charge_of_its_own_in_the_month_that_it_lies_in() -> None:
+    days = [{key("trainer"): held(24.0)}] * 3
+    _, rows = exported(ledger(*days, start=START + 60 * DAY))  # the last day of November, then two of December
+    assert [row["ChargePeriodStart"] for row in rows] == [
+        "2026-11-30T00:00:00Z",
+        "2026-12-01T00:00:00Z",
+        "2026-12-02T00:00:00Z",
+    ]
+    assert [row["BillingPeriodStart"][:7] for row in rows] == ["2026-11", "2026-12", "2026-12"]
+    assert [row["BillingPeriodEnd"][:7] for row in rows] == ["2026-12", "2027-01", "2027-01"]
+    assert rows[0]["ChargePeriodEnd"] == rows[1]["ChargePeriodStart"]
+
+
+def test_hours_without_a_price_are_no_charge_and_are_told() -> None:
+    lines = {key("a"): held(24.0), key("b", node="node-x"): held(24.0, None), key("c"): held(10.0, unpriced_hours=4.0)}
+    stream, metadata = io.StringIO(), io.StringIO()
+    summary = write_focus(ledger(lines), stream, metadata_stream=metadata)
+    (told,) = summary.unpriced
+    assert (told.node, told.gpu_hours) == ("node-x", 24.0)
+    assert "node-x" not in stream.getvalue()
+    _, rows = exported(ledger(lines))
+    partly = next(row for row in rows if row["x_Workload"] == "c")
+    assert (partly["ConsumedQuantity"], partly["PricingQuantity"], partly["x_UnpricedGpuHours"]) == ("10", "6", "4")
+    document = json.loads(metadata.getvalue())
+    assert document["x_Unpriced"] == [{"Cluster": "prod", "Node": "node-x", "Model": H100, "GpuHours": 24.0}]
+    assert document["x_Conservation"]["MeteredGpuHours"] == 58
+
+
+def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> None:
+    lines = {key("morning"): held(12.0, 2.0), key("afternoon"): held(12.0, 4.0)}
+    _, rows = exported(ledger(lines))
+    by_owner = {row["x_Workload"]: row for row in rows}
+    assert (by_owner["morning"]["EffectiveCost"], by_owner["afternoon"]["EffectiveCost"]) == ("24", "48")
+    assert by_owner["morning"]["ContractedUnitPrice"] == by_owner["afternoon"]["ContractedUnitPrice"] == "3"
+    assert by_owner["morning"]["ContractedCost"] == "36"
+    assert sum(ratios(rows)) == 1
+
+
+def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> None:
+    two = Figures(active_seconds=7200, money={"USD": Money(total=2.0), "EUR": Money(total=1.0)})
+    _, rows = exported(ledger({key("a"): two}))
+    assert [(row["BillingCurrency"], row["EffectiveCost"], row["ConsumedQuantity"]) for row in rows] == [
+        ("EUR", "1", "2"),
+        ("USD", "2", "0"),
+    ]
+
+
+def test_spot_nodes_are_priced_dynamically_and_the_place_of_a_node_is_told() -> None:
+    of = ledger({key("a"): held(24.0)})
+    _, (row,) = exported(of)
+    assert (row["PricingCategory"], row["RegionId"], row["x_CapacityType"]) == ("Standard", "us-east-1", "on-demand")
+    assert row["SkuPriceId"] == f"{H100}/p5.48xlarge/on-demand/us-east-1"
+
+
+def test_names_that_would_be_formulas_are_only_text_and_quotes_and_newlines_survive() -> None:
+    hostile = '=HYPERLINK("http://x","y")\n'
+    _, (row,) = exported(ledger({key("w", team=hostile, namespace='+1|"; DROP'): held(24.0)}))
+    assert row["x_Team"] == f"'{hostile}"
+    assert row["x_Namespace"] == "'+1|\"; DROP"
+    assert json.loads(row["Tags"])["gpu-cost-exporter/team"] == hostile
+
+
+def test_a_simulated_fleet_says_so_on_every_row() -> None:
+    of = ledger({key("a"): held(1.0)})
+    simulated = FleetLedger(
+        window=of.window, dimensions=of.dimensions, chunks=of.chunks, nodes=of.nodes, simulated=True
+    )
+    _, (row,) = exported(simulated)
+    assert row["x_Simulated"] == "true"
+
+
+def test_a_restated_month_is_a_correction() -> None:
+    _, (row,) = exported(ledger({key("a"): held(1.0)}), settings=FocusSettings(restated=True))
+    assert row["ChargeClass"] == "Correction"
+
+
+def test_a_ledger_without_the_nodes_is_refused_in_words() -> None:
+    of = ledger({})
+    few = FleetLedger(window=of.window, dimensions=frozenset(("namespace",)), chunks=())
+    with pytest.raises(ExporterError, match="FOCUS needs a ledger by cluster, kind, mode, model, node"):
+        write_focus(few, io.StringIO())
+
+
+def test_an_unknown_version_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"allowed: 1\.2, 1\.3, 1\.4"):
+        write_focus(ledger({}), io.StringIO(), version="1.0")
+
+
+amounts = st.one_of(
+    st.floats(min_value=1e-9, max_value=1e-6),
+    st.floats(min_value=1e-6, max_value=1e6, allow_nan=False),
+)
+parts = st.floats(min_value=0.0, max_value=0.5)
+
+
+@st.composite
+def a_day(draw: st.DrawFn) -> Lines:
+    lines: dict = {}
+    for node in draw(st.lists(st.sampled_from(["n1", "n2"]), unique=True, min_size=1)):
+        for number in range(draw(st.integers(0, 9))):
+            mode = draw(st.sampled_from(["exclusive", "mig", "shared"]))
+            price = draw(st.one_of(st.none(), st.just(0.0), st.floats(1e-4, 50.0)))
+            figures = held(draw(amounts), price, active=draw(parts), idle=draw(parts))
+            lines[key(f"w{number}", node=node, mode=mode)] = figures
+        if draw(st.booleans()):
+            lines[nobody(node=node)] = held(draw(amounts), 2.0, active=0, idle=1)
+    return lines
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(a_day(), min_size=1, max_size=2))
+def test_every_origin_sums_to_its_money_and_its_ratios_to_exactly_one(days: list[Lines]) -> None:
+    of = ledger(*days)
+    text, rows = exported(of)
+    origins: dict = {}
+    for row in rows:
+        place = (row["ChargePeriodStart"], row["ResourceId"], row["BillingCurrency"])
+        origins.setdefault(place, []).append(row)
+        own = sum(Decimal(row[f"x_{kind}Cost"]) for kind in ("Active", "Idle", "Unknown"))
+        assert own == Decimal(row["EffectiveCost"])
+        assert all(Decimal(row[f"x_{kind}Cost"]) >= 0 for kind in ("Active", "Idle", "Unknown"))
+        assert Decimal(row["EffectiveCost"]) >= 0
+    for same in origins.values():
+        if len(same) > 1:
+            assert sum(ratios(same)) == 1
+            assert all(ratio >= 0 for ratio in ratios(same))
+    expected = math.fsum(
+        figures.money["USD"].total for lines in days for figures in lines.values() if "USD" in figures.money
+    )
+    total = sum((Decimal(row["EffectiveCost"]) for row in rows), Decimal(0))
+    assert float(total) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+    for version in VERSIONS:
+        text, _ = exported(of, version)
+        found = check_focus(io.StringIO(text, newline=""), "x.csv", version=version)
+        assert not found.findings, found.findings[0].words
