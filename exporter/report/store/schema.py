@@ -39,17 +39,17 @@ CREATE TABLE node_facts (
   facts INTEGER NOT NULL REFERENCES facts (id), PRIMARY KEY (version, node)
 ) WITHOUT ROWID;
 CREATE TABLE lines (
-  version INTEGER NOT NULL REFERENCES versions (id), node INTEGER NOT NULL REFERENCES nodes (id),
-  owner INTEGER NOT NULL REFERENCES owners (id), sort INTEGER NOT NULL REFERENCES sorts (id),
-  currency INTEGER NOT NULL REFERENCES currencies (id),
+  version INTEGER NOT NULL REFERENCES versions (id), owner INTEGER NOT NULL REFERENCES owners (id),
+  currency INTEGER NOT NULL REFERENCES currencies (id), sort INTEGER NOT NULL REFERENCES sorts (id),
+  node INTEGER NOT NULL REFERENCES nodes (id),
   active REAL NOT NULL, idle REAL NOT NULL, unknown REAL NOT NULL, unpriced REAL NOT NULL, energy REAL,
-  cost REAL NOT NULL, idle_cost REAL NOT NULL, PRIMARY KEY (version, node, owner, sort, currency)
+  cost REAL NOT NULL, idle_cost REAL NOT NULL, PRIMARY KEY (version, owner, currency, sort, node)
 ) WITHOUT ROWID
 """
 """``days.day`` and ``versions.day`` count days since 1970-01-01 UTC; a day's row names the version that holds.
 
-A line is a row per currency: seconds and energy stand on its first row, on the others they are 0 and NULL (a REAL that
-is 0 takes no room). Currency 0 is no money at all.
+Lines lie in the order in which they are summed. A line is a row per currency: seconds and energy stand on its first
+row, on the others they are 0 and NULL (a REAL that is 0 takes no room). Currency 0 is no money at all.
 """
 
 STEPS: tuple[str, ...] = (_FIRST,)

@@ -46,8 +46,9 @@ def _question(
     versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
 ) -> tuple[str, tuple[str, ...]]:
     """Group by ids first, so that names are looked up once per group and not once per row."""
-    tables = {_COLUMNS[dimension][0] for dimension in dimensions} | {"owners"}
-    ids = ", ".join(_ID[table] if table in tables else f"0 AS {_ID[table]}" for table in _ID)
+    tables = ["owners", *(t for t in ("sorts", "nodes") if any(_COLUMNS[d][0] == t for d in dimensions))]
+    # In the order in which lines lie: what is asked for most is summed as it is read.
+    ids = ", ".join(("version", "owner", "currency", *(_ID[table] for table in tables[1:])))
     where, values = ["version IN (SELECT value FROM json_each(?))"], [json.dumps(list(versions))]
     for dimension, wanted in sorted(filters.wanted.items()):
         table, column = _COLUMNS[dimension]
@@ -56,13 +57,16 @@ def _question(
         )
         values.append(json.dumps(sorted(wanted)))
     names = ", ".join(_name(dimension, dimensions) for dimension in _COLUMNS)
-    joins = " ".join(f"JOIN {table} ON {table}.id = grouped.{_ID[table]}" for table in sorted(tables))
-    group = ", ".join(str(number) for number in range(1, len(_COLUMNS) + 3))
+    joins = " ".join(f"JOIN {table} ON {table}.id = grouped.{_ID[table]}" for table in tables)
+    figures, group = ", ".join(_FIGURES), ""
+    if "workload" not in dimensions:  # else there is next to nothing left to sum
+        figures = _SUMS
+        group = "GROUP BY " + ", ".join(str(number) for number in range(1, len(_COLUMNS) + 3))
     # What is put in here is of the tables above; what users ask for is bound.
     question = (
-        f"WITH grouped AS (SELECT version, {ids}, currency, {_SUMS} FROM lines WHERE {' AND '.join(where)}"  # noqa: S608
-        f" GROUP BY 1, 2, 3, 4, 5) SELECT version, {names}, currencies.code, {_SUMS} FROM grouped {joins}"
-        f" JOIN currencies ON currencies.id = grouped.currency GROUP BY {group}"
+        f"WITH grouped AS MATERIALIZED (SELECT {ids}, {_SUMS} FROM lines WHERE {' AND '.join(where)}"  # noqa: S608
+        f" GROUP BY {ids}) SELECT version, {names}, currencies.code, {figures} FROM grouped {joins}"
+        f" JOIN currencies ON currencies.id = grouped.currency {group}"
     )
     return question, tuple(values)
 

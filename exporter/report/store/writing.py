@@ -68,20 +68,18 @@ def _rows(connection: Connection, version: int, lines: Mapping[LineKey, Figures]
     node_of, owner_of = interned(connection, "nodes"), interned(connection, "owners")
     sort_of, currency_of = interned(connection, "sorts"), interned(connection, "currencies")
     for key, figures in lines.items():
-        line = (
-            version,
-            node_of((key.cluster, key.node)),
-            owner_of((key.namespace, key.kind, key.workload, key.team)),
-            sort_of((key.pool, key.model, key.mode)),
-        )
+        owner = owner_of((key.namespace, key.kind, key.workload, key.team))
+        place = (sort_of((key.pool, key.model, key.mode)), node_of((key.cluster, key.node)))
         seconds = (figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds)
         if not figures.money:
-            yield (*line, 0, *seconds, figures.energy_joules, 0.0, 0.0)
+            yield (version, owner, 0, *place, *seconds, figures.energy_joules, 0.0, 0.0)
         for number, (currency, money) in enumerate(sorted(figures.money.items())):
             first = number == 0
             yield (
-                *line,
+                version,
+                owner,
                 currency_of((currency,)),
+                *place,
                 *(seconds if first else (0.0, 0.0, 0.0, 0.0)),
                 figures.energy_joules if first else None,
                 money.total,

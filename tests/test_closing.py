@@ -1,0 +1,152 @@
+import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_support import D1, D2, D3, D4, NOW, Known, chunk
+
+from exporter.errors import PrometheusError, StoreError
+from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.store import CombinedLedger, DayStore, StoreLedger, close_due_days, oldest_day
+from exporter.report.store.closing import due_days
+from exporter.report.store.values import ALL_OF_A_DAY
+
+HERE = Path(__file__).resolve().parent
+
+
+def three_days() -> Known:
+    return Known({day: chunk(day) for day in (D1, D2, D3)})
+
+
+def test_every_day_that_is_over_is_closed_in_order_from_the_oldest_there_is(tmp_path: Path) -> None:
+    source = three_days()
+    told: list[tuple[int, int]] = []
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        closing = asyncio.run(
+            close_due_days(store, source, NOW, by="ann", progress=lambda p: told.append((p.done, p.total)))
+        )
+        assert (closing.closed, closing.left) == ((D1, D2, D3), ())
+        assert told == [(1, 3), (2, 3), (3, 3)]
+        assert asyncio.run(close_due_days(store, source, NOW)).closed == ()
+        read = asyncio.run(StoreLedger(store).ledger(Window(start_seconds=D1, end_seconds=D4), ALL_OF_A_DAY))
+        assert [dict(found.lines) for found in read.chunks] == [dict(chunk(day).lines) for day in (D1, D2, D3)]
+        assert store.restatements(D2)[0].closed_by == "ann"
+
+
+def test_a_day_is_due_two_hours_after_its_end(tmp_path: Path) -> None:
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        early = asyncio.run(due_days(store, three_days(), D4 + 2 * 3600 - 1.0, from_day=D3))
+        late = asyncio.run(due_days(store, three_days(), D4 + 2 * 3600.0, from_day=D3))
+    assert (early, late) == ((), (D3,))
+
+
+def test_one_days_failure_stops_that_day_only_and_is_made_good_later(tmp_path: Path) -> None:
+    source = three_days()
+    source.failing = {D2}
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        closing = asyncio.run(close_due_days(store, source, NOW))
+        assert closing.closed == (D1, D3)
+        (left,) = closing.left
+        assert (left.day_seconds, left.waits) == (D2, False)
+        assert "no answer in 60 s" in left.reason
+        source.failing = set()
+        assert asyncio.run(close_due_days(store, source, NOW)).closed == (D2,)
+
+
+def test_a_prometheus_that_is_down_costs_nothing_that_is_there(tmp_path: Path) -> None:
+    source = three_days()
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        asyncio.run(close_due_days(store, source, D3 + 3 * 3600.0))
+        source.down = True
+        closing = asyncio.run(close_due_days(store, source, NOW))
+        assert closing.closed == ()
+        assert [left.reason for left in closing.left] == ["prometheus: cannot connect; start it"]
+        assert len(store.closed_days()) == 2
+    with DayStore.open(tmp_path / "empty", write=True) as store, pytest.raises(PrometheusError):
+        asyncio.run(close_due_days(store, source, NOW))
+
+
+def test_missing_hours_wait_two_days_and_then_for_a_word(tmp_path: Path) -> None:
+    source = Known({D1: chunk(D1, hours=23), D2: chunk(D2)})
+    soon, later = D2 + 47 * 3600.0, D2 + 48 * 3600.0
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        for now, accept in ((soon, True), (later, False)):
+            closing = asyncio.run(close_due_days(store, source, now, from_day=D1, accept_gaps=accept))
+            assert D1 not in closing.closed
+            (left,) = [left for left in closing.left if left.day_seconds == D1]
+            assert left.waits
+            assert "23 of its 24 hours of cluster 'east'" in left.reason
+        assert D1 in asyncio.run(close_due_days(store, source, later, from_day=D1, accept_gaps=True)).closed
+
+
+def test_hours_that_came_late_are_in_the_day(tmp_path: Path) -> None:
+    source = Known({D1: chunk(D1, hours=20)})
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        assert asyncio.run(close_due_days(store, source, D2 + 3 * 3600.0)).closed == ()
+        source.days[D1] = chunk(D1)
+        assert asyncio.run(close_due_days(store, source, D2 + 9 * 3600.0)).closed == (D1,)
+
+
+def test_a_day_without_any_hour_is_never_closed_as_empty(tmp_path: Path) -> None:
+    source = three_days()
+    del source.days[D2]
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        closing = asyncio.run(close_due_days(store, source, D4 + 9 * DAY_SECONDS, accept_gaps=True))
+        assert closing.closed == (D1, D3)
+        assert "there is nothing to close" in next(left.reason for left in closing.left if left.day_seconds == D2)
+
+
+def test_a_reopened_day_is_read_anew(tmp_path: Path) -> None:
+    source = three_days()
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        asyncio.run(close_due_days(store, source, NOW))
+        store.reopen(D1, reason="late prices", by="ann", now=NOW)
+        source.days[D1] = chunk(D1, seed=7)
+        assert asyncio.run(close_due_days(store, source, NOW, by="bob")).closed == (D1,)
+        assert [(v.number, v.closed_by, v.reason) for v in store.restatements(D1)] == [
+            (1, "", ""),
+            (2, "bob", "late prices"),
+        ]
+
+
+def test_data_that_prometheus_lost_later_changes_no_closed_day(tmp_path: Path) -> None:
+    source = three_days()
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        asyncio.run(close_due_days(store, source, NOW))
+        store.reopen(D1, reason="a wrong word", by="ann", now=NOW)
+        source.days = {D1: dataclasses.replace(chunk(D1, seed=3), recorded_hours={"east": 5, "west": 5})}
+        closing = asyncio.run(close_due_days(store, source, NOW + 9 * DAY_SECONDS, accept_gaps=True, from_day=D1))
+        assert closing.closed == ()
+        assert "5 hours of cluster 'east' are there now, the closed day has 24" in closing.left[0].reason
+        combined = CombinedLedger(StoreLedger(store), source)
+        ledger = asyncio.run(combined.ledger(Window(start_seconds=D1, end_seconds=D4), ALL_OF_A_DAY))
+        assert [dict(found.lines) for found in ledger.chunks] == [dict(chunk(day).lines) for day in (D1, D2, D3)]
+
+
+def test_a_store_that_knows_the_future_closes_nothing(tmp_path: Path) -> None:
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        asyncio.run(close_due_days(store, three_days(), NOW))
+        with pytest.raises(StoreError, match="2026-09-06 is closed, and by this clock not over: set the clock"):
+            asyncio.run(close_due_days(store, three_days(), D3 + 1.0))
+
+
+def test_the_oldest_day_is_found_behind_months_and_not_behind_a_bare_one() -> None:
+    old = D3 - 75 * DAY_SECONDS
+    source = Known({day: chunk(day, nodes=1, owners=1) for day in range(old, D3, 20 * DAY_SECONDS)})
+    assert asyncio.run(oldest_day(source, D3)) == old
+    assert asyncio.run(oldest_day(source, D3, from_day=D3 - 50 * DAY_SECONDS)) == old + 40 * DAY_SECONDS
+    assert asyncio.run(oldest_day(Known({}), D3)) is None
+
+
+def test_a_kill_at_any_moment_leaves_no_lost_doubled_or_half_day(tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "store_kill_support.py"), str(tmp_path), "25", "11"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["rounds"] == 25
+    assert seen["days"] >= 3
+    assert seen["versions"] > seen["days"], "no day was closed again"
+    assert seen["problems"] == []
