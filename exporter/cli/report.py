@@ -1,45 +1,134 @@
-"""`report`: who used GPUs, how well, and what it cost."""
+"""`report`: who used GPUs, how well, and what it cost: of one node from its agent, of a fleet from Prometheus."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415
 
 import argparse
+from pathlib import Path
 
-from exporter.cli.base import Commands, Parser, command, refuse, stdout
+from exporter.cli.base import Commands, Parser, command, refuse
+from exporter.cli.output import check_output, output
+from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
+
+_AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
+_OF_A_FLEET = (
+    "window",
+    "filter",
+    "share_idle",
+    "share_unallocated",
+    "price_book",
+    "top",
+    "store",
+    "focus_version",
+    *(option.key.replace("-", "_") for option in PROMETHEUS_OPTIONS),
+)
+_EPILOG = (
+    "Exit code: 0 for a whole report; 1 if nothing can be read, or there is nothing yet; 2 for a wrong flag; 3 for a"
+    " report that is not whole: its foot tells what is missing. How money is shared and re-priced: docs/cost.md."
+)
 
 
 def add(commands: Commands) -> None:
     """Add the command."""
-    report = command(commands, "report", "Who used GPUs, how well, and what it cost: a node's ledger.")
+    report = command(commands, "report", "Who used GPUs, how well, and what it cost: of a fleet, or of one node.")
     _add_report(report)
     report.set_defaults(run=_report)
 
 
 def _add_report(parser: Parser) -> None:
-    parser.epilog = "Exit code: 0 for a report, 1 if the agent cannot be asked or has nothing yet, 2 for a wrong flag."
-    parser.add_argument(
+    parser.epilog = _EPILOG
+    where = parser.add_argument_group("Where it is read (the last two can go together)")
+    where.add_argument(
         "--agent",
-        required=True,
         metavar="URL",
-        help="address of the agent to ask, as http://node-a:9400; of a pod through kubectl port-forward",
+        help="one node: address of its agent, as http://node-a:9400; of a pod through kubectl port-forward",
     )
-    parser.add_argument(
-        "--format", choices=("table", "csv", "json"), default="table", help="form of the report [default: table]"
+    where.add_argument("--store", type=Path, metavar="FILE", help="a fleet: closed days that serve or store keep")
+    add_prometheus_options(parser)
+    what = parser.add_argument_group("What is told")
+    what.add_argument(
+        "--window",
+        metavar="PERIOD",
+        help="30d, 12h, today, lastmonth, 2026-10, 2026-Q3, 2026-10-01..2026-10-15, ... in UTC [default: 30d]",
     )
-    parser.add_argument(
+    what.add_argument(
         "--by",
-        choices=("owner", "namespace", "team", "model"),
-        default="owner",
-        help="what lines are summed by; owner: a line per owner, model and mode [default: owner]",
+        metavar="DIMENSION,...",
+        help="what lines are told apart by: cluster, node, pool, namespace, kind, workload, team, model, mode"
+        " [default: namespace]; of one node: one of owner, namespace, team, model [default: owner]",
     )
+    what.add_argument(
+        "--filter",
+        action="append",
+        metavar="DIMENSION=VALUE,...",
+        help="only lines that have one of the values; again for another dimension; team= is for none [default: all]",
+    )
+    what.add_argument(
+        "--share-idle",
+        choices=("none", "even", "weighted"),
+        help="spread the money of GPUs that nobody held over owners: evenly, or by their own cost [default: none]",
+    )
+    what.add_argument(
+        "--share-unallocated",
+        action="store_const",
+        const=True,
+        help="with --share-idle: spread Unattributed, too, so that all that has no owner is",
+    )
+    what.add_argument(
+        "--price-book", type=Path, metavar="FILE", help="work money out anew at the prices of this book (docs/cost.md)"
+    )
+    form = parser.add_argument_group("How it is told")
+    form.add_argument(
+        "--format",
+        choices=("table", "csv", "json", "html", "focus"),
+        default="table",
+        help="form of the report; of one node table, csv or json [default: table]",
+    )
+    form.add_argument("--focus-version", choices=("1.2", "1.3", "1.4"), help="of --format focus [default: 1.4]")
+    form.add_argument(
+        "--top", type=_count, metavar="N", help="show N owners and the rest as one line (table, html) [default: all]"
+    )
+    form.add_argument(
+        "--output", type=Path, metavar="FILE", help="write to this file, whole or not at all [default: standard output]"
+    )
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"value '{text}' is not a number; allowed: 1 or more")
+    return int(text)
 
 
 def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
+    if namespace.agent is not None:
+        refuse((*problems, *_not_of_a_node(namespace)))
+        return _of_a_node(namespace)
+    from exporter.cli.fleet_report import run
+
+    return run(namespace, problems)
+
+
+def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
+    problems = [
+        f"--{key.replace('_', '-')}: is for a fleet, and --agent tells of one node; leave out one of them"
+        for key in _OF_A_FLEET
+        if getattr(namespace, key) is not None
+    ]
+    if namespace.by not in {None, *_AGENT_BY}:
+        problems.append(f"--by: value '{namespace.by}' is not for one node; allowed: {', '.join(_AGENT_BY)}")
+    if namespace.format not in _AGENT_FORMATS:
+        problems.append(
+            f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(_AGENT_FORMATS)}"
+        )
+    return problems
+
+
+def _of_a_node(namespace: argparse.Namespace) -> int:
     from exporter import report
 
+    check_output(namespace.output)
     base = report.base_address(namespace.agent)
     read = report.read(report.fetch(base), base)
-    with stdout() as stream:
-        report.write(read, namespace.format, stream, namespace.by)
+    with output(namespace.output) as stream:
+        report.write(read, namespace.format, stream, namespace.by or "owner")
     return 0

@@ -7,7 +7,7 @@ from math import floor
 from exporter.report.fleet.report import ReportLine, ShareIdle
 from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Dimension
 
-_PER_UNIT = 100
+_PER_UNIT, _HALF = 100, 0.5 + 1e-6
 """Money is spread in hundredths, whatever the currency's smallest coin is."""
 _PLACES: tuple[Dimension, ...] = ("cluster", "pool", "model", "node")
 _NARROWER: tuple[frozenset[Dimension], ...] = (
@@ -132,11 +132,17 @@ def divide(whole: int, weights: Sequence[float]) -> list[int]:
 
 
 def close(amounts: Sequence[float]) -> list[float]:
-    """Amounts in hundredths, rounded such that they sum to their rounded sum: a bill that closes to the cent."""
+    """Amounts in hundredths, rounded such that they sum to their rounded sum: a bill that closes to the cent.
+
+    The largest remainders are rounded up; an amount of less than half a hundredth, as what is left of a line that was
+    spread, is 0 as long as others can bear the difference.
+    """
     hundredths = [amount * _PER_UNIT for amount in amounts]
-    parts = [floor(value) for value in hundredths]
-    left = round(sum(hundredths)) - sum(parts)
-    order = sorted(range(len(parts)), key=lambda index: parts[index] - hundredths[index])
-    for index in order[: max(0, left)]:
-        parts[index] += 1
+    is_little = [abs(value) <= _HALF for value in hundredths]
+    parts = [0 if little else floor(value) for value, little in zip(hundredths, is_little, strict=True)]
+    order = sorted(range(len(parts)), key=lambda index: (is_little[index], parts[index] - hundredths[index]))
+    whole = round(sum(hundredths))
+    while left := whole - sum(parts):
+        for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
+            parts[index] += 1 if left > 0 else -1
     return [part / _PER_UNIT for part in parts]

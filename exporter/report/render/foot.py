@@ -45,7 +45,7 @@ def failure_words(failure: Failure) -> str:
     """What was not read, and why."""
     window = failure.window
     when = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
-    return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing above")
+    return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing")
 
 
 def _sum(report: FleetReport) -> Iterator[Remark]:
@@ -89,11 +89,9 @@ def _sharing(report: FleetReport) -> Iterator[Remark]:
         return
     how = "evenly over owners' lines" if report.share_idle == "even" else "over owners by their own cost"
     what = "Unallocated and Unattributed" if report.share_unallocated else "Unallocated"
-    label = "Shared"
-    for currency in report.currencies:
-        amount = sum(line.shared.get(currency, 0.0) for line in report.held)
-        yield Remark(label, f"{decimal(amount, 2)} {currency} of {what} {how}; Charged is Cost and Shared")
-        label = ""
+    spread = {currency: sum(line.shared.get(currency, 0.0) for line in report.held) for currency in report.currencies}
+    amounts = " and ".join(f"{decimal(amount, 2)} {currency}" for currency, amount in spread.items()) or "nothing"
+    yield Remark("Shared", f"{amounts} of {what}, {how}; Charged is Cost and Shared")
 
 
 def _coverage(report: FleetReport) -> Iterator[Remark]:

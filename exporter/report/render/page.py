@@ -12,6 +12,8 @@ from exporter.report.render.foot import remarks
 from exporter.report.render.rows import Row, number_titles, numbers, rows, titles
 from exporter.report.render.words import HOUR, clean, decimal, digits_of, encodable, minute, percent
 
+_WITH_BARS = ("held", "apart")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
@@ -40,7 +42,7 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
     """
     digits = digits_of(report.trust.capacity_seconds)
     shown = rows(report, top)
-    dearest = max((_weight(row, report) for row in shown if row.sort != "total"), default=0.0)
+    dearest = max((_weight(row, report) for row in shown if row.sort in _WITH_BARS), default=0.0)
     window = report.window
     values = {
         "simulated": report.simulated,
@@ -116,7 +118,7 @@ def _weight(row: Row, report: FleetReport) -> float:
 
 def _row_pieces(row: Row, report: FleetReport, dearest: float) -> tuple[_Piece, ...]:
     whole = row.figures.allocated_seconds
-    if row.sort == "total" or not dearest or not whole:
+    if row.sort not in _WITH_BARS or not dearest or not whole:
         return ()
     length = _weight(row, report) / dearest
     figures = row.figures

@@ -77,7 +77,7 @@ def _foot(report: FleetReport) -> Iterator[_Cells]:
     totals: _Cells = {}
     for currency, amounts in charged(report).items():
         shared = sum(line.shared.get(currency, 0.0) for line in (*report.held, *report.apart))
-        totals |= {f"shared_{currency}": round(shared, 2), f"charged_{currency}": round(sum(amounts), 2)}
+        totals |= {f"shared_{currency}": round(shared, 2) + 0.0, f"charged_{currency}": round(sum(amounts), 2)}
     yield {"record": "Total", **_figures(report.total), **totals, "remark": guarded(encodable(part))}
     yield {"record": "Capacity", "gpu_hours": trust.capacity_seconds / HOUR}
     if not part:

@@ -15,6 +15,8 @@ from exporter.report.render.words import digits_of, minute
 
 WIDTH_OF_A_FILE = 160
 LABEL_WIDTH = 10
+_WIDEST = 240
+"""Names of several dimensions, and money in several currencies, spread and charged."""
 _STYLES: dict[Tone, str] = {"": "", "note": "dim", "warning": "yellow", "error": "bold red"}
 _ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
 
@@ -23,7 +25,7 @@ def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> 
     """A table with what nobody held apart, and at its foot how far it can be trusted."""
     console = console_for(stream)
     table = _table(report, top)
-    widen(console, table)
+    widen(console, table, _WIDEST)
     if report.simulated:
         console.print(Text("SIMULATED FLEET: nothing here is real", style="bold yellow"))
     period = f"{minute(report.window.start_seconds)} to {minute(report.window.end_seconds)} UTC"
@@ -40,10 +42,10 @@ def console_for(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
 
 
-def widen(console: Console, table: Table) -> None:
+def widen(console: Console, table: Table, most: int = WIDTH_OF_A_FILE) -> None:
     """In a terminal that is too narrow lines are broken; shortened names and figures would be of no use."""
-    wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
-    console.width = max(console.width, min(wanted, WIDTH_OF_A_FILE))
+    wanted = Measurement.get(console, console.options.update(max_width=most), table).maximum
+    console.width = max(console.width, min(wanted, most))
 
 
 def _table(report: FleetReport, top: int | None) -> Table:

@@ -24,8 +24,10 @@ def decimal(value: float, digits: int) -> str:
 
 
 def percent(ratio: float, digits: int = 2) -> str:
-    """``99.86 %``; rounded down, so that 100 % is all of it."""
+    """``99.86 %``; rounded down, so that 100 % is all of it; a little is never shown as nothing."""
     scale = 10**digits
+    if 0 < ratio * 100 * scale < 1:
+        return f"<{1 / scale:.{digits}f} %"
     return f"{floor(ratio * 100 * scale + 1e-6) / scale:.{digits}f} %"
 
 
