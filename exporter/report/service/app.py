@@ -1,7 +1,5 @@
 """The service's HTTP face: pages, API, metrics and health under one application that only reads."""
 
-import importlib
-import importlib.util
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,6 +10,9 @@ from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.exposition.connections import CONNECTIONS, Connections
 from exporter.report.service import responses
 from exporter.report.service.book import Book
+from exporter.report.service.endpoints import add_endpoints
+from exporter.report.service.openapi import document
+from exporter.report.service.pages import add_pages
 from exporter.report.service.problems import problem_document
 from exporter.report.service.settings import ServeSettings
 
@@ -20,7 +21,7 @@ RETRY_AFTER_SECONDS = 15
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SETTINGS = web.AppKey("SETTINGS", ServeSettings)
-_API = ("/api/", "/allocation", "/metrics", "/healthz", "/readyz", "/openapi.json")
+_API = ("/api/", "/allocation", "/model/", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +68,16 @@ def _one_app(
         body, content_type = face.metrics(request.headers.get(hdrs.ACCEPT, ""))
         return await responses.respond(request, body, content_type, cache="no-store")
 
+    async def openapi(request: web.Request) -> web.Response:
+        body = responses.json_bytes(document(settings.title, settings.path_prefix))
+        return await responses.respond(request, body, responses.JSON)
+
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
-    if importlib.util.find_spec("exporter.report.service.pages"):
-        importlib.import_module("exporter.report.service.pages").add_pages(app, book, settings)
+    app.router.add_get("/openapi.json", openapi)
+    add_endpoints(app, book, settings, face.clock)
+    add_pages(app, book, settings)
     return app
 
 
@@ -115,11 +121,11 @@ async def _problem(request: web.Request, status: int, problems: tuple[str, ...])
     page = request.app.get(responses.ERROR_PAGE)
     path = request.path.removeprefix(request.app[SETTINGS].path_prefix)
     for_people = "text/html" in request.headers.get(hdrs.ACCEPT, "") and not path.startswith(_API)
-    document = problem_document(problems)
+    told = problem_document(problems, status)
     if page and for_people:
-        response = await page(request, status, document["error"], document["mend"])
+        response = await page(request, status, told["error"], told["mend"])
     else:
-        response = await responses.respond(request, responses.json_bytes(document), responses.JSON, status=status)
+        response = await responses.respond(request, responses.json_bytes(told), responses.JSON, status=status)
     if status == web.HTTPServiceUnavailable.status_code:
         response.headers[hdrs.RETRY_AFTER] = str(RETRY_AFTER_SECONDS)
     return response

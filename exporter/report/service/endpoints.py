@@ -1,0 +1,34 @@
+"""Every path of the API, and how a request becomes a question and an answer a response."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import hdrs, web
+
+from exporter.report.service import allocation, api, responses
+from exporter.report.service.api import Ask, Endpoint
+from exporter.report.service.book import Book
+from exporter.report.service.parameters import read
+from exporter.report.service.settings import ServeSettings
+
+ENDPOINTS: tuple[Endpoint, ...] = (*api.ENDPOINTS, *allocation.ENDPOINTS)
+
+
+def add_endpoints(app: web.Application, book: Book, settings: ServeSettings, clock: Callable[[], float]) -> None:
+    """Answer every path of the API; ``clock`` gives Unix seconds."""
+    for endpoint in ENDPOINTS:
+        app.router.add_get(endpoint.path, _handler(endpoint, book, settings, clock))
+
+
+def _handler(
+    endpoint: Endpoint, book: Book, settings: ServeSettings, clock: Callable[[], float]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        now = clock()
+        values = read(endpoint.parameters, request.query.items(), now)
+        answer = await endpoint.handle(Ask(values=values, book=book, settings=settings, now_seconds=now))
+        headers: dict[str, str] = {}
+        if answer.filename:
+            headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{answer.filename}"'
+        return await responses.respond(request, answer.body, answer.content_type, headers=headers)
+
+    return handle
