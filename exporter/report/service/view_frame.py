@@ -1,0 +1,260 @@
+"""What every page shows: the menu, the filters, whether what it shows is real, new, whole and priced."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from exporter.report.fleet.report import FleetReport
+from exporter.report.fleet.values import HOUR_SECONDS, Dimension, Window
+from exporter.report.service.book import Freshness
+from exporter.report.service.settings import ServeSettings
+from exporter.report.service.view_query import View, written
+from exporter.report.service.view_text import coverage, day, duration, hours, moment, plural
+
+_STALE_SECONDS = 3 * HOUR_SECONDS
+_FORM: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
+WORDS: Mapping[Dimension, str] = {
+    "cluster": "Cluster",
+    "node": "Node",
+    "pool": "Node pool",
+    "namespace": "Namespace",
+    "kind": "Kind",
+    "workload": "Workload",
+    "team": "Team",
+    "model": "Model",
+    "mode": "Mode",
+}
+_MENU = (
+    ("/", "Overview"),
+    ("/by/team", "Teams"),
+    ("/by/namespace", "Namespaces"),
+    ("/by/workload", "Workloads"),
+    ("/by/model", "Models"),
+    ("/by/pool", "Node pools"),
+    ("/by/cluster", "Clusters"),
+    ("/by/node", "Nodes"),
+    ("/recommendations", "Recommendations"),
+    ("/budgets", "Budgets"),
+    ("/about", "About"),
+)
+
+
+class Link(NamedTuple):
+    """A link, and whether it leads to what is shown now."""
+
+    words: str
+    href: str
+    current: bool = False
+
+
+class Field(NamedTuple):
+    """A field of the filter form."""
+
+    name: str
+    words: str
+    value: str
+    offered: tuple[str, ...]
+
+
+class Notice(NamedTuple):
+    """What a reader must know first. The tone is ``warn`` or ``bad``."""
+
+    tone: str
+    words: str
+
+
+class Fact(NamedTuple):
+    """One line of how far to trust the page. The tone is ``ok``, ``warn`` or ``bad``."""
+
+    words: str
+    value: str
+    tone: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """All of it."""
+
+    site: str
+    menu: tuple[Link, ...]
+    windows: tuple[Link, ...]
+    window_text: str
+    window_words: str
+    fields: tuple[Field, ...]
+    kept: tuple[tuple[str, str], ...]
+    """Parameters that the form carries along unseen."""
+    chips: tuple[Link, ...]
+    """Filters that are set; each link takes one away."""
+    currencies: tuple[Link, ...]
+    currency: str
+    """What money is shown in; empty where nothing has a price."""
+    facts: tuple[Fact, ...]
+    notices: tuple[Notice, ...]
+    notes: tuple[str, ...]
+    simulated: bool
+
+
+def chosen_currency(report: FleetReport | None, view: View) -> str:
+    """The currency that was asked for where there is money in it, else the one that most GPU-hours were paid in."""
+    if report is None or not report.currencies:
+        return ""
+    if view.currency in report.currencies:
+        return view.currency
+    seconds = dict.fromkeys(report.currencies, 0.0)
+    for line in report.held:
+        for currency in line.figures.money:
+            seconds[currency] += line.figures.allocated_seconds
+    return max(seconds, key=lambda currency: seconds[currency])
+
+
+def make_frame(
+    view: View,
+    freshness: Freshness,
+    report: FleetReport | None,
+    offered: Mapping[Dimension, tuple[str, ...]],
+    settings: ServeSettings,
+) -> Frame:
+    """The frame of a page; ``report`` is of what it shows, ``None`` where nothing could be read."""
+    currency = chosen_currency(report, view)
+    subject = view.path == "/owner"
+    values = {name: view.asked.get(name, ("",))[0] for name in _FORM}
+    carried = [name for name in view.asked if name in WORDS and (subject or name not in _FORM)]
+    return Frame(
+        site=settings.title or "GPU cost",
+        menu=tuple(Link(words, view.menu(path), path == view.path) for path, words in _MENU),
+        windows=_windows(view),
+        window_text=written(view),
+        window_words=window_words(view.window),
+        fields=()
+        if subject
+        else tuple(Field(name, WORDS[name], values[name], offered.get(name, ())) for name in _FORM),
+        kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
+        chips=() if subject else _chips(view),
+        currencies=tuple(
+            Link(one, view.link(None, currency=one), one == currency) for one in (report.currencies if report else ())
+        ),
+        currency=currency,
+        facts=(*(_trust(report) if report else ()), *_age(freshness)),
+        notices=_notices(view, freshness, report),
+        notes=report.trust.notes if report else (),
+        simulated=freshness.simulated or bool(report and report.simulated),
+    )
+
+
+def window_words(window: Window) -> str:
+    """``2026-10-22 to 2026-11-20``: days, both within; with hours where an end is in the middle of a day."""
+    days = not window.start_seconds % 86_400 and not window.end_seconds % 86_400
+    if days:
+        return f"{day(window.start_seconds)} to {day(window.end_seconds - 1)}"
+    return f"{moment(window.start_seconds)} to {moment(window.end_seconds)}"
+
+
+def _windows(view: View) -> tuple[Link, ...]:
+    today = datetime.fromtimestamp(view.now_seconds, tz=UTC)
+    this = f"{today:%Y-%m}"
+    last = f"{today.replace(day=1) - timedelta(days=1):%Y-%m}"
+    offered = (("7 days", "7d"), ("30 days", "30d"), ("90 days", "90d"), ("This month", this), ("Last month", last))
+    return tuple(Link(words, view.link(None, window=text), text == written(view)) for words, text in offered)
+
+
+def _chips(view: View) -> tuple[Link, ...]:
+    chips = [
+        Link(f"{words} {' or '.join(view.asked[name])}", view.without(name))
+        for name, words in WORDS.items()
+        if name in view.asked
+    ]
+    if view.share_idle != "none":
+        chips.append(Link(f"Shared: {view.share_idle}", view.without("share", "shareUnallocated")))
+    return tuple(chips)
+
+
+def _trust(report: FleetReport) -> tuple[Fact, ...]:
+    trust = report.trust
+    return (
+        _ratio(
+            "Coverage",
+            trust.activity_coverage_ratio,
+            "Part of the held GPU-hours whose activity was measured; the rest is unknown, not idle.",
+        ),
+        _ratio(
+            "Priced", trust.price_coverage_ratio, "Part of all GPU-hours that had a price; the rest is in no money."
+        ),
+        Fact(
+            "Hours recorded",
+            f"{trust.recorded_hours:,} of {trust.expected_hours:,}",
+            "ok" if trust.recorded_hours >= trust.expected_hours else "warn",
+            "Hours of the window that are over, times clusters, and those that the hourly ledger was recorded for.",
+        ),
+        _sum_fact(report),
+    )
+
+
+def _sum_fact(report: FleetReport) -> Fact:
+    meaning = (
+        "Active, idle, unknown, unattributed and unallocated GPU-hours must sum to the GPU-hours that were metered."
+    )
+    if report.trust.missing_seconds:
+        missing = report.trust.missing_seconds / HOUR_SECONDS
+        return Fact("Sum", f"{missing:+,.2f} GPU-hours missing", "bad", meaning)
+    if report.filters.wanted:
+        return Fact("Sum", "a part of the fleet", "ok", meaning)
+    return Fact("Sum", "all of the capacity", "ok", meaning)
+
+
+def _ratio(words: str, ratio: float | None, meaning: str) -> Fact:
+    if ratio is None:
+        return Fact(words, "nothing held" if words == "Coverage" else "nothing metered", "warn", meaning)
+    tone = "ok" if ratio >= 0.95 else "warn" if ratio >= 0.5 else "bad"  # noqa: PLR2004 - where a reader must take care
+    return Fact(words, coverage(ratio), tone, meaning)
+
+
+def _age(freshness: Freshness) -> tuple[Fact, ...]:
+    facts = []
+    until = freshness.read_until_seconds or freshness.closed_until_seconds
+    if until is None:
+        facts.append(Fact("Newest hour", "none yet", "warn", "No hour of the ledger has been read."))
+    else:
+        age = freshness.now_seconds - until
+        tone = "warn" if age > _STALE_SECONDS else "ok"
+        facts.append(
+            Fact("Newest hour", f"{moment(until)} UTC, {duration(age)} ago", tone, "Newer hours are not in here.")
+        )
+    if freshness.closed_until_seconds is not None:
+        last = day(freshness.closed_until_seconds - 1)
+        facts.append(Fact("Closed until", last, "ok", "Days that are in the store, and change no more."))
+    return tuple(facts)
+
+
+def _notices(view: View, freshness: Freshness, report: FleetReport | None) -> tuple[Notice, ...]:
+    notices = [Notice("bad", freshness.problem)] if freshness.problem else []
+    if report is None:
+        return tuple(notices)
+    notices += [Notice("bad", words) for words in _grouped(report)]
+    if report.trust.missing_seconds:
+        lost = report.trust.missing_seconds / HOUR_SECONDS
+        notices.append(
+            Notice("bad", f"The lines and the capacity differ by {lost:+,.2f} GPU-hours: please report this as a bug.")
+        )
+    if view.currency and report.currencies and view.currency not in report.currencies:
+        there = ", ".join(report.currencies)
+        notices.append(Notice("warn", f"Nothing here was priced in {view.currency}; there is: {there}."))
+    unpriced = report.total.unpriced_seconds
+    if unpriced > 0:
+        lacking = "no row of the price book matches their model, node and time"
+        notices.append(Notice("warn", f"{hours(unpriced)} GPU-hours are in no money here: {lacking}."))
+    return tuple(notices)
+
+
+def _grouped(report: FleetReport) -> list[str]:
+    """Failures by reason: a server that is away fails every day's question alike."""
+    reasons: dict[str, list[Window]] = {}
+    for failure in report.trust.failures:
+        reasons.setdefault(failure.reason, []).append(failure.window)
+    return [f"Not whole: {_span(windows)} could not be read: {reason}" for reason, windows in reasons.items()]
+
+
+def _span(windows: Sequence[Window]) -> str:
+    days = sorted({day(window.start_seconds) for window in windows})
+    return days[0] if len(days) == 1 else f"{plural(len(days), 'day')} from {days[0]} to {days[-1]}"

@@ -1,0 +1,113 @@
+"""The pages of tables, and of one team, namespace, workload or place: its days, its workloads, its pods and devices."""
+
+import asyncio
+from collections.abc import Sequence
+
+from exporter.errors import PrometheusError
+from exporter.report.fleet.report import FleetReport
+from exporter.report.fleet.values import Dimension
+from exporter.report.service.book import Book, PodUse
+from exporter.report.service.charts import largest, uses
+from exporter.report.service.view_advice import advised
+from exporter.report.service.view_frame import WORDS, Link, chosen_currency
+from exporter.report.service.view_groups import read, summed, with_days
+from exporter.report.service.view_query import DIMENSIONS, NONE, View
+from exporter.report.service.view_table import SUBJECTS, WORKLOADS, Subject, make_row, make_table
+
+_DRAWN, _FEW, _PODS = 8, 25, 200
+_PLACES = Subject(title="Models and node pools", by=("model", "pool", "mode"), name="model")
+_OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
+"""Whose pods are asked for: a whole team or cluster would be a list that nobody reads."""
+
+
+async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
+    """A page of ``SUBJECTS``."""
+    subject = SUBJECTS[name]
+    if subject is WORKLOADS:
+        report, whole = await asyncio.gather(read(book, view, subject.by), summed(book, view, ()))
+    else:
+        report = whole = await summed(book, view, subject.by)
+    currency = chosen_currency(report, view)
+    drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
+    if subject is WORKLOADS and drawn:
+        drawn = await with_days(book, view, report, drawn)
+    names = [(make_row(line, report, view, currency, subject).name, line) for line in drawn]
+    return report, {
+        "subject": subject,
+        "table": make_table(report, view, currency, subject),
+        "chart": largest(whole, currency, names, more=len(report.held) > len(names)),
+    }
+
+
+async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+    """The page on what the filters say."""
+    report, places, days, (pods, problem) = await asyncio.gather(
+        read(book, view, WORKLOADS.by),
+        read(book, view, _PLACES.by),
+        read(book, view, (), with_series=True),
+        _pods(book, view),
+    )
+    currency = chosen_currency(report, view)
+    return report, {
+        "title": _title(view),
+        "crumbs": _crumbs(view),
+        "team": _team(report),
+        "figures": report.total,
+        "cost": report.total.money.get(currency),
+        "idle_cost": sum(line.figures.money[currency].idle for line in report.held if currency in line.figures.money),
+        "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
+        "chart": uses(days, currency, with_apart=True),
+        "table": None if "workload" in view.asked else make_table(report, view, currency, WORKLOADS, lines=_FEW),
+        "all_href": view.link("/by/workload"),
+        "places": [
+            (line.key, make_row(line, places, view, currency, _PLACES)) for line in (*places.held, *places.apart)
+        ],
+        "pods": pods[:_PODS],
+        "pods_more": max(0, len(pods) - _PODS),
+        "pods_asked": _asks_pods(view),
+        "pods_problem": problem,
+        "advice": advised(book.recommendations(), view),
+    }
+
+
+async def _pods(book: Book, view: View) -> tuple[Sequence[PodUse], str]:
+    if not _asks_pods(view):
+        return (), ""
+    try:
+        return await book.pods(view.filters), ""
+    except PrometheusError as error:
+        return (), str(error)
+
+
+def _asks_pods(view: View) -> bool:
+    return any(name in view.filters.wanted for name in _OF_PODS)
+
+
+def _named(view: View, name: str) -> str:
+    return " or ".join(f"(no {WORDS[name].lower()})" if value == NONE else value for value in view.asked[name])  # type: ignore[index]
+
+
+def _title(view: View) -> tuple[str, str]:
+    """What it is, and its name."""
+    for name in ("workload", "namespace", "team", "node", "pool", "model", "cluster"):
+        if name in view.asked:
+            kind = view.asked.get("kind") if name == "workload" else None
+            return (kind[0] if kind and kind[0] != NONE else WORDS[name], _named(view, name))  # type: ignore[index]
+    return "Fleet", "Everything"
+
+
+def _crumbs(view: View) -> list[Link]:
+    """The way here, from the fleet inwards."""
+    crumbs = [Link("Overview", view.menu("/"))]
+    so_far: dict[str, str | None] = dict.fromkeys(DIMENSIONS)
+    narrower = ("cluster", "team", "pool", "node", "model", "namespace", "workload")
+    here = [name for name in narrower if name in view.asked]
+    for name in here[:-1]:
+        so_far[name] = view.asked[name][0]
+        crumbs.append(Link(f"{WORDS[name]} {_named(view, name)}", view.link(None, **so_far)))  # type: ignore[index]
+    return crumbs
+
+
+def _team(report: FleetReport) -> str:
+    teams = {line.key.team for line in report.held}
+    return teams.pop() if len(teams) == 1 else ""

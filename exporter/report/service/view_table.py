@@ -1,0 +1,261 @@
+"""The tables of owners, models and places: their lines in the order that was asked for, a hundred at a time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from exporter.report.fleet.costs import is_apart
+from exporter.report.fleet.report import FleetReport, ReportLine
+from exporter.report.fleet.values import OTHER, Dimension, Figures, LineKey
+from exporter.report.service.view_frame import WORDS, Link
+from exporter.report.service.view_query import NONE, View
+from exporter.report.service.view_text import amount, model
+
+LINES = 100
+"""Of one page."""
+_DOWNLOADS = (("CSV", "csv"), ("JSON", "json"), ("HTML", "html"), ("FOCUS", "focus"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a table is of."""
+
+    title: str
+    by: tuple[Dimension, ...]
+    """What its lines are told apart by, and what is known of them besides."""
+    name: Dimension
+    """What a line is called by."""
+
+
+WORKLOADS = Subject(title="Workloads", by=("cluster", "namespace", "kind", "workload", "team"), name="workload")
+SUBJECTS: Mapping[str, Subject] = {
+    "team": Subject(title="Teams", by=("team",), name="team"),
+    "namespace": Subject(title="Namespaces", by=("namespace",), name="namespace"),
+    "workload": WORKLOADS,
+    "model": Subject(title="Models", by=("model",), name="model"),
+    "pool": Subject(title="Node pools", by=("pool",), name="pool"),
+    "cluster": Subject(title="Clusters", by=("cluster",), name="cluster"),
+    "node": Subject(title="Nodes", by=("cluster", "node", "pool"), name="node"),
+}
+
+
+class Row(NamedTuple):
+    """One line of a table."""
+
+    name: str
+    beside: str
+    """What else is known of it, in small letters."""
+    href: str
+    figures: Figures
+    cost: float | None
+    """In the currency of the page; ``None`` where there is none."""
+    idle_cost: float | None
+    shared: float
+    """Money of nobody's GPUs that was spread onto it, in the same currency."""
+    of_total: float | None
+    """Its part of the money, or of the hours where nothing has a price."""
+
+    @property
+    def cost_words(self) -> str:
+        """Its money, or that it has no price; a star where a part of it has none. Empty: no money in this currency."""
+        if self.cost is None:
+            return "no price" if self.figures.unpriced_seconds > 0 and not self.figures.money else ""
+        return amount(self.cost) + ("*" if self.figures.unpriced_seconds > 0 else "")
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        """Active, idle and unknown as parts of what was held; zeros where nothing was."""
+        whole = self.figures.allocated_seconds
+        if not whole:
+            return (0.0, 0.0, 0.0)
+        return tuple(  # type: ignore[return-value]
+            seconds / whole
+            for seconds in (self.figures.active_seconds, self.figures.idle_seconds, self.figures.unknown_seconds)
+        )
+
+
+class Column(NamedTuple):
+    """A column that lines can be put into the order of."""
+
+    words: str
+    href: str
+    direction: str
+    """``ascending``, ``descending`` or ``none``, as ``aria-sort`` has it."""
+    number: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table, or the part of it that one page shows."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    apart: tuple[Row, ...]
+    total: Row | None
+    with_shared: bool
+    found: int
+    """Lines of all pages."""
+    of: int
+    """Lines before the search."""
+    first: int
+    """Number of the first row shown, from 1."""
+    pages: tuple[Link, ...]
+    previous: str
+    following: str
+    downloads: tuple[Link, ...]
+    search: str
+    one: str
+    """What a line is, in a word."""
+
+
+_Sort = Callable[[Row], float | str]
+_SORTS: Mapping[str, tuple[str, _Sort, bool]] = {
+    "name": ("", lambda row: row.name.casefold() + "\0" + row.beside.casefold(), False),
+    "hours": ("GPU-hours", lambda row: row.figures.allocated_seconds, True),
+    "active": ("Active", lambda row: row.figures.active_seconds, True),
+    "idle": ("Idle", lambda row: row.figures.idle_seconds, True),
+    "unknown": ("Unknown", lambda row: row.figures.unknown_seconds, True),
+    "cost": ("Cost", lambda row: -1.0 if row.cost is None else row.cost + row.shared, True),
+    "idle-cost": ("Idle", lambda row: -1.0 if row.idle_cost is None else row.idle_cost, True),
+}
+
+
+def make_table(report: FleetReport, view: View, currency: str, subject: Subject, *, lines: int = LINES) -> Table:
+    """The page of the table that was asked for."""
+    with_clusters = len({line.key.cluster for line in report.held}) > 1
+    rows = [make_row(line, report, view, currency, subject, with_clusters=with_clusters) for line in report.held]
+    found = _searched(rows, view.search)
+    sort = view.sort if view.sort.removeprefix("-") in _SORTS else "-cost" if currency else "-hours"
+    key, backwards = _SORTS[sort.removeprefix("-")][1], sort.startswith("-")
+    # Names first, so that equal figures stay in one order whichever way they are sorted.
+    found.sort(key=lambda row: (row.name, row.beside))
+    found.sort(key=key, reverse=backwards)
+    count = max(1, -(-len(found) // lines))
+    page = min(view.page, count)
+    start = (page - 1) * lines
+    return Table(
+        caption=subject.title,
+        columns=_columns(view, sort, currency, subject),
+        rows=tuple(found[start : start + lines]),
+        apart=tuple(
+            make_row(line, report, view, currency, subject, with_clusters=with_clusters) for line in report.apart
+        ),
+        total=_total(report, currency),
+        with_shared=report.share_idle != "none",
+        found=len(found),
+        of=len(rows),
+        first=start + 1 if found else 0,
+        pages=_pages(view, page, count),
+        previous=view.link(None, page=page - 1) if page > 1 else "",
+        following=view.link(None, page=page + 1) if page < count else "",
+        downloads=tuple(Link(words, view.download(subject.by, form)) for words, form in _DOWNLOADS),
+        search=view.search,
+        one=WORDS[subject.name].lower(),
+    )
+
+
+def make_row(
+    line: ReportLine, report: FleetReport, view: View, currency: str, subject: Subject, *, with_clusters: bool = False
+) -> Row:
+    """A line as a row."""
+    money, total = line.figures.money.get(currency), report.total.money.get(currency)
+    if total and total.total:
+        of_total = None if money is None else money.total / total.total
+    else:
+        whole = 0.0 if currency else report.total.allocated_seconds
+        of_total = line.figures.allocated_seconds / whole if whole else None
+    apart = is_apart(line.key)
+    return Row(
+        name=line.key.kind if apart else name_of(line.key, subject.name),
+        beside=_beside(line.key, subject, with_clusters=with_clusters),
+        href="" if apart else _href(line.key, subject, view),
+        figures=line.figures,
+        cost=money.total if money else None,
+        idle_cost=None if apart or money is None else money.idle,
+        shared=line.shared.get(currency, 0.0),
+        of_total=of_total,
+    )
+
+
+def name_of(key: LineKey, dimension: Dimension) -> str:
+    """What a line is called: the value, or in words that there is none."""
+    if dimension == "workload":
+        if key.workload:
+            return key.workload
+        return "All others" if key.kind == OTHER else key.namespace or "(no workload)"
+    value = str(getattr(key, dimension))
+    if dimension == "model":
+        value = model(value)
+    return value or f"(no {WORDS[dimension].lower()})"
+
+
+def _beside(key: LineKey, subject: Subject, *, with_clusters: bool) -> str:
+    """Of a workload kind, namespace and team; of a node its pool; of what nobody held where it was."""
+    if is_apart(key):
+        where = [str(getattr(key, name)) for name in subject.by if name not in {"kind", "workload", "team"}]
+        return " · ".join(model(part) for part in where if part)
+    if subject.name not in {"workload", "node"}:
+        return ""
+    team = f"team {key.team}" if key.team else ""
+    kind = key.kind if subject.name == "workload" and key.kind != OTHER else ""
+    parts = (kind, key.namespace, team, key.pool, key.cluster if with_clusters else "")
+    return " · ".join(part for part in parts if part)
+
+
+def _href(key: LineKey, subject: Subject, view: View) -> str:
+    if subject.name == "workload":
+        if not key.workload and not key.kind:
+            return view.owner(namespace=key.namespace)
+        where = {"cluster": key.cluster} if key.cluster else {}
+        return view.owner(**where, namespace=key.namespace, kind=key.kind, workload=key.workload)
+    value = str(getattr(key, subject.name)) or NONE
+    if subject.name == "node":
+        where = {"cluster": key.cluster} if key.cluster else {}
+        return view.owner(**where, node=value)
+    return view.owner(**{subject.name: value})
+
+
+def _searched(rows: Sequence[Row], search: str) -> list[Row]:
+    wanted = search.casefold().split()
+    if not wanted:
+        return list(rows)
+    texts = ((row, f"{row.name} {row.beside}".casefold()) for row in rows)
+    return [row for row, text in texts if all(word in text for word in wanted)]
+
+
+def _columns(view: View, sort: str, currency: str, subject: Subject) -> tuple[Column, ...]:
+    columns = []
+    for name, (words, _, largest_first) in _SORTS.items():
+        if name in {"cost", "idle-cost"} and not currency:
+            continue
+        heading = WORDS[subject.name] if name == "name" else f"{words} {currency}" if "cost" in name else words
+        current = sort.removeprefix("-") == name
+        descending = sort.startswith("-")
+        wanted = (not descending) if current else largest_first
+        direction = "none" if not current else "descending" if descending else "ascending"
+        href = view.link(None, sort=("-" if wanted else "") + name)
+        columns.append(Column(heading, href, direction, number=name != "name"))
+    return tuple(columns)
+
+
+def _pages(view: View, page: int, count: int) -> tuple[Link, ...]:
+    """First, last and those about this one."""
+    shown = sorted({1, count, *(number for number in range(page - 2, page + 3) if 1 <= number <= count)})
+    return tuple(Link(str(number), view.link(None, page=number), number == page) for number in shown)
+
+
+def _total(report: FleetReport, currency: str) -> Row | None:
+    if not report.total.allocated_seconds:
+        return None
+    money = report.total.money.get(currency)
+    return Row(
+        name="Total",
+        beside="",
+        href="",
+        figures=report.total,
+        cost=money.total if money else None,
+        idle_cost=money.idle if money else None,
+        shared=0.0,
+        of_total=None,
+    )

@@ -1,0 +1,39 @@
+"""The door to jinja2: from a template's name and what it shows to HTML in which every value is escaped."""
+
+from collections.abc import Mapping
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from exporter import __version__
+from exporter.report.service import view_text
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("exporter.report.service", "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_ENVIRONMENT.filters.update(
+    {
+        "money": view_text.money,
+        "amount": view_text.amount,
+        "hours": view_text.hours,
+        "gpus": view_text.gpus,
+        "percent": view_text.percent,
+        "coverage": view_text.coverage,
+        "duration": view_text.duration,
+        "moment": view_text.moment,
+        "day": view_text.day,
+        "gib": view_text.gib,
+        "model": view_text.model,
+        "plural": view_text.plural,
+    }
+)
+_ENVIRONMENT.globals.update({"version": __version__, "dash": view_text.DASH})
+
+
+def render(template: str, values: Mapping[str, object]) -> bytes:
+    """The page as UTF-8; what cannot be encoded (half a surrogate pair in a name) is shown as a question mark."""
+    return _ENVIRONMENT.get_template(template).render(values).encode("utf-8", "replace")

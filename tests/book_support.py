@@ -1,0 +1,126 @@
+"""The cost service's application over the small simulated fleet behind a real Prometheus, for tests of its pages."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.errors import PrometheusError
+from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import Filters
+from exporter.report.fleet.windows import parse_window
+from exporter.report.recommend.values import Recommendation
+from exporter.report.service.app import Face, create_app
+from exporter.report.service.book import Freshness, PodUse
+from exporter.report.service.live_book import LiveBook, Sources
+from exporter.report.service.settings import ServeSettings
+
+HOUR_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A running service."""
+
+    url: str
+    """Without a slash at its end."""
+    book: LiveBook
+
+
+def live_pods(uses: Sequence[PodUse] | None, url: str) -> "PodsOf":
+    """Answers with these pods; ``None``: says that Prometheus is away."""
+    return PodsOf(tuple(uses) if uses is not None else None, url)
+
+
+@dataclass(frozen=True, slots=True)
+class PodsOf:
+    """A source of live pods that has only those it was given."""
+
+    uses: tuple[PodUse, ...] | None
+    url: str
+
+    async def __call__(self, filters: Filters) -> Sequence[PodUse]:
+        """The pods of the namespaces that are asked for."""
+        if self.uses is None:
+            raise PrometheusError("unreachable", f"{self.url}: no answer; see whether Prometheus runs", retriable=True)
+        wanted = filters.wanted.get("namespace")
+        return [use for use in self.uses if wanted is None or use.namespace in wanted]
+
+
+@asynccontextmanager
+async def served(
+    prometheus_url: str,
+    now_seconds: float,
+    *,
+    pods: Sequence[PodUse] | None = (),
+    recommendations: Sequence[Recommendation] = (),
+    budgets: Sequence[BudgetState] = (),
+    problem: str = "",
+    settings: ServeSettings | None = None,
+) -> AsyncIterator[Served]:
+    """The service on a free port, its clock standing at ``now_seconds``."""
+    asked = PrometheusSettings(url=prometheus_url, retries=0, timeout_seconds=60.0)
+    async with PrometheusClient(asked) as client:
+        sources = Sources(ledger=PrometheusLedger(client), pods=live_pods(pods, prometheus_url))
+        book = LiveBook(sources, lambda: now_seconds)
+        hour = now_seconds // HOUR_SECONDS * HOUR_SECONDS
+        book.learn(
+            freshness=Freshness(
+                now_seconds=now_seconds,
+                first_day_seconds=None,
+                closed_until_seconds=None,
+                read_until_seconds=hour,
+                problem=problem,
+            ),
+            recommendations=recommendations,
+            budgets=budgets,
+        )
+        app = create_app(book, settings or ServeSettings(), Face(clock=lambda: now_seconds))
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+            yield Served(url=f"http://127.0.0.1:{port}", book=book)
+        finally:
+            await book.readings.stop()
+            await runner.cleanup()
+
+
+def recommendation(namespace: str, workload: str, **changes: object) -> Recommendation:
+    """A recommendation to a workload."""
+    values: dict[str, object] = {
+        "advice": "fewer-gpus",
+        "cluster": "alpha",
+        "namespace": namespace,
+        "kind": "Deployment",
+        "workload": workload,
+        "team": "search",
+        "model": "NVIDIA H100 80GB HBM3",
+        "title": "Give back 3 of 8 H100",
+        "gpus": 3.0,
+        "currency": "USD",
+        "per_month": 8_431.5,
+        "evidence": ("3 of its 8 GPUs were idle in all of 612 measured hours.", "Coverage was 98 % of 624 hours."),
+        "risk": "A load that comes once a month would not fit; take one GPU away at a time.",
+        "risk_level": "low",
+    }
+    return Recommendation(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def budget_state(name: str, amount: float, spent: float, projected: float | None, now_seconds: float) -> BudgetState:
+    """A budget of this month for a team."""
+    return BudgetState(
+        budget=Budget(name=name, currency="USD", amount=amount, period="month", owner={"team": name}),
+        period=parse_window("month", now_seconds),
+        spent=spent,
+        projected=projected,
+        unpriced_seconds=0.0,
+        as_of_seconds=now_seconds,
+        passed=tuple(part for part in (0.5, 0.8, 1.0) if spent >= part * amount),
+    )
