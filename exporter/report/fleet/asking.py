@@ -5,7 +5,7 @@ from typing import Any
 
 from exporter.errors import PrometheusError
 from exporter.report.fleet.prometheus import Answer, PrometheusClient
-from exporter.report.fleet.queries import span
+from exporter.report.fleet.queries import LATE_SECONDS, span
 from exporter.report.fleet.sources import Progress
 from exporter.report.fleet.values import DAY_SECONDS, Failure, Window
 
@@ -121,10 +121,14 @@ class Asking:
     async def _once(self, block: Block, query: Callable[[str], str], take: Take) -> None:
         first, last = self.windows[block[0]], self.windows[block[-1]]
         if len(block) == 1:
-            question = self._client.ask_instant(query(span(last)), last.end_seconds)
+            question = self._client.ask_instant(query(span(last)), last.end_seconds + LATE_SECONDS)
         else:
             question = self._client.ask_range(
-                query(span(first)), first.end_seconds, last.end_seconds, DAY_SECONDS, retry_timeouts=False
+                query(span(first)),
+                first.end_seconds + LATE_SECONDS,
+                last.end_seconds + LATE_SECONDS,
+                DAY_SECONDS,
+                retry_timeouts=False,
             )
         await self._taken(question, take)
 

@@ -68,10 +68,16 @@ def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str,
     return tuple(label for label in (cluster_label, *_IDENTITY) if label in wanted)
 
 
-def span(window: Window) -> str:
-    """The range that has the samples of (start, end] at its end, whether the engine's ranges are closed or not.
+LATE_SECONDS = 0.001
+"""After its end a window is asked for. VictoriaMetrics finds no series whose first sample is at the very moment, where
+that is midnight; and that is when its vmalert stamps the last hour of a day."""
 
-    Samples are stamped in whole milliseconds: one less than the window leaves out what was stamped at its start.
+
+def span(window: Window) -> str:
+    """The range that has the samples of (start, end], evaluated ``LATE_SECONDS`` after the end.
+
+    The same for ranges that are closed at both ends, and for those that are open to the left. Samples are stamped in
+    whole milliseconds; what is stamped one or two of them after an hour would be taken for the hour before.
     """
     return f"{window.seconds * 1000 - 1}ms"
 
