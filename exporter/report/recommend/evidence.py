@@ -76,7 +76,8 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
     active, memory = "workload_device:gpu_active:rate1h", "workload_device:gpu_memory_used_bytes:max1h"
     return {
         "held": f"max by ({use}) (count_over_time({EVIDENCE}[{over}]))",
-        "share": f"max by ({use}) (last_over_time({EVIDENCE}[{over}]))",
+        # The median: neither an hour that was held in part nor one in which pods took turns is how much it holds.
+        "share": f"max by ({use}) (quantile_over_time(0.5, {EVIDENCE}[{over}]))",
         "of_day": f"max by ({use}) (count_over_time({EVIDENCE}[{day}]) and last_over_time({EVIDENCE}[{_NEWEST}]))",
         "measured": f"max by ({use}) (sum_over_time(workload_device:gpu_measured:rate1h[{over}]))",
         "active": f"max by ({use}) (sum_over_time({active}[{over}]))",
@@ -122,8 +123,8 @@ def _uses(answers: _Answers) -> Iterable[DeviceUse]:
             held_hours=held_hours,
             measured_hours=min(held_hours, measured / share),
             mean_ratio=min(1.0, answers.active.get(key, 0.0) / measured) if measured > 0 else None,
-            p95_ratio=_of_share(answers.p95.get(key), share, measured),
-            peak_ratio=_of_share(answers.peak.get(key), share, measured),
+            p95_ratio=_of_share(answers.p95.get(key, 0.0), share, measured),
+            peak_ratio=_of_share(answers.peak.get(key, 0.0), share, measured),
             peak_memory_bytes=answers.memory.get(key),
             memory_total_bytes=answers.total.get(key[:7]),
             estimated=key in answers.estimated,
@@ -132,9 +133,12 @@ def _uses(answers: _Answers) -> Iterable[DeviceUse]:
         )
 
 
-def _of_share(gpus: float | None, share: float, measured: float) -> float | None:
-    """Activity of the part that is held; an hour that was measured in part is no busier than what was seen of it."""
-    return None if gpus is None or measured <= 0 else min(1.0, gpus / share)
+def _of_share(gpus: float, share: float, measured: float) -> float | None:
+    """Activity of the part that is held; an hour that was measured in part is no busier than what was seen of it.
+
+    Where activity was measured and none was recorded, there was none.
+    """
+    return min(1.0, gpus / share) if measured > 0 else None
 
 
 def _line(use: DeviceUse) -> LineKey:

@@ -13,7 +13,7 @@ _WHOLE = 0.999
 _SERVER_KINDS = frozenset({"InferenceService", "LLMInferenceService", "SeldonDeployment", "NIMService", "RayService"})
 _SERVER_NAMES = re.compile(
     r"vllm|triton|tritonserver|text-generation|\btgi\b|sglang|trt-?llm|tensorrt|lmdeploy|\bnim\b|kserve|"
-    r"tensorflow|tf-?serving|\btf\b|\bjax\b|ollama|inference|serving",
+    r"tensorflow|tf-?serving|\btf\b|\bjax\b|ollama|inference",
     re.IGNORECASE,
 )
 

@@ -1,0 +1,70 @@
+"""Measured uses and ledgers to make suggestions from, each a workload of one H100 that is as busy as it is told."""
+
+from collections.abc import Iterable
+
+from exporter.model import Money
+from exporter.report.fleet.values import Chunk, Figures, FleetLedger, LineKey, Window
+from exporter.report.recommend.reading import DIMENSIONS
+from exporter.report.recommend.values import DeviceUse
+
+END_SECONDS = 1_789_999_200
+WEEK = Window(start_seconds=END_SECONDS - 7 * 86_400, end_seconds=END_SECONDS, label="7d")
+HOURS = 168.0
+H100, A100, L40S, T4 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA L40S", "Tesla T4"
+GB = 1e9
+
+
+def use(number: int = 0, activity: float = 0.5, /, **others: object) -> DeviceUse:
+    """A device that was held all the week; ``activity`` is its mean, its 95 % and its peak."""
+    figures: dict[str, object] = {
+        "cluster": "",
+        "node": "n1",
+        "uuid": f"GPU-{number}",
+        "model": H100,
+        "namespace": "ml",
+        "kind": "Deployment",
+        "workload": "w",
+        "team": "t",
+        "share_ratio": 1.0,
+        "held_hours": HOURS,
+        "measured_hours": HOURS,
+        "mean_ratio": activity,
+        "p95_ratio": activity,
+        "peak_ratio": activity,
+        "peak_memory_bytes": 70 * GB,
+        "memory_total_bytes": 85 * GB,
+    }
+    return DeviceUse(**(figures | others))  # type: ignore[arg-type]
+
+
+def ledger(*lines: tuple[LineKey, Figures]) -> FleetLedger:
+    """A week's ledger of one chunk."""
+    return FleetLedger(window=WEEK, dimensions=DIMENSIONS, chunks=(Chunk(window=WEEK, lines=dict(lines)),))
+
+
+def paid(per_hour: float, hours: float, *, currency: str = "USD", **key: str) -> tuple[LineKey, Figures]:
+    """A line of so many GPU-hours at a price."""
+    names = {"namespace": "ml", "kind": "Deployment", "workload": "w", "team": "t", "model": H100} | key
+    money = {currency: Money(total=per_hour * hours, idle=0.0)}
+    return LineKey(**names), Figures(active_seconds=hours * 3600, money=money)
+
+
+def prices_of(uses: Iterable[DeviceUse], per_hour: float) -> FleetLedger:
+    """What those would have paid at one price."""
+    hours: dict[LineKey, float] = {}
+    for one in uses:
+        key = LineKey(
+            cluster=one.cluster,
+            namespace=one.namespace,
+            kind=one.kind,
+            workload=one.workload,
+            team=one.team,
+            model=one.model,
+        )
+        hours[key] = hours.get(key, 0.0) + one.held_hours * one.share_ratio
+    return ledger(
+        *(
+            (key, Figures(active_seconds=held * 3600, money={"USD": Money(total=held * per_hour)}))
+            for key, held in hours.items()
+        )
+    )

@@ -1,0 +1,294 @@
+"""What is suggested from measured use, and what is not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.model import Money
+from exporter.report.fleet.values import Figures, LineKey
+from exporter.report.recommend import AdviceSettings, DeviceUse, Recommendation, recommend
+from exporter.report.recommend.profiles import profiles_of
+from tests.recommend_support import A100, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
+
+MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}
+SMALL = {"peak_memory_bytes": 12 * GB}
+
+
+def advice_on(*uses: DeviceUse, per_hour: float = 4.0, settings: AdviceSettings | None = None) -> list[Recommendation]:
+    return list(recommend(uses, prices_of(uses, per_hour), settings))
+
+
+def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what_it_pays_in_a_month() -> None:
+    (one,) = advice_on(use(0, 0.0, peak_memory_bytes=0.0), use(1, 0.004, peak_memory_bytes=0.4 * GB))
+    assert (one.advice, one.title, one.gpus) == ("give-back", "Give back all 2 H100", 2)
+    assert (one.per_month, one.currency) == (pytest.approx(2 * 4 * 730), "USD")
+    assert (one.namespace, one.kind, one.workload, one.team, one.model) == ("ml", "Deployment", "w", "t", H100)
+    assert one.devices == ("GPU-0", "GPU-1")
+    assert one.risk_level == "low"
+    told = " ".join(one.evidence)
+    assert "0.4 % in the busiest hour" in told
+    assert "100.0 % of 336 device-hours held from 2026-09-14 14:00 to 2026-09-21 14:00 UTC (168 h)" in told
+    assert "At most 0.4 GB of 85.0 GB" in told
+    assert "4 USD was paid for a GPU-hour" in told
+
+
+def test_what_has_something_loaded_is_not_given_back_without_asking() -> None:
+    (one,) = advice_on(use(0, 0.0, peak_memory_bytes=30 * GB))
+    assert (one.title, one.risk_level) == ("Give back the H100", "medium")
+    assert "ask" in one.risk
+
+
+def test_of_eight_gpus_the_three_that_never_work_are_named_and_no_mean_hides_them() -> None:
+    busy = [use(number, 0.9) for number in range(5)]
+    idle = [use(number, 0.0) for number in range(5, 8)]
+    (one,) = advice_on(*busy, *idle)
+    assert (one.advice, one.title, one.gpus) == ("fewer-gpus", "Give back 3 of 8 H100", 3)
+    assert one.per_month == pytest.approx(3 * 4 * 730)
+    assert one.devices == ("GPU-5", "GPU-6", "GPU-7")
+    assert one.risk_level == "medium"
+    assert "pipeline" in one.risk
+    assert "Of its other 5 the busiest was 90.0 % active" in " ".join(one.evidence)
+
+
+def test_all_gpus_of_one_model_are_given_back_where_those_of_another_work() -> None:
+    (one,) = advice_on(use(0, 0.9), use(1, 0.0, model=L40S))
+    assert (one.advice, one.title, one.model) == ("fewer-gpus", "Give back the L40S", L40S)
+
+
+SILENT: dict[str, dict[str, object]] = {
+    "an hour of one percent": {"peak_ratio": 0.01},
+    "a tenth of the time was not measured": {"measured_hours": HOURS * 0.89},
+    "nothing was measured": {"measured_hours": 0.0, "mean_ratio": None, "p95_ratio": None, "peak_ratio": None},
+    "held for less than a day": {"held_hours": 23.0, "measured_hours": 23.0},
+    "its part of a shared device is an estimate": {"estimated": True, "share_ratio": 0.25},
+    "given back already": {"still_held": False},
+    "reserved on purpose": {"policy": "reserved"},
+    "held by the platform for others": {"namespace": "kube-system"},
+}
+
+
+@pytest.mark.parametrize("changes", SILENT.values(), ids=SILENT)
+def test_nothing_is_to_be_given_back_where(changes: dict[str, object]) -> None:
+    assert advice_on(use(0, 0.0)) != []
+    assert advice_on(use(0, 0.0, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [SILENT["nothing was measured"], SILENT["its part of a shared device is an estimate"]]
+)
+def test_one_device_of_which_little_is_known_keeps_a_workload_from_being_judged(changes: dict[str, object]) -> None:
+    assert advice_on(use(0, 0.0), use(1, 0.0), use(2, 0.0, **changes)) == []
+
+
+def test_who_worked_on_another_device_this_week_may_only_be_resting() -> None:
+    now = use(0, 0.0, held_hours=30.0, measured_hours=30.0)
+    assert advice_on(now, use(1, 0.8, held_hours=90.0, measured_hours=90.0, still_held=False)) == []
+    (one,) = advice_on(now, use(1, 0.0, held_hours=90.0, measured_hours=90.0, still_held=False))
+    assert (one.advice, one.gpus, one.devices) == ("give-back", 1, ("GPU-0",))
+
+
+def test_a_gpu_that_is_used_a_little_becomes_the_smallest_instance_that_fits_memory_and_activity() -> None:
+    (one,) = advice_on(use(0, 0.2, **SMALL))
+    assert (one.advice, one.title) == ("smaller-mig", "Move the H100 to a MIG instance 2g.20gb")
+    assert one.gpus == pytest.approx(5 / 7)
+    assert one.per_month == pytest.approx(4 * 730 * 5 / 7)
+    assert one.risk_level == "medium"
+
+
+@pytest.mark.parametrize(
+    ("activity", "memory", "profile"),
+    [
+        (0.1, 7 * GB, "1g.10gb"),
+        (0.1, 8 * GB, "1g.20gb"),  # 8 GB and a fifth are more than 1g.10gb surely has
+        (0.12, 7 * GB, "2g.20gb"),
+        (0.23, 16 * GB, "3g.40gb"),  # 20 % more than 16 GB is 19.2 GB: more than 20 GB less an eighth
+        (0.4, 20 * GB, "4g.40gb"),
+    ],
+)
+def test_both_memory_and_activity_have_a_fifth_of_room(activity: float, memory: float, profile: str) -> None:
+    (one,) = advice_on(use(0, activity, peak_memory_bytes=memory))
+    assert one.title.endswith(f" {profile}")
+
+
+def test_an_instance_becomes_a_smaller_one_by_its_part_of_the_gpu() -> None:
+    of_half = {**MIG, "mig_profile": "3g.40gb", "share_ratio": 0.5, "peak_memory_bytes": 5 * GB}
+    (one,) = advice_on(use(0, 0.25, **of_half))
+    assert (one.title, one.advice) == ("Move the instance 3g.40gb of H100 to a MIG instance 1g.10gb", "smaller-mig")
+    assert one.gpus == pytest.approx(0.5 - 1 / 7)
+
+
+KEPT: dict[str, dict[str, object]] = {
+    "busy": {"p95_ratio": 0.8},
+    "full": {"peak_memory_bytes": 60 * GB},
+    "of unknown memory": {"peak_memory_bytes": None},
+    "a server that takes memory in advance": {"workload": "vllm-llama"},
+    "a server by its kind": {"kind": "InferenceService"},
+    "a server by its class": {"policy": "inference"},
+    "the smallest instance": {**MIG, "mig_profile": "1g.10gb", "share_ratio": 1 / 7, "memory_total_bytes": 10 * GB},
+    "an instance of a profile that is not known": {**MIG, "mig_profile": "3g.60gb", "share_ratio": 0.5},
+    "a part of a shared GPU": {"share_ratio": 0.25, "model": T4, "memory_total_bytes": 16 * GB},
+}
+
+
+@pytest.mark.parametrize("changes", KEPT.values(), ids=KEPT)
+def test_what_stays_as_it_is_because_it_is(changes: dict[str, object]) -> None:
+    little = {"peak_memory_bytes": 15 * GB} | changes
+    assert advice_on(use(0, 0.25, peak_memory_bytes=15 * GB)) != []
+    assert advice_on(use(0, 0.25, **little)) == []
+
+
+def test_servers_are_judged_by_memory_where_that_is_asked_for_and_at_high_risk() -> None:
+    (one,) = advice_on(use(0, 0.2, **SMALL, workload="vllm-llama"), settings=AdviceSettings(judge_servers=True))
+    assert (one.advice, one.risk_level) == ("smaller-mig", "high")
+    assert "memory in advance" in one.risk
+
+
+def test_several_gpus_of_one_workload_cannot_be_cut_up_without_a_high_risk() -> None:
+    (one,) = advice_on(use(0, 0.2, **SMALL), use(1, 0.1, **SMALL))
+    assert (one.title, one.risk_level) == ("Move each of 2 H100 to a MIG instance 2g.20gb", "high")
+    assert "cannot join instances" in one.risk
+
+
+def test_a_model_without_mig_is_shared_by_as_many_as_fit_it() -> None:
+    little = {"model": L40S, "memory_total_bytes": 48 * GB}
+    (one,) = advice_on(use(0, 0.1, **little, peak_memory_bytes=8 * GB), per_hour=2.0)
+    assert (one.advice, one.title) == ("share", "Share the L40S among 4 of its like")
+    assert (one.gpus, one.per_month) == (0.75, pytest.approx(2 * 730 * 0.75))
+    (other,) = advice_on(use(0, 0.1, **little, peak_memory_bytes=18 * GB))
+    assert (other.title, other.gpus) == ("Share the L40S among 2 of its like", 0.5)
+    assert advice_on(use(0, 0.45, **little, peak_memory_bytes=8 * GB)) == []
+
+
+def test_a_big_model_that_does_little_is_exchanged_for_a_cheaper_one_that_is_there_and_has_the_memory() -> None:
+    little = use(0, 0.1, peak_memory_bytes=9 * GB)
+    fleet = [use(1, 0.9, model=T4, workload="x", memory_total_bytes=16 * GB, peak_memory_bytes=9 * GB)]
+    book = ledger(paid(4.0, HOURS), paid(0.5, 1000, workload="x", model=T4))
+    found = [one for one in recommend([little, *fleet], book) if one.workload == "w"]
+    (one,) = found
+    assert (one.advice, one.title) == ("smaller-model", "Use T4 instead of 1 H100")
+    assert one.per_month == pytest.approx(3.5 * 730)
+    assert "T4 costs 0.5 USD" in " ".join(one.evidence)
+    dear = ledger(paid(4.0, HOURS), paid(3.9, 1000, workload="x", model=T4))
+    assert [one.advice for one in recommend([little, *fleet], dear) if one.workload == "w"] == ["smaller-mig"]
+
+
+def test_without_two_known_prices_a_smaller_model_has_no_money() -> None:
+    (one,) = recommend(
+        [use(0, 0.1, model="NVIDIA GH200 480GB", peak_memory_bytes=9 * GB, policy="inference")], ledger()
+    )
+    assert (one.advice, one.per_month, one.currency) == ("smaller-model", None, "")
+    assert one.title == "Use a smaller model instead of 1 GH200"
+    assert "no one price" in " ".join(one.evidence)
+
+
+def test_money_is_at_the_mean_of_what_was_paid_and_never_across_currencies() -> None:
+    idle = use(0, 0.0)
+    key, hour = paid(4.0, 100)
+    half = Figures(active_seconds=720_000, unpriced_seconds=360_000, money={"USD": Money(total=600.0)})
+    (one,) = recommend([idle], ledger((key, half)))
+    assert one.per_month == pytest.approx(6.0 * 730)
+    both = Figures(active_seconds=hour.active_seconds, money={"USD": Money(total=10.0), "EUR": Money(total=10.0)})
+    (one,) = recommend([idle], ledger((key, both)))
+    assert (one.per_month, one.currency) == (None, "")
+    free = Figures(active_seconds=3600.0, unpriced_seconds=3600.0)
+    (one,) = recommend([idle], ledger((key, free), paid(9.0, 10, workload="other")))
+    assert one.per_month is None
+
+
+def test_a_pod_that_the_ledger_has_no_name_for_pays_what_its_model_costs() -> None:
+    pod = use(0, 0.0, kind="Pod", workload="p-0", team="")
+    (one,) = recommend([pod], ledger(paid(3.0, 100, kind="", workload="", team="")))
+    assert one.per_month == pytest.approx(3.0 * 730)
+
+
+def test_the_dearest_comes_first_and_what_has_no_price_last() -> None:
+    uses = [
+        use(0, 0.0, workload="cheap"),
+        use(1, 0.0, workload="dear"),
+        *(use(number, 0.0, workload="unknown", model=A100) for number in (2, 3)),
+    ]
+    book = ledger(paid(1.0, HOURS, workload="cheap"), paid(9.0, HOURS, workload="dear"))
+    assert [one.workload for one in recommend(uses, book)] == ["dear", "cheap", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "current", "smallest", "largest"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 42.9 * GB, "", "1g.5gb", "7g.40gb"),
+        ("NVIDIA A100-SXM4-80GB", 85.9 * GB, "", "1g.10gb", "7g.80gb"),
+        ("NVIDIA A100-SXM4-40GB", 10 * GB, "1g.10gb", "1g.5gb", "7g.40gb"),
+        ("NVIDIA A100-SXM4-80GB", 10 * GB, "1g.10gb+me", "1g.10gb", "7g.80gb"),
+        ("NVIDIA A30", 25.8 * GB, "", "1g.6gb", "4g.24gb"),
+        ("NVIDIA H100 NVL", 100.5 * GB, "", "1g.12gb", "7g.94gb"),
+        ("NVIDIA H200", 150.8 * GB, "", "1g.18gb", "7g.141gb"),
+        ("NVIDIA B200", 192 * GB, "1c.3g.90gb", "1g.23gb", "7g.180gb"),
+    ],
+)
+def test_profiles_are_those_of_the_model(model: str, memory: float, current: str, smallest: str, largest: str) -> None:
+    found = profiles_of(model, memory, current)
+    assert (found[0].name, found[-1].name) == (smallest, largest)
+    assert found[-1].share_ratio == found[-1].compute_ratio == 1
+    assert [one.memory_bytes for one in found] == sorted(one.memory_bytes for one in found)
+
+
+@pytest.mark.parametrize(("model", "current"), [("NVIDIA A100", "1g.10gb"), ("NVIDIA H100", "1g.99gb"), (L40S, "")])
+def test_profiles_that_cannot_be_told_are_none(model: str, current: str) -> None:
+    assert profiles_of(model, 40 * GB, current) == ()
+
+
+RATIO = st.floats(0, 1)
+USES = st.builds(
+    lambda number, mean, p95, peak, share, held, covered, memory, model, workload, estimated, still: use(
+        number,
+        mean,
+        p95_ratio=p95,
+        peak_ratio=peak if covered else None,
+        share_ratio=share,
+        held_hours=held,
+        measured_hours=held * covered,
+        peak_memory_bytes=memory,
+        model=model,
+        workload=workload,
+        estimated=estimated,
+        still_held=still,
+    ),
+    st.integers(0, 10_000),
+    st.sampled_from([0.0, 0.001, 0.1, 0.3]),
+    RATIO,
+    st.sampled_from([0.0, 0.005, 0.2, 1.0]),
+    st.sampled_from([1.0, 0.5, 0.25]),
+    st.sampled_from([10.0, 30.0, HOURS]),
+    st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    st.one_of(st.none(), st.floats(0, 85 * GB)),
+    st.sampled_from([H100, A100, L40S, T4]),
+    st.sampled_from(["a", "b", "vllm"]),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(st.lists(USES, max_size=12, unique_by=lambda one: one.uuid), st.floats(0.01, 100))
+def test_savings_never_exceed_what_the_devices_cost_and_no_device_saves_twice(
+    uses: list[DeviceUse], per_hour: float
+) -> None:
+    found = advice_on(*uses, per_hour=per_hour)
+    named = [device for one in found for device in one.devices]
+    assert len(named) == len(set(named))
+    for workload in {one.workload for one in found}:
+        saved = sum(one.per_month or 0.0 for one in found if one.workload == workload)
+        cost = sum(one.share_ratio for one in uses if one.workload == workload and one.still_held) * per_hour * 730
+        assert 0 < saved <= cost * (1 + 1e-9)
+
+
+@given(st.lists(USES, max_size=12, unique_by=lambda one: one.uuid))
+def test_nothing_is_ever_suggested_from_what_is_estimated_or_was_hardly_measured(uses: list[DeviceUse]) -> None:
+    named = {device for one in advice_on(*uses) for device in one.devices}
+    for one in uses:
+        if one.estimated or one.measured_hours < 0.9 * one.held_hours or one.held_hours < 24 or not one.still_held:
+            assert one.uuid not in named
+
+
+def test_lines_of_nobody_set_a_models_price_but_are_no_workload() -> None:
+    free = LineKey(kind="Unallocated", model=H100), Figures(idle_seconds=36_000.0, money={"USD": Money(total=50.0)})
+    (one,) = recommend([use(0, 0.0, workload="new")], ledger(free))
+    assert one.per_month == pytest.approx(5 * 730)
