@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from exporter.cli.base import Commands, Parser, command, refuse
+from exporter.cli.simulate_fleet import add_fleet
 from exporter.errors import ConfigError
 
 
@@ -32,6 +33,7 @@ def _add_simulations(parser: Parser) -> None:
     node.set_defaults(run=_run_node)
     stack = command(kinds, "stack", "Run agent, Prometheus and Alertmanager on a simulated node until Ctrl-C.")
     stack.set_defaults(run=_run_stack)
+    add_fleet(kinds)
     for simulation in (check, node, stack):
         simulation.add_argument("scenario", metavar="NAME|FILE", help="a shipped scenario, or a scenario file")
 

@@ -31,6 +31,7 @@ SUBSTITUTIONS = (
     Substitution(shipped="[24h]", demo="[4m]", what="long window of inference"),
     Substitution(shipped=") / 900", demo=") / 15", what="seconds of a window of 15m"),
     Substitution(shipped=") / 3600", demo=") / 60", what="seconds of a window of 1h"),
+    Substitution(shipped="[59m59s]", demo="[59s]", what="the hour that the ledger's sums take"),
     *_window("6h", "2m"),
     *_window("1h", "1m"),
     *_window("15m", "15s"),

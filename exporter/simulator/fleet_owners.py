@@ -108,7 +108,7 @@ def read_trace(file: Path) -> tuple[TraceTask, ...]:
             rows = csv.DictReader(text)
             missing = set(_TRACE_COLUMNS) - set(rows.fieldnames or ())
             if missing:
-                raise ConfigError(f"--trace: {file}: no column {', '.join(sorted(missing))}; see docs/simulator.md")
+                raise ConfigError(f"--trace: {file}: no column {', '.join(sorted(missing))}; see docs/scenarios.md")
             for row in rows:
                 one = _traced(row, f"--trace: {file}, line {rows.line_num}")
                 if one is not None:

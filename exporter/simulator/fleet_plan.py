@@ -51,16 +51,19 @@ class FleetPlan:
             ConfigError: Names each field that is wrong.
         """
         problems = [
-            f"{name}: {value}; allowed: {least} or more"
-            for name, value, least in (
-                ("nodes", self.nodes, 1),
-                ("gpus", self.gpus_per_node, 1),
-                ("days", self.days, 1),
-                ("clusters", len(self.clusters), 1),
-                ("currencies", len(self.currencies), 1),
+            f"{name}: {value}; allowed: {least:,} to {most:,}"
+            for name, value, least, most in (
+                ("nodes", self.nodes, 1, 100_000),
+                ("gpus", self.gpus_per_node, 1, 64),
+                ("days", self.days, 1, 3660),
+                ("number of clusters", len(self.clusters), 1, max(1, self.nodes)),
+                ("number of currencies", len(self.currencies), 1, 10),
+                ("one-shot", self.one_shot_ratio, 0, 1),
             )
-            if value < least
+            if not least <= value <= most
         ]
+        if len(set(self.clusters)) < len(self.clusters):
+            problems.append(f"clusters: {','.join(self.clusters)}; allowed: each name once")
         if self.end_seconds % HOUR_SECONDS:
             problems.append(f"end: {self.end_seconds}; allowed: whole hours, such as 2026-10-01T14:00Z")
         if problems:
@@ -146,7 +149,10 @@ class _Pool(NamedTuple):
     """Of 7, that an instance has."""
 
 
-_POOLS = (
+_DOZEN = 12
+_MIXED_DOZENS = 4
+"""One dozen of nodes in so many has everything; the others train and serve, as most of a large fleet does."""
+_MIXED = (
     _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
     _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
     _Pool("serve", "h100", "p5.48xlarge", "on-demand", 6.88),
@@ -160,9 +166,10 @@ _POOLS = (
     _Pool("parts", "t4", "g4dn.metal", "on-demand", 0.53, 4),
     _Pool("batch", "h200", "", "", 3.5),
 )
+_COMMON = (*_MIXED[:3], *_MIXED[:3], *_MIXED[4:6], _MIXED[4], *_MIXED[7:9], _MIXED[7])
 _REGIONS = ("us-east-1", "eu-central-1", "us-west-2")
-_LARGE_GROUP = 48
-"""Nodes that are next to each other, of which those of one pool train together: up to eight."""
+_LARGE_GROUP = 2 * _DOZEN
+"""Nodes that are next to each other, of which those of one model train together: up to eight."""
 
 
 def fleet_nodes(plan: FleetPlan) -> tuple[FleetNode, ...]:
@@ -176,12 +183,14 @@ def fleet_nodes(plan: FleetPlan) -> tuple[FleetNode, ...]:
 
 
 def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
-    pool = _POOLS[index % len(_POOLS)]
+    dozen, member = divmod(index, _DOZEN)
+    mixed, common = divmod(dozen, _MIXED_DOZENS)
+    pool = _COMMON[member] if common else _MIXED[member]
     on_premises = not pool.instance_type
-    turn = 1 + index // len(_POOLS) % max(1, len(plan.currencies) - 1)
+    turn = 1 + mixed % max(1, len(plan.currencies) - 1)
     currency = plan.currencies[turn % len(plan.currencies)] if on_premises else plan.currencies[0]
     # On premises the price book was written late, and of every second node forgotten.
-    price = 0.0 if on_premises and index // len(_POOLS) % 2 else pool.price
+    price = 0.0 if on_premises and mixed % 2 else pool.price
     spec = MODELS[pool.model]
     return FleetNode(
         plan=plan,

@@ -1,4 +1,4 @@
-"""A simulated node with agent, Prometheus, Alertmanager and a webhook that prints alerts, on one machine."""
+"""A simulated node with agent, Prometheus, Alertmanager, a webhook for alerts and the cost service, on one machine."""
 
 import asyncio
 import json
@@ -6,20 +6,22 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
-from exporter.errors import ConfigError
-from exporter.simulator import demo_rules
+from exporter.errors import ConfigError, ExporterError
+from exporter.simulator import demo_rules, history
 from exporter.simulator.parts import Part, free_port
 from exporter.simulator.scenario import load
 from exporter.simulator.webhook import Webhook
 
 RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
 READY_SECONDS = 60.0
+HISTORY_DAYS = 45
 SCRAPE_INTERVAL = "2s"
 GET_THEM = "get them with: make install, or apt-get install prometheus prometheus-alertmanager"
 
@@ -58,7 +60,10 @@ class StackOptions:
     agent_port: int = 9400
     prometheus_port: int = 9090
     alertmanager_port: int = 9093
+    cost_port: int = 9401
     agent_command: Sequence[str] = (sys.executable, "-m", "exporter", "agent")
+    history_days: int = 0
+    """Days of a simulated fleet's past for the cost service to show; 0: no past, and no cost service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,7 @@ class Tools:
 
     prometheus: str | None
     alertmanager: str | None
+    promtool: str | None = None
 
 
 def find_tools() -> Tools:
@@ -74,6 +80,7 @@ def find_tools() -> Tools:
     return Tools(
         prometheus=shutil.which("prometheus"),
         alertmanager=shutil.which("prometheus-alertmanager") or shutil.which("alertmanager"),
+        promtool=shutil.which("promtool"),
     )
 
 
@@ -85,6 +92,7 @@ class Ports:
     prometheus: int
     alertmanager: int
     webhook: int
+    cost: int
 
 
 def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Path, Path]:
@@ -145,10 +153,37 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
         ready_url=f"http://127.0.0.1:{ports.prometheus}/-/ready",
         log=directory / "prometheus.log",
     )
-    return [agent, alertmanager, prometheus]
+    if not _has_past(options, tools):
+        return [agent, alertmanager, prometheus]
+    return [agent, alertmanager, prometheus, _cost(ports, directory)]
 
 
-def greeting(options: StackOptions, ports: Ports, *, complete: bool) -> str:
+def _has_past(options: StackOptions, tools: Tools) -> bool:
+    return options.history_days > 0 and tools.promtool is not None and tools.prometheus is not None
+
+
+def _cost(ports: Ports, directory: Path) -> Part:
+    address = f"127.0.0.1:{ports.cost}"
+    return Part(
+        name="cost service",
+        command=(
+            *(sys.executable, "-m", "exporter", "serve", "--listen", address),
+            *("--prometheus", f"http://127.0.0.1:{ports.prometheus}", "--store", str(directory / "cost.db")),
+            *("--budgets", str(directory / "budgets.yaml"), "--refresh-interval", "30s"),
+            *("--title", "GPU cost (simulated)", "--external-url", f"http://{address}"),
+        ),
+        ready_url=f"http://{address}/readyz",
+        log=directory / "cost.log",
+    )
+
+
+def _make_past(options: StackOptions, tools: Tools, directory: Path) -> None:
+    fleet = history.plan(time.time(), options.history_days)
+    (directory / "budgets.yaml").write_text(history.budgets(fleet), encoding="utf-8")
+    history.make(fleet, str(tools.promtool), directory / "prometheus")
+
+
+def greeting(options: StackOptions, ports: Ports, *, complete: bool, with_cost: bool = False) -> str:
     """Say where to look, and what is not as on a real cluster."""
     lines = [
         "",
@@ -156,6 +191,9 @@ def greeting(options: StackOptions, ports: Ports, *, complete: bool) -> str:
         f"  agent's page       http://127.0.0.1:{ports.agent}/",
         f"  metrics            http://127.0.0.1:{ports.agent}/metrics",
     ]
+    if with_cost:
+        days = f"{history.NODES} nodes that do not exist, {options.history_days} days"
+        lines.insert(3, f"  cost of a fleet    http://127.0.0.1:{ports.cost}/   ({days})")
     if complete:
         lines += [
             f"  Prometheus         http://127.0.0.1:{ports.prometheus}/graph?g0.expr=gpu_pod_idle_for_seconds&g0.tab=1",
@@ -232,6 +270,7 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
         prometheus=free_port(options.prometheus_port),
         alertmanager=free_port(options.alertmanager_port),
         webhook=webhook.port,
+        cost=free_port(options.cost_port),
     )
     missing = [name for name in ("prometheus", "alertmanager") if getattr(tools, name) is None]
     if missing:
@@ -241,10 +280,17 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
         try:
             started = parts(options, tools, ports, Path(directory))
             say(f"SIMULATED: starting {', '.join(part.name for part in started)} ...")
+            with_cost = _has_past(options, tools) and len(started) > 1
+            if with_cost:
+                try:
+                    await asyncio.to_thread(_make_past, options, tools, Path(directory))
+                except ExporterError as error:
+                    say(f"{error}; showing the rest without the cost service")
+                    with_cost = started.pop() is None
             code = await _bring_up(started, say, stop)
             if code is not None:
                 return code
-            say(greeting(options, ports, complete=len(started) > 1))
+            say(greeting(options, ports, complete=len(started) > 1, with_cost=with_cost))
             return await _stand_by(started, say, stop)
         finally:
             await asyncio.gather(*(part.end() for part in started))
@@ -277,4 +323,4 @@ def main(scenario: str = "demo", *, rules: Path = RULES) -> int:
         ConfigError: There is no such scenario, or the rules file is missing or not of this version.
     """
     load(scenario)  # its mistakes are told here, before anything is started
-    return asyncio.run(_until_signalled(StackOptions(scenario=scenario, rules=rules)))
+    return asyncio.run(_until_signalled(StackOptions(scenario=scenario, rules=rules, history_days=HISTORY_DAYS)))
