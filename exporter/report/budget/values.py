@@ -39,3 +39,7 @@ class BudgetState:
     as_of_seconds: float
     passed: tuple[float, ...] = ()
     """Thresholds that ``spent`` has reached."""
+    known: bool = True
+    """False where a part of the period could not be read, or its money is in other currencies: ``spent`` is not it."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of the figures, one sentence each, with the mend."""

@@ -1,0 +1,130 @@
+"""How budgets stand: what their owners have cost in the period, and what the whole period will."""
+
+from collections.abc import Sequence
+
+from exporter.report.budget.periods import period_at
+from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.fleet.forecast import forecast
+from exporter.report.fleet.sources import LedgerSource
+from exporter.report.fleet.values import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Figures,
+    FleetLedger,
+    LineKey,
+    Window,
+)
+
+_DAYS_BEFORE = 28
+"""What a projection looks back on, even where the period is younger."""
+_HOURS_OF_A_DAY = 24
+_LATE_HOURS = 1
+"""The last hour is recorded at any moment of the next."""
+
+
+async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float) -> tuple[BudgetState, ...]:
+    """How every budget stands, in their order, from one reading; empty without budgets.
+
+    Args:
+        budgets: As their file has them.
+        source: What has the ledger of their periods.
+        now: Unix time; money counts until the last whole hour.
+
+    Raises:
+        PrometheusError: Nothing can be read at all.
+        StoreError: The store cannot be read.
+    """
+    if not budgets:
+        return ()
+    end = int(now // HOUR_SECONDS) * HOUR_SECONDS
+    midnight = int(now // DAY_SECONDS) * DAY_SECONDS
+    starts = [period_at(budget.period, now).start_seconds for budget in budgets]
+    start = min(*starts, midnight - _DAYS_BEFORE * DAY_SECONDS)
+    dimensions = frozenset[Dimension](dimension for budget in budgets for dimension in budget.owner)
+    ledger = await source.ledger(Window(start_seconds=start, end_seconds=end, label="budgets"), dimensions)
+    return tuple(standing(budget, ledger, now) for budget in budgets)
+
+
+def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
+    """How one budget stands, by a ledger that has its owner's dimensions, its period and the 28 days before."""
+    period = period_at(budget.period, now)
+    end = ledger.window.end_seconds
+    own = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= period.start_seconds]
+    figures = [figures for chunk in own for figures in _figures(budget, chunk)]
+    spent = _money(figures, budget.currency)
+    notes = _notes(budget, period, ledger, own, figures)
+    others = {code for line in figures for code in line.money} - {budget.currency}
+    unread = any(failure.window.end_seconds > period.start_seconds for failure in ledger.failures)
+    known = not unread and not (others and not any(budget.currency in line.money for line in figures))
+    days = _complete_days(budget, ledger, now)
+    return BudgetState(
+        budget=budget,
+        period=period,
+        spent=spent,
+        projected=forecast(spent, days, end, period) if known else None,
+        unpriced_seconds=sum(line.unpriced_seconds for line in figures),
+        as_of_seconds=end,
+        passed=tuple(part for part in budget.thresholds if known and spent >= part * budget.amount),
+        known=known,
+        notes=notes,
+    )
+
+
+def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
+    return [figures for key, figures in chunk.lines.items() if _is_for(budget, key)]
+
+
+def _is_for(budget: Budget, key: LineKey) -> bool:
+    if key.kind in {UNALLOCATED, UNATTRIBUTED} and not budget.include_unallocated:
+        return False
+    return all(getattr(key, dimension) == name for dimension, name in budget.owner.items())
+
+
+def _money(lines: Sequence[Figures], currency: str) -> float:
+    return sum(line.money[currency].total for line in lines if currency in line.money)
+
+
+def _complete_days(budget: Budget, ledger: FleetLedger, now: float) -> list[float]:
+    """Money of the last days without a hole until the midnight before now, oldest first."""
+    due = int(now // DAY_SECONDS) * DAY_SECONDS
+    days: list[float] = []
+    for chunk in reversed(ledger.chunks):
+        if chunk.window.end_seconds > due:
+            continue
+        if chunk.window.end_seconds < due or _hours(budget, chunk) < _HOURS_OF_A_DAY or not chunk.window.hours:
+            break
+        days.append(_money(_figures(budget, chunk), budget.currency))
+        due = chunk.window.start_seconds
+    return days[::-1]
+
+
+def _hours(budget: Budget, chunk: Chunk) -> int:
+    """Recorded hours of the budget's cluster, or of the one that has most: one that is new has fewer."""
+    cluster = budget.owner.get("cluster")
+    if cluster is not None:
+        return chunk.recorded_hours.get(cluster, 0)
+    return max(chunk.recorded_hours.values(), default=0)
+
+
+def _notes(
+    budget: Budget, period: Window, ledger: FleetLedger, own: Sequence[Chunk], figures: Sequence[Figures]
+) -> tuple[str, ...]:
+    notes = []
+    unread = [failure for failure in ledger.failures if failure.window.end_seconds > period.start_seconds]
+    if unread:
+        notes.append(f"{len(unread)} questions about the period stayed unanswered, first: {unread[0].reason}.")
+    hours = (ledger.window.end_seconds - period.start_seconds) // HOUR_SECONDS
+    recorded = sum(_hours(budget, chunk) for chunk in own)
+    if not unread and hours - recorded > _LATE_HOURS:
+        notes.append(f"{hours - recorded} of the period's {hours} hours were not recorded, and are not in it.")
+    others = sorted({code for line in figures for code in line.money} - {budget.currency})
+    notes += [
+        f"{_money(figures, code):.2f} {code} of the period are not in it: give the budget in {code}, or the price book"
+        f" in {budget.currency}."
+        for code in others
+    ]
+    return tuple(notes)

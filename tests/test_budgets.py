@@ -1,0 +1,247 @@
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_support import Known
+
+from exporter.errors import ConfigError
+from exporter.model import Money
+from exporter.report.budget.file import load, parse
+from exporter.report.budget.periods import period_at
+from exporter.report.budget.standing import standings
+from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.fleet.values import DAY_SECONDS, Chunk, Figures, LineKey
+from exporter.report.store.values import day_window
+
+ONE = """\
+budgets:
+  - name: research
+    amount: 120000
+    currency: USD
+    period: month
+    owner: {team: research, cluster: east}
+    thresholds: [100%, 0.5]
+  - name: platform
+    amount: 1e6
+    currency: EUR
+    period: quarter
+    include_unallocated: true
+"""
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+NOW = at("2026-10-11T06:30")
+
+
+def test_a_file_of_budgets_is_read() -> None:
+    research, platform = parse(ONE, "b.yaml")
+    assert research == Budget(
+        name="research",
+        amount=120_000,
+        currency="USD",
+        period="month",
+        owner={"team": "research", "cluster": "east"},
+        thresholds=(0.5, 1.0),
+    )
+    assert (platform.owner, platform.include_unallocated, platform.thresholds) == ({}, True, (0.5, 0.8, 1.0))
+
+
+def test_all_mistakes_are_told_at_once_with_line_key_and_what_is_allowed() -> None:
+    text = """\
+budgets:
+  - name: a
+    amount: -5
+    currency: usd
+    period: moth
+  - name: b
+    amount: 5
+    currency: USD
+    period: month
+    owner: {tema: x, team: ""}
+    thresholds: [0.5, twelve, 20]
+  - name: c
+    amount: 5
+    currency: USD
+    period: week
+    owner: {team: x}
+    include_unallocated: true
+  - {name: d, amount: 5, currency: USD, period: week, limit: 3}
+  - {name: d, amount: 5, currency: USD, period: week}
+  - {name: d, amount: 6, currency: USD, period: year}
+  - just text
+budgts: []
+"""
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "b.yaml")
+    parts = "allowed: a list of 1 to 20 parts of the amount, such as 0.8 or 80%, at most 10"
+    keys = "amount, currency, include_unallocated, name, owner, period, thresholds"
+    nobody = "nobody's GPUs belong to no namespace or team; allowed: for all, or for a cluster"
+    currency = "'usd' is not known; allowed: an ISO 4217 code such as USD or EUR; did you mean 'USD'?"
+    assert caught.value.problems == (
+        "b.yaml:3: budget 1: amount: '-5' is not a number in range; allowed: an amount of money, 0.01 or more",
+        f"b.yaml:4: budget 1: currency: {currency}",
+        "b.yaml:5: budget 1: period: 'moth' is not known; allowed: week, month, quarter, year; did you mean 'month'?",
+        "b.yaml:10: budget 2: owner: team: empty, nested or not printable; allowed: one name, as reports show it",
+        "b.yaml:10: budget 2: owner: tema: unknown key; did you mean 'team'?",
+        f"b.yaml:11: budget 2: thresholds: 'twelve' is none; {parts}",
+        f"b.yaml:11: budget 2: thresholds: '20' is none; {parts}",
+        f"b.yaml:17: budget 3: include_unallocated: {nobody}",
+        f"b.yaml:18: budget 4: limit: unknown key; allowed: {keys}",
+        "b.yaml:19: budget 5: name: 'd' is given twice, first in line 18; rename one",
+        "b.yaml:20: budget 6: name: 'd' is given twice, first in line 18; rename one",
+        "b.yaml:21: budget 7: not a mapping; allowed: keys with values",
+        "b.yaml:22: budgts: unknown key; did you mean 'budgets'?",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "budgets:", "budgets: 3", "budgets: []", "budgets: [\n", "a: *b"])
+def test_what_is_no_file_of_budgets_is_told_in_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"b\.yaml:1|b\.yaml:2|not YAML"):
+        parse(text, "b.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "b.yaml")
+    (tmp_path / "b.yaml").write_text(ONE)
+    assert len(load(tmp_path / "b.yaml")) == 2
+
+
+@pytest.mark.parametrize(
+    ("period", "start", "end", "label"),
+    [
+        ("week", "2026-10-05", "2026-10-12", "2026-W41"),
+        ("month", "2026-10-01", "2026-11-01", "2026-10"),
+        ("quarter", "2026-10-01", "2027-01-01", "2026-Q4"),
+        ("year", "2026-01-01", "2027-01-01", "2026"),
+    ],
+)
+def test_periods_are_those_of_the_calendar_in_utc(period: str, start: str, end: str, label: str) -> None:
+    found = period_at(period, NOW)  # type: ignore[arg-type]
+    assert (found.start_seconds, found.end_seconds, found.label) == (at(start), at(end), label)
+
+
+@given(st.floats(at("2001-01-01"), at("2150-01-01")), st.sampled_from(("week", "month", "quarter", "year")))
+def test_a_moment_lies_in_its_period_and_the_next_period_begins_where_it_ends(now: float, period: str) -> None:
+    found = period_at(period, now)  # type: ignore[arg-type]
+    assert found.start_seconds <= now < found.end_seconds
+    assert period_at(period, found.end_seconds).start_seconds == found.end_seconds  # type: ignore[arg-type]
+    assert period_at(period, found.end_seconds - 1).start_seconds == found.start_seconds  # type: ignore[arg-type]
+
+
+def line(cost: float, currency: str = "USD", unpriced: float = 0.0) -> Figures:
+    return Figures(
+        active_seconds=3600.0,
+        unpriced_seconds=unpriced,
+        money={currency: Money(total=cost)} if cost else {},
+    )
+
+
+def october(days: int = 60, *, hours: int = 24, currency: str = "USD") -> Known:
+    """Until the morning of the 11th: team red 100 a day in namespace a of cluster east, blue 10, nobody 7."""
+    today = int(at("2026-10-11"))
+    known = {}
+    for back in range(days + 1):
+        start = today - back * DAY_SECONDS
+        part = 0.25 if back == 0 else 1.0  # as much as is over of it
+        lines = {
+            LineKey(cluster="east", namespace="a", team="red", kind="Job", workload="w"): line(100 * part, currency),
+            LineKey(cluster="west", namespace="b", team="blue", kind="Job", workload="v"): line(10 * part, currency),
+            LineKey(cluster="east", kind="Unallocated"): line(7 * part, currency),
+        }
+        recorded = 6 if back == 0 else hours
+        known[start] = Chunk(
+            window=day_window(start),
+            lines=lines,
+            capacity_seconds={"east": 7200.0, "west": 3600.0},
+            recorded_hours={"east": recorded, "west": recorded},
+        )
+    return Known(known)
+
+
+def budget(**owner: str) -> Budget:
+    return Budget(name="b", amount=2000.0, currency="USD", period="month", owner=owner)  # type: ignore[arg-type]
+
+
+def stand(source: Known, *budgets: Budget) -> tuple[BudgetState, ...]:
+    return asyncio.run(standings(budgets, source, NOW))
+
+
+def test_a_budget_counts_what_its_owner_has_cost_in_the_period() -> None:
+    source = october()
+    everything = Budget(name="all", amount=1e5, currency="USD", period="month", include_unallocated=True)
+    week = Budget(name="w", amount=650.0, currency="USD", period="week", owner={"cluster": "east"})
+    red, blue, namespace, held, whole, of_week = stand(
+        source,
+        budget(team="red"),
+        budget(team="blue", cluster="west"),
+        budget(namespace="a"),
+        budget(),
+        everything,
+        week,
+    )
+    assert red.spent == pytest.approx(10.25 * 100)
+    assert red.projected == pytest.approx(31 * 100, rel=1e-3)
+    assert (red.passed, red.notes, red.known) == ((0.5,), (), True)
+    assert blue.spent == pytest.approx(10.25 * 10)
+    assert namespace.spent == red.spent
+    assert held.spent == pytest.approx(10.25 * 110)
+    assert whole.spent == pytest.approx(10.25 * 117)
+    assert of_week.spent == pytest.approx(6.25 * 100)
+    assert of_week.passed == (0.5, 0.8)
+    assert of_week.as_of_seconds == at("2026-10-11T06:00")
+    assert len(source.asked) == 1, "one reading for all budgets"
+
+
+def test_no_budgets_ask_nothing() -> None:
+    source = october()
+    assert stand(source) == ()
+    assert source.asked == []
+
+
+def test_money_of_another_currency_is_told_and_not_0() -> None:
+    (state,) = stand(october(currency="EUR"), budget(team="red"))
+    assert (state.known, state.projected, state.passed) == (False, None, ())
+    assert state.notes == (
+        "1025.00 EUR of the period are not in it: give the budget in EUR, or the price book in USD.",
+    )
+
+
+def test_a_day_that_cannot_be_read_is_told_and_projects_nothing() -> None:
+    source = october()
+    source.failing = {int(at("2026-10-04"))}
+    (state,) = stand(source, budget(team="red"))
+    assert not state.known
+    assert state.projected is None
+    assert state.notes == ("1 questions about the period stayed unanswered, first: no answer in 60 s; try again.",)
+    (week,) = stand(source, Budget(name="w", amount=1.0, currency="USD", period="week"))
+    assert week.known, "the day lies before the week"
+
+
+def test_hours_that_were_not_recorded_are_told() -> None:
+    (state,) = stand(october(hours=20), budget(team="red"))
+    assert state.notes == ("40 of the period's 246 hours were not recorded, and are not in it.",)
+    assert state.projected is None, "not one complete day is known"
+
+
+def test_use_without_a_price_is_counted() -> None:
+    source = october()
+    day = source.days[int(at("2026-10-05"))]
+    key = LineKey(cluster="east", namespace="a", team="red", kind="Job", workload="x")
+    source.days[day.window.start_seconds] = Chunk(
+        window=day.window,
+        lines={**day.lines, key: line(0.0, unpriced=1800.0)},
+        capacity_seconds=day.capacity_seconds,
+        recorded_hours=day.recorded_hours,
+    )
+    (state,) = stand(source, budget(team="red"))
+    assert state.unpriced_seconds == 1800.0
