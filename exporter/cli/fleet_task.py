@@ -47,12 +47,12 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
     """
     problems = list(given)
     by = _by(namespace.by or "namespace", problems)
-    filters = _filters(namespace.filter or (), problems)
+    filters = read_filters(namespace.filter or (), problems)
     problems += _contradictions(namespace, filters)
-    window = _or_problems(lambda: parse_window(namespace.window or "30d", now), problems, prefix="--")
+    window = or_problems(lambda: parse_window(namespace.window or "30d", now), problems, prefix="--")
     prometheus = None
     if namespace.prometheus or os.environ.get(_ADDRESS.env):
-        prometheus = _or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
+        prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
     elif namespace.store is None:
         problems.append(
             "report: nothing says where to read; give --prometheus URL or --store FILE for a fleet, --agent URL for one"
@@ -71,7 +71,8 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
     )
 
 
-def _or_problems(make: Callable[[], _T], problems: list[str], prefix: str = "") -> _T | None:
+def or_problems(make: Callable[[], _T], problems: list[str], prefix: str = "") -> _T | None:
+    """What it makes, or ``None``, and its mistakes among ``problems``."""
     try:
         return make()
     except ConfigError as error:
@@ -99,7 +100,8 @@ def _dimension(name: str, flag: str, problems: list[str]) -> Dimension | None:
     return found
 
 
-def _filters(texts: Iterable[str], problems: list[str]) -> Filters:
+def read_filters(texts: Iterable[str], problems: list[str]) -> Filters:
+    """What ``--filter`` asks for, each text as ``DIMENSION=VALUE,...``; its mistakes among ``problems``."""
     wanted: dict[Dimension, frozenset[str]] = {}
     for text in texts:
         name, separator, values = text.partition("=")

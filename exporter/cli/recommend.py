@@ -1,0 +1,116 @@
+"""`recommend`: which GPUs could be given back, shared or made smaller, and what that would save."""
+
+# Imports inside functions keep `--help` and `--version` fast: aiohttp takes a second.
+# ruff: noqa: PLC0415
+
+import argparse
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter.cli.base import EXIT_PARTIAL, Commands, command
+from exporter.config.prometheus_options import add_prometheus_options
+from exporter.errors import ConfigError, ExporterError
+
+if TYPE_CHECKING:
+    from exporter.config.prometheus_options import PrometheusSettings
+    from exporter.report.fleet.values import Filters, Window
+    from exporter.report.recommend import Read
+
+_DEFAULT_WINDOW = "7d"
+_EPILOG = (
+    "Exit code: 0, also where nothing was found; 1 if Prometheus cannot be asked or has no evidence; 2 for a wrong"
+    " flag; 3 if some prices could not be read. Each rule with its threshold: docs/recommendations.md."
+)
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    parser = command(
+        commands, "recommend", "Which GPUs could be given back, shared or made smaller, and what it saves."
+    )
+    parser.epilog = _EPILOG
+    add_prometheus_options(parser)
+    what = parser.add_argument_group("What is looked at")
+    what.add_argument(
+        "--window",
+        default=_DEFAULT_WINDOW,
+        metavar="PERIOD",
+        help="a period of a day or more that ends now, or did: 7d, 14d, lastweek, ... [default: %(default)s]",
+    )
+    what.add_argument(
+        "--filter",
+        action="append",
+        metavar="DIMENSION=VALUE,...",
+        help="only workloads that have one of the values; again for another dimension: cluster, node, namespace, kind,"
+        " workload, team, model, mode [default: all]",
+    )
+    what.add_argument(
+        "--servers",
+        action="store_true",
+        help="suggest MIG and sharing also for servers that take memory in advance (vLLM, Triton, ...)",
+    )
+    form = parser.add_argument_group("How it is told")
+    form.add_argument("--format", choices=("table", "csv", "json"), default="table", help="form [default: table]")
+    form.add_argument(
+        "--output", type=Path, metavar="FILE", help="write to this file, whole or not at all [default: standard output]"
+    )
+    parser.set_defaults(run=_recommend)
+
+
+def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    from exporter.cli.output import check_output, output
+    from exporter.report.recommend.write import write
+
+    window, filters, settings = _settle(namespace, list(problems), time.time())
+    check_output(namespace.output)
+    read = asyncio.run(_read(window, filters, settings, servers=namespace.servers))
+    if not read.uses and not filters.wanted:
+        raise ExporterError(
+            f"Prometheus has no evidence of how devices were used over {window.label}: no series"
+            " workload_device:gpu_share:ratio. It is recorded once an hour by the group gpu-evidence of"
+            " rules/prometheus-rules.yaml: load it, or look further back with --window"
+        )
+    with output(namespace.output) as stream:
+        write(read, namespace.format, stream)
+    return EXIT_PARTIAL if read.ledger.failures else 0
+
+
+def _settle(
+    namespace: argparse.Namespace, problems: list[str], now: float
+) -> "tuple[Window, Filters, PrometheusSettings]":
+    from exporter.cli.fleet_task import or_problems, read_filters
+    from exporter.config.prometheus_options import prometheus_settings
+    from exporter.report.fleet.values import DAY_SECONDS
+    from exporter.report.fleet.windows import parse_window
+
+    filters = read_filters(namespace.filter or (), problems)
+    if "pool" in filters.wanted:
+        problems.append("--filter: pool is not known of devices; allowed: node, model, namespace, team and others")
+    window = or_problems(lambda: parse_window(namespace.window, now), problems, prefix="--")
+    if window is not None and window.seconds < DAY_SECONDS:
+        problems.append(f"--window: '{namespace.window}' is shorter than a day; allowed: a day or more, better a week")
+    settings = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
+    if problems or window is None or settings is None:
+        raise ConfigError(*problems)
+    return window, filters, settings
+
+
+async def _read(window: "Window", filters: "Filters", settings: "PrometheusSettings", *, servers: bool) -> "Read":
+    from exporter.report.fleet.prometheus import PrometheusClient
+    from exporter.report.fleet.reading import PrometheusLedger
+    from exporter.report.recommend import AdviceSettings, read
+
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(PrometheusClient(settings))
+        return await read(
+            client,
+            PrometheusLedger(client),
+            window,
+            cluster_label=settings.cluster_label,
+            filters=filters,
+            settings=AdviceSettings(judge_servers=servers),
+        )
