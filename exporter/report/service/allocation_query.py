@@ -32,7 +32,7 @@ def window_of(text: str, now_seconds: float) -> Window:
             raise ConfigError(f"window: '{shown(text)}' has no day; allowed: 1d or more")
         if end <= start:  # the first hour of a day has nothing of it yet: then it is the day before
             start, end = start - DAY_SECONDS, start
-        return Window(start_seconds=start, end_seconds=end, label=written)
+        return Window(start_seconds=start, end_seconds=end, label=f"{written} of the calendar")
     if match := _MINUTES.fullmatch(written):
         if int(match[1]) % 60 or not int(match[1]):
             raise ConfigError(

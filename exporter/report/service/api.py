@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from exporter.errors import ConfigError
 from exporter.report import render
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import Window
@@ -31,6 +32,7 @@ from exporter.report.service.parameters import (
 from exporter.report.service.settings import ServeSettings
 from exporter.report.service.view_overview import funnel
 
+_OF_ORIGINS = frozenset({"cluster", "node", "pool", "model"})
 CSV = "text/csv; charset=utf-8"
 
 
@@ -104,7 +106,17 @@ def _rendered(report: FleetReport, form: render.Form) -> bytes:
 
 
 async def _focus(ask: Ask) -> Answer:
-    ledger = await ask.book.ledger(ask.values["window"], FOCUS_DIMENSIONS, filters_of(ask.values))
+    filters = filters_of(ask.values)
+    wrong = sorted(set(filters.wanted) - _OF_ORIGINS)
+    if wrong:
+        raise ConfigError(
+            *(
+                f"filter.{dimension}: would leave out parts of a split charge, which then does not add up; allowed with"
+                " format=focus: filter.cluster, filter.node, filter.pool, filter.model"
+                for dimension in wrong
+            )
+        )
+    ledger = await ask.book.ledger(ask.values["window"], FOCUS_DIMENSIONS, filters)
     stream = io.StringIO()
     version = ask.values["focusVersion"]
     await asyncio.to_thread(write_focus, ledger, stream, version=version)

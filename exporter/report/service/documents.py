@@ -95,6 +95,8 @@ def budget_document(state: BudgetState) -> dict[str, Any]:
         "thresholds": list(budget.thresholds),
         "passed": list(state.passed),
         "as_of_seconds": state.as_of_seconds,
+        "known": state.known,
+        "notes": list(state.notes),
     }
 
 

@@ -4,16 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from exporter.errors import ExporterError
+from exporter.errors import ConfigError, ExporterError
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.costs import dimensions_of, make_report
 from exporter.report.fleet.report import FleetReport, ShareIdle
 from exporter.report.fleet.sources import LedgerSource
 from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
+from exporter.report.fleet.windows import parse_window
 from exporter.report.recommend.values import Recommendation
 from exporter.report.service.book import Freshness, MonthMoney, PodUse
 from exporter.report.service.months import month_money, months_window
-from exporter.report.service.readings import Readings, question_of
+from exporter.report.service.readings import Question, Readings, question_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,26 @@ class LiveBook:
             return report
 
         return await self.readings.get(question, window, read, self._down)
+
+    async def again(self, question: Question, now: float) -> None:
+        """Read a report again, for the window that its name means now; one that has none is left.
+
+        Raises:
+            PrometheusError: As for ``report``.
+            StoreError: As for ``report``.
+        """
+        try:
+            window = parse_window(question.name, now)
+        except ConfigError:
+            return
+        await self.report(
+            window,
+            question.by,
+            Filters(wanted=dict(question.filters)),
+            share_idle=question.share_idle,
+            share_unallocated=question.share_unallocated,
+            with_series=question.with_series,
+        )
 
     async def ledger(
         self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None

@@ -205,6 +205,8 @@ SCHEMAS: dict[str, Schema] = {
         thresholds=_list({"type": "number"}, "Parts of the amount that are marked."),
         passed=_list({"type": "number"}, "Those that were reached."),
         as_of_seconds=_known("number", "When it was counted, Unix time."),
+        known=_known("boolean", "False: some of the period could not be read, or its money is in another currency."),
+        notes=_list({"type": "string"}, "What is not in it, and why."),
     ),
     "Budgets": _object(
         "Budgets.", budgets=_list(_ref("Budget"), "In the order of their file."), freshness=_ref("Freshness")

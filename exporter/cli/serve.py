@@ -1,0 +1,48 @@
+"""`serve`: the cost of a fleet as pages, as JSON and as series."""
+
+# Imports inside functions keep `--help` and `--version` fast: aiohttp and jinja2 take a second.
+# ruff: noqa: PLC0415
+
+import argparse
+import asyncio
+import logging
+import os
+import time
+
+from exporter.cli.base import Commands, add_options, command
+from exporter.config.prometheus_options import PROMETHEUS_OPTIONS
+from exporter.config.serve_options import SERVE_OPTIONS
+from exporter.errors import ExporterError
+
+LOG = logging.getLogger("exporter.cli")
+
+_ORDER = (
+    "Each option can also be set as an environment variable, GPU_COST_EXPORTER_ and its name in capitals"
+    " (GPU_COST_EXPORTER_PROMETHEUS=http://prometheus:9090), or as a key of the file (prometheus: http://...). Flags"
+    " win over the environment, the environment over the file. SIGHUP reads the budgets again, SIGTERM ends all."
+)
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    serve = command(commands, "serve", "Serve what a fleet's GPUs cost: pages, an API, budgets and metrics.")
+    add_options(serve, (*SERVE_OPTIONS, *PROMETHEUS_OPTIONS), _ORDER)
+    serve.set_defaults(run=_serve)
+
+
+def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    from exporter.config import logs
+    from exporter.report.service.settings import load_settings
+
+    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
+    settings = load_settings(flags, os.environ, extra=problems)
+    logs.configure(settings.log_format, settings.log_level)
+    for warning in settings.warnings:
+        LOG.warning(warning)
+    try:
+        from exporter.report.service.run import serve
+    except ModuleNotFoundError as error:
+        raise ExporterError(
+            f"serve: {error.name} is not installed, which only the service needs; pip install gpu-cost-exporter[report]"
+        ) from None
+    return asyncio.run(serve(settings, time.time))

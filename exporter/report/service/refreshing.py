@@ -1,0 +1,159 @@
+"""Keeps the book fresh: looks for newer hours, and then counts months and budgets and asks for recommendations anew."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from exporter.errors import ConfigError, ExporterError, PrometheusError
+from exporter.report.budget.values import BudgetState
+from exporter.report.recommend.values import Recommendation
+from exporter.report.service.keeping import Keeping
+from exporter.report.service.live_book import LiveBook
+from exporter.report.service.probe import lateness
+
+LOG = logging.getLogger("exporter.service")
+
+RETRY_SECONDS = 15.0
+"""Between two looks while Prometheus does not answer."""
+WARM_SECONDS = 7200.0
+"""Reports that were read within this are read again as soon as there is something newer."""
+MOST_WARM = 8
+
+Count = Callable[[float], Awaitable[Sequence[BudgetState]]]
+"""Counts all budgets at a Unix time. Raises PrometheusError or StoreError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """What is asked in the rounds; each raises PrometheusError where Prometheus does not answer."""
+
+    newest_hour: Callable[[float], Awaitable[float | None]]
+    recommendations: Callable[[float], Awaitable[Sequence[Recommendation]]]
+    load_budgets: Callable[[], Count]
+    """Reads the file of budgets. Raises ConfigError where it has mistakes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Refreshing:
+    """The rounds, one at a time."""
+
+    book: LiveBook
+    questions: Questions
+    keeping: Keeping
+    errors: Counter[str] = field(default_factory=Counter)
+    """Questions that failed, by reason."""
+    looked: bool = False
+    """Whether the first look is over, however it went."""
+    last_read_seconds: float | None = None
+    """When Prometheus answered last."""
+    _count: Count | None = None
+    _newest: float | None = None
+    _seen: object = None
+    _due: set[str] = field(default_factory=set)
+
+    def load_budgets(self) -> None:
+        """Read the file of budgets; where it has mistakes and there are budgets already, these stay.
+
+        Raises:
+            ConfigError: It has mistakes, and there are none.
+        """
+        try:
+            self._count = self.questions.load_budgets()
+        except ConfigError as error:
+            if self._count is None:
+                raise
+            for problem in error.problems:
+                LOG.warning("the budgets stay as they were: %s", problem)
+        self._due.add("budgets")
+
+    async def round(self, now: float) -> bool:
+        """One look; false where Prometheus did not answer."""
+        down = ""
+        try:
+            self._newest = await self.questions.newest_hour(now)
+            self.last_read_seconds = now
+        except PrometheusError as error:
+            down = self.failed(error)
+        state = (self._newest, self.keeping.state)
+        if not down and state != self._seen:
+            self._seen = state
+            self._due |= {"budgets", "months", "advice", "reports"}
+            self.book.renew()
+        self._tell(now, down)
+        if not down:
+            await self._count_what_is_due(now)
+        self.looked = True
+        return not down
+
+    def _tell(self, now: float, down: str) -> None:
+        late = "" if down else lateness(self._newest, now)
+        self.book.learn(
+            down=down,
+            freshness=replace(
+                self.book.freshness(),
+                first_day_seconds=self.keeping.first_day_seconds,
+                closed_until_seconds=self.keeping.closed_until_seconds,
+                read_until_seconds=self._newest,
+                problem="; ".join(one for one in (down, late, self.keeping.problem) if one),
+            ),
+        )
+
+    async def _count_what_is_due(self, now: float) -> None:
+        parts: dict[str, Callable[[float], Awaitable[None]]] = {
+            "months": self._months,
+            "budgets": self._budgets,
+            "advice": self._advice,
+            "reports": self._reports,
+        }
+        for name, part in parts.items():
+            if name not in self._due:
+                continue
+            try:
+                await part(now)
+                self._due.discard(name)
+            except ExporterError as error:
+                self.failed(error)
+
+    async def _months(self, _now: float) -> None:
+        await self.book.months()
+
+    async def _budgets(self, now: float) -> None:
+        if self._count is not None:
+            self.book.learn(budgets=await self._count(now))
+
+    async def _advice(self, now: float) -> None:
+        self.book.learn(recommendations=await self.questions.recommendations(now))
+
+    async def _reports(self, now: float) -> None:
+        """Read again what people look at, so that they do not wait for it."""
+        for question in self.book.readings.lately(now - WARM_SECONDS)[-MOST_WARM:]:
+            await self.book.again(question, now)
+
+    def failed(self, error: ExporterError) -> str:
+        """Count and log a failure; its words."""
+        reason = getattr(error, "reason", "other")
+        self.errors[reason] += 1
+        LOG.warning("a look has failed", extra={"reason": reason, "problem": str(error)})
+        return str(error)
+
+
+async def rounds(
+    refreshing: Refreshing, clock: Callable[[], float], interval_seconds: float, wake: asyncio.Event
+) -> None:
+    """Look until cancelled; at once when woken, and soon again while Prometheus does not answer."""
+    while True:
+        wake.clear()
+        try:
+            good = await refreshing.round(clock())
+        except Exception:
+            # The pages stay as they are and tell their age; a service that ended would tell nothing.
+            LOG.exception("a round has failed")
+            refreshing.errors["internal"] += 1
+            good = False
+        pause = interval_seconds if good else min(RETRY_SECONDS, interval_seconds)
+        try:
+            await asyncio.wait_for(wake.wait(), pause)
+        except TimeoutError:
+            continue

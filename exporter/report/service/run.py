@@ -1,0 +1,184 @@
+"""Starts the service's parts in the right order, serves until told to end, and ends them all."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from aiohttp import web
+
+from exporter.errors import ConfigError
+from exporter.exposition.connections import CONNECTIONS, request_log
+from exporter.report.budget.file import load
+from exporter.report.budget.standing import standings
+from exporter.report.budget.values import BudgetState
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.sources import LedgerSource
+from exporter.report.fleet.values import Filters
+from exporter.report.recommend.reading import read_recommendations
+from exporter.report.service.app import Face, create_app
+from exporter.report.service.book import PodUse
+from exporter.report.service.keeping import Keeping, keep
+from exporter.report.service.live_book import LiveBook, Sources
+from exporter.report.service.probe import newest_hour
+from exporter.report.service.refreshing import Count, Questions, Refreshing, rounds
+from exporter.report.service.settings import ServeSettings
+from exporter.report.store import CombinedLedger, DayStore, StoreLedger
+
+LOG = logging.getLogger("exporter.service")
+
+SHUTDOWN_SECONDS = 1.5
+"""How long open requests may take to finish when the service is told to end."""
+
+
+async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
+    """Run the service until SIGTERM or SIGINT; its exit code.
+
+    Args:
+        settings: What the user wants.
+        clock: Unix seconds.
+
+    Raises:
+        ConfigError: The port cannot be bound, or the budgets have mistakes; nothing has been started then.
+        StoreError: The store can neither be read nor written.
+    """
+    listener = bind(settings.listen_host, settings.listen_port)
+    async with PrometheusClient(settings.prometheus) as client:
+        service = Service(settings, client, clock)
+        try:
+            service.refreshing.load_budgets()
+            await asyncio.to_thread(service.refreshing.keeping.open, clock())
+            return await service.run(listener)
+        finally:
+            listener.close()
+            service.refreshing.keeping.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind the listening socket first, so that a port in use ends the program before anything is started.
+
+    Raises:
+        ConfigError: It cannot be bound.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host or not host else socket.AF_INET
+        dual_stack = family is socket.AF_INET6 and not host and socket.has_dualstack_ipv6()
+        if not host and not dual_stack:
+            family = socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=dual_stack)
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[0]  # create_server repeats the address there
+        raise ConfigError(
+            f"listen: cannot listen on '{host}:{port}': {why}; free the port or choose another address with --listen"
+        ) from error
+
+
+class Service:
+    """A running service.
+
+    Args:
+        settings: What the user wants.
+        client: Asks Prometheus.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, settings: ServeSettings, client: PrometheusClient, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._wake = asyncio.Event()
+        prometheus = PrometheusLedger(client)
+        label = settings.prometheus.cluster_label
+        ledger = _ledger(settings, prometheus)
+        self.book = LiveBook(Sources(ledger=ledger, pods=partial(_pods, client, label)), clock)
+        self.refreshing = Refreshing(
+            book=self.book,
+            questions=Questions(
+                newest_hour=partial(newest_hour, client),
+                recommendations=partial(read_recommendations, client, ledger, cluster_label=label),
+                load_budgets=partial(_budgets, settings, ledger),
+            ),
+            keeping=Keeping(
+                prometheus=prometheus,
+                path=settings.store,
+                history_days=settings.history_days,
+                changed=self._wake.set,
+            ),
+        )
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve until told to end."""
+        stop = asyncio.Event()
+        self._install_signals(stop)
+        face = Face(clock=self._clock, ready=lambda: self.refreshing.looked)
+        app = create_app(self.book, self._settings, face)
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS, logger=request_log()
+        )
+        await runner.setup()
+        await web.SockSite(runner, listener, backlog=128).start()
+        gc.collect()
+        gc.freeze()  # what lives as long as the service need not be searched for garbage
+        LOG.info("listening on %s:%d", *listener.getsockname()[:2])
+        parts: list[Awaitable[None]] = [
+            rounds(self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
+            keep(self.refreshing.keeping, self._clock, self.refreshing.failed),
+        ]
+        if runner.server:
+            parts.append(app[CONNECTIONS].watch(runner.server))
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()
+        finally:
+            LOG.info("ending")
+            for task in [stopping, *tasks]:
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            await self.book.readings.stop()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
+        return 0
+
+    def _install_signals(self, stop: asyncio.Event) -> None:
+        """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    def _reload(self) -> None:
+        self.refreshing.load_budgets()
+        self._wake.set()
+
+
+def _ledger(settings: ServeSettings, prometheus: LedgerSource) -> LedgerSource:
+    if settings.store is None:
+        return prometheus
+    return CombinedLedger(StoreLedger(DayStore(settings.store.absolute())), prometheus)
+
+
+async def _pods(client: PrometheusClient, cluster_label: str, filters: Filters) -> Sequence[PodUse]:
+    from exporter.report.fleet.live import live_pods  # noqa: PLC0415
+
+    return await live_pods(client, filters, cluster_label)
+
+
+def _budgets(settings: ServeSettings, ledger: LedgerSource) -> Count:
+    """What counts the budgets of the file as it is now.
+
+    Raises:
+        ConfigError: It has mistakes.
+    """
+    budgets = load(settings.budgets) if settings.budgets else ()
+
+    async def count(now: float) -> Sequence[BudgetState]:
+        return await standings(budgets, ledger, now)
+
+    return count
