@@ -1,0 +1,300 @@
+"""The report of a fleet: every line where it belongs, nothing lost, and how far it can be trusted."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from fleet_report_support import A100, H100, START, day, hours, ledger, ledgers, nobody, owner, small_ledger
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.report.fleet.costs import make_report
+from exporter.report.fleet.report import FleetReport, ShareIdle
+from exporter.report.fleet.sharing import close, divide
+from exporter.report.fleet.values import (
+    DAY_SECONDS,
+    OTHER,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Dimension,
+    Failure,
+    Filters,
+    FleetLedger,
+    LineKey,
+)
+from exporter.report.render.rows import charged
+
+LATER = START + 40 * DAY_SECONDS
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+
+
+def reported(
+    ledger: FleetLedger,
+    *by: Dimension,
+    share_idle: ShareIdle = "none",
+    share_unallocated: bool = False,
+    **wanted: str,
+) -> FleetReport:
+    filters = Filters(wanted={name: frozenset(values.split(",")) for name, values in wanted.items()})  # type: ignore[misc]
+    return make_report(
+        ledger, by, filters, now_seconds=LATER, share_idle=share_idle, share_unallocated=share_unallocated
+    )
+
+
+def usd(report: FleetReport) -> list[float]:
+    return [line.figures.money["USD"].total for line in report.held]
+
+
+def test_lines_are_summed_by_what_is_asked_for_and_stand_dearest_first() -> None:
+    report = reported(small_ledger(), "namespace")
+    assert [(line.key.namespace, line.key.kind) for line in report.held] == [("vision", ""), ("lab", ""), ("", OTHER)]
+    vision = report.held[0].figures
+    assert vision.money["USD"].total == pytest.approx(1344 + 84 + 672)
+    assert vision.money["USD"].idle == pytest.approx((1344 + 672) / 10 + 84)
+    assert vision.allocated_seconds == pytest.approx(300 * 3600)
+    assert vision.energy_joules == pytest.approx(165.75 * 3.6e6)
+    assert report.held[2].figures.energy_joules is None
+
+
+def test_what_nobody_held_is_apart_unattributed_first() -> None:
+    report = reported(small_ledger(), "team", "model")
+    assert [(line.key.kind, line.key.model) for line in report.apart] == [
+        (UNATTRIBUTED, H100),
+        (UNALLOCATED, H100),
+        (UNALLOCATED, A100),
+    ]
+    assert report.total.allocated_seconds == pytest.approx((192 + 12 + 24 + 24 + 4 + 2 + 10 + 24 + 96 + 24 + 96) * 3600)
+
+
+def test_a_workload_is_told_with_its_namespace_and_kind() -> None:
+    lines = {owner("a", "train"): hours(active=1), owner("b", "train"): hours(active=2)}
+    report = reported(ledger({**lines, owner("b", "train", kind="Pod"): hours(active=3)}), "workload")
+    assert [tuple(line.key)[3:6] for line in report.held] == [
+        ("b", "Pod", "train"),
+        ("b", "Job", "train"),
+        ("a", "Job", "train"),
+    ]
+
+
+def test_a_kind_of_workload_that_is_called_unallocated_is_somebodys() -> None:
+    report = reported(ledger({owner("a", "trick", kind=UNALLOCATED): hours(active=1)}), "namespace")
+    assert [line.key.namespace for line in report.held] == ["a"]
+    assert report.apart == ()
+
+
+def test_filters_keep_lines_and_say_that_the_sum_is_of_a_part() -> None:
+    report = reported(small_ledger(), "workload", namespace="lab,nowhere")
+    assert {line.key.namespace for line in report.held} == {"lab"}
+    assert report.apart == ()
+    assert report.trust.missing_seconds == 0
+    assert report.trust.capacity_seconds == pytest.approx(508 * 3600)
+
+
+def test_to_ask_for_no_team_is_not_to_ask_for_what_nobody_held() -> None:
+    report = reported(small_ledger(), "namespace", "team", team="")
+    assert [(line.key.namespace, line.key.kind) for line in report.held] == [("", OTHER), ("lab", "")]
+    assert report.apart == ()
+
+
+def test_a_filter_by_cluster_is_held_against_that_clusters_capacity() -> None:
+    two = ledger({owner("a", "x", cluster="east"): hours(active=1), nobody(UNALLOCATED, cluster="west"): hours(idle=9)})
+    report = reported(two, "namespace", cluster="east")
+    assert (report.trust.capacity_seconds, report.trust.missing_seconds) == (3600, 0)
+    assert (report.trust.recorded_hours, report.trust.expected_hours) == (24, 24)
+    assert report.apart == ()
+
+
+def test_a_filter_that_nothing_matches_is_told() -> None:
+    (note,) = [note for note in reported(small_ledger(), "team", team="nope").trust.notes if "nothing" in note]
+    assert note.startswith("nothing matches team nope")
+
+
+def test_seconds_without_a_line_are_told_and_rounding_is_not() -> None:
+    line = {owner("a", "x"): hours(active=24)}
+    whole = 24 * 3600.0
+    assert reported(ledger(line, capacity={"": whole * (1 + 1e-12)}), "team").trust.missing_seconds == 0
+    lacking = reported(ledger(line, capacity={"": whole + 10}), "team").trust
+    assert lacking.missing_seconds == pytest.approx(10)
+    assert not lacking.whole
+    assert reported(ledger(line, capacity={"": whole - 10}), "team").trust.missing_seconds == pytest.approx(-10)
+
+
+def test_a_chunk_that_was_not_read_is_a_failure_and_no_loss() -> None:
+    first, second = {owner("a", "x"): hours(active=24)}, {}
+    failed = Failure(window=day(1), what="owner:gpu_cost:delta1h", reason="timed out")
+    read = ledger(first, second, capacity={"": 24 * 3600.0}, failures=(failed,))
+    trust = reported(read, "team").trust
+    assert (trust.missing_seconds, trust.capacity_seconds) == (0, 24 * 3600)
+    assert trust.failures == (failed,)
+    assert not trust.whole
+
+
+def test_a_failure_that_cost_no_seconds_leaves_conservation_checked() -> None:
+    failed = Failure(window=day(0), what="owner:gpu_energy_joules:delta1h", reason="timed out")
+    trust = reported(ledger({owner("a", "x"): hours(active=24)}, failures=(failed,)), "team").trust
+    assert trust.capacity_seconds == 24 * 3600
+
+
+def test_coverage_counts_hours_that_are_over_for_every_cluster() -> None:
+    two = ledger({owner("a", "x", cluster=name): hours(active=1) for name in ("east", "west")})
+    chunk = replace(two.chunks[0], recorded_hours={"east": 5, "west": 3})
+    now = START + 5 * 3600 + 1800
+    trust = make_report(replace(two, chunks=(chunk,)), ["team"], now_seconds=now).trust
+    assert (trust.recorded_hours, trust.expected_hours) == (8, 10)
+    assert trust.period_coverage_ratio == pytest.approx(0.8)
+
+
+def test_coverage_of_activity_is_of_what_was_held_and_of_prices_of_all() -> None:
+    lines = {
+        owner("a", "x"): hours(active=6, unknown=2, usd=1),
+        nobody(UNALLOCATED): hours(unknown=8, unpriced=8),
+    }
+    trust = reported(ledger(lines), "team").trust
+    assert trust.activity_coverage_ratio == pytest.approx(0.75)
+    assert trust.price_coverage_ratio == pytest.approx(0.5)
+
+
+def test_of_nothing_there_is_no_coverage() -> None:
+    trust = reported(ledger({}), "team").trust
+    assert (trust.activity_coverage_ratio, trust.price_coverage_ratio) == (None, None)
+
+
+def test_a_series_has_every_chunk_and_sums_to_its_line() -> None:
+    report = make_report(small_ledger(), ["namespace"], now_seconds=LATER, with_series=True)
+    assert report.periods == (day(0), day(1))
+    for line in (*report.held, *report.apart):
+        assert len(line.series) == 2
+        assert sum(one.allocated_seconds for one in line.series) == pytest.approx(line.figures.allocated_seconds)
+    assert report.held[2].series[1].allocated_seconds == 0
+
+
+@given(
+    any_ledger=ledgers(),
+    by=st.lists(st.sampled_from(DIMENSIONS), min_size=1, unique=True),
+    share_idle=st.sampled_from(get_args(ShareIdle)),
+    also_unattributed=st.booleans(),
+    with_series=st.booleans(),
+)
+def test_nothing_is_lost_however_lines_are_summed_and_money_is_shared(
+    *, any_ledger: FleetLedger, by: list[Dimension], share_idle: ShareIdle, also_unattributed: bool, with_series: bool
+) -> None:
+    report = make_report(
+        any_ledger,
+        by,
+        now_seconds=LATER,
+        share_idle=share_idle,
+        share_unallocated=also_unattributed,
+        with_series=with_series,
+    )
+    lines = (*report.held, *report.apart)
+    of_ledger = [figures for chunk in any_ledger.chunks for figures in chunk.lines.values()]
+    assert report.trust.missing_seconds == 0
+    seconds = sum(line.figures.allocated_seconds for line in lines)
+    assert seconds == pytest.approx(sum(one.allocated_seconds for one in of_ledger))
+    assert len({line.key for line in lines}) == len(lines)
+    for currency in report.currencies:
+        money = sum(one.money[currency].total for one in of_ledger if currency in one.money)
+        assert report.total.money[currency].total == pytest.approx(money)
+        shared = [line.shared.get(currency, 0.0) for line in lines]
+        assert sum(shared) == pytest.approx(0, abs=1e-6)
+        assert all(amount >= 0 and round(amount, 2) == amount for amount in shared[: len(report.held)])
+        if share_idle != "none":
+            amounts = charged(report)[currency]
+            assert sum(amounts) == pytest.approx(round(money, 2), abs=0.011)
+            assert all(amount >= 0 for amount in amounts)
+
+
+def test_idle_money_of_an_owner_is_never_spread() -> None:
+    report = reported(ledger({owner("a", "x"): hours(idle=9, usd=90)}), "namespace", share_idle="weighted")
+    assert report.held[0].shared == {}
+
+
+def shared_of(report: FleetReport) -> dict[str, float]:
+    return {line.key.namespace: line.shared.get("USD", 0.0) for line in report.held}
+
+
+THREE = {
+    owner("a", "x"): hours(active=6, usd=60),
+    owner("b", "x"): hours(active=3, usd=30),
+    owner("c", "x"): hours(active=1, usd=10),
+    nobody(UNATTRIBUTED): hours(unknown=1, usd=7),
+    nobody(UNALLOCATED): hours(idle=1, usd=10),
+}
+
+
+def test_unallocated_is_spread_by_the_owners_own_money() -> None:
+    report = reported(ledger(THREE), "namespace", share_idle="weighted")
+    assert shared_of(report) == {"a": 6, "b": 3, "c": 1}
+    assert [line.shared for line in report.apart] == [{}, {"USD": -10}]
+
+
+def test_unallocated_is_spread_evenly_to_the_cent() -> None:
+    assert shared_of(reported(ledger(THREE), "namespace", share_idle="even")) == {"a": 3.34, "b": 3.33, "c": 3.33}
+
+
+def test_unattributed_is_spread_where_that_is_asked_for_too() -> None:
+    report = reported(ledger(THREE), "namespace", share_idle="weighted", share_unallocated=True)
+    assert shared_of(report) == {"a": 10.2, "b": 5.1, "c": 1.7}
+    assert [line.shared for line in report.apart] == [{"USD": -7}, {"USD": -10}]
+
+
+def test_owners_without_money_in_the_currency_bear_it_by_their_hours() -> None:
+    lines = {
+        owner("a", "x"): hours(active=3, eur=1),
+        owner("b", "x"): hours(active=1, eur=9),
+        nobody(UNALLOCATED): hours(idle=1, usd=4),
+    }
+    assert shared_of(reported(ledger(lines), "namespace", share_idle="weighted")) == {"a": 3, "b": 1}
+
+
+def placed(report: FleetReport) -> dict[LineKey, float]:
+    return {line.key: line.shared["USD"] for line in report.held if line.shared}
+
+
+def test_what_is_free_in_a_place_is_borne_by_the_owners_there() -> None:
+    lines = {
+        owner("a", "x", pool="big"): hours(active=1, usd=10),
+        owner("b", "x", pool="small"): hours(active=1, usd=10),
+        nobody(UNALLOCATED, pool="big"): hours(idle=1, usd=8),
+    }
+    report = reported(ledger(lines), "namespace", "pool", share_idle="even")
+    assert placed(report) == {LineKey(namespace="a", pool="big"): 8}
+
+
+def test_a_place_without_owners_is_borne_by_a_wider_one_and_never_by_another_cluster() -> None:
+    lines = {
+        owner("a", "x", cluster="east", pool="big"): hours(active=1, usd=10),
+        nobody(UNALLOCATED, cluster="east", pool="empty"): hours(idle=1, usd=5),
+        nobody(UNALLOCATED, cluster="west", pool="big"): hours(idle=1, usd=7),
+    }
+    report = reported(ledger(lines), "cluster", "pool", "namespace", share_idle="even")
+    assert placed(report) == {LineKey(cluster="east", namespace="a", pool="big"): 5}
+    west = [line for line in report.apart if line.key.cluster == "west"]
+    assert [line.shared for line in west] == [{}]
+
+
+def test_without_any_owner_nothing_is_lost() -> None:
+    report = reported(ledger({nobody(UNALLOCATED): hours(idle=1, usd=5)}), "namespace", share_idle="weighted")
+    assert report.apart[0].shared == {}
+    assert charged(report) == {"USD": [5.0]}
+
+
+@given(st.integers(0, 10**12), st.lists(st.floats(0, 1e9), min_size=1).filter(any))
+def test_parts_sum_to_the_whole_and_who_has_no_weight_has_no_part(whole: int, weights: list[float]) -> None:
+    parts = divide(whole, weights)
+    assert sum(parts) == whole
+    for part, weight in zip(parts, weights, strict=True):
+        assert part >= 0
+        assert part == pytest.approx(whole * weight / sum(weights), abs=2)
+
+
+@given(st.lists(st.floats(0.01, 1e6), min_size=1))
+def test_a_bill_closes_to_the_cent_and_no_line_is_off_by_more(amounts: list[float]) -> None:
+    closed = close(amounts)
+    assert sum(closed) == pytest.approx(round(sum(amounts) * 100) / 100, abs=1e-6)
+    assert closed == pytest.approx(amounts, abs=0.0101)
+
+
+def test_what_is_left_of_a_line_that_was_spread_is_shown_as_nothing() -> None:
+    assert close([10.004, 0.0046, -0.0041]) == [10.0, 0.0, 0.0]
+    assert close([0.004] * 100) == [0.01] * 40 + [0.0] * 60

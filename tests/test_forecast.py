@@ -1,0 +1,64 @@
+"""What a month will have cost: nothing is said before a day is known, and weekends are seen once there are two."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.report.fleet.forecast import forecast, method
+from exporter.report.fleet.values import DAY_SECONDS, Window
+
+MONDAY = int(datetime(2026, 10, 5, tzinfo=UTC).timestamp())
+
+
+def at(month: int, day: int, hour: int = 0) -> int:
+    return int(datetime(2026, month, day, hour, tzinfo=UTC).timestamp())
+
+
+OCTOBER = Window(start_seconds=at(10, 1), end_seconds=at(11, 1))
+
+
+def test_without_a_complete_day_nothing_is_said() -> None:
+    assert forecast(12.0, [], at(10, 1, 7), OCTOBER) is None
+    assert method([]) is None
+
+
+def test_the_rest_of_the_month_costs_what_the_last_week_did() -> None:
+    daily = [1000.0, 10, 20, 30, 40, 50, 60, 70]
+    assert method(daily) == "mean"
+    assert forecast(500.0, daily, at(10, 9), OCTOBER) == pytest.approx(500 + 23 * 40)
+
+
+def test_the_rest_of_today_counts_by_its_hours() -> None:
+    assert forecast(5.0, [24.0], at(10, 31, 6), OCTOBER) == pytest.approx(5 + 18)
+
+
+def test_a_period_that_is_over_has_cost_what_was_spent() -> None:
+    assert forecast(500.0, [], at(11, 1), OCTOBER) == 500
+    assert forecast(500.0, [9.0], at(11, 3), OCTOBER) == 500
+
+
+def test_a_period_that_has_not_begun_is_told_whole() -> None:
+    assert forecast(0.0, [2.0], at(9, 30, 12), OCTOBER) == pytest.approx(31 * 2)
+
+
+def test_weekends_are_cheap_once_two_weeks_are_known() -> None:
+    daily = [100.0, 100, 100, 100, 100, 10, 10] * 2
+    week = Window(start_seconds=MONDAY, end_seconds=MONDAY + 7 * DAY_SECONDS)
+    assert method(daily) == "weekdays"
+    # Friday at noon: half a Friday, a Saturday and a Sunday are left.
+    after = daily + daily[:4]
+    assert forecast(450.0, after, MONDAY + 4.5 * DAY_SECONDS, week) == pytest.approx(450 + 50 + 20)
+
+
+def test_days_of_more_than_four_weeks_ago_are_forgotten() -> None:
+    daily = [1e9] * 30 + [1.0] * 28
+    assert forecast(0.0, daily, at(10, 30), OCTOBER) == pytest.approx(2)
+
+
+@given(st.floats(0, 1e6), st.integers(1, 60), st.floats(0, 31 * 86_400))
+def test_days_that_are_all_the_same_go_on(cost: float, known: int, into: float) -> None:
+    now = OCTOBER.start_seconds + into
+    rest = (OCTOBER.end_seconds - now) / DAY_SECONDS
+    assert forecast(7.0, [cost] * known, now, OCTOBER) == pytest.approx(7 + cost * rest)
