@@ -7,13 +7,15 @@ from pathlib import Path
 from exporter.exposition import catalog
 from exporter.exposition.dcgm_fields import TABLE, DcgmField
 from exporter.exposition.family import Kind
+from exporter.report.service import metrics_catalog
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
 HEAD = """\
 # Metrics
 
-Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py` and `dcgm_table.py`; do not edit.
+Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py`, `dcgm_table.py` and
+`exporter/report/service/metrics_catalog.py`; do not edit.
 
 A quantity that was not measured is absent: never 0, NaN or a guess. `/metrics` speaks text format 0.0.4 and
 OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no work in driver or kubelet:
@@ -38,6 +40,15 @@ over scrapes of up to 30 seconds sees its first step; nothing is lost, it is onl
 what is shown has been saved: a counter does not go back when the agent is killed. Money is in the currency of the
 price book, at the price of the moment; where there was no price there is no series, rather than 0. Do not add up
 currencies.
+"""
+
+SERVICE = """\
+## Cost service
+
+What `gpu-cost-exporter serve` shows at `/metrics`, with the `process_` and `python_` metrics of above. Its money is of
+whole hours: it grows once an hour. The budget alerts read its budget series: [runbook](runbook.md#gpubudgetburn).
+Labels of every budget series, of which the last three are there where the budget is for one of these:
+{budget}.
 """
 
 DROP_IN = """\
@@ -87,6 +98,9 @@ def document() -> str:
         _own("Pods", [metric for metric in catalog.ALL if _level(metric) == "pod"]),
         _own("Owners: the ledger", [metric for metric in catalog.ALL if _level(metric) == "owner"]),
         _own("The exporter itself", [metric for metric in catalog.ALL if _level(metric) == "itself"]),
+        SERVICE.format(budget=_code(metrics_catalog.BUDGET_LABELS)),
+        _own("Money and budgets", [metric for metric in metrics_catalog.OWN if not _is_about_service(metric)]),
+        _own("The service itself", [metric for metric in metrics_catalog.OWN if _is_about_service(metric)]),
         DROP_IN,
         _fields("Default set", [row for row in TABLE if row.default or row.new_default]),
         _fields("On request, in a collectors file", [row for row in TABLE if not (row.default or row.new_default)]),
@@ -102,8 +116,17 @@ def _level(metric: catalog.Metric) -> str:
     return "itself" if metric.name.startswith(("gpu_exporter_", "process_", "python_")) else "device"
 
 
+def _is_about_service(metric: catalog.Metric) -> bool:
+    return metric.name.startswith("gpu_cost_service_")
+
+
 def _own(title: str, metrics: Iterable[catalog.Metric]) -> str:
-    levels = ((*catalog.DEVICE_LABELS, *catalog.POD_LABELS), catalog.DEVICE_LABELS, catalog.OWNER_LABELS)
+    levels = (
+        (*catalog.DEVICE_LABELS, *catalog.POD_LABELS),
+        catalog.DEVICE_LABELS,
+        catalog.OWNER_LABELS,
+        metrics_catalog.BUDGET_LABELS,
+    )
     rows = []
     for metric in metrics:
         usual = next((level for level in levels if set(level) <= set(metric.labels)), ())

@@ -1,0 +1,201 @@
+import json
+import re
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.exposition import catalog as agent_catalog
+from exporter.exposition.family import Kind
+from exporter.exposition.process import ProcessMetrics
+from exporter.report.budget.periods import period_at
+from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.service import metrics_catalog as catalog
+from exporter.report.service.book import Freshness, MonthMoney
+from exporter.report.service.service_metrics import ServiceFigures, families, render
+from tests import fleet_support
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "rules" / "prometheus-rules.yaml"
+NOW = datetime(2026, 10, 15, 12, tzinfo=UTC).timestamp()
+"""14.5 of 31 days are over, 16.5 to come."""
+
+
+def state(name: str, spent: float, projected: float | None, *, now: float = NOW, **owner: str) -> BudgetState:
+    budget = Budget(name=name, amount=1000.0, currency="USD", period="month", owner=owner)  # type: ignore[arg-type]
+    return BudgetState(
+        budget=budget,
+        period=period_at("month", now),
+        spent=spent,
+        projected=projected,
+        unpriced_seconds=0.0,
+        as_of_seconds=now,
+    )
+
+
+def everything() -> ServiceFigures:
+    return ServiceFigures(
+        freshness=Freshness(
+            now_seconds=NOW,
+            first_day_seconds=NOW - 9e6,
+            closed_until_seconds=NOW - 43_200,
+            read_until_seconds=NOW,
+        ),
+        budgets=(state("research", 400.0, 900.0, team="red", namespace="a", cluster="east"), state("all", 1.0, None)),
+        months=(MonthMoney(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
+        days_closed=90,
+        days_not_closed=0,
+        last_read_seconds=NOW - 60,
+        coverage_ratio=0.99,
+        read_errors={"timeout": 3},
+    )
+
+
+def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> None:
+    names = [metric.name for metric in catalog.ALL]
+    assert len(set(names)) == len(names)
+    for metric in catalog.OWN:
+        assert re.fullmatch(r"gpu_(budget|cost)_[a-z0-9_]*", metric.name)
+        assert metric.help.endswith(".")
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert metric.name not in agent_catalog.BY_NAME
+
+
+def test_the_page_is_what_the_catalogue_says_and_all_of_it() -> None:
+    page = families(everything())
+    assert [family.name for family in page] == [metric.name for metric in catalog.OWN]
+    by_name = {metric.name: metric for metric in catalog.OWN}
+    for family in page:
+        metric = by_name[family.name]
+        assert (family.kind, family.help) == (metric.kind, metric.help)
+        for sample in family.samples:
+            order = [name for name, _ in sample.labels.pairs]
+            assert order == [label for label in metric.labels if label in order], family.name
+
+
+def test_every_metric_has_its_row_in_the_document() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    assert [metric.name for metric in catalog.ALL if f"| `{metric.name}` |" not in text] == []
+
+
+def test_what_is_not_known_is_absent() -> None:
+    unknown = state("b", 0.0, None)
+    figures = ServiceFigures(
+        freshness=Freshness(
+            now_seconds=NOW, first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
+        ),
+        budgets=(BudgetState(**{name: getattr(unknown, name) for name in unknown.__slots__} | {"known": False}),),
+    )
+    shown = {family.name for family in families(figures)}
+    assert shown == {
+        "gpu_budget_limit",
+        "gpu_budget_period_start_timestamp_seconds",
+        "gpu_budget_period_end_timestamp_seconds",
+        "gpu_cost_service_build_info",
+        "gpu_cost_service_simulated",
+    }
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_prometheus_own_checker_takes_the_page(accept: str) -> None:
+    body, content_type = render(everything(), accept, ProcessMetrics())
+    assert content_type.startswith("application/openmetrics-text" if accept else "text/plain")
+    assert b'gpu_budget_spent{budget="research",period="month",currency="USD",cluster="east",team="red"' in body
+    if not accept:
+        done = subprocess.run(
+            [fleet_support.tool("promtool"), "check", "metrics"], input=body, capture_output=True, check=False
+        )
+        # What is counted there is days, not a time.
+        faults = [line for line in done.stderr.decode().splitlines() if 'instead of "days"' not in line]
+        assert faults == []
+
+
+def rules() -> dict[str, dict[str, Any]]:
+    """Rules that read budgets, by recorded name; of alerts the first of each."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        if group["name"] == "gpu-budgets":
+            for rule in group["rules"]:
+                found.setdefault(rule.get("record") or rule["alert"], rule)
+    return found
+
+
+def test_the_rules_read_only_series_and_labels_that_are_there() -> None:
+    text = json.dumps(rules())
+    names = set(re.findall(r"gpu_budget_\w+", text))
+    assert names
+    assert names <= {metric.name for metric in catalog.OWN}
+    for labels in re.findall(r"max by \(([^)]*)\)", text):
+        assert set(labels.replace(" ", "").split(",")) == set(catalog.BUDGET_LABELS)
+
+
+@contextmanager
+def scraped(directory: Path, pages: list[tuple[float, ServiceFigures]]) -> Iterator[str]:
+    """A real Prometheus that has scraped pages at those times; its address."""
+    series: dict[str, list[str]] = {}
+    for moment, figures in pages:
+        head = ""
+        for line in render(figures, "application/openmetrics-text")[0].decode().splitlines():
+            if line.startswith("# TYPE"):
+                head = line
+                series.setdefault(head, [])
+            elif not line.startswith("#"):
+                series[head].append(f"{line} {moment:.0f}")
+    text = directory / "pages.om"
+    # One series after the other, each in the order of time.
+    text.write_text(
+        "".join(f"{head}\n" + "".join(f"{line}\n" for line in sorted(lines)) for head, lines in series.items())
+        + "# EOF\n"
+    )
+    fleet_support.backfill(text, directory / "blocks")
+    with fleet_support.prometheus(directory, directory / "blocks", fleet_support.SMALL_FLEET) as server:
+        yield server.url
+
+
+def ask(url: str, query: str) -> dict[str, float]:
+    """Values by budget, an instant query at ``NOW``."""
+    parameters = urllib.parse.urlencode({"query": query, "time": NOW})
+    with urllib.request.urlopen(f"{url}/api/v1/query?{parameters}") as response:  # noqa: S310 - our own server
+        data = json.load(response)["data"]
+    return {row["metric"].get("budget", ""): float(row["value"][1]) for row in data["result"]}
+
+
+def inlined(expression: str, known: dict[str, dict[str, Any]]) -> str:
+    """An expression over raw series: names of recorded ones are replaced by what records them."""
+    while match := re.search(r"budget:[a-z_]+:[a-z0-9_]+", expression):
+        inner = known[match[0]]["expr"]
+        expression = expression.replace(match[0], f"({inner})")
+    return expression
+
+
+def test_a_budget_that_burns_is_seen_by_the_rules_and_one_that_does_not_is_not(tmp_path: Path) -> None:
+    """Three budgets of 1000 a month: one used at 20 an hour since last night, one too dear by a third, one in order."""
+    pages = []
+    for back in range(72 * 12, -1, -1):  # every five minutes of three days
+        moment = NOW - 300 * back
+        hours = max(0, 24 - back * 300 // 3600)
+        budgets = (
+            state("burning", 100.0 + 20.0 * hours, 900.0 + 5 * hours, now=moment, team="red"),
+            state("dear", 600.0, 1330.0, now=moment, namespace="a", cluster="east"),
+            state("calm", 300.0, 640.0, now=moment),
+        )
+        pages.append((moment, ServiceFigures(freshness=everything().freshness, budgets=budgets)))
+    known = rules()
+    with scraped(tmp_path, pages) as url:
+        burn = ask(url, inlined(known["GPUBudgetBurn"]["expr"], known))
+        overrun = ask(url, inlined(known["GPUBudgetProjectedOverrun"]["expr"], known))
+        spent = ask(url, inlined("budget:gpu_spent:ratio", known))
+        labels = ask(url, 'gpu_budget_spent{workload_namespace="a",cluster="east",period="month",currency="USD"}')
+    assert set(burn) == {"burning"}
+    # 420 are left for 396 hours, and 20 are spent in one.
+    assert burn["burning"] == pytest.approx(20 / (420 / 396), rel=0.05)
+    assert overrun == {"dear": 1.33}
+    assert spent == pytest.approx({"burning": 0.58, "dear": 0.6, "calm": 0.3})
+    assert labels == {"dear": 600.0}
