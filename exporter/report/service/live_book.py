@@ -81,8 +81,7 @@ class LiveBook:
                 share_unallocated=share_unallocated,
                 with_series=with_series,
             )
-            if report.simulated and not self._freshness.simulated:
-                self._freshness = replace(self._freshness, simulated=True)
+            self._note(simulated=ledger.simulated)
             return report
 
         return await self.readings.get(question, window, read, self._down)
@@ -125,6 +124,7 @@ class LiveBook:
                     if self._months is None:
                         raise
                 else:
+                    self._note(simulated=ledger.simulated)
                     if self._months is None or not ledger.failures:
                         self._months = month_money(ledger, now)
                         self._months_hold = not ledger.failures
@@ -163,6 +163,10 @@ class LiveBook:
             self._recommendations = tuple(recommendations)
         if budgets is not None:
             self._budgets = tuple(budgets)
+
+    def _note(self, *, simulated: bool) -> None:
+        if simulated and not self._freshness.simulated:
+            self._freshness = replace(self._freshness, simulated=True)
 
     def renew(self) -> None:
         """From now on everything is read anew: an hour, a closed day or another budget has come."""

@@ -110,12 +110,16 @@ class Service:
             ),
         )
 
+    def app(self) -> web.Application:
+        """Its HTTP face."""
+        face = Face(clock=self._clock, ready=lambda: self.refreshing.looked)
+        return create_app(self.book, self._settings, face)
+
     async def run(self, listener: socket.socket) -> int:
         """Serve until told to end."""
         stop = asyncio.Event()
         self._install_signals(stop)
-        face = Face(clock=self._clock, ready=lambda: self.refreshing.looked)
-        app = create_app(self.book, self._settings, face)
+        app = self.app()
         runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS, logger=request_log()
         )
