@@ -8,6 +8,7 @@ from exporter.report.recommend.prices import Price
 from exporter.report.render.words import decimal, minute, percent
 
 GIGABYTE = 1e9
+_CENTS_FROM = 0.1
 
 
 def short(model: str) -> str:
@@ -61,11 +62,17 @@ def memories(lot: Lot) -> Iterator[str]:
     """How much memory it took, where that is known."""
     peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
     if peak is not None and total is not None:
-        yield f"At most {memory(peak)} of {memory(total)} of memory was in use on any of them."
+        where = " on any of them" if len(lot.uses) > 1 else ""
+        yield f"At most {memory(peak)} of {memory(total)} of memory was in use{where}."
 
 
 def paid(price: Price | None) -> str:
     """What it has cost."""
     if price is None:
         return "There is no one price for it in the window, so that no money is told."
-    return f"{price.per_hour:,.4g} {price.currency} was paid for a GPU-hour on the mean of the window."
+    return f"{money(price)} was paid for a GPU-hour on the mean of the window."
+
+
+def money(price: Price) -> str:
+    """``4.10 USD``; cents of a cent where it is that little."""
+    return f"{decimal(price.per_hour, 2 if price.per_hour >= _CENTS_FROM else 4)} {price.currency}"

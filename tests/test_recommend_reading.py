@@ -1,0 +1,217 @@
+"""Evidence is read right through real servers, and the command tells what follows from it."""
+
+import asyncio
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exporter.cli import main
+from exporter.cli.base import EXIT_FAILED, EXIT_USAGE
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import Filters
+from exporter.report.recommend import DeviceUse, Recommendation, read_evidence, read_recommendations
+from tests.fleet_support import SMALL_FLEET, backfill, prometheus, victoria
+from tests.recommend_support import END_SECONDS, GB, H100, HOURS, L40S, T4, WEEK, use
+
+LATE_SECONDS = 1234
+"""Hourly rules run at some moment of each hour, which is the same each time."""
+PRICES = {H100: 4.0, L40S: 2.0, T4: 0.5}
+OF_ALL = {"cluster": "prod"}
+FLEET = (
+    use(0, 0.0, **OF_ALL, workload="given-back", peak_memory_bytes=0.1 * GB),
+    use(1, 0.9, **OF_ALL, workload="fewer", kind="Job"),
+    use(2, 0.0, **OF_ALL, workload="fewer", kind="Job"),
+    use(3, 0.2, **OF_ALL, workload="smaller-mig", peak_memory_bytes=12 * GB),
+    use(4, 0.1, **OF_ALL, workload="shared", model=L40S, memory_total_bytes=48 * GB, peak_memory_bytes=8 * GB),
+    use(5, 0.1, **OF_ALL, workload="smaller-model", peak_memory_bytes=9 * GB),
+    use(6, 0.9, **OF_ALL, workload="busy", model=T4, memory_total_bytes=16 * GB, peak_memory_bytes=15 * GB),
+    use(7, 0.0, **OF_ALL, workload="estimated", share_ratio=0.5, estimated=True),
+    use(8, 0.0, **OF_ALL, workload="half-measured", measured_hours=HOURS / 2),
+    use(9, 0.0, **OF_ALL, workload="ended", still_held=False, held_hours=100.0, measured_hours=100.0),
+    use(10, 0.0, **OF_ALL, workload="reserved", policy="reserved"),
+    use(11, 0.0, **OF_ALL, workload="quiet, please"),
+)
+TRUTH = {
+    "smaller-model": ("smaller-model", 730 * 3.5),
+    "given-back": ("give-back", 730 * 4.0),
+    "fewer": ("fewer-gpus", 730 * 4.0),
+    "smaller-mig": ("smaller-mig", 730 * 4.0 * 5 / 7),
+    "shared": ("share", 730 * 2.0 * 0.75),
+}
+
+
+def labels(**pairs: str) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in pairs.items() if value)
+
+
+def samples(one: DeviceUse, extra: dict[str, str]) -> Iterator[tuple[str, str, float, int]]:
+    """What rules recorded of one device: name, labels, value, time."""
+    device = {"cluster": one.cluster, "node": one.node, "gpu": "0", "uuid": one.uuid, "model": one.model, **extra}
+    owner = {
+        "workload_namespace": one.namespace,
+        "workload_kind": one.kind,
+        "workload_name": one.workload,
+        "team": one.team,
+    }
+    inside = labels(**device, **owner)
+    account = labels(
+        **{name: device[name] for name in ("cluster", "node", "model")}, **owner, **extra, mode="exclusive"
+    )
+    level = "workload_device:gpu"
+    for hour in range(int(HOURS)):
+        at = END_SECONDS - int(HOURS) * 3600 + hour * 3600 + LATE_SECONDS
+        yield f"{level}_memory_total_bytes:max", labels(**device), one.memory_total_bytes or 0.0, at
+        if hour >= one.held_hours:
+            continue
+        measured = one.share_ratio * one.measured_hours / one.held_hours
+        yield f"{level}_share:ratio", inside, one.share_ratio, at
+        yield f"{level}_measured:rate1h", inside, measured, at
+        yield f"{level}_active:rate1h", inside, (one.mean_ratio or 0.0) * measured, at
+        yield f"{level}_memory_used_bytes:max1h", inside, one.peak_memory_bytes or 0.0, at
+        if one.estimated:
+            yield f"{level}_estimated:info", inside, 1.0, at
+        seconds = 3600 * one.share_ratio
+        yield "owner:gpu_idle_seconds:delta1h", account, seconds, at
+        yield "owner:gpu_allocated_seconds:delta1h", account, seconds, at
+        yield "owner:gpu_cost:delta1h", f'{account},currency="USD"', one.share_ratio * PRICES[one.model], at
+        yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.cluster, **extra), 3600.0, at
+    of_workload = labels(cluster=one.cluster, **owner, **extra)
+    if one.policy:
+        yield "workload:gpu_policy:info", f'{of_workload},policy="{one.policy}"', 1.0, END_SECONDS - 60
+    if "quiet" in one.workload:
+        yield "workload:gpu_alerts_off_until_seconds:max", of_workload, END_SECONDS + 3600.0, END_SECONDS - 60
+
+
+def written(path: Path, *extras: dict[str, str], openmetrics: bool) -> Path:
+    """The fleet once for each of ``extras``, in the text form that promtool or VictoriaMetrics takes."""
+    found = sorted({sample for extra in extras for one in FLEET for sample in samples(one, extra)})
+    scale = 1 if openmetrics else 1000
+    lines = [f"{name}{{{inside}}} {value!r} {at * scale}" for name, inside, value, at in found]
+    path.write_text("\n".join(lines) + ("\n# EOF\n" if openmetrics else "\n"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def real_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Two Prometheis' series in one: a pair that has recorded everything twice."""
+    folder = tmp_path_factory.mktemp("recommend-prometheus")
+    pair = ({"prometheus_replica": "a"}, {"prometheus_replica": "b"})
+    backfill(written(folder / "fleet.om", *pair, openmetrics=True), folder / "blocks")
+    with prometheus(folder, folder / "blocks", SMALL_FLEET) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def real_victoria(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("recommend-victoria")
+    with victoria(folder, written(folder / "fleet.txt", {}, openmetrics=False), SMALL_FLEET) as server:
+        yield server.url
+
+
+@pytest.fixture(params=["real_prometheus", "real_victoria"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+async def uses_at(address: str, filters: Filters | None = None) -> tuple[DeviceUse, ...]:
+    async with PrometheusClient(PrometheusSettings(url=address)) as client:
+        return await read_evidence(client, WEEK, "cluster", filters)
+
+
+async def recommendations_at(address: str) -> tuple[Recommendation, ...]:
+    async with PrometheusClient(PrometheusSettings(url=address)) as client:
+        return await read_recommendations(client, PrometheusLedger(client), END_SECONDS + 100)
+
+
+def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prometheis(url: str) -> None:
+    found = {one.workload + one.uuid: one for one in asyncio.run(uses_at(url))}
+    expected = {one.workload + one.uuid: one for one in FLEET if one.workload != "quiet, please"}
+    assert found.keys() == expected.keys()
+    for name, one in found.items():
+        truth = expected[name]
+        if one.workload == "half-measured":
+            truth = replace(truth, mean_ratio=0.0)
+        exact = ("held_hours", "share_ratio", "peak_memory_bytes", "memory_total_bytes", "estimated", "policy", "model")
+        assert [getattr(one, field) for field in exact] == [getattr(truth, field) for field in exact]
+        assert (one.still_held, one.team, one.kind) == (truth.still_held, truth.team, truth.kind)
+        assert one.measured_hours == pytest.approx(truth.measured_hours)
+        for field in ("mean_ratio", "p95_ratio", "peak_ratio"):
+            assert getattr(one, field) == pytest.approx(getattr(truth, field)), name
+
+
+def test_each_piece_of_advice_is_found_with_its_money_and_nothing_else_is_said(url: str) -> None:
+    found = asyncio.run(recommendations_at(url))
+    assert [one.per_month for one in found] == sorted((one.per_month for one in found), reverse=True)
+    assert {one.workload: one.advice for one in found} == {name: advice for name, (advice, _) in TRUTH.items()}
+    for one in found:
+        assert one.per_month == pytest.approx(TRUTH[one.workload][1])
+        assert (one.cluster, one.currency) == ("prod", "USD")
+
+
+def test_filters_pick_workloads(real_prometheus: str) -> None:
+    of_two = Filters(wanted={"workload": frozenset({"fewer", "shared"}), "mode": frozenset({"exclusive"})})
+    found = asyncio.run(uses_at(real_prometheus, of_two))
+    assert sorted(one.workload for one in found) == ["fewer", "fewer", "shared"]
+    assert asyncio.run(uses_at(real_prometheus, Filters(wanted={"team": frozenset({"nobody"})}))) == ()
+
+
+def command(url: str, *arguments: str) -> list[str]:
+    return ["recommend", "--prometheus", url, "--window", "2026-09-14T14:00Z..2026-09-21T14:00Z", *arguments]
+
+
+def test_the_command_tells_what_to_do_why_and_what_it_saves(
+    real_prometheus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(real_prometheus)) == 0
+    told = capsys.readouterr().out
+    flat = " ".join(told.split())
+    assert "Give back 1 of 2 H100" in flat
+    assert "2,920.00 USD" in flat
+    assert "prod: Deployment ml/given-back" in flat
+    assert "a month, of 5 recommendations" in flat
+
+
+def test_json_and_csv_have_the_same_and_json_adds_it_up(
+    real_prometheus: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(command(real_prometheus, "--format", "json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    months = [one["per_month"] for one in document["recommendations"]]
+    assert document["per_month"]["USD"] == pytest.approx(sum(month for _, month in TRUTH.values()))
+    assert {one["owner_name"] for one in document["recommendations"]} == set(TRUTH)
+    assert all(one["evidence"] and one["risk"] and one["devices"] for one in document["recommendations"])
+    target = tmp_path / "recommendations.csv"
+    assert main(command(real_prometheus, "--format", "csv", "--output", str(target))) == 0
+    with target.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [float(row["per_month"]) for row in rows] == months
+    assert rows[0]["from"] == "2026-09-14T14:00:00Z"
+
+
+def test_a_filter_that_leaves_nothing_is_no_fault_and_says_so(
+    real_prometheus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(real_prometheus, "--filter", "team=nobody")) == 0
+    assert "none found" in capsys.readouterr().out
+
+
+def test_without_evidence_it_says_which_rules_are_missing(
+    real_prometheus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recommend", "--prometheus", real_prometheus, "--window", "2025-01"]) == EXIT_FAILED
+    assert "gpu-evidence" in capsys.readouterr().err
+
+
+def test_every_mistake_in_the_flags_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ["recommend", "--prometheus", "ftp://x", "--window", "3h", "--filter", "pool=a", "--filter", "x"]
+    assert main(wrong) == EXIT_USAGE
+    told = capsys.readouterr().err
+    for words in ("prometheus", "shorter than a day", "pool is not known", "value 'x' has no ="):
+        assert words in told
