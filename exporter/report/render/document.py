@@ -7,7 +7,7 @@ from typing import Any, TextIO
 from exporter.report.fleet.costs import is_apart, is_part
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import Figures, LineKey, Window
-from exporter.report.render.rows import active_ratio, charged, is_shared
+from exporter.report.render.rows import active_ratio, charged, is_shared, unknown_cost
 from exporter.report.render.words import encodable
 
 API_VERSION = 1
@@ -57,7 +57,7 @@ def _head(report: FleetReport) -> dict[str, Any]:
 def _foot(report: FleetReport) -> dict[str, Any]:
     trust = report.trust
     return {
-        "total": figures_keys(report.total),
+        "total": _total(report),
         "periods": [_period(period) for period in report.periods],
         "trust": {
             "whole": trust.whole,
@@ -80,15 +80,22 @@ def _foot(report: FleetReport) -> dict[str, Any]:
     }
 
 
+def _total(report: FleetReport) -> dict[str, Any]:
+    found = figures_keys(report.total)
+    for money in found["money"]:
+        unknown = unknown_cost((*report.held, *report.apart), money["currency"])
+        money["active_cost"] = money["cost"] - money["idle_cost"] - unknown
+        money["unknown_cost"] = unknown
+    return found
+
+
 def _period(window: Window) -> dict[str, Any]:
     return {"from_seconds": window.start_seconds, "to_seconds": window.end_seconds}
 
 
 def _lines(report: FleetReport) -> Iterator[dict[str, Any]]:
-    charges = charged(report)
-    for index, line in enumerate((*report.held, *report.apart)):
-        amounts = {currency: amount[index] for currency, amount in charges.items()}
-        yield _line(line, amounts, with_shares=is_shared(report))
+    for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
+        yield _line(line, charges, with_shares=is_shared(report))
 
 
 def _line(line: ReportLine, amounts: Mapping[str, float], *, with_shares: bool) -> dict[str, Any]:

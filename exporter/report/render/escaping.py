@@ -24,5 +24,6 @@ def render(package: str, template: str, values: Mapping[str, object]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
+        keep_trailing_newline=True,
     )
     return environment.get_template(template).render(values)

@@ -1,18 +1,27 @@
 """A fleet's report as one HTML file: for mails, for print, for keeping; no script, nothing loaded from anywhere."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from exporter.model import Money
 from exporter.report.fleet.costs import total_of
-from exporter.report.fleet.report import FleetReport
-from exporter.report.fleet.values import UNATTRIBUTED, Figures
+from exporter.report.fleet.report import FleetReport, ReportLine
+from exporter.report.fleet.values import UNATTRIBUTED
 from exporter.report.render.escaping import render
 from exporter.report.render.foot import remarks
-from exporter.report.render.rows import Row, number_titles, numbers, rows, titles
+from exporter.report.render.rows import Row, number_titles, numbers, rows, titles, unknown_cost
 from exporter.report.render.words import HOUR, clean, decimal, digits_of, encodable, minute, percent
 
 _WITH_BARS = ("held", "apart")
+_PARTS = (
+    ("Active", "active"),
+    ("Idle", "idle"),
+    ("Unknown", "unknown"),
+    ("Unattributed", "nobody"),
+    ("Unallocated", "free"),
+)
+"""What all GPU-seconds and all money consist of, and how each is coloured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,50 +66,48 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
     stream.write(encodable(render("exporter.report.render", "report.html", values)))
 
 
-def _time_bar(report: FleetReport, digits: int) -> _Bar:
-    parts = [(name, css, _seconds(figures, css)) for name, css, figures in _parts(report)]
-    whole = sum(seconds for _, _, seconds in parts)
-    pieces = tuple(
-        _piece(name, css, value, whole, decimal(value / HOUR, digits)) for name, css, value in parts if value
-    )
-    return _Bar(title="GPU-hours", value=decimal(whole / HOUR, digits), pieces=pieces)
-
-
 def _money_bars(report: FleetReport) -> Iterator[_Bar]:
     for currency in report.currencies:
-        parts = [(name, css, _money(figures, css, currency)) for name, css, figures in _parts(report)]
-        whole = sum(amount for _, _, amount in parts)
-        pieces = tuple(_piece(name, css, value, whole, decimal(value, 2)) for name, css, value in parts if value)
-        yield _Bar(title=f"Cost {currency}", value=decimal(whole, 2), pieces=pieces)
+        held, unattributed, unallocated = (total_of(line.figures for line in lines) for lines in _thirds(report))
+        unknown = unknown_cost(report.held, currency)
+        own = held.money.get(currency, Money())
+        amounts = (
+            own.total - own.idle - unknown,
+            own.idle,
+            unknown,
+            unattributed.money.get(currency, Money()).total,
+            unallocated.money.get(currency, Money()).total,
+        )
+        yield _bar(f"Cost {currency}", amounts, lambda amount: decimal(amount, 2))
 
 
-def _parts(report: FleetReport) -> list[tuple[str, str, Figures]]:
-    """What all GPU-seconds and all money consist of: name, style, and the figures that it is a part of."""
-    held = total_of(line.figures for line in report.held)
-    unattributed = total_of(line.figures for line in report.apart if line.key.kind == UNATTRIBUTED)
-    unallocated = total_of(line.figures for line in report.apart if line.key.kind != UNATTRIBUTED)
-    return [
-        ("Active", "active", held),
-        ("Idle", "idle", held),
-        ("Unknown", "unknown", held),
-        ("Unattributed", "nobody", unattributed),
-        ("Unallocated", "free", unallocated),
-    ]
+def _time_bar(report: FleetReport, digits: int) -> _Bar:
+    held, unattributed, unallocated = (total_of(line.figures for line in lines) for lines in _thirds(report))
+    seconds = (
+        held.active_seconds,
+        held.idle_seconds,
+        held.unknown_seconds,
+        unattributed.allocated_seconds,
+        unallocated.allocated_seconds,
+    )
+    return _bar("GPU-hours", seconds, lambda value: decimal(value / HOUR, digits))
 
 
-def _seconds(figures: Figures, css: str) -> float:
-    known = {"active": figures.active_seconds, "idle": figures.idle_seconds, "unknown": figures.unknown_seconds}
-    return known.get(css, figures.allocated_seconds)
+def _thirds(report: FleetReport) -> tuple[Sequence[ReportLine], Sequence[ReportLine], Sequence[ReportLine]]:
+    """Lines of owners, Unattributed and Unallocated."""
+    unattributed = [line for line in report.apart if line.key.kind == UNATTRIBUTED]
+    unallocated = [line for line in report.apart if line.key.kind != UNATTRIBUTED]
+    return report.held, unattributed, unallocated
 
 
-def _money(figures: Figures, css: str, currency: str) -> float:
-    money = figures.money.get(currency)
-    if money is None:
-        return 0.0
-    if css == "active":
-        return figures.active_cost(currency)
-    known = {"idle": money.idle, "unknown": figures.unknown_cost(currency)}
-    return known.get(css, money.total)
+def _bar(title: str, values: Sequence[float], shown: Callable[[float], str]) -> _Bar:
+    whole = sum(values)
+    pieces = tuple(
+        _piece(name, css, value, whole, shown(value))
+        for (name, css), value in zip(_PARTS, values, strict=True)
+        if value > 0
+    )
+    return _Bar(title=title, value=shown(whole), pieces=pieces)
 
 
 def _piece(name: str, css: str, value: float, whole: float, shown: str) -> _Piece:

@@ -1,6 +1,6 @@
 """A fleet's report as rows of text: what the table and the page for mails show alike."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -73,7 +73,7 @@ def rows(report: FleetReport, top: int | None = None) -> list[Row]:
             figures=line.figures,
             sort="apart" if is_apart(line.key) else "held",
             shared=line.shared,
-            charged={currency: amounts[index] for currency, amounts in charges.items()},
+            charged=charges[index],
         )
         for index, line in enumerate(lines)
     ]
@@ -90,24 +90,31 @@ def rows(report: FleetReport, top: int | None = None) -> list[Row]:
     return [*held, *apart, total]
 
 
-def charged(report: FleetReport) -> Mapping[str, Sequence[float]]:
-    """By currency what each line (held, then apart) is charged with: its own and what was spread onto it.
+def charged(report: FleetReport) -> list[dict[str, float]]:
+    """By line (held, then apart) and currency: what it is charged with, its own money and what was spread onto it.
 
-    Whole hundredths that sum to the total's; empty where nothing was to be spread.
+    Whole hundredths that sum to the total's; empty where nothing was to be spread, or a line has no such money.
     """
-    if not is_shared(report):
-        return {}
     lines = (*report.held, *report.apart)
-    return {
-        currency: close([own(line, currency) + line.shared.get(currency, 0.0) for line in lines])
-        for currency in report.currencies
-    }
+    found: list[dict[str, float]] = [{} for _ in lines]
+    if not is_shared(report):
+        return found
+    for currency in report.currencies:
+        has = [n for n, line in enumerate(lines) if currency in line.figures.money or currency in line.shared]
+        amounts = [_own(lines[n], currency) + lines[n].shared.get(currency, 0.0) for n in has]
+        for n, amount in zip(has, close(amounts), strict=True):
+            found[n][currency] = amount
+    return found
 
 
-def own(line: ReportLine, currency: str) -> float:
-    """What a line's own GPUs cost; 0 where that was nothing in this currency."""
+def _own(line: ReportLine, currency: str) -> float:
     money = line.figures.money.get(currency)
     return money.total if money else 0.0
+
+
+def unknown_cost(lines: Iterable[ReportLine], currency: str) -> float:
+    """What unknown seconds have cost: line by line, as one line's money is in another currency than another's."""
+    return sum(line.figures.unknown_cost(currency) for line in lines)
 
 
 def _summed(many: Sequence[Row], names: tuple[str, ...], sort: Sort) -> Row:
@@ -142,8 +149,8 @@ def numbers(row: Row, report: FleetReport, digits: int) -> list[str]:
             else ["no price" if unpriced else "", ""]
         )
         if is_shared(report):
-            shared = row.shared.get(currency)
-            shown += ["" if shared is None else decimal(shared, 2), decimal(row.charged.get(currency, 0.0), 2)]
+            amounts = (row.shared.get(currency), row.charged.get(currency))
+            shown += ["" if amount is None else decimal(amount, 2) for amount in amounts]
     return shown
 
 

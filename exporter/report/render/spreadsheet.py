@@ -34,17 +34,15 @@ def write_csv(report: FleetReport, stream: TextIO) -> None:
 
 
 def _lines(report: FleetReport) -> Iterator[_Cells]:
-    charges = charged(report)
-    for index, line in enumerate((*report.held, *report.apart)):
+    for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
         key = line.key
         ours = is_apart(key) or (key.kind == OTHER and not key.namespace)
-        amounts = {currency: amount[index] for currency, amount in charges.items()}
         yield {
             "record": key.kind if ours else "Owner",
             **_names(key),
             **_figures(line.figures),
-            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in amounts},
-            **{f"charged_{currency}": amount for currency, amount in amounts.items()},
+            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in charges},
+            **{f"charged_{currency}": amount for currency, amount in charges.items()},
         }
 
 
@@ -75,9 +73,10 @@ def _foot(report: FleetReport) -> Iterator[_Cells]:
     trust = report.trust
     part = f"a part of the capacity: only {filter_words(report.filters)}" if is_part(report.filters) else ""
     totals: _Cells = {}
-    for currency, amounts in charged(report).items():
-        shared = sum(line.shared.get(currency, 0.0) for line in (*report.held, *report.apart))
-        totals |= {f"shared_{currency}": round(shared, 2) + 0.0, f"charged_{currency}": round(sum(amounts), 2)}
+    for charges in charged(report):
+        for currency, amount in charges.items():
+            name = f"charged_{currency}"
+            totals[name] = round(float(totals.get(name, 0.0)) + amount, 2)
     yield {"record": "Total", **_figures(report.total), **totals, "remark": guarded(encodable(part))}
     yield {"record": "Capacity", "gpu_hours": trust.capacity_seconds / HOUR}
     if not part:

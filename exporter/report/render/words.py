@@ -37,7 +37,8 @@ def clean(name: str) -> str:
 
 
 def guarded(name: str) -> str:
-    """A name that a spreadsheet does not take for a formula."""
+    """A name that a spreadsheet does not take for a formula, nor for the end of a row."""
+    name = name.replace("\r\n", "\n").replace("\r", "\n")  # not quoted by Python's writer where rows end in \n
     return f"'{name}" if name.startswith(_FORMULA) else name
 
 

@@ -1,0 +1,221 @@
+"""A fleet's report in every form: the same figures, its trust at the foot, and names that can do no harm."""
+
+import csv
+import io
+import json
+import os
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fleet_report_support import (
+    HOSTILE,
+    MARKUP,
+    START,
+    TURNED,
+    hours,
+    ledger,
+    ledgers,
+    nobody,
+    owner,
+    small_ledger,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.report.fleet.costs import make_report
+from exporter.report.fleet.report import FleetReport, ShareIdle
+from exporter.report.fleet.values import DAY_SECONDS, UNALLOCATED, Dimension, Filters, FleetLedger
+from exporter.report.render import FLEET_FORMATS, Form, document, write_fleet
+
+GOLDEN = Path(__file__).parent / "golden"
+LATER = START + 40 * DAY_SECONDS
+
+
+def report_of(
+    known: FleetLedger, *by: Dimension, share_idle: ShareIdle = "none", filters: Filters | None = None
+) -> FleetReport:
+    return make_report(known, by or ("namespace",), filters, now_seconds=LATER, share_idle=share_idle)
+
+
+def written(report: FleetReport, form: Form, top: int | None = None) -> str:
+    stream = io.StringIO(newline="")
+    write_fleet(report, form, stream, top=top)
+    text = stream.getvalue()
+    assert text.endswith("\n")
+    return text
+
+
+def records(report: FleetReport) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(written(report, "csv"), newline="")))
+
+
+@pytest.mark.parametrize(("form", "suffix"), [("table", "txt"), ("csv", "csv"), ("json", "json"), ("html", "html")])
+def test_every_form_is_as_its_golden_file(form: Form, suffix: str) -> None:
+    report = report_of(small_ledger(), "workload", "team", "model", share_idle="weighted")
+    text = written(report, form)
+    path = GOLDEN / f"fleet_report.{suffix}"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8", newline="")
+    assert text == path.read_bytes().decode(), "if the change is meant: UPDATE_GOLDEN=1 pytest -k golden"
+
+
+@pytest.mark.parametrize("form", FLEET_FORMATS)
+def test_conservation_coverage_and_what_was_not_read_stand_in_every_form(form: Form) -> None:
+    short = ledger(
+        {owner("a", "x"): hours(active=6, unknown=2, usd=4), nobody(UNALLOCATED): hours(idle=12, unpriced=12)},
+        capacity={"": 25 * 3600.0},
+    )
+    text = written(report_of(short), form)
+    assert "25.0" in text or "90000.0" in text, "capacity"
+    assert "5.000 GPU-hours have no line" in text or "18000.0" in text or ",5.0," in text, "missing"
+    assert "75.00 %" in text or "0.75" in text, "coverage of activity"
+    assert "40.00 %" in text or "0.4" in text, "coverage of prices"
+    failed = written(report_of(small_ledger()), form)
+    assert "HTTP 503 after 4 retries; give --prometheus-timeout more time" in failed
+
+
+@pytest.mark.parametrize("form", FLEET_FORMATS)
+def test_a_simulated_fleet_says_so_in_every_form(form: Form) -> None:
+    real = ledger({owner("a", "x"): hours(active=6)})
+    report = report_of(real)
+    assert "simulated" not in written(report, form).lower().replace('"simulated": false', "").replace(".simulated", "")
+    fake = make_report(
+        FleetLedger(window=real.window, dimensions=real.dimensions, chunks=real.chunks, simulated=True),
+        ["team"],
+        now_seconds=LATER,
+    )
+    assert "simulated" in written(fake, form).lower()
+
+
+def test_eight_gpus_at_90_percent_show_90_percent() -> None:
+    report = report_of(small_ledger(), "workload", filters=Filters(wanted={"workload": frozenset({"resnet"})}))
+    (row,) = [line for line in written(report, "table").splitlines() if line.startswith("vision/Job/resnet")]
+    assert row.split()[5:7] == ["90", "%"]
+    assert float(records(report)[0]["active_ratio"]) == pytest.approx(0.9)
+    assert document(report)["lines"][0]["active_ratio"] == pytest.approx(0.9)
+    assert '<td class="n">90 %</td>' in written(report, "html")
+
+
+def test_a_little_activity_is_not_shown_as_none() -> None:
+    report = report_of(ledger({owner("a", "x"): hours(active=0.01, idle=20)}))
+    assert "<1 %" in written(report, "table")
+
+
+def test_a_report_of_a_part_says_so_instead_of_a_sum() -> None:
+    report = report_of(small_ledger(), filters=Filters(wanted={"team": frozenset({"core"})}))
+    assert "of 508.00 GPU-hours metered: only team core" in written(report, "table")
+    assert document(report)["trust"]["missing_seconds"] is None
+    rows = {row["record"]: row for row in records(report)}
+    assert "Missing" not in rows
+    assert rows["Total"]["remark"] == "a part of the capacity: only team core"
+
+
+def test_no_name_is_a_formula_to_a_spreadsheet() -> None:
+    lines = {owner(name, "x"): hours(active=1) for name in ("=1+1", "+1", "-1", "@x", "\tx", "\r=x", "fine")}
+    namespaces = {row["owner_namespace"] for row in records(report_of(ledger(lines))) if row["record"] == "Owner"}
+    assert namespaces == {"'=1+1", "'+1", "'-1", "'@x", "'\tx", "'\n=x", "fine"}
+
+
+def test_names_survive_quotes_and_newlines_in_csv_and_json() -> None:
+    report = report_of(small_ledger(), "workload", "team")
+    assert [row for row in records(report) if row["owner_name"] == f"'{HOSTILE}"]
+    assert [row for row in records(report) if row["owner_name"] == TURNED]
+    assert {line["owner_name"] for line in json.loads(written(report, "json"))["lines"]} >= {HOSTILE, TURNED}
+
+
+def test_half_a_surrogate_pair_in_a_name_costs_nothing() -> None:
+    report = report_of(ledger({owner("a\ud800b", "x"): hours(active=1)}))
+    for form in FLEET_FORMATS:
+        assert written(report, form).encode("utf-8")
+
+
+def test_no_name_steers_the_terminal_or_turns_a_line_around() -> None:
+    text = written(report_of(small_ledger(), "workload", "team"), "table")
+    assert "right?to-left??[31mred" in text
+    assert not {"\x1b", "\u202e", "\r"} & set(text)
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements, attributes, and text by element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_html_runs_nothing_loads_nothing_and_shows_names_as_they_are() -> None:
+    page = Page(written(report_of(small_ledger(), "workload", "team"), "html"))
+    assert not {"script", "img", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.elements}
+    links = [attributes.get("href") for _, attributes in page.elements if attributes.get("href")]
+    assert links == ["data:,"]
+    assert not any(name.startswith("on") or name == "src" for _, attributes in page.elements for name in attributes)
+    assert MARKUP in page.texts
+    assert f"hours are missing on {MARKUP}" in page.texts
+    assert HOSTILE in " ".join(page.texts)
+
+
+def test_html_has_a_row_for_each_line_and_a_heading_for_each_column() -> None:
+    report = report_of(small_ledger(), "workload", "team")
+    page = Page(written(report, "html"))
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("tr") == 1 + len(report.held) + len(report.apart) + 1
+    assert sum(attributes.get("scope") == "col" for _, attributes in page.elements) == 2 + 9
+    assert sum(attributes.get("scope") == "row" for _, attributes in page.elements) == tags.count("tr") - 1
+
+
+def test_only_the_dearest_are_shown_and_the_rest_is_one_line() -> None:
+    report = report_of(small_ledger(), "workload")
+    lines = written(report, "table", top=2).splitlines()
+    assert [line.split()[0] for line in lines[3:5]] == ["vision/Job/resnet", 'lab/Job/=cmd|"/c']
+    assert lines[5].startswith("(3 more)")
+    whole, cut = written(report, "table").splitlines(), lines
+    assert [line.split() for line in cut if line.startswith("Total")] == [
+        line.split() for line in whole if line.startswith("Total")
+    ]
+    assert "(3 more)" in written(report, "html", top=2)
+
+
+def test_a_row_for_the_rest_takes_at_least_two() -> None:
+    report = report_of(small_ledger(), "namespace")
+    assert "more)" not in written(report, "table", top=3)
+
+
+def test_json_is_the_document_whose_money_is_its_parts() -> None:
+    report = make_report(small_ledger(), ["namespace", "model"], now_seconds=LATER, share_idle="even", with_series=True)
+    read = json.loads(written(report, "json"))
+    assert read == document(report)
+    for figures in (*read["lines"], read["total"], *(one for line in read["lines"] for one in line["series"])):
+        for money in figures["money"]:
+            parts = money["active_cost"] + money["idle_cost"] + money["unknown_cost"]
+            assert parts == pytest.approx(money["cost"])
+    assert read["total"]["energy_joules"] == pytest.approx(165.75 * 3.6e6)
+
+
+def test_an_empty_report_is_a_report() -> None:
+    report = report_of(ledger({}))
+    assert json.loads(written(report, "json"))["lines"] == []
+    for form in FLEET_FORMATS:
+        assert "Total" in written(report, form) or form == "json"
+
+
+@settings(max_examples=40)
+@given(ledgers(), st.sampled_from(["none", "even", "weighted"]))
+def test_csv_sums_to_its_own_total(known: FleetLedger, share_idle: ShareIdle) -> None:
+    report = report_of(known, "workload", "pool", share_idle=share_idle)
+    rows = records(report)
+    lines = [row for row in rows if row["record"] in {"Owner", "Other", "Unattributed", "Unallocated"}]
+    (total,) = [row for row in rows if row["record"] == "Total"]
+    (capacity,) = [row for row in rows if row["record"] == "Capacity"]
+    assert sum(float(row["gpu_hours"]) for row in lines) == pytest.approx(float(capacity["gpu_hours"]))
+    for title in total:
+        if title.startswith(("cost_", "charged_")):
+            assert sum(float(row[title] or 0) for row in lines) == pytest.approx(float(total[title]))
