@@ -1,18 +1,41 @@
 """The simulated fleet adds up, is the same each time, and real engines take its series."""
 
+import io
 import json
+import re
 import urllib.parse
 import urllib.request
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from fleet_support import FleetServer
+from fleet_support import END_SECONDS, FleetServer, backfill, fleet_ledgers, truth_between
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from exporter.simulator.fleet_plan import FleetPlan
-from exporter.simulator.fleet_truth import FleetTruth
+from exporter.cli import main
+from exporter.errors import ConfigError
+from exporter.simulator.fleet import Writing, write_fleet
+from exporter.simulator.fleet_ledger import node_ledger, recording_hours
+from exporter.simulator.fleet_owners import read_trace, task
+from exporter.simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes
+from exporter.simulator.fleet_truth import FleetTruth, fleet_truth
+
+TINY = FleetPlan(nodes=12, gpus_per_node=2, days=4, end_seconds=END_SECONDS, clusters=("a", "b"))
+HOUR_MS = 3_600_000
+LINE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})? (\S+) (\d+)")
 
 
-def ask(server: FleetServer, expression: str, at_seconds: int) -> dict[tuple[str, ...], float]:
+def text_of(plan: FleetPlan, **how: Any) -> str:  # noqa: ANN401 - as Writing has them
+    output = io.StringIO()
+    write_fleet(plan, output, Writing(**{"form": "openmetrics", **how}))
+    return output.getvalue()
+
+
+def ask(server: FleetServer, expression: str, at_seconds: float) -> dict[tuple[str, ...], float]:
     """An instant query's values, by the values of their labels in the order of the labels' names."""
     query = urllib.parse.urlencode({"query": expression, "time": str(at_seconds)})
     with urllib.request.urlopen(f"{server.url}/api/v1/query?{query}", timeout=60) as answer:  # noqa: S310 - local
@@ -23,18 +46,236 @@ def ask(server: FleetServer, expression: str, at_seconds: int) -> dict[tuple[str
     }
 
 
+@given(seed=st.integers(0, 2**32), gpus=st.integers(1, 9), days=st.integers(1, 4), node=st.integers(0, 20))
+@settings(max_examples=40, deadline=None)
+def test_all_that_owners_have_is_what_the_gpus_were_there_for(seed: int, gpus: int, days: int, node: int) -> None:
+    plan = FleetPlan(nodes=21, gpus_per_node=gpus, days=days, end_seconds=END_SECONDS, seed=seed)
+    ledger = node_ledger(fleet_nodes(plan)[node])
+    carried = Counter(recording_hours(plan))
+    lasted: Counter[int] = Counter()
+    for lines in ledger.lines.values():
+        for hour, line in lines.items():
+            assert min(line) >= 0
+            assert line.idle_cost <= line.cost
+            lasted[hour] += line.allocated_ms
+    for hour in ledger.there:
+        # After an hour in which Prometheus was away: what it missed as well, but for hours in which the node was.
+        assert lasted[hour] % (gpus * HOUR_MS) == 0
+        assert gpus * HOUR_MS <= lasted[hour] <= carried[hour] * gpus * HOUR_MS
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=5, deadline=None)
+def test_money_is_seconds_times_the_price_of_the_time(seed: int) -> None:
+    for ledger in map(node_ledger, fleet_nodes(replace(TINY, seed=seed))):
+        for lines in ledger.lines.values():
+            for hour, line in lines.items():
+                price = ledger.node.price(hour)
+                assert line.unpriced_ms == (line.allocated_ms if price is None else 0)
+                assert line.cost == pytest.approx(line.allocated_ms * (price or 0.0) / HOUR_MS, abs=1e-9)
+                assert line.idle_cost == pytest.approx(line.idle_ms * (price or 0.0) / HOUR_MS, abs=1e-9)
+
+
+def test_a_fleet_is_the_same_each_time_however_many_processes_write_it() -> None:
+    once = text_of(TINY)
+    assert text_of(TINY, processes=2) == once
+    assert text_of(replace(TINY, seed=2)) != once
+
+
+def test_no_series_has_two_values_of_one_time_and_all_that_is_recorded_is_more_than_zero() -> None:
+    seen = set()
+    last: dict[str, int] = {}
+    for row in text_of(TINY).splitlines():
+        if row.startswith("#"):
+            continue
+        found = LINE.fullmatch(row)
+        assert found is not None, row
+        name, inside, value, at = found.groups()
+        assert float(value) > 0, row
+        assert (name, inside, at) not in seen, row
+        seen.add((name, inside, at))
+        assert last.get(f"{name}{inside}", 0) < int(at), "out of order"
+        last[f"{name}{inside}"] = int(at)
+    names = {name for name, _, _ in seen}
+    assert len({name for name in names if name.startswith("owner:")}) == 8
+    assert len({name for name in names if name.startswith("workload_device:")}) == 6
+    assert {"gpu_node_info", "gpu_hourly_price", "gpu_exporter_simulated"} <= names
+
+
+def test_a_fleet_has_everything_that_reports_must_tell_apart(small_fleet: FleetPlan, fleet_truth: FleetTruth) -> None:
+    kinds = {kind for (kind,) in fleet_truth.total("kind")}
+    assert {"Unallocated", "Unattributed", "Other", "Job", "CronJob", "Deployment", "Notebook"} <= kinds
+    assert {mode for (mode,) in fleet_truth.total("mode")} == {"exclusive", "mig", "shared"}
+    assert len(fleet_truth.total("model")) == 5
+    total = fleet_truth.sum()
+    assert set(total.money) == {"USD", "EUR"}
+    assert 0 < total.unpriced_seconds < 0.1 * total.allocated_seconds
+    assert 0 < total.unknown_seconds < 0.2 * total.allocated_seconds
+    assert any(not team for namespace, team in fleet_truth.total("namespace", "team") if namespace)
+    by_day = [hours for day in fleet_truth.recorded_hours.values() for hours in day.values()]
+    assert min(by_day) == 10
+    assert {22, 23} <= set(by_day), "Prometheus was away for three hours about a midnight"
+    assert sum(by_day) == 2 * (small_fleet.hours - 3)
+
+
+def test_pods_of_one_training_are_on_several_nodes(fleet_truth: FleetTruth) -> None:
+    nodes = Counter(name for name, _ in fleet_truth.total("workload", "node", kind="PyTorchJob"))
+    assert max(nodes.values()) >= 2
+
+
+def test_short_tasks_live_as_long_as_those_of_the_real_trace() -> None:
+    random = Random(1)  # noqa: S311 - the same numbers each time
+    plan = FleetPlan(nodes=1, end_seconds=END_SECONDS)
+    lives = sorted(task(plan, random).seconds for _ in range(20_000))
+    for rank, seconds in ((0.01, 20), (0.05, 48), (0.1, 67), (0.5, 655), (0.9, 7389)):
+        assert lives[int(rank * len(lives))] == pytest.approx(seconds, rel=0.1)
+
+
 @pytest.fixture(params=["fleet_prometheus", "fleet_victoria"])
 def server(request: pytest.FixtureRequest) -> FleetServer:
     found: FleetServer = request.getfixturevalue(request.param)
     return found
 
 
-def test_engines_have_what_is_true(server: FleetServer, small_fleet: FleetPlan, fleet_truth: FleetTruth) -> None:
-    seconds = small_fleet.days * 86_400
+@pytest.mark.parametrize("what", ["active", "idle", "unknown", "unpriced"])
+def test_engines_have_what_is_true(
+    server: FleetServer, small_fleet: FleetPlan, fleet_truth: FleetTruth, what: str
+) -> None:
+    window = f"[{small_fleet.days * 86_400 - 1}s]"
     answer = ask(
         server,
-        f"sum by (cluster) (sum_over_time(owner:gpu_active_seconds:delta1h[{seconds - 1}s]))",
+        f"sum by (cluster, workload_namespace, team) (sum_over_time(owner:gpu_{what}_seconds:delta1h{window}))",
         small_fleet.end_seconds,
     )
-    true = fleet_truth.total("cluster")
-    assert answer == pytest.approx({key: totals.active_seconds for key, totals in true.items()}, rel=1e-9)
+    true: Counter[tuple[str, ...]] = Counter()
+    for (cluster, team, namespace), totals in fleet_truth.total("cluster", "team", "namespace").items():
+        seconds = getattr(totals, f"{what}_seconds")
+        if seconds:
+            true[tuple(label for label in (cluster, team, namespace) if label)] += seconds
+    assert answer == pytest.approx(true, rel=1e-9)
+
+
+def test_engines_have_what_is_true_of_a_single_day(server: FleetServer, small_fleet: FleetPlan) -> None:
+    day = small_fleet.end_seconds // 86_400 * 86_400 - 5 * 86_400
+    true = truth_between(day, day + 86_400)
+    assert set(true.days) == {day}
+    # At midnight itself VictoriaMetrics finds no series that has its first sample then.
+    answer = ask(server, "sum by (currency) (sum_over_time(owner:gpu_cost:delta1h[86399s]))", day + 86_400.001)
+    assert answer == pytest.approx({(code,): money.total for code, money in true.sum().money.items()}, rel=1e-9)
+
+
+@pytest.mark.parametrize("level", ["namespace", "team", "model", "cluster"])
+def test_sums_are_those_of_the_owners(server: FleetServer, small_fleet: FleetPlan, level: str) -> None:
+    labels = {"namespace": "cluster, workload_namespace"}.get(level, f"cluster, {level}")
+    at = small_fleet.end_seconds - 7200
+    pods = '{workload_kind!~"Unallocated|Unattributed"}'
+    for name, by in (("gpu_allocated_seconds", labels), ("gpu_idle_cost", f"{labels}, currency")):
+        recorded = ask(server, f"{level}:{name}:delta1h", at)
+        assert recorded == pytest.approx(ask(server, f"sum by ({by}) (owner:{name}:delta1h{pods})", at), rel=1e-9)
+        assert len(recorded) >= 2
+
+
+def test_capacity_is_what_is_held_what_is_free_and_what_nobody_is_known_to_hold(
+    server: FleetServer, small_fleet: FleetPlan
+) -> None:
+    at = small_fleet.end_seconds - 7200
+    capacity = ask(server, "cluster:gpu_capacity_seconds:delta1h", at)
+    parts = 'sum by (cluster) ({__name__=~"cluster:gpu_(allocated|unallocated|unattributed)_seconds:delta1h"})'
+    assert capacity == pytest.approx(ask(server, parts, at), rel=1e-9)
+    funnel = [ask(server, f"cluster:gpu_{word}:sum", at) for word in ("capacity", "allocated", "active", "effective")]
+    for cluster in capacity:
+        counts = [step[cluster] for step in funnel]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] * 3600 == pytest.approx(capacity[cluster])
+
+
+def test_evidence_of_devices_agrees_with_the_ledger(server: FleetServer, small_fleet: FleetPlan) -> None:
+    at = small_fleet.end_seconds
+    known = '{workload_kind!~"Unallocated|Unattributed|Other"}'
+    by = "sum by (cluster, node, workload_name)"
+    active = ask(server, f"{by} (owner:gpu_active_seconds:delta1h{known}) / 3600", at)
+    assert ask(server, f"{by} (workload_device:gpu_active:rate1h)", at) == pytest.approx(active, abs=1e-4)
+
+
+def test_everything_says_that_it_is_simulated(server: FleetServer, small_fleet: FleetPlan) -> None:
+    assert set(ask(server, "max by (cluster) (gpu_exporter_simulated)", small_fleet.end_seconds).values()) == {1.0}
+    assert "nothing here is real" in text_of(replace(TINY, nodes=2)).splitlines()[0]
+
+
+def test_promtool_takes_any_fleet(tmp_path: Path) -> None:
+    for seed, plan in enumerate((replace(TINY, clusters=("",)), replace(TINY, days=1, nodes=50, gpus_per_node=8))):
+        text = tmp_path / "fleet.om"
+        text.write_text(text_of(replace(plan, seed=seed)), encoding="utf-8")
+        backfill(text, tmp_path / f"blocks-{seed}")
+
+
+def test_a_trace_gives_lives_and_shares_of_tasks(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(
+        "name,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time\n"
+        "a,1,460,0,70,10\nnot-a-gpu-pod,0,0,0,70,10\nstill-there,1,1000,5,,10\nb,8,1000,0,7200,0\n",
+        encoding="utf-8",
+    )
+    assert read_trace(file) == (TraceTask(60, 1, 0.46), TraceTask(7200, 8, 1.0))
+    truth = fleet_truth(replace(TINY, trace=read_trace(file)))
+    assert truth.capacity_seconds == pytest.approx(fleet_truth(TINY).capacity_seconds)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a,b\n1,2\n", "no column deletion_time, gpu_milli, num_gpu, scheduled_time"),
+        ("num_gpu,gpu_milli,deletion_time,scheduled_time\nx,1,2,1\n", "line 2: not a number"),
+        ("num_gpu,gpu_milli,deletion_time,scheduled_time\n", "no pod in it had a GPU"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words):
+        read_trace(file)
+
+
+def test_the_command_writes_series_and_truth_that_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    series, truth = tmp_path / "fleet.txt", tmp_path / "truth.json"
+    words = ["simulate", "fleet", "--nodes", "2", "--gpus", "3", "--days", "2", "--end", "2026-09-21T14:00Z"]
+    more = ["--clusters", "x,y", "--format", "import", "--output", str(series), "--truth", str(truth)]
+    assert main([*words, *more, "--processes", "1", "--ledger-only"]) == 0
+    assert "nothing in" in capsys.readouterr().out
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["fleet.txt", "truth.json"]
+    rows = [LINE.fullmatch(row) for row in series.read_text(encoding="utf-8").splitlines() if row.startswith("owner:")]
+    active = sum(float(row[3]) for row in rows if row and row[1] == "owner:gpu_active_seconds:delta1h")
+    assert max(int(row[4]) for row in rows if row) == END_SECONDS * 1000
+    told = json.loads(truth.read_text(encoding="utf-8"))
+    assert told["simulated"] is True
+    lines = [line for day in told["days"] for line in day["lines"]]
+    assert sum(line["active_seconds"] for line in lines) == pytest.approx(active)
+    assert {line["cluster"] for line in lines} == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "0"], "nodes: 0; allowed: 1 to 100,000"),
+        (["--nodes", "2", "--days", "0"], "days: 0"),
+        (["--nodes", "2", "--end", "2026-09-21T14:10Z"], "allowed: a whole hour UTC"),
+        (["--nodes", "2", "--end", "yesterday"], "allowed: a whole hour UTC"),
+        (["--nodes", "2", "--clusters", "a,a"], "each name once"),
+        (["--nodes", "2", "--currencies", "USD,Taler"], "codes of ISO 4217"),
+        (["--nodes", "2", "--trace", "/nowhere.csv"], "/nowhere.csv"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["simulate", "fleet", *words, "--output", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "fleet", "--nodes", "1", "--days", "1", "--processes", "1"]
+    assert main([*words, "--output", str(tmp_path / "no" / "out")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_ledgers_are_kept_for_tests_that_ask_again(small_fleet: FleetPlan) -> None:
+    assert fleet_ledgers(small_fleet) is fleet_ledgers(small_fleet)
