@@ -29,7 +29,7 @@ def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what
     assert "0.4 % in the busiest hour" in told
     assert "100.0 % of 336 device-hours held from 2026-09-14 14:00 to 2026-09-21 14:00 UTC (168 h)" in told
     assert "At most 0.4 GB of 85.0 GB" in told
-    assert "4 USD was paid for a GPU-hour" in told
+    assert "4.00 USD was paid for a GPU-hour" in told
 
 
 def test_what_has_something_loaded_is_not_given_back_without_asking() -> None:
@@ -47,7 +47,7 @@ def test_of_eight_gpus_the_three_that_never_work_are_named_and_no_mean_hides_the
     assert one.devices == ("GPU-5", "GPU-6", "GPU-7")
     assert one.risk_level == "medium"
     assert "pipeline" in one.risk
-    assert "Of its other 5 the busiest was 90.0 % active" in " ".join(one.evidence)
+    assert "Of its other 5 devices the busiest was 90.0 % active" in " ".join(one.evidence)
 
 
 def test_all_gpus_of_one_model_are_given_back_where_those_of_another_work() -> None:
@@ -167,7 +167,7 @@ def test_a_big_model_that_does_little_is_exchanged_for_a_cheaper_one_that_is_the
     (one,) = found
     assert (one.advice, one.title) == ("smaller-model", "Use T4 instead of 1 H100")
     assert one.per_month == pytest.approx(3.5 * 730)
-    assert "T4 costs 0.5 USD" in " ".join(one.evidence)
+    assert "GPU-hour of T4 costs 0.50 USD" in " ".join(one.evidence)
     dear = ledger(paid(4.0, HOURS), paid(3.9, 1000, workload="x", model=T4))
     assert [one.advice for one in recommend([little, *fleet], dear) if one.workload == "w"] == ["smaller-mig"]
 

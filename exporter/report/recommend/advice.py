@@ -81,7 +81,8 @@ def _give_back(lot: Lot, price: Price | None) -> Change:
 def _fewer(unused: Lot, lot: Lot, held: Sequence[DeviceUse], price: Price | None) -> Change:
     others = [use for use in held if not any(use is gone for gone in unused.uses)]
     busiest = max(use.peak_ratio or 0.0 for use in others)
-    fact = f"Of its other {len(others)} the busiest was {words.ratio(busiest)} active in its busiest hour."
+    rest = "Its other device" if len(others) == 1 else f"Of its other {len(others)} devices the busiest"
+    fact = f"{rest} was {words.ratio(busiest)} active in its busiest hour."
     risk = (
         "A program that splits its work over all its GPUs needs every one, also a stage of a pipeline that waits:"
         " look at its world size and CUDA_VISIBLE_DEVICES, then ask for fewer and compare the time of one run."

@@ -70,13 +70,13 @@ def _same_model(lot: Lot, peak: float, price: Price | None, settings: AdviceSett
     if profiles:
         target = _smallest(profiles, lot, peak * room, lot.p95_ratio * room)
         if target is not None:
-            to = f"a MIG instance {target.name}"
-            fact = f"With {settings.headroom_ratio:.0%} of room it fits {target.name} of {words.short(lot.model)}."
-            yield _kept(lot, "smaller-mig", f"Move {words.each(lot)} to {to}", target.share_ratio, fact, price)
+            title = f"Move {words.each(lot)} to a MIG instance {target.name}"
+            fact = f"With {words.whole(settings.headroom_ratio)} of room it fits {target.name}."
+            yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price)
     elif lot.whole and lot.memory_total_bytes is not None:
         sharers = _sharers(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, settings)
         if sharers > 1:
-            fact = f"With {settings.headroom_ratio:.0%} of room {sharers} of its like fit one GPU."
+            fact = f"With {words.whole(settings.headroom_ratio)} of room {sharers} of its like fit one GPU."
             title = f"Share {words.each(lot)} among {sharers} of its like"
             yield _kept(lot, "share", title, 1 / sharers, fact, price)
 
@@ -119,16 +119,17 @@ def _smaller_model(
         return
     need = peak * (1 + settings.headroom_ratio)
     other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
-    fact = (
-        f"{settings.small_use_ratio:.0%} of activity and {words.memory(settings.small_use_bytes)} suit smaller models."
+    limits = (
+        f"{words.whole(settings.small_use_ratio)} of activity and {words.memory(settings.small_use_bytes)} of memory"
     )
+    fact = f"Less than {limits} is work for a smaller model."
     per_month = None
     name = "a smaller model"
     if other is not None and price is not None:
         model, theirs = other
         name = words.short(model)
         per_month = (price.per_hour - theirs.per_hour) * lot.gpus * MONTH_HOURS
-        fact = f"{fact[:-1]}: {name} costs {theirs.per_hour:,.4g} {theirs.currency} an hour here."
+        fact = f"{fact[:-1]}: a GPU-hour of {name} costs {words.money(theirs)} here."
     risk = (
         "Slower where it does work, and some programs need what only the bigger model has (FP8, NVLink). Time one run"
         f" on the smaller one first.{_SERVER if lot.is_server else ''}"

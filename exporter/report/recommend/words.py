@@ -37,6 +37,11 @@ def ratio(value: float) -> str:
     return "<0.1 %" if 0 < value < 0.001 else percent(value, 1)  # noqa: PLR2004 - what one decimal can show
 
 
+def whole(value: float) -> str:
+    """``20 %``."""
+    return percent(value, 0)
+
+
 def memory(size: float) -> str:
     """``4.2 GB``."""
     return f"{decimal(size / GIGABYTE, 1)} GB"
