@@ -13,7 +13,7 @@ from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
 from exporter.report.fleet.windows import parse_window
 from exporter.report.recommend.values import Recommendation
 from exporter.report.service.book import Freshness, MonthMoney, PodUse
-from exporter.report.service.months import month_money, months_window
+from exporter.report.service.months import month_coverage, month_money, months_window
 from exporter.report.service.readings import Question, Readings, question_of
 
 
@@ -42,6 +42,7 @@ class LiveBook:
         )
         self._down = ""
         self._months: tuple[MonthMoney, ...] | None = None
+        self._coverage: float | None = None
         self._months_hold = False
         self._counting = asyncio.Lock()
         self._recommendations: tuple[Recommendation, ...] = ()
@@ -127,8 +128,13 @@ class LiveBook:
                     self._note(simulated=ledger.simulated)
                     if self._months is None or not ledger.failures:
                         self._months = month_money(ledger, now)
+                        self._coverage = month_coverage(ledger, now)
                         self._months_hold = not ledger.failures
             return self._months
+
+    def known_months(self) -> tuple[Sequence[MonthMoney], float | None]:
+        """Months as they were last read, and the part of this one's hours that were recorded."""
+        return self._months or (), self._coverage
 
     async def pods(self, filters: Filters) -> Sequence[PodUse]:
         """Pods that match, from the live series; see ``Book.pods``."""

@@ -45,6 +45,15 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ..
     return tuple(months)
 
 
+def month_coverage(ledger: FleetLedger, now_seconds: float) -> float | None:
+    """Part of the hours of this month so far that were recorded, over all clusters; ``None`` of a month just begun."""
+    this = _month(now_seconds)
+    chunks = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
+    clusters = {cluster for chunk in chunks for cluster in chunk.recorded_hours}
+    hours = (ledger.window.end_seconds - this.start_seconds) // HOUR_SECONDS * max(1, len(clusters))
+    return sum(sum(chunk.recorded_hours.values()) for chunk in chunks) / hours if hours > 0 else None
+
+
 def complete_days(ledger: FleetLedger, currency: str, now_seconds: float) -> list[float]:
     """Money of the last days without a hole until the midnight before now, oldest first."""
     due = int(now_seconds // DAY_SECONDS) * DAY_SECONDS

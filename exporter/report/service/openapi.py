@@ -1,5 +1,6 @@
 """OpenAPI 3.1 of the service, made from the same tables that requests are read with."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from exporter import __version__
@@ -15,14 +16,18 @@ PLAIN: tuple[tuple[str, str, str], ...] = (
     ("/openapi.json", "This document.", "application/json"),
 )
 _ERRORS = {
-    "400": "A parameter is not understood.",
-    "500": "The store or the service is broken.",
-    "503": "Prometheus cannot be asked now, or too many questions wait; Retry-After says when to ask again.",
+    "400": ("NotUnderstood", "A parameter is not understood."),
+    "500": ("Broken", "The store or the service is broken."),
+    "503": (
+        "NotNow",
+        "Prometheus cannot be asked now, or too many questions wait; Retry-After says when to ask again.",
+    ),
 }
 
 
 def document(title: str = "GPU cost", prefix: str = "") -> dict[str, Any]:
     """The document; ``prefix`` is that of all paths behind a proxy."""
+    named = _named()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -34,21 +39,38 @@ def document(title: str = "GPU cost", prefix: str = "") -> dict[str, Any]:
         },
         "servers": [{"url": prefix or "/"}],
         "paths": {
-            **{endpoint.path: {"get": _operation(endpoint)} for endpoint in ENDPOINTS},
+            **{endpoint.path: {"get": _operation(endpoint, named)} for endpoint in ENDPOINTS},
             **{path: {"get": _plain(path, about, kind)} for path, about, kind in PLAIN},
         },
-        "components": {"schemas": SCHEMAS},
+        "components": {
+            "schemas": SCHEMAS,
+            "parameters": {name: _parameter(parameter) for name, parameter in named.items()},
+            "responses": {name: _error(about) for name, about in _ERRORS.values()},
+        },
     }
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _named() -> dict[str, Parameter]:
+    """Every parameter by its name in the document; where two are called the same, the path comes before it."""
+    found: dict[str, Parameter] = {}
+    for endpoint in ENDPOINTS:
+        for parameter in endpoint.parameters:
+            if parameter not in found.values():
+                taken = parameter.name in found
+                found[f"{_name(endpoint.path)}.{parameter.name}" if taken else parameter.name] = parameter
+    return found
+
+
+def _operation(endpoint: Endpoint, named: Mapping[str, Parameter]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{endpoint.schema}"}}}
     content |= {kind: {"schema": {"type": "string"}} for kind in endpoint.other_types}
-    errors = {status: _error(about) for status, about in _ERRORS.items()}
+    errors = {status: {"$ref": f"#/components/responses/{name}"} for status, (name, _) in _ERRORS.items()}
+    names = {id(parameter): name for name, parameter in named.items()}
+    found = [{"$ref": f"#/components/parameters/{names[id(parameter)]}"} for parameter in endpoint.parameters]
     return {
         "operationId": _name(endpoint.path),
         "summary": endpoint.about,
-        "parameters": [_parameter(parameter) for parameter in endpoint.parameters],
+        "parameters": found,
         "responses": {"200": {"description": "The answer.", "content": content}, **errors},
     }
 

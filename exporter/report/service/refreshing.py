@@ -47,7 +47,7 @@ class Refreshing:
     looked: bool = False
     """Whether the first look is over, however it went."""
     last_read_seconds: float | None = None
-    """When Prometheus answered last."""
+    """When all of a round was answered last."""
     _count: Count | None = None
     _newest: float | None = None
     _seen: object = None
@@ -73,7 +73,6 @@ class Refreshing:
         down = ""
         try:
             self._newest = await self.questions.newest_hour(now)
-            self.last_read_seconds = now
         except PrometheusError as error:
             down = self.failed(error)
         state = (self._newest, self.keeping.state)
@@ -84,6 +83,8 @@ class Refreshing:
         self._tell(now, down)
         if not down:
             await self._count_what_is_due(now)
+            if not self._due:
+                self.last_read_seconds = now
         self.looked = True
         return not down
 

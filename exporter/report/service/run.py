@@ -13,6 +13,7 @@ from aiohttp import web
 
 from exporter.errors import ConfigError
 from exporter.exposition.connections import CONNECTIONS, request_log
+from exporter.exposition.process import ProcessMetrics
 from exporter.report.budget.file import load
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import BudgetState
@@ -27,6 +28,7 @@ from exporter.report.service.keeping import Keeping, keep
 from exporter.report.service.live_book import LiveBook, Sources
 from exporter.report.service.probe import newest_hour
 from exporter.report.service.refreshing import Count, Questions, Refreshing, rounds
+from exporter.report.service.service_metrics import ServiceFigures, render
 from exporter.report.service.settings import ServeSettings
 from exporter.report.store import CombinedLedger, DayStore, StoreLedger
 
@@ -90,6 +92,7 @@ class Service:
     def __init__(self, settings: ServeSettings, client: PrometheusClient, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
+        self._process = ProcessMetrics()
         self._wake = asyncio.Event()
         prometheus = PrometheusLedger(client)
         label = settings.prometheus.cluster_label
@@ -112,7 +115,7 @@ class Service:
 
     def app(self) -> web.Application:
         """Its HTTP face."""
-        face = Face(clock=self._clock, ready=lambda: self.refreshing.looked)
+        face = Face(clock=self._clock, metrics=self._metrics, ready=lambda: self.refreshing.looked)
         return create_app(self.book, self._settings, face)
 
     async def run(self, listener: socket.socket) -> int:
@@ -149,6 +152,21 @@ class Service:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
         return 0
+
+    def _metrics(self, accept: str) -> tuple[bytes, str]:
+        keeping = self.refreshing.keeping
+        months, coverage = self.book.known_months()
+        figures = ServiceFigures(
+            freshness=self.book.freshness(),
+            budgets=self.book.budgets(),
+            months=months,
+            days_closed=None if keeping.path is None else len(keeping.days),
+            days_not_closed=keeping.not_closed,
+            last_read_seconds=self.refreshing.last_read_seconds,
+            coverage_ratio=coverage,
+            read_errors=self.refreshing.errors,
+        )
+        return render(figures, accept, self._process)
 
     def _install_signals(self, stop: asyncio.Event) -> None:
         """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
