@@ -4,15 +4,9 @@
 # ruff: noqa: PLC0415
 
 import argparse
-import gzip
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from exporter.cli.base import EXIT_FAILED, Commands, Parser, command, refuse, stdout
-from exporter.errors import ExporterError
 
 _VERSIONS = ("1.2", "1.3", "1.4")
 
@@ -34,8 +28,9 @@ def add(commands: Commands) -> None:
 def _check(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
     from exporter.report.focus import check_focus
+    from exporter.report.focus.opening import opened
 
-    with _opened(namespace.file) as file:
+    with opened(namespace.file) as file:
         found = check_focus(file, str(namespace.file), version=namespace.version)
     with stdout() as stream:
         for finding in found.findings:
@@ -64,20 +59,3 @@ def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
             allowed = f": {', '.join(column.allowed)}" if 0 < len(column.allowed) < 10 else ""  # noqa: PLR2004 - a line
             stream.write(f"{column.name:<38}{column.level:<13}{column.kind:<10}{null}{allowed}\n")
     return 0
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-            if packed
-            else path.open(encoding="utf-8-sig", newline="")
-        ) as stream:
-            yield stream
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ExporterError(f"{path}: damaged gzip: {error}; fetch the file again") from None
-    except OSError as error:
-        raise ExporterError(f"{path}: cannot read: {error.strerror or error}; give a readable file") from None
