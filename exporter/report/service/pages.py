@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -16,16 +16,19 @@ from exporter.report.service import responses, view_advice, view_overview, view_
 from exporter.report.service.book import Book
 from exporter.report.service.settings import ServeSettings
 from exporter.report.service.view_frame import make_frame
-from exporter.report.service.view_groups import choices
+from exporter.report.service.view_groups import choices, everything, usual_currency
 from exporter.report.service.view_query import View, plain_view, read_view
 from exporter.report.service.view_static import assets, packed
 from exporter.report.service.view_table import SUBJECTS
 from exporter.report.service.view_templates import render
 
-# Plotly makes one style element without content and adds its rules to it; this is the hash of no content.
-_EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+# Plotly makes two style elements: one without content, to which it adds its rules, and one for maps, which nothing here
+# shows. These are their hashes; were the second one another version's, it would be refused, at no loss.
+_OF_PLOTLY = (
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
+)
 _POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' {_EMPTY}; img-src 'self' data:; connect-src 'self'; "
+    f"default-src 'none'; script-src 'self'; style-src 'self' {_OF_PLOTLY}; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
 )
 """Only what this service serves may run or be loaded: a pod's name that smuggles in markup would still do nothing."""
@@ -66,11 +69,12 @@ class _Pages:
             plain = plain_view(path, now, self.settings.path_prefix)
             return await self._failed(request, plain, HTTPStatus.BAD_REQUEST, error.problems)
         try:
-            offered = await choices(self.book, view)
+            whole = await everything(self.book, view)
+            view = replace(view, usual_currency=usual_currency(whole))
             report, values = await make(self.book, view)
         except (PrometheusError, StoreError) as error:
             return await self._failed(request, view, HTTPStatus.SERVICE_UNAVAILABLE, (str(error),))
-        return await self._respond(request, template, view, values, report=report, offered=offered)
+        return await self._respond(request, template, view, values, report=report, offered=choices(whole))
 
     async def error_page(self, request: web.Request, status: int, what: str, mend: str) -> web.Response:
         """An error of any path, for people."""

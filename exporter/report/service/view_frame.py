@@ -3,16 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import HOUR_SECONDS, Dimension, Window
 from exporter.report.service.book import Freshness
 from exporter.report.service.settings import ServeSettings
+from exporter.report.service.view_groups import MOST_CHOICES
 from exporter.report.service.view_query import View, written
 from exporter.report.service.view_text import coverage, day, duration, hours, moment, plural
 
 _STALE_SECONDS = 3 * HOUR_SECONDS
+_WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
+"""Pages whose money, if any, is in a currency of its own."""
 _FORM: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 WORDS: Mapping[Dimension, str] = {
     "cluster": "Cluster",
@@ -97,16 +101,9 @@ class Frame:
 
 
 def chosen_currency(report: FleetReport | None, view: View) -> str:
-    """The currency that was asked for where there is money in it, else the one that most GPU-hours were paid in."""
-    if report is None or not report.currencies:
-        return ""
-    if view.currency in report.currencies:
-        return view.currency
-    seconds = dict.fromkeys(report.currencies, 0.0)
-    for line in report.held:
-        for currency in line.figures.money:
-            seconds[currency] += line.figures.allocated_seconds
-    return max(seconds, key=lambda currency: seconds[currency])
+    """The first in which there is money of the one that was asked for, the usual one, and any."""
+    there = report.currencies if report else ()
+    return next((one for one in (view.currency, view.usual_currency) if one in there), there[0] if there else "")
 
 
 def make_frame(
@@ -133,11 +130,12 @@ def make_frame(
         kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
         chips=() if subject else _chips(view),
         currencies=tuple(
-            Link(one, view.link(None, currency=one), one == currency) for one in (report.currencies if report else ())
+            Link(one, view.link(None, currency=one), one == currency)
+            for one in (report.currencies if report and view.path not in _WITHOUT_MONEY else ())
         ),
         currency=currency,
         facts=(*(_trust(report) if report else ()), *_age(freshness)),
-        notices=_notices(view, freshness, report),
+        notices=(*_notices(view, freshness, report), *_not_known(view, offered)),
         notes=report.trust.notes if report else (),
         simulated=freshness.simulated or bool(report and report.simulated),
     )
@@ -245,6 +243,19 @@ def _notices(view: View, freshness: Freshness, report: FleetReport | None) -> tu
         lacking = "no row of the price book matches their model, node and time"
         notices.append(Notice("warn", f"{hours(unpriced)} GPU-hours are in no money here: {lacking}."))
     return tuple(notices)
+
+
+def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> list[Notice]:
+    """Filters with a value that nothing in the period has, and those that come near."""
+    notices = []
+    for name, known in offered.items():
+        for value in view.asked.get(name, ()):
+            if value in known or len(known) >= MOST_CHOICES:
+                continue
+            near = get_close_matches(value, known, n=3, cutoff=0.5) or known[:5]
+            there = f"; there is: {', '.join(near)}" if near else ""
+            notices.append(Notice("warn", f"{WORDS[name]} {value} had no GPU in this period{there}."))
+    return notices
 
 
 def _grouped(report: FleetReport) -> list[str]:

@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from exporter.model import Money
-from exporter.report.fleet.costs import is_apart
+from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
-from exporter.report.fleet.values import Dimension, Figures, Filters, LineKey
+from exporter.report.fleet.values import Dimension, Filters, LineKey
 from exporter.report.service.book import Book
 from exporter.report.service.view_query import NONE, View
 
 GROUPS: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 """Few enough lines in any fleet to be had with their days, and what the filters of every page offer."""
-_OFFERED = 500
+MOST_CHOICES = 500
 _OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
 
 
@@ -33,14 +32,27 @@ async def read(book: Book, view: View, by: Sequence[Dimension], *, with_series: 
     )
 
 
-async def choices(book: Book, view: View) -> Mapping[Dimension, tuple[str, ...]]:
-    """What the filters can be set to: what the window has, in the order of the alphabet."""
-    report = await book.report(view.window, GROUPS, Filters(), with_series=True)
+async def everything(book: Book, view: View) -> FleetReport:
+    """All of the window by ``GROUPS``, whatever is asked for."""
+    return await book.report(view.window, GROUPS, Filters(), with_series=True)
+
+
+def usual_currency(report: FleetReport) -> str:
+    """The currency that most GPU-hours were paid in; empty where nothing has a price."""
+    seconds = dict.fromkeys(report.currencies, 0.0)
+    for line in report.held:
+        for currency in line.figures.money:
+            seconds[currency] += line.figures.allocated_seconds
+    return max(seconds, key=lambda currency: seconds[currency], default="")
+
+
+def choices(report: FleetReport) -> Mapping[Dimension, tuple[str, ...]]:
+    """What the filters can be set to: what there is in a report by ``GROUPS``, in the order of the alphabet."""
     lines = (*report.held, *report.apart)
     found: dict[Dimension, list[str]] = {
         name: sorted({str(getattr(line.key, name)) for line in lines}) for name in GROUPS
     }
-    return {name: tuple(value or NONE for value in values[:_OFFERED]) for name, values in found.items()}
+    return {name: tuple(value or NONE for value in values[:MOST_CHOICES]) for name, values in found.items()}
 
 
 async def summed(book: Book, view: View, by: Sequence[Dimension]) -> FleetReport:
@@ -71,7 +83,7 @@ def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[Re
     found: dict[LineKey, list[ReportLine]] = {}
     for line in lines:
         found.setdefault(_key(line.key, by), []).append(line)
-    summed_lines = [_sum_line(key, many) for key, many in found.items()]
+    summed_lines = [sum_line(key, many) for key, many in found.items()]
     if lines and is_apart(next(iter(found))):
         return tuple(summed_lines)
     return tuple(sorted(summed_lines, key=_rank))
@@ -87,35 +99,17 @@ def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
     return (-cost, -line.figures.allocated_seconds, line.key)
 
 
-def _sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
+def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
+    """One line for several, with what was shared onto them or taken from them, and their days where all have them."""
     if len(lines) == 1:
         return replace(lines[0], key=key)
     periods = zip(*(line.series for line in lines), strict=True)
+    shared: dict[str, float] = {}
+    for line in lines:
+        for currency, money in line.shared.items():
+            shared[currency] = shared.get(currency, 0.0) + money
     return ReportLine(
-        key=key, figures=add(line.figures for line in lines), series=tuple(add(figures) for figures in periods)
-    )
-
-
-def add(many: Iterable[Figures]) -> Figures:
-    """The sum of figures; energy as far as it was measured."""
-    active = idle = unknown = unpriced = 0.0
-    energy: float | None = None
-    money: dict[str, tuple[float, float]] = {}
-    for figures in many:
-        active += figures.active_seconds
-        idle += figures.idle_seconds
-        unknown += figures.unknown_seconds
-        unpriced += figures.unpriced_seconds
-        if figures.energy_joules is not None:
-            energy = (energy or 0.0) + figures.energy_joules
-        for currency, one in figures.money.items():
-            so_far = money.get(currency, (0.0, 0.0))
-            money[currency] = (so_far[0] + one.total, so_far[1] + one.idle)
-    return Figures(
-        active_seconds=active,
-        idle_seconds=idle,
-        unknown_seconds=unknown,
-        unpriced_seconds=unpriced,
-        energy_joules=energy,
-        money={currency: Money(total=total, idle=idle) for currency, (total, idle) in money.items()},
+        key=key,
+        figures=total_of(line.figures for line in lines),
+        series=tuple(total_of(figures) for figures in periods),
     )

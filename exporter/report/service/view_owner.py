@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from exporter.errors import PrometheusError
-from exporter.report.fleet.report import FleetReport
+from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import Dimension
 from exporter.report.service.book import Book, PodUse
 from exporter.report.service.charts import largest, uses
@@ -12,10 +12,12 @@ from exporter.report.service.view_advice import advised
 from exporter.report.service.view_frame import WORDS, Link, chosen_currency
 from exporter.report.service.view_groups import read, summed, with_days
 from exporter.report.service.view_query import DIMENSIONS, NONE, View
-from exporter.report.service.view_table import SUBJECTS, WORKLOADS, Subject, make_row, make_table
+from exporter.report.service.view_table import SUBJECTS, WORKLOADS, Subject, make_row, make_table, name_of
 
 _DRAWN, _FEW, _PODS = 8, 25, 200
 _PLACES = Subject(title="Models and node pools", by=("model", "pool", "mode"), name="model")
+_SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
+"""What a page can be on, the narrowest first."""
 _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
 """Whose pods are asked for: a whole team or cluster would be a list that nobody reads."""
 
@@ -31,12 +33,17 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
     drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
     if subject is WORKLOADS and drawn:
         drawn = await with_days(book, view, report, drawn)
-    names = [(make_row(line, report, view, currency, subject).name, line) for line in drawn]
+    names = [(_drawn_name(line, name_of(line.key, subject.name)), line) for line in drawn]
     return report, {
         "subject": subject,
         "table": make_table(report, view, currency, subject),
         "chart": largest(whole, currency, names, more=len(report.held) > len(names)),
     }
+
+
+def _drawn_name(line: ReportLine, name: str) -> str:
+    """A name in a legend, where nothing stands beside it."""
+    return f"{line.key.namespace}/{name}" if line.key.workload and line.key.namespace else name
 
 
 async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
@@ -83,16 +90,16 @@ def _asks_pods(view: View) -> bool:
     return any(name in view.filters.wanted for name in _OF_PODS)
 
 
-def _named(view: View, name: str) -> str:
-    return " or ".join(f"(no {WORDS[name].lower()})" if value == NONE else value for value in view.asked[name])  # type: ignore[index]
+def _named(view: View, name: Dimension) -> str:
+    return " or ".join(f"(no {WORDS[name].lower()})" if value == NONE else value for value in view.asked[name])
 
 
 def _title(view: View) -> tuple[str, str]:
     """What it is, and its name."""
-    for name in ("workload", "namespace", "team", "node", "pool", "model", "cluster"):
+    for name in _SUBJECTS:
         if name in view.asked:
             kind = view.asked.get("kind") if name == "workload" else None
-            return (kind[0] if kind and kind[0] != NONE else WORDS[name], _named(view, name))  # type: ignore[index]
+            return (kind[0] if kind and kind[0] != NONE else WORDS[name], _named(view, name))
     return "Fleet", "Everything"
 
 
@@ -100,11 +107,10 @@ def _crumbs(view: View) -> list[Link]:
     """The way here, from the fleet inwards."""
     crumbs = [Link("Overview", view.menu("/"))]
     so_far: dict[str, str | None] = dict.fromkeys(DIMENSIONS)
-    narrower = ("cluster", "team", "pool", "node", "model", "namespace", "workload")
-    here = [name for name in narrower if name in view.asked]
+    here = [name for name in reversed(_SUBJECTS) if name in view.asked]
     for name in here[:-1]:
         so_far[name] = view.asked[name][0]
-        crumbs.append(Link(f"{WORDS[name]} {_named(view, name)}", view.link(None, **so_far)))  # type: ignore[index]
+        crumbs.append(Link(f"{WORDS[name]} {_named(view, name)}", view.link(None, **so_far)))
     return crumbs
 
 

@@ -38,6 +38,8 @@ class View:
     """A column's name, with a ``-`` before it where the largest comes first; empty is the table's own order."""
     page: int = 1
     search: str = ""
+    usual_currency: str = ""
+    """That which most of the fleet's GPU-hours were paid in: what is shown where none is asked for."""
 
     @property
     def currency(self) -> str:

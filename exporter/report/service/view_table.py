@@ -4,15 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from exporter.report.fleet.costs import is_apart
+from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import OTHER, Dimension, Figures, LineKey
 from exporter.report.service.view_frame import WORDS, Link
+from exporter.report.service.view_groups import sum_line
 from exporter.report.service.view_query import NONE, View
 from exporter.report.service.view_text import amount, model
 
 LINES = 100
 """Of one page."""
+_MOST_APART = 16
 _DOWNLOADS = (("CSV", "csv"), ("JSON", "json"), ("HTML", "html"), ("FOCUS", "focus"))
 
 
@@ -92,7 +94,10 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     apart: tuple[Row, ...]
+    held: Row | None
+    """The sum of all rows of all pages, where there are any."""
     total: Row | None
+    """Of held and apart."""
     with_shared: bool
     found: int
     """Lines of all pages."""
@@ -139,9 +144,10 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
         columns=_columns(view, sort, currency, subject),
         rows=tuple(found[start : start + lines]),
         apart=tuple(
-            make_row(line, report, view, currency, subject, with_clusters=with_clusters) for line in report.apart
+            make_row(line, report, view, currency, subject, with_clusters=with_clusters) for line in _apart(report)
         ),
-        total=_total(report, currency),
+        held=_sum_row("All owners", total_of(line.figures for line in report.held), currency),
+        total=_sum_row("Total", report.total, currency),
         with_shared=report.share_idle != "none",
         found=len(found),
         of=len(rows),
@@ -153,6 +159,16 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
         search=view.search,
         one=WORDS[subject.name].lower(),
     )
+
+
+def _apart(report: FleetReport) -> Sequence[ReportLine]:
+    """What is nobody's, by what the table is by; of a thousand nodes only its sums, which the table's foot can hold."""
+    if len(report.apart) <= _MOST_APART:
+        return report.apart
+    kinds: dict[str, list[ReportLine]] = {}
+    for line in report.apart:
+        kinds.setdefault(line.key.kind, []).append(line)
+    return [sum_line(LineKey(kind=kind), lines) for kind, lines in kinds.items()]
 
 
 def make_row(
@@ -168,8 +184,8 @@ def make_row(
     apart = is_apart(line.key)
     return Row(
         name=line.key.kind if apart else name_of(line.key, subject.name),
-        beside=_beside(line.key, subject, with_clusters=with_clusters),
-        href="" if apart else _href(line.key, subject, view),
+        beside=_beside(line.key, subject, view, with_clusters=with_clusters),
+        href="" if is_nameless(line.key) else _href(line.key, subject, view),
         figures=line.figures,
         cost=money.total if money else None,
         idle_cost=None if apart or money is None else money.idle,
@@ -180,27 +196,39 @@ def make_row(
 
 def name_of(key: LineKey, dimension: Dimension) -> str:
     """What a line is called: the value, or in words that there is none."""
+    if key.kind == OTHER and not key.namespace:
+        return OTHER
     if dimension == "workload":
-        if key.workload:
-            return key.workload
-        return "All others" if key.kind == OTHER else key.namespace or "(no workload)"
+        return key.workload or key.namespace or "(no workload)"
     value = str(getattr(key, dimension))
     if dimension == "model":
         value = model(value)
     return value or f"(no {WORDS[dimension].lower()})"
 
 
-def _beside(key: LineKey, subject: Subject, *, with_clusters: bool) -> str:
-    """Of a workload kind, namespace and team; of a node its pool; of what nobody held where it was."""
-    if is_apart(key):
+def is_nameless(key: LineKey) -> bool:
+    """Whether a line has no owner that a page could be on: nobody's, and that of owners beyond the ledger's limit."""
+    return is_apart(key) or (key.kind == OTHER and not key.namespace)
+
+
+def _beside(key: LineKey, subject: Subject, view: View, *, with_clusters: bool) -> str:
+    """Of a workload kind, namespace and team; of a node its pool; of what has no owner here where it was.
+
+    What the page is filtered by is not said again on each line.
+    """
+    if is_nameless(key):
         where = [str(getattr(key, name)) for name in subject.by if name not in {"kind", "workload", "team"}]
         return " · ".join(model(part) for part in where if part)
     if subject.name not in {"workload", "node"}:
         return ""
-    team = f"team {key.team}" if key.team else ""
-    kind = key.kind if subject.name == "workload" and key.kind != OTHER else ""
-    parts = (kind, key.namespace, team, key.pool, key.cluster if with_clusters else "")
-    return " · ".join(part for part in parts if part)
+    parts = {
+        "kind": key.kind if subject.name == "workload" else "",
+        "namespace": key.namespace,
+        "team": f"team {key.team}" if key.team else "",
+        "pool": key.pool,
+        "cluster": key.cluster if with_clusters else "",
+    }
+    return " · ".join(part for name, part in parts.items() if part and len(view.asked.get(name, ())) != 1)
 
 
 def _href(key: LineKey, subject: Subject, view: View) -> str:
@@ -245,15 +273,15 @@ def _pages(view: View, page: int, count: int) -> tuple[Link, ...]:
     return tuple(Link(str(number), view.link(None, page=number), number == page) for number in shown)
 
 
-def _total(report: FleetReport, currency: str) -> Row | None:
-    if not report.total.allocated_seconds:
+def _sum_row(name: str, figures: Figures, currency: str) -> Row | None:
+    if not figures.allocated_seconds:
         return None
-    money = report.total.money.get(currency)
+    money = figures.money.get(currency)
     return Row(
-        name="Total",
+        name=name,
         beside="",
         href="",
-        figures=report.total,
+        figures=figures,
         cost=money.total if money else None,
         idle_cost=money.idle if money else None,
         shared=0.0,
