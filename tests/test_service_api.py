@@ -1,0 +1,250 @@
+import csv
+import gzip
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from fleet_support import END_SECONDS, FleetServer, truth_between
+from jsonschema import Draft202012Validator
+from service_support import NOW, Running, running
+
+from exporter.model import Totals
+from exporter.report.service.endpoints import ENDPOINTS
+from exporter.report.service.openapi import document
+from exporter.report.service.parameters import FILTERS
+
+WEEK = END_SECONDS - 7 * 86_400
+
+
+@pytest.fixture
+async def site(fleet_prometheus: FleetServer) -> AsyncIterator[Running]:
+    async with running(fleet_prometheus.url) as made:
+        yield made
+
+
+def seconds(line: dict[str, Any]) -> tuple[float, float, float]:
+    return line["active_seconds"], line["idle_seconds"], line["unknown_seconds"]
+
+
+def of_truth(totals: Totals) -> tuple[float, float, float]:
+    return totals.active_seconds, totals.idle_seconds, totals.unknown_seconds
+
+
+def cost(line: dict[str, Any], currency: str) -> float:
+    return sum(money["cost"] for money in line["money"] if money["currency"] == currency)
+
+
+async def test_a_report_has_the_seconds_and_the_money_that_are_true_of_every_namespace(site: Running) -> None:
+    report = await site.json("/api/v1/report?window=7d&by=namespace")
+    truth = truth_between(WEEK, END_SECONDS).total("namespace")
+    lines = {line["owner_namespace"]: line for line in report["lines"] if line["held"] and line["owner_namespace"]}
+    names = {name for (name,) in truth if name}
+    assert set(lines) == names
+    for name in names:
+        assert seconds(lines[name]) == pytest.approx(of_truth(truth[name,]), rel=1e-6, abs=1e-3)
+        for currency, money in truth[name,].money.items():
+            assert cost(lines[name], currency) == pytest.approx(money.total, rel=1e-6, abs=1e-4)
+
+
+async def test_the_lines_of_a_report_sum_to_what_was_metered(site: Running) -> None:
+    report = await site.json("/api/v1/report?window=2026-09-01..2026-09-20&by=workload,team,model")
+    assert report["trust"]["missing_seconds"] == 0.0
+    total = sum(line["allocated_seconds"] for line in report["lines"])
+    assert total == pytest.approx(report["trust"]["capacity_seconds"], rel=1e-9)
+
+
+async def test_a_page_of_a_report_has_all_that_is_nobodys_and_the_whole_total(site: Running) -> None:
+    whole = await site.json("/api/v1/report?window=7d&by=workload")
+    part = await site.json("/api/v1/report?window=7d&by=workload&offset=2&limit=3")
+    held = [line for line in whole["lines"] if line["held"]]
+    assert [line for line in part["lines"] if line["held"]] == held[2:5]
+    assert [line for line in part["lines"] if not line["held"]] == [line for line in whole["lines"] if not line["held"]]
+    assert part["total"] == whole["total"]
+    assert part["paging"] == {"offset": 2, "limit": 3, "lines": len(held)}
+
+
+async def test_filters_keep_the_lines_that_have_one_of_the_values(site: Running) -> None:
+    whole = await site.json("/api/v1/report?window=7d&by=team,namespace")
+    teams = sorted({line["team"] for line in whole["lines"] if line["team"]})[:2]
+    commas = await site.json(f"/api/v1/report?window=7d&by=team,namespace&filter.team={','.join(teams)}")
+    repeated = await site.json(
+        f"/api/v1/report?window=7d&by=team,namespace&filter.team={teams[0]}&filter.team={teams[1]}"
+    )
+    assert {line["team"] for line in commas["lines"]} == set(teams)
+    assert repeated["lines"] == commas["lines"]
+
+
+async def test_an_empty_filter_asks_for_those_without_one(site: Running) -> None:
+    report = await site.json("/api/v1/report?window=7d&by=team&filter.team=")
+    assert {line["team"] for line in report["lines"]} == {None}
+
+
+async def test_a_series_has_a_part_for_each_day_and_the_parts_sum_to_the_line(site: Running) -> None:
+    report = await site.json("/api/v1/report?window=7d&by=team&series=true")
+    assert len(report["periods"]) == 8
+    for line in report["lines"]:
+        assert sum(part["allocated_seconds"] for part in line["series"]) == pytest.approx(line["allocated_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("form", "content_type", "ending"),
+    [("csv", "text/csv", "csv"), ("html", "text/html", "html"), ("focus", "text/csv", "csv")],
+)
+async def test_a_report_can_be_saved_as_a_file(site: Running, form: str, content_type: str, ending: str) -> None:
+    answer = await site.get(f"/api/v1/report?window=2026-09-10..2026-09-12&by=team&format={form}")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith(content_type)
+    disposition = answer.headers["content-disposition"]
+    assert disposition.startswith('attachment; filename="')
+    assert "20260910T00-20260913T00" in disposition
+    assert disposition.endswith(f'.{ending}"')
+
+
+async def test_the_csv_has_the_same_total_as_the_json(site: Running) -> None:
+    report = await site.json("/api/v1/report?window=7d&by=team")
+    answer = await site.get("/api/v1/report?window=7d&by=team&format=csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    (total,) = [row for row in rows if row["record"] == "Total"]
+    assert float(total["gpu_hours"]) == pytest.approx(report["total"]["allocated_seconds"] / 3600)
+    assert float(total["cost_USD"]) == pytest.approx(cost(report["total"], "USD"))
+
+
+async def test_the_table_is_shown_and_not_saved(site: Running) -> None:
+    answer = await site.get("/api/v1/report?window=7d&format=table")
+    assert "GPU-hours" in answer.text
+    assert "content-disposition" not in answer.headers
+
+
+async def test_every_mistake_in_the_parameters_is_told_with_where_and_how_to_mend_it(site: Running) -> None:
+    answer = await site.get("/api/v1/report?window=someday&by=namespce&filter.teams=a&limit=-1&format=pdf&series=maybe")
+    assert answer.status == 400
+    told = {problem["where"]: problem for problem in answer.json()["problems"]}
+    assert set(told) == {"window", "by", "filter.teams", "limit", "format", "series"}
+    assert "did you mean filter.team?" in told["filter.teams"]["mend"]
+    assert "did you mean 'namespace'?" in told["by"]["mend"]
+    assert all(problem["error"] and problem["mend"] for problem in told.values())
+    assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_focus_refuses_a_filter_that_would_break_a_split_charge(site: Running) -> None:
+    answer = await site.get("/api/v1/report?window=7d&format=focus&filter.team=vision")
+    assert answer.status == 400
+    assert answer.json()["where"] == "filter.team"
+
+
+async def test_money_of_the_summary_adds_up_and_its_funnel_narrows(site: Running) -> None:
+    summary = await site.json("/api/v1/summary?window=7d")
+    truth = truth_between(WEEK, END_SECONDS)
+    for money in summary["money"]:
+        parts = ("active", "idle", "unknown", "unattributed", "unallocated")
+        assert sum(money[part] for part in parts) == pytest.approx(money["total"])
+        assert money["total"] == pytest.approx(truth.sum().money[money["currency"]].total, rel=1e-6)
+    funnel = summary["funnel"]
+    assert funnel["total"] == pytest.approx(48.0, rel=0.02)
+    assert funnel["total"] > funnel["allocated"] > funnel["active"] > 0
+
+
+async def test_months_have_what_was_spent_since_the_first_and_a_forecast_of_the_rest(site: Running) -> None:
+    months = (await site.json("/api/v1/months"))["months"]
+    first = 1_788_220_800  # 2026-09-01
+    truth = truth_between(first, END_SECONDS).sum()
+    assert {month["currency"] for month in months} == {"USD", "EUR"}
+    for month in months:
+        spent = truth.money[month["currency"]].total
+        assert month["spent"] == pytest.approx(spent, rel=1e-6)
+        assert month["forecast"] == pytest.approx(spent * 30 / (20 + 14 / 24), rel=0.1)
+        assert month["last_month"] is None, "August was not recorded from its first day on"
+
+
+async def test_every_answer_is_as_the_published_schema_says(site: Running) -> None:
+    await site.round()
+    openapi = document()
+    for endpoint in ENDPOINTS:
+        if endpoint.path == "/api/v1/pods":
+            continue  # needs live series, which a fleet of recorded ones has not
+        query = "?currency=USD" if endpoint.schema == "Allocations" else ""
+        found = await site.json(endpoint.path + query)
+        schema = {"$ref": f"#/components/schemas/{endpoint.schema}", "components": openapi["components"]}
+        Draft202012Validator(schema).validate(found)
+        assert set(found) <= set(openapi["components"]["schemas"][endpoint.schema]["properties"])
+
+
+async def test_a_client_that_has_the_answer_already_is_told_so(site: Running) -> None:
+    first = await site.get("/api/v1/report?window=7d&by=team")
+    again = await site.get("/api/v1/report?window=7d&by=team", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+    other = await site.get("/api/v1/report?window=6d&by=team", headers={"If-None-Match": first.headers["etag"]})
+    assert other.status == 200
+
+
+async def test_an_answer_is_compressed_for_those_who_take_it(site: Running) -> None:
+    plain = await site.get("/api/v1/report?window=7d&by=workload", headers={"Accept-Encoding": "identity"})
+    async with (
+        ClientSession(auto_decompress=False) as session,
+        session.get(f"{site.url}/api/v1/report?window=7d&by=workload", headers={"Accept-Encoding": "gzip"}) as response,
+    ):
+        packed = await response.read()
+        assert response.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(packed) == plain.body
+
+
+async def test_nothing_can_be_changed(site: Running) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        answer = await site.get("/api/v1/report", method=method)
+        assert answer.status == 405
+        assert "GET" in answer.headers["allow"]
+    head = await site.get("/api/v1/freshness", method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+
+
+async def test_every_answer_has_the_headers_that_keep_a_browser_from_guessing(site: Running) -> None:
+    for path in ("/api/v1/freshness", "/healthz", "/nothing", "/metrics", "/openapi.json"):
+        headers = (await site.get(path)).headers
+        assert headers["x-content-type-options"] == "nosniff", path
+        assert headers["x-frame-options"] == "SAMEORIGIN", path
+        assert headers["referrer-policy"] == "no-referrer", path
+
+
+async def test_behind_a_proxy_everything_is_there_with_and_without_the_prefix(fleet_prometheus: FleetServer) -> None:
+    async with running(fleet_prometheus.url, external_url="https://example.org/team/cost/") as site:
+        assert (await site.get("/healthz")).status == 200
+        assert (await site.get("/team/cost/healthz")).status == 200
+        with_prefix = await site.json("/team/cost/api/v1/report?window=7d")
+        assert with_prefix == await site.json("/api/v1/report?window=7d")
+        assert (await site.json("/team/cost/openapi.json"))["servers"] == [{"url": "/team/cost"}]
+        missing = await site.get("/team/cost/nothing")
+        assert missing.status == 404
+        assert "/team/cost/openapi.json" in missing.json()["mend"]
+
+
+async def test_the_metrics_tell_the_months_money(site: Running) -> None:
+    await site.round()
+    page = (await site.get("/metrics")).text
+    truth = truth_between(1_788_220_800, END_SECONDS).sum()
+    (line,) = [line for line in page.splitlines() if line.startswith('gpu_cost_month_to_date{currency="USD"}')]
+    assert float(line.split()[1]) == pytest.approx(truth.money["USD"].total, rel=1e-6)
+    assert "gpu_exporter_simulated" in page or "simulated" in page
+
+
+async def test_recommendations_can_be_asked_for_by_their_owner(site: Running) -> None:
+    await site.round()
+    every = (await site.json("/api/v1/recommendations"))["recommendations"]
+    assert every
+    namespace = every[0]["owner_namespace"]
+    some = (await site.json(f"/api/v1/recommendations?filter.namespace={namespace}"))["recommendations"]
+    assert some == [advice for advice in every if advice["owner_namespace"] == namespace]
+
+
+async def test_a_page_says_how_new_it_is(site: Running) -> None:
+    await site.round()
+    freshness = await site.json("/api/v1/freshness")
+    assert freshness["read_until_seconds"] == END_SECONDS
+    assert freshness["now_seconds"] == NOW
+    assert freshness["problem"] is None
+    assert freshness["simulated"] is True
+
+
+def test_every_dimension_can_be_filtered_by() -> None:
+    assert {parameter.name for parameter in FILTERS} >= {"filter.cluster", "filter.pool", "filter.mode"}
