@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from exporter.cli.base import EXIT_PARTIAL, say
 from exporter.cli.fleet_task import Task, settle_task
-from exporter.cli.output import check_output, output
+from exporter.cli.output import check_output, is_written_in_place, output
 from exporter.cli.progress import ProgressBar
 from exporter.config import price_book
 from exporter.errors import ExporterError
@@ -16,13 +16,17 @@ from exporter.report.fleet.costs import filter_words, make_report
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.reprice import reprice
-from exporter.report.fleet.values import Dimension, FleetLedger
+from exporter.report.fleet.values import HOUR_SECONDS, Dimension, FleetLedger
 from exporter.report.focus import DEFAULT_VERSION, FocusSettings, write_focus
 from exporter.report.render import write_fleet
+from exporter.report.render.foot import failure_words
 from exporter.report.store import CombinedLedger, DayStore, StoreLedger
 
 if TYPE_CHECKING:
     from exporter.report.fleet.sources import LedgerSource
+
+_MOST_FAILURES = 3
+"""On standard error; the report itself has all of them."""
 
 
 def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -50,7 +54,9 @@ def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         else _write(ledger, task, namespace, now, book.description or "none" if book else "")
     )
     if ledger.failures:
-        say(f"the report is not whole: {len(ledger.failures)} question(s) stayed unanswered; its foot says which")
+        say(f"the report is not whole: {len(ledger.failures)} question(s) stayed unanswered")
+        for failure in ledger.failures[:_MOST_FAILURES]:
+            say(failure_words(failure))
     return 0 if whole else EXIT_PARTIAL
 
 
@@ -96,14 +102,14 @@ def _write(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, now: 
 def _write_focus(ledger: FleetLedger, namespace: argparse.Namespace, now: float) -> bool:
     version = namespace.focus_version or DEFAULT_VERSION
     settings = FocusSettings(created_seconds=now)
-    if namespace.output is None:
-        with output(None) as stream:
-            summary = write_focus(ledger, stream, version=version, settings=settings)
+    if namespace.output is None or is_written_in_place(namespace.output):
+        with output(namespace.output) as stream:
+            write_focus(ledger, stream, version=version, settings=settings)
     else:
         beside = namespace.output.with_name(f"{namespace.output.name}.metadata.json")
         with output(beside) as metadata, output(namespace.output) as stream:
-            summary = write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
-    hours = sum(one.gpu_hours for one in summary.unpriced)
-    if hours:
-        say(f"warning: {hours:,.1f} GPU-hours had no price and are in no row; price them with --price-book")
+            write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
+    unpriced = sum(line.unpriced_seconds for chunk in ledger.chunks for line in chunk.lines.values())
+    if unpriced:
+        say(f"warning: {unpriced / HOUR_SECONDS:,.1f} GPU-hours had no price and are in no cost; see --price-book")
     return not ledger.failures

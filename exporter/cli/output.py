@@ -24,9 +24,17 @@ def check_output(path: Path | None, flag: str = "--output") -> None:
         raise ConfigError(f"{flag}: {path} is a directory; allowed: a file")
     if not folder.is_dir():
         raise ConfigError(f"{flag}: {folder} is no directory; make it, or give another file")
-    target = path if _is_written_in_place(path) else folder
+    target = path if is_written_in_place(path) else folder
     if not os.access(target, os.W_OK):
         raise ConfigError(f"{flag}: {target} may not be written to; allow it, or give another file")
+
+
+def is_written_in_place(path: Path) -> bool:
+    """A pipe or a device cannot be replaced."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -41,7 +49,7 @@ def output(path: Path | None) -> Iterator[TextIO]:
             yield stream
         return
     try:
-        if _is_written_in_place(path):
+        if is_written_in_place(path):
             with path.open("w", encoding="utf-8", newline="") as stream:
                 yield stream
         else:
@@ -49,14 +57,6 @@ def output(path: Path | None) -> Iterator[TextIO]:
                 yield stream
     except OSError as error:
         raise ExporterError(f"{path}: cannot write: {error.strerror or error}; give it room, or another file") from None
-
-
-def _is_written_in_place(path: Path) -> bool:
-    """A pipe or a device cannot be replaced."""
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -1,0 +1,407 @@
+"""`report` of a fleet as a user runs it: against real servers, into real files, with real mistakes."""
+
+import asyncio
+import csv
+import io
+import json
+import os
+import pty
+import select
+import stat
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_support import FleetServer, truth_between
+
+from exporter.cli import main
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.store import DayStore
+from exporter.report.store.values import ALL_OF_A_DAY
+
+FIRST, LAST = "2026-09-10", "2026-09-15"
+WINDOW = f"{FIRST}..{LAST}"
+APART = {"Unallocated", "Unattributed"}
+
+
+def seconds(day: str) -> int:
+    return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())
+
+
+START, END = seconds(FIRST), seconds(LAST) + DAY_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GPU_COST_EXPORTER_")]:
+        monkeypatch.delenv(name)
+
+
+def report(server: str, *options: str, window: str = WINDOW) -> list[str]:
+    return ["report", "--prometheus", server, "--window", window, *options]
+
+
+def document(capsys: pytest.CaptureFixture[str], server: str, *options: str) -> dict[str, Any]:
+    assert main(report(server, "--format", "json", *options)) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "", "nobody at a terminal waits for it"
+    found: dict[str, Any] = json.loads(shown.out)
+    return found
+
+
+def money(line: dict[str, Any], currency: str) -> float:
+    return sum(one["cost"] for one in line["money"] if one["currency"] == currency)
+
+
+@pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
+def test_every_team_is_told_as_it_truly_was(
+    engine: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server: FleetServer = request.getfixturevalue(engine)
+    truth = truth_between(START, END, server.plan)
+    told = document(capsys, server.url, "--by", "cluster,team")
+    lines = {(line["cluster"], line["team"] or "", line["owner_kind"] or ""): line for line in told["lines"]}
+    true = truth.total("cluster", "kind", "team")
+    expected: dict[tuple[str, str, str], list[Any]] = {}
+    for (cluster, kind, team), totals in true.items():
+        apart = kind if kind in {*APART, "Other"} else ""
+        expected.setdefault((cluster, team, apart), []).append(totals)
+    assert set(lines) == set(expected)
+    for key, many in expected.items():
+        line = lines[key]
+        assert line["allocated_seconds"] == pytest.approx(sum(one.allocated_seconds for one in many), rel=1e-9)
+        assert line["idle_seconds"] == pytest.approx(sum(one.idle_seconds for one in many), rel=1e-9)
+        for currency in ("USD", "EUR"):
+            true_money = sum(one.money[currency].total for one in many if currency in one.money)
+            assert money(line, currency) == pytest.approx(true_money, rel=1e-9)
+    assert told["trust"]["whole"]
+    assert told["trust"]["capacity_seconds"] == pytest.approx(truth.capacity_seconds, rel=1e-9)
+    assert told["simulated"]
+
+
+def test_filters_and_names_of_dimensions_are_understood(
+    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = document(capsys, fleet_prometheus.url, "--by", "namespace")
+    names = [line["owner_namespace"] for line in every["lines"] if line["owner_namespace"]]
+    told = document(
+        capsys, fleet_prometheus.url, "--by", "node pool,workload", "--filter", f"namespace={names[0]},{names[1]}"
+    )
+    assert told["by"] == ["pool", "workload"]
+    assert {line["owner_namespace"] for line in told["lines"]} == set(names[:2])
+    assert {"p5.48xlarge on-demand"} < {line["pool"] for line in told["lines"]}
+    assert all(line["owner_kind"] and line["owner_name"] for line in told["lines"])
+    whole = sum(line["allocated_seconds"] for line in every["lines"] if line["owner_namespace"] in names[:2])
+    assert told["total"]["allocated_seconds"] == pytest.approx(whole)
+
+
+def test_a_name_that_nobody_has_is_told_at_once(
+    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(report(fleet_prometheus.url, "--filter", "team=nobodies")) == 0
+    shown = capsys.readouterr()
+    assert "nothing matches team nobodies" in shown.err
+    assert "nothing matches team nobodies" in shown.out
+
+
+def test_shared_money_closes_to_the_cent(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+    path = tmp_path / "charged.csv"
+    options = ("--by", "workload", "--share-idle", "weighted", "--share-unallocated", "--format", "csv")
+    assert main(report(fleet_prometheus.url, *options, "--output", str(path))) == 0
+    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+    (total,) = [row for row in rows if row["record"] == "Total"]
+    for currency in ("USD", "EUR"):
+        charged = [row[f"charged_{currency}"] for row in rows if row["record"] not in {"Total", *APART}]
+        cents = sum(round(float(amount) * 100) for amount in charged if amount)
+        assert cents == round(float(total[f"cost_{currency}"]) * 100)
+        apart = [row for row in rows if row["record"] in APART and row[f"cost_{currency}"]]
+        assert apart
+        assert all(float(row[f"charged_{currency}"]) == 0 for row in apart)
+
+
+def test_money_is_worked_out_anew_at_the_prices_of_a_book(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = tmp_path / "book.yaml"
+    book.write_text(
+        "currency: CHF\nlist_prices: off\nrows:\n- {node: '*', per_gpu_hour: 2, source: contract, as_of: 2026-01-01}\n",
+        encoding="utf-8",
+    )
+    told = document(capsys, fleet_prometheus.url, "--price-book", str(book))
+    assert [one["currency"] for one in told["total"]["money"]] == ["CHF"]
+    assert money(told["total"], "CHF") == pytest.approx(told["total"]["allocated_seconds"] / 3600 * 2)
+    assert told["prices"].startswith("book.yaml")
+    assert any("at the prices of the time of use it was" in note for note in told["trust"]["notes"])
+
+
+def test_focus_goes_to_a_file_with_its_metadata_beside_it(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "focus.csv"
+    unpriced = f"2026-08-20..{LAST}"
+    assert main(report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=unpriced)) == 0
+    assert "warning: 248.0 GPU-hours had no price and are in no cost" in capsys.readouterr().err
+    assert main(["focus", "check", str(path)]) == 0
+    capsys.readouterr()
+    metadata = json.loads((tmp_path / "focus.csv.metadata.json").read_text(encoding="utf-8"))
+    told = document(capsys, fleet_prometheus.url, "--window", unpriced)
+    for currency in ("USD", "EUR"):
+        cost = float(metadata["x_Conservation"]["EffectiveCost"][currency])
+        assert cost == pytest.approx(money(told["total"], currency), abs=1e-4)
+
+
+def test_the_store_answers_alone_and_together_with_prometheus(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "days.sqlite"
+    fill(store, fleet_prometheus.url, days=2)
+    first_two = f"{FIRST}..2026-09-11"
+    assert main(["report", "--store", str(store), "--window", first_two, "--format", "json"]) == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert main(report(fleet_prometheus.url, "--format", "json", window=first_two)) == 0
+    asked = json.loads(capsys.readouterr().out)
+    assert stored["engine"] == "store of closed days"
+    assert stored["trust"]["whole"]
+    for mine, theirs in zip(stored["lines"], asked["lines"], strict=True):
+        assert mine["owner_namespace"] == theirs["owner_namespace"]
+        assert mine["allocated_seconds"] == pytest.approx(theirs["allocated_seconds"])
+    together = document(capsys, fleet_prometheus.url, "--store", str(store))
+    alone = document(capsys, fleet_prometheus.url)
+    assert together["engine"].startswith("store of closed days, Prometheus")
+    assert money(together["total"], "USD") == pytest.approx(money(alone["total"], "USD"))
+
+
+def test_days_that_the_store_does_not_have_make_the_report_partial(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "days.sqlite"
+    fill(store, fleet_prometheus.url, days=1)
+    assert main(["report", "--store", str(store), "--window", WINDOW]) == 3
+    shown = capsys.readouterr()
+    assert "is not closed" in shown.out
+    assert "the report is not whole: 5 question(s) stayed unanswered" in shown.err
+
+
+def fill(store: Path, url: str, days: int) -> None:
+    """Close the first days of the window from what Prometheus has."""
+
+    async def read() -> None:
+        async with PrometheusClient(PrometheusSettings(url=url)) as client:
+            for number in range(days):
+                start = START + number * DAY_SECONDS
+                day = Window(start_seconds=start, end_seconds=start + DAY_SECONDS)
+                ledger = await PrometheusLedger(client).ledger(day, ALL_OF_A_DAY)
+                opened.close_day(ledger, now=float(END))
+
+    with DayStore.open(store, write=True, now=float(END)) as opened:
+        asyncio.run(read())
+
+
+@contextmanager
+def between(url: str, refuse: Callable[[str], bool] = lambda _: False, delay_seconds: float = 0.0) -> Iterator[str]:
+    """A real server in front of another one: it refuses some questions, and takes its time."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if refuse(body.decode()):
+                self.send_error(503, "overloaded")
+                return
+            time.sleep(delay_seconds)
+            headers = {name: self.headers[name] for name in ("Content-Type",) if self.headers[name]}
+            asked = urllib.request.Request(url + self.path, data=body or None, headers=headers)  # noqa: S310
+            try:
+                with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - our own server
+                    status, content = answer.status, answer.read()
+            except urllib.error.HTTPError as error:
+                status, content = error.code, error.read()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = _answer  # noqa: N815 - the names that the base class calls
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "html", "focus"])
+def test_a_question_that_stays_unanswered_is_told_in_every_form(
+    form: str, fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report"
+    with between(fleet_prometheus.url, lambda body: "gpu_cost" in body) as url:
+        options = ("--prometheus-retries", "0", "--format", form, "--output", str(path))
+        code = main(report(url, *options))
+    assert "the report is not whole" in capsys.readouterr().err
+    assert code == 3
+    beside = path.with_name("report.metadata.json")
+    text = (beside if form == "focus" else path).read_text(encoding="utf-8")
+    assert "owner:gpu_cost:delta1h" in text
+    assert "503" in text
+
+
+def test_nothing_at_all_is_a_failure_that_leaves_the_old_file(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.csv"
+    path.write_text("of yesterday\n", encoding="utf-8")
+    assert main(report(fleet_prometheus.url, "--output", str(path), window="2025-01")) == 1
+    assert "there is no ledger in this period" in capsys.readouterr().err
+    with between(fleet_prometheus.url) as gone:
+        pass
+    assert main(report(gone, "--output", str(path), "--prometheus-retries", "0")) == 1
+    assert capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == "of yesterday\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_whole_stays_what_it_was(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("of yesterday\n", encoding="utf-8")
+    command = [sys.executable, "-m", "exporter", *report(fleet_prometheus.url)]
+    command += ["--by", "workload,node", "--format", "json", "--output", str(path)]
+    limited = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command], check=False, capture_output=True, text=True
+    )
+    assert limited.returncode == 1
+    assert f"{path}: cannot write: File too large" in limited.stderr
+    assert path.read_text(encoding="utf-8") == "of yesterday\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_keeps_its_mode_and_a_link_stays_a_link(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+    path, link = tmp_path / "report.txt", tmp_path / "latest"
+    path.write_text("of yesterday\n", encoding="utf-8")
+    path.chmod(0o640)
+    link.symlink_to(path.name)
+    assert main(report(fleet_prometheus.url, "--output", str(link))) == 0
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert "GPU cost, 2026-09-10" in path.read_text(encoding="utf-8")
+
+
+def test_a_device_is_written_to_and_not_replaced(
+    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(report(fleet_prometheus.url, "--output", "/dev/null")) == 0
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert main(report(fleet_prometheus.url, "--output", "/dev/full")) == 1
+    assert "/dev/full: cannot write: No space left on device" in capsys.readouterr().err
+
+
+def at_a_terminal(command: list[str]) -> tuple[int, str]:
+    """Run a command whose standard error is a terminal: its exit code, and what that terminal was sent."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+        )
+        os.close(theirs)
+        sent = b""
+        while process.poll() is None or select.select([terminal], [], [], 0)[0]:
+            if not select.select([terminal], [], [], 0.1)[0]:
+                continue
+            try:
+                sent += os.read(terminal.fileno(), 65_536)
+            except OSError:
+                break
+        return process.wait(timeout=60), sent.decode(errors="replace")
+
+
+def test_whoever_waits_at_a_terminal_sees_how_long_and_a_pipe_sees_nothing(fleet_prometheus: FleetServer) -> None:
+    with between(fleet_prometheus.url, delay_seconds=0.6) as slow:
+        command = [sys.executable, "-m", "exporter", *report(slow, "--prometheus-concurrency", "1")]
+        code, sent = at_a_terminal(command)
+        assert code == 0
+        assert "Reading" in sent
+        assert "%" in sent
+        assert "left:" in sent
+        piped = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (piped.returncode, piped.stderr) == (0, "")
+
+
+def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
+    command = [sys.executable, "-m", "exporter", *report(fleet_prometheus.url, window=FIRST)]
+    code, sent = at_a_terminal(command)
+    assert code == 0
+    assert "Reading" not in sent
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "nothing says where to read; give --prometheus URL or --store FILE for a fleet, --agent URL"),
+        (["--agent", "http://n:9400", "--window", "7d"], "--window: is for a fleet, and --agent tells of one node"),
+        (["--agent", "http://n:9400", "--prometheus", "http://p"], "--prometheus: is for a fleet"),
+        (["--agent", "http://n:9400", "--by", "pool"], "--by: value 'pool' is not for one node; allowed: owner"),
+        (["--agent", "http://n:9400", "--format", "html"], "--format: value 'html' is not for one node"),
+        (["--store", "f", "--by", "team,tems"], "'tems' is no dimension; allowed: cluster, node,"),
+        (["--store", "f", "--by", "team,tems"], "did you mean 'team'?"),
+        (["--store", "f", "--by", "owner"], "a fleet's owners are told apart by workload"),
+        (["--store", "f", "--by", "team,team"], "--by: team is named twice"),
+        (["--store", "f", "--filter", "vision"], "--filter: value 'vision' has no ="),
+        (["--store", "f", "--filter", "team=a", "--filter", "team=b"], "team is named twice; give all its values"),
+        (["--store", "f", "--share-unallocated"], "give --share-idle even or weighted, too"),
+        (["--store", "f", "--share-idle", "none", "--share-unallocated"], "give --share-idle even or weighted, too"),
+        (["--store", "f", "--top", "3", "--format", "csv"], "--top: csv has every line"),
+        (["--store", "f", "--top", "0"], "value '0' is not a number; allowed: 1 or more"),
+        (["--store", "f", "--focus-version", "1.2"], "does nothing without --format focus"),
+        (["--store", "f", "--format", "focus", "--by", "team"], "--by: FOCUS settles what its rows are"),
+        (["--store", "f", "--format", "focus", "--filter", "team=a"], "--filter: team would leave out parts"),
+        (["--store", "f", "--window", "yesterweek"], "--window: value 'yesterweek' is not a period"),
+        (["--store", "f", "--output", "/nowhere/at/all"], "--output: /nowhere/at is no directory"),
+        (["--store", "f", "--output", "/"], "--output: / is a directory"),
+        (["--store", "f", "--price-book", "/nowhere"], "price-book: cannot read /nowhere"),
+    ],
+)
+def test_what_contradicts_is_refused_with_the_mend(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--by", "x", "--filter", "y", "--window", "z", "--share-unallocated", "--topp", "3"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 6
+    assert any("did you mean --top?" in line for line in told)
+
+
+def test_a_store_that_is_not_there_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--store", str(tmp_path / "none.sqlite")]) == 1
+    assert "none.sqlite" in capsys.readouterr().err
+
+
+def test_the_address_may_come_from_the_environment(
+    fleet_prometheus: FleetServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPU_COST_EXPORTER_PROMETHEUS", fleet_prometheus.url)
+    assert main(["report", "--window", FIRST, "--top", "1"]) == 0
+    assert "more)" in capsys.readouterr().out
