@@ -1,6 +1,7 @@
 """Days of a fleet whose truth is known, and a source that has them: what the store is tested with."""
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -99,11 +100,34 @@ def summed(
     for key, line in lines.items():
         if filters is not None and not filters.keep(key):
             continue
-        kept = {name: getattr(key, name) for name in dimensions}
-        if "workload" in dimensions or key.kind in {UNALLOCATED, UNATTRIBUTED, "Other"}:
+        whole = dimensions | {"namespace", "kind"} if "workload" in dimensions else dimensions
+        kept = {name: getattr(key, name) for name in whole}
+        if key.kind in {UNALLOCATED, UNATTRIBUTED, "Other"}:
             kept["kind"] = key.kind
         groups.setdefault(LineKey(**kept), []).append(line)
     return {key: added(group) for key, group in groups.items()}
+
+
+def same(one: Figures, other: Figures) -> bool:
+    """Equal but for the order in which numbers were added."""
+    numbers = [
+        (getattr(one, name), getattr(other, name))
+        for name in ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds")
+    ]
+    numbers += [(one.energy_joules or 0.0, other.energy_joules or 0.0)]
+    for code in one.money:
+        numbers += [(one.money[code].total, other.money[code].total), (one.money[code].idle, other.money[code].idle)]
+    return (
+        all(math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-9) for a, b in numbers)
+        and set(one.money) == set(other.money)
+        and (one.energy_joules is None) == (other.energy_joules is None)
+    )
+
+
+def assert_lines(found: Mapping[LineKey, Figures], expected: Mapping[LineKey, Figures]) -> None:
+    """The same lines with the same figures."""
+    assert set(found) == set(expected)
+    assert [key for key in expected if not same(found[key], expected[key])] == []
 
 
 @dataclass

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fleet_support
 import pytest
 import yaml
 
@@ -20,7 +21,6 @@ from exporter.report.budget.values import Budget, BudgetState
 from exporter.report.service import metrics_catalog as catalog
 from exporter.report.service.book import Freshness, MonthMoney
 from exporter.report.service.service_metrics import ServiceFigures, families, render
-from tests import fleet_support
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "prometheus-rules.yaml"

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_support import D1, D2, D3, FACTS, NOW, Known, chunk, day_ledger, summed
+from store_support import D1, D2, D3, FACTS, NOW, Known, assert_lines, chunk, day_ledger, same, summed
 
 from exporter.errors import PrometheusError, StoreError
 from exporter.model import Money
@@ -20,28 +20,6 @@ from exporter.report.store import CombinedLedger, DayStore, StoreLedger, door, s
 from exporter.report.store.values import ALL_OF_A_DAY, day_window
 
 WHOLE = Window(start_seconds=D1, end_seconds=D3, label="2d")
-
-
-def same(one: Figures, other: Figures) -> bool:
-    """Equal but for the order in which numbers were added."""
-    numbers = [
-        (getattr(one, name), getattr(other, name))
-        for name in ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds")
-    ]
-    numbers += [(one.energy_joules or 0.0, other.energy_joules or 0.0)]
-    for code in one.money:
-        numbers += [(one.money[code].total, other.money[code].total), (one.money[code].idle, other.money[code].idle)]
-    return (
-        all(math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-9) for a, b in numbers)
-        and set(one.money) == set(other.money)
-        and (one.energy_joules is None) == (other.energy_joules is None)
-    )
-
-
-def assert_lines(found: object, expected: dict[LineKey, Figures]) -> None:
-    assert isinstance(found, dict)
-    assert set(found) == set(expected)
-    assert [key for key in expected if not same(found[key], expected[key])] == []
 
 
 def closed(path: Path, *days: Chunk) -> DayStore:

@@ -33,13 +33,14 @@ class DayStore:
     _one_at_a_time: Lock = field(default_factory=Lock)
 
     @classmethod
-    def open(cls, path: Path, *, write: bool, now: float = 0.0) -> Self:
+    def open(cls, path: Path, *, write: bool, now: float = 0.0, alone: bool = True) -> Self:
         """Open a store; to write, it is made where there is none, checked, and kept from other writers.
 
         Args:
             path: The file. Beside it lie its log (``-wal``, ``-shm``) and its lock (``.lock``).
             write: Whether days are to be closed.
             now: Unix time, told to whoever wants to write meanwhile.
+            alone: False is to write beside another process that closes days: to reopen and to forget.
 
         Raises:
             StoreError: ``missing`` (to read), ``in_use`` (to write), ``damaged`` (set aside; opening once more starts a
@@ -49,6 +50,8 @@ class DayStore:
         if not write:
             with door.reading(path):
                 return cls(path)
+        if not alone:
+            return cls(path, door.connect_beside(path))
         claim = lock.claim(path, now)
         try:
             return cls(path, door.connect_to_write(path), claim)

@@ -68,7 +68,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
 
 
-_UPGRADE = "bring it there with: gpu-cost-exporter store check --store FILE, once no older program has it open"
+_UPGRADE = "bring it there with: gpu-cost-exporter store vacuum --store FILE, once no older program has it open"
 
 
 def connect_to_write(path: Path, steps: Sequence[str] = STEPS) -> sqlite3.Connection:
@@ -86,6 +86,19 @@ def connect_to_write(path: Path, steps: Sequence[str] = STEPS) -> sqlite3.Connec
         except BaseException:
             connection.close()
             raise
+        return connection
+
+
+def connect_beside(path: Path) -> sqlite3.Connection:
+    """A connection for short changes beside a process that closes days: SQLite lets one of them write after the other.
+
+    Raises:
+        StoreError: There is no store, it is of another version, or cannot be written.
+    """
+    with told(path), reading(path):
+        connection = _connect(path, "rw")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
 

@@ -29,7 +29,12 @@ _APART = f"CASE WHEN owners.kind IN ('{UNALLOCATED}', '{UNATTRIBUTED}', '{OTHER}
 def sums(
     connection: Connection, versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
 ) -> dict[int, dict[LineKey, Figures]]:
-    """The lines of each version that the filters keep, summed over the dimensions that are not asked for."""
+    """The lines of each version that the filters keep, summed over the dimensions that are not asked for.
+
+    A workload has namespace and kind with it, as where Prometheus is read.
+    """
+    if "workload" in dimensions:
+        dimensions |= {"namespace", "kind"}
     question, values = _question(versions, dimensions, filters)
     found: dict[int, dict[LineKey, Figures]] = {version: {} for version in versions}
     keys = len(_COLUMNS)
@@ -72,10 +77,9 @@ def _question(
 
 
 def _name(dimension: Dimension, dimensions: frozenset[Dimension]) -> str:
-    if dimension == "kind" and not dimensions & {"kind", "workload"}:
-        return _APART
-    table, column = _COLUMNS[dimension]
-    return f"{table}.{column}" if dimension in dimensions or dimension == "kind" else "''"
+    if dimension in dimensions:
+        return ".".join(_COLUMNS[dimension])
+    return _APART if dimension == "kind" else "''"
 
 
 def _figures(currency: str, row: Sequence[float | None]) -> Figures:

@@ -1,0 +1,194 @@
+"""What `store` does: a function for each of its commands, from flags to an exit code."""
+
+import argparse
+import asyncio
+import getpass
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+from exporter.cli.base import EXIT_PARTIAL, say, stdout
+from exporter.cli.progress import ProgressBar
+from exporter.config.prometheus_options import PrometheusSettings, prometheus_settings
+from exporter.errors import ExporterError
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import DAY_SECONDS
+from exporter.report.render import words
+from exporter.report.store import Closing, DayStore, DayVersion, close_due_days
+from exporter.report.store.values import ALL_OF_A_DAY, HOURS_OF_A_DAY, day_name, day_window
+
+
+def backfill(namespace: argparse.Namespace) -> int:
+    """Close every day that is due."""
+    settings = prometheus_settings(namespace, os.environ)
+    now = time.time()
+    with DayStore.open(namespace.store, write=True, now=now) as store:
+        closing = asyncio.run(_backfill(store, settings, namespace, now))
+    with stdout() as stream:
+        if closing.closed:
+            first, last = day_name(closing.closed[0]), day_name(closing.closed[-1])
+            stream.write(f"{len(closing.closed)} days closed, {first} to {last}\n")
+        else:
+            stream.write("no day closed\n")
+    for left in closing.left:
+        say(f"{day_name(left.day_seconds)}: {left.reason}")
+    return EXIT_PARTIAL if closing.left else 0
+
+
+async def _backfill(
+    store: DayStore, settings: PrometheusSettings, namespace: argparse.Namespace, now: float
+) -> Closing:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(PrometheusClient(settings))
+        bar = stack.enter_context(ProgressBar("Closing days", time.monotonic))
+        return await close_due_days(
+            store,
+            PrometheusLedger(client),
+            now,
+            from_day=namespace.from_day,
+            accept_gaps=namespace.accept_gaps,
+            by=_who(),
+            progress=bar.told,
+        )
+
+
+def close(namespace: argparse.Namespace) -> int:
+    """Close one day, or close it again."""
+    settings = prometheus_settings(namespace, os.environ)
+    now = time.time()
+    with DayStore.open(namespace.store, write=True, now=now) as store:
+        version = asyncio.run(_close(store, settings, namespace, now))
+    with stdout() as stream:
+        stream.write(f"{day_name(namespace.day)} closed, version {version}\n")
+    return 0
+
+
+async def _close(store: DayStore, settings: PrometheusSettings, namespace: argparse.Namespace, now: float) -> int:
+    async with PrometheusClient(settings) as client:
+        ledger = await PrometheusLedger(client).ledger(day_window(namespace.day), ALL_OF_A_DAY)
+        return store.close_day(
+            ledger,
+            now=now,
+            by=_who(),
+            reason=namespace.reason.strip(),
+            accept_gaps=namespace.accept_gaps,
+            accept_less=namespace.accept_gaps,
+        )
+
+
+def reopen(namespace: argparse.Namespace) -> int:
+    """Mark a day to be read anew."""
+    now = time.time()
+    with DayStore.open(namespace.store, write=True, alone=False) as store:
+        store.reopen(namespace.day, reason=namespace.reason, by=_who(), now=now)
+    with stdout() as stream:
+        stream.write(f"{day_name(namespace.day)} reopened: serve or store backfill closes it again\n")
+    return 0
+
+
+def show_days(namespace: argparse.Namespace) -> int:
+    """Every closed day, a line each, and days that are missing between them."""
+    with DayStore.open(namespace.store, write=False) as store:
+        days = store.closed_days()
+    with stdout() as stream:
+        due: int | None = None
+        for day in days:
+            start = day.window.start_seconds
+            if due is not None and start > due:
+                last = start - DAY_SECONDS
+                stream.write(f"{day_name(due)}{f' to {day_name(last)}' if last > due else ''}  not closed\n")
+            due = day.window.end_seconds
+            notes = [f"version {day.version}"]
+            notes += [f"{day.recorded_hours} of 24 hours"] if day.recorded_hours < HOURS_OF_A_DAY else []
+            notes += ["simulated"] if day.simulated else []
+            notes += [f"reopened: {words.clean(day.reopened)}"] if day.reopened else []
+            stream.write(f"{day.window.label}  {', '.join(notes)}\n")
+        stream.write(f"{len(days)} closed days\n")
+    return 0
+
+
+def history(namespace: argparse.Namespace) -> int:
+    """Every version of a day."""
+    with DayStore.open(namespace.store, write=False) as store:
+        versions = store.restatements(namespace.day)
+    if not versions:
+        raise ExporterError(f"store: {day_name(namespace.day)} is not closed; see: gpu-cost-exporter store list")
+    with stdout() as stream:
+        for version in versions:
+            stream.writelines(f"{line}\n" for line in _lines(version))
+    return 0
+
+
+def _lines(version: DayVersion) -> Iterator[str]:
+    at = words.moment(version.closed_at_seconds)
+    by = f" by {words.clean(version.closed_by)}" if version.closed_by else ""
+    yield f"version {version.number}: closed {at}{by}, read from {words.clean(version.engine)}"
+    if version.reason:
+        yield f"  why: {words.clean(version.reason)}"
+    figures = version.figures
+    money = "".join(
+        f", {words.decimal(money.total, 2)} {code} ({words.decimal(money.idle, 2)} idle)"
+        for code, money in sorted(figures.money.items())
+    )
+    hours = words.decimal(figures.allocated_seconds / words.HOUR, 1)
+    yield f"  {version.lines} lines, {hours} GPU-hours{money}"
+    few = {name: count for name, count in version.recorded_hours.items() if count < HOURS_OF_A_DAY}
+    for name, count in sorted(few.items()):
+        yield f"  {count} of 24 hours were recorded{f' of cluster {words.clean(name)}' if name else ''}"
+
+
+def check(namespace: argparse.Namespace) -> int:
+    """Read all of the store."""
+    with DayStore.open(namespace.store, write=False) as store:
+        problems = store.check()
+    for problem in problems:
+        say(f"store: {namespace.store}: {problem}")
+    if problems:
+        return EXIT_PARTIAL
+    with stdout() as stream:
+        stream.write(f"{namespace.store}: ok\n")
+    return 0
+
+
+def vacuum(namespace: argparse.Namespace) -> int:
+    """Give room back."""
+    path = namespace.store
+    if not path.exists():
+        raise ExporterError(f"store: there is no {path}; make it with: gpu-cost-exporter store backfill")
+    with DayStore.open(path, write=True, now=time.time()) as store:
+        before = path.stat().st_size
+        store.shrink()
+    after = path.stat().st_size  # closed, so that the log is in the file
+    with stdout() as stream:
+        stream.write(f"{path}: {before} bytes before, {after} now\n")
+    return 0
+
+
+def prune(namespace: argparse.Namespace) -> int:
+    """Delete old days."""
+    now = time.time()
+    before = int(now) // DAY_SECONDS * DAY_SECONDS - namespace.keep * DAY_SECONDS
+    with DayStore.open(namespace.store, write=False) as store:
+        old = [day.window.label for day in store.closed_days() if day.window.start_seconds < before]
+    done = "would be deleted; add --yes to delete them"
+    if old and namespace.yes:
+        with DayStore.open(namespace.store, write=True, alone=False) as store:
+            old, done = list(store.forget(before)), "deleted"
+    with stdout() as stream:
+        if old:
+            stream.write(f"{len(old)} days, {old[0]} to {old[-1]}: {done}\n")
+        else:
+            stream.write(f"no day is older than {day_name(before)}\n")
+    return 0
+
+
+def _who() -> str:
+    """Who closes a day, for its history."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user has no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

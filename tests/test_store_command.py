@@ -1,0 +1,164 @@
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from fleet_support import FleetServer
+from store_support import D1, D3, NOW, assert_lines, chunk, day_ledger
+
+from exporter.cli import main
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import Dimension, FleetLedger, Window
+from exporter.report.fleet.windows import parse_window
+from exporter.report.store import DayStore, StoreLedger
+from exporter.report.store.values import ALL_OF_A_DAY
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "days.sqlite"
+    with DayStore.open(path, write=True, now=NOW) as made:
+        for day in (chunk(D1, nodes=30, owners=10), chunk(D3, nodes=30, owners=10)):
+            made.close_day(day_ledger(day), now=NOW, by="ann@host")
+    return path
+
+
+def run(*words: str) -> int:
+    try:
+        return main(["store", *words])
+    except SystemExit as error:
+        return int(str(error.code))
+
+
+def test_closed_days_are_listed_with_what_is_missing_between_them(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("list", "--store", str(store)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2026-09-04  version 1",
+        "2026-09-05  not closed",
+        "2026-09-06  version 1",
+        "2 closed days",
+    ]
+
+
+def test_a_day_is_reopened_while_another_process_closes_days(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("reopen", "2026-09-04", "--store", str(store), "--reason", "late \x1b[31mprices")
+    with DayStore.open(store, write=True):
+        assert run(*words) == 0
+        assert "2026-09-04 reopened: serve or store backfill closes it again" in capsys.readouterr().out
+    assert run("list", "--store", str(store)) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "2026-09-04  version 1, reopened: late ?[31mprices"
+
+
+def test_the_history_of_a_day_tells_when_by_whom_and_why(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with DayStore.open(store, write=True) as opened:
+        opened.close_day(day_ledger(chunk(D1, seed=1)), now=NOW + 60, by="bob", reason="wrong price")
+    assert run("history", "2026-09-04", "--store", str(store)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "version 1: closed 2026-09-07 05:00:00 UTC by ann@host, read from Prometheus 2.42.0"
+    assert lines[1].endswith("idle)")
+    assert lines[2].startswith("version 2: closed 2026-09-07 05:01:00 UTC by bob")
+    assert lines[3] == "  why: wrong price"
+    assert run("history", "2026-09-05", "--store", str(store)) == 1
+    assert "2026-09-05 is not closed" in capsys.readouterr().err
+
+
+def test_old_days_are_deleted_only_when_told_twice(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("prune", "--store", str(store), "--keep", "1d") == 0
+    assert "2 days, 2026-09-04 to 2026-09-06: would be deleted; add --yes" in capsys.readouterr().out
+    assert len(DayStore.open(store, write=False).closed_days()) == 2
+    assert run("prune", "--store", str(store), "--keep", "90y", "--yes") == 0
+    assert "no day is older than" in capsys.readouterr().out
+    assert run("prune", "--store", str(store), "--keep", "1d", "--yes") == 0
+    assert "2 days, 2026-09-04 to 2026-09-06: deleted" in capsys.readouterr().out
+    assert DayStore.open(store, write=False).closed_days() == ()
+    assert run("vacuum", "--store", str(store)) == 0
+    before, after = (int(word) for word in capsys.readouterr().out.split() if word.isdecimal())
+    assert after < before
+
+
+def test_check_says_what_is_wrong_and_moves_nothing(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "--store", str(store)) == 0
+    assert capsys.readouterr().out == f"{store}: ok\n"
+    content = bytearray(store.read_bytes())
+    content[len(content) // 2 :: 7] = os.urandom(len(content[len(content) // 2 :: 7]))
+    store.write_bytes(content)
+    assert run("check", "--store", str(store)) in {1, 3}
+    assert "damaged" in capsys.readouterr().err
+    assert store.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("list",), "required: --store"),
+        (("close", "20260904", "--store", "x"), "value '20260904' is not a date; allowed: 2026-10-31"),
+        (("reopen", "2026-02-30", "--store", "x", "--reason", "y"), "is not a date"),
+        (("prune", "--store", "x", "--keep", "0d"), "value '0d' is not an age; allowed: 5y, 400d"),
+        (("list", "--stor", "x"), "--store"),
+        (("backfill", "--store", "x"), "prometheus: is not given"),
+    ],
+)
+def test_a_wrong_word_is_told_with_what_is_allowed(
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert problem in capsys.readouterr().err
+    assert not Path("x").exists()
+
+
+def test_a_store_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("list", "check", "vacuum"):
+        assert run(name, "--store", str(tmp_path / "none")) == 1
+        assert "make it with: gpu-cost-exporter store backfill" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prometheus_that_is_down_is_told_and_the_store_stays_as_it_was(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = ("--prometheus", "http://127.0.0.1:1", "--prometheus-retries", "0")
+    assert run("close", "2026-09-04", "--store", str(store), "--reason", "again", *down) == 1
+    assert "127.0.0.1" in capsys.readouterr().err
+    assert run("backfill", "--store", str(store), "--from", "2026-09-05", *down) == 3
+    assert "no day closed" in capsys.readouterr().out
+    assert [day.window.start_seconds for day in DayStore.open(store, write=False).closed_days()] == [D1, D3]
+
+
+def test_days_are_closed_from_a_real_prometheus_and_say_what_it_says(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "days.sqlite"
+    words = ("--store", str(path), "--prometheus", fleet_prometheus.url)
+    with DayStore.open(path, write=True):
+        pass
+    assert run("close", "2026-09-18", *words) == 0
+    assert run("close", "2026-09-19", *words) == 0
+    assert run("close", "2026-09-19", *words) == 1
+    assert "2026-09-19 is closed: reopen it with a reason" in capsys.readouterr().err
+    assert run("close", "2026-09-19", "--reason", "to see it", *words) == 0
+    assert "2026-09-19 closed, version 2" in capsys.readouterr().out
+    assert run("close", "2026-09-21", *words) == 1
+    assert "14 of its 24 hours of cluster 'alpha' were recorded" in capsys.readouterr().err
+    assert run("check", "--store", str(path)) == 0
+    window = parse_window("2026-09-18..2026-09-19", fleet_prometheus.plan.end_seconds)
+    some: tuple[frozenset[Dimension], ...] = (frozenset({"cluster", "team"}), frozenset({"pool", "workload"}))
+    for dimensions in (*some, frozenset(), ALL_OF_A_DAY):
+        kept, asked = asyncio.run(both(path, fleet_prometheus.url, window, dimensions))
+        for one, other in zip(kept.chunks, asked.chunks, strict=True):
+            assert_lines(one.lines, other.lines)
+            assert one.capacity_seconds == pytest.approx(dict(other.capacity_seconds))
+            assert one.recorded_hours == other.recorded_hours
+        assert {node: facts for node, facts in kept.nodes.items() if node in asked.nodes} == asked.nodes
+
+
+async def both(
+    path: Path, url: str, window: Window, dimensions: frozenset[Dimension]
+) -> tuple[FleetLedger, FleetLedger]:
+    """What the store and what Prometheus says."""
+    async with PrometheusClient(PrometheusSettings(url=url)) as client:
+        asked = await PrometheusLedger(client).ledger(window, dimensions)
+    return await StoreLedger(DayStore.open(path, write=False)).ledger(window, dimensions), asked
