@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -198,6 +199,29 @@ def test_json_is_the_document_whose_money_is_its_parts() -> None:
             parts = money["active_cost"] + money["idle_cost"] + money["unknown_cost"]
             assert parts == pytest.approx(money["cost"])
     assert read["total"]["energy_joules"] == pytest.approx(165.75 * 3.6e6)
+
+
+def keys_of(value: object) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*(keys_of(one) for one in value.values()))
+    return set().union(*(keys_of(one) for one in value)) if isinstance(value, list) else set()
+
+
+def test_every_key_of_the_json_and_every_record_of_the_csv_is_documented() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cost.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([^`]+)`", text))
+    report = make_report(small_ledger(), ["namespace"], now_seconds=LATER, share_idle="even", with_series=True)
+    assert keys_of(document(report)) <= named
+    assert {row["record"] for row in records(report)} <= named
+
+
+@pytest.mark.parametrize("share_idle", ["weighted", "even"])
+def test_the_documented_example_of_sharing_is_right(share_idle: ShareIdle) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cost.md").read_text(encoding="utf-8")
+    (told,) = re.findall(rf"^\| `--share-idle {share_idle}` \| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
+    lines = {owner(name, "x"): hours(active=1, usd=money) for name, money in (("a", 60), ("b", 30), ("c", 10))}
+    report = report_of(ledger({**lines, nobody(UNALLOCATED): hours(idle=1, usd=10)}), share_idle=share_idle)
+    assert [row["charged_USD"] for row in records(report)[:3]] == [repr(float(amount)) for amount in told]
 
 
 def test_an_empty_report_is_a_report() -> None:

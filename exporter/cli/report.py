@@ -31,12 +31,14 @@ _EPILOG = (
 def add(commands: Commands) -> None:
     """Add the command."""
     report = command(commands, "report", "Who used GPUs, how well, and what it cost: of a fleet, or of one node.")
-    _add_report(report)
+    report.epilog = _EPILOG
+    _add_source(report)
+    _add_contents(report)
+    _add_form(report)
     report.set_defaults(run=_report)
 
 
-def _add_report(parser: Parser) -> None:
-    parser.epilog = _EPILOG
+def _add_source(parser: Parser) -> None:
     where = parser.add_argument_group("Where it is read (the last two can go together)")
     where.add_argument(
         "--agent",
@@ -45,6 +47,9 @@ def _add_report(parser: Parser) -> None:
     )
     where.add_argument("--store", type=Path, metavar="FILE", help="a fleet: closed days that serve or store keep")
     add_prometheus_options(parser)
+
+
+def _add_contents(parser: Parser) -> None:
     what = parser.add_argument_group("What is told")
     what.add_argument(
         "--window",
@@ -77,6 +82,9 @@ def _add_report(parser: Parser) -> None:
     what.add_argument(
         "--price-book", type=Path, metavar="FILE", help="work money out anew at the prices of this book (docs/cost.md)"
     )
+
+
+def _add_form(parser: Parser) -> None:
     form = parser.add_argument_group("How it is told")
     form.add_argument(
         "--format",
