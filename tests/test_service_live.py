@@ -1,0 +1,268 @@
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, web
+from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfilled, prometheus, truth_between
+from service_support import running
+
+from exporter.errors import StoreError
+from exporter.report.store import DayStore
+
+DAY = 86_400
+MIDNIGHT = END_SECONDS // DAY * DAY
+SUM = "/api/v1/report?window=7d&by="
+
+
+class Gate:
+    """A proxy before a Prometheus that can hold questions back, refuse them, and counts them."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.open = asyncio.Event()
+        self.open.set()
+        self.refuses = False
+        self.asked = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        body = await request.read()
+        await self.open.wait()
+        if self.refuses:
+            return web.json_response({"status": "error", "errorType": "unavailable", "error": "overloaded"}, status=503)
+        kind = request.headers.get("Content-Type")
+        async with (
+            ClientSession() as session,
+            session.request(
+                request.method,
+                self.target + request.path_qs,
+                data=body,
+                headers={"Content-Type": kind} if kind else {},
+            ) as answer,
+        ):
+            return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
+
+
+@asynccontextmanager
+async def gated(target: str) -> AsyncIterator[tuple[str, Gate]]:
+    gate = Gate(target)
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_route("*", "/{path:.*}", gate.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", gate
+    finally:
+        gate.open.set()
+        await runner.cleanup()
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return backfilled(SMALL_FLEET, tmp_path_factory.mktemp("live"), devices=False)
+
+
+@pytest.fixture
+def own_prometheus(blocks: Path, tmp_path: Path) -> Iterator[FleetServer]:
+    """One that a test may end."""
+    copy = tmp_path / "data"
+    shutil.copytree(blocks, copy)
+    with prometheus(tmp_path, copy, SMALL_FLEET) as server:
+        yield server
+
+
+async def test_the_same_question_of_fifty_people_is_read_once(fleet_prometheus: FleetServer) -> None:
+    async with running(fleet_prometheus.url) as site:
+        answers = await asyncio.gather(*(site.get("/api/v1/report?window=7d&by=team") for _ in range(50)))
+        assert {answer.status for answer in answers} == {200}
+        assert len({answer.body for answer in answers}) == 1
+        assert site.service.book.readings.begun == 1
+
+
+async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(fleet_prometheus: FleetServer) -> None:
+    now = END_SECONDS - 3000.0
+    async with running(fleet_prometheus.url, now=now) as site:
+        await site.round()
+        before = await site.json("/api/v1/report?window=7d&by=")
+        begun = site.service.book.readings.begun
+        site.clock.now += 300
+        await site.round()
+        assert await site.json("/api/v1/report?window=7d&by=") == before
+        assert site.service.book.readings.begun == begun
+        site.clock.now = END_SECONDS + 300.0
+        await site.round()
+        after = await site.json("/api/v1/report?window=7d&by=")
+        assert after["window"]["to_seconds"] == END_SECONDS
+        assert after["total"] != before["total"]
+
+
+async def test_too_many_different_questions_are_told_to_come_back(fleet_prometheus: FleetServer) -> None:
+    async with gated(fleet_prometheus.url) as (url, gate), running(url) as site:
+        gate.open.clear()
+        asked = [asyncio.ensure_future(site.get(f"/api/v1/report?window={hours}h")) for hours in range(1, 41)]
+        done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        first = done.pop().result()
+        assert first.status == 503
+        assert int(first.headers["retry-after"]) > 0
+        assert "too many" in first.json()["message"]
+        gate.open.set()
+        rest = await asyncio.gather(*waiting)
+        assert [answer.status for answer in rest].count(200) == 30
+
+
+async def test_the_pages_stay_while_prometheus_is_away_and_say_of_when_they_are(own_prometheus: FleetServer) -> None:
+    async with running(own_prometheus.url) as site:
+        await site.round()
+        before = await site.json(SUM)
+        assert (await site.get("/", headers={"Accept": "text/html"})).status == 200
+        own_prometheus.process.kill()
+        own_prometheus.process.wait()
+        site.clock.now += 3600
+        assert not await site.round()
+        after = await site.json(SUM)
+        assert after["total"] == before["total"]
+        (note,) = after["trust"]["notes"][:1]
+        assert "figures as read at 2026-09-21 14:10 UTC" in note
+        freshness = await site.json("/api/v1/freshness")
+        assert "cannot connect" in freshness["problem"]
+        assert freshness["read_until_seconds"] == END_SECONDS
+        assert (await site.get("/readyz")).status == 200
+        page = await site.get("/", headers={"Accept": "text/html"})
+        assert page.status == 200
+        assert "cannot connect" in page.text
+        assert 'gpu_cost_service_read_errors_total{reason="unreachable"} 1' in (await site.get("/metrics")).text
+
+
+async def test_what_was_never_read_is_told_with_its_mend_while_prometheus_is_away(own_prometheus: FleetServer) -> None:
+    own_prometheus.process.kill()
+    own_prometheus.process.wait()
+    async with running(own_prometheus.url) as site:
+        assert (await site.get("/readyz")).status == 503
+        await site.round()
+        assert (await site.get("/readyz")).status == 200
+        answer = await site.get(SUM)
+        assert answer.status == 503
+        assert "cannot connect" in answer.json()["message"]
+        assert "retry-after" in answer.headers
+        page = await site.get("/", headers={"Accept": "text/html"})
+        assert page.status in {200, 503}
+        assert "<h1" in page.text
+        assert "cannot connect" in page.text
+
+
+async def test_figures_are_new_again_when_prometheus_is_back(
+    own_prometheus: FleetServer,
+) -> None:
+    async with gated(own_prometheus.url) as (url, gate), running(url) as site:
+        await site.round()
+        await site.json(SUM)
+        gate.refuses = True
+        site.clock.now += 3600
+        assert not await site.round()
+        assert (await site.json(SUM))["trust"]["notes"]
+        gate.refuses = False
+        site.clock.now += 60
+        assert await site.round()
+        report = await site.json(SUM)
+        assert not [note for note in report["trust"]["notes"] if "as read at" in note]
+        assert report["window"]["to_seconds"] == END_SECONDS + 3600
+
+
+async def test_a_prometheus_without_the_rules_is_told_to_load_them(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with prometheus(tmp_path, data, SMALL_FLEET) as empty:
+        async with running(empty.url) as site:
+            await site.round()
+            problem = (await site.json("/api/v1/freshness"))["problem"]
+            assert "rules/prometheus-rules.yaml" in problem
+            report = await site.json(SUM)
+            assert report["total"]["allocated_seconds"] == 0
+            assert report["total"]["money"] == []
+            assert report["trust"]["price_coverage_ratio"] is None
+
+
+async def test_closed_days_are_shown_when_prometheus_has_lost_them(own_prometheus: FleetServer, tmp_path: Path) -> None:
+    store = tmp_path / "days.sqlite"
+    async with running(own_prometheus.url, store=store, history="10d") as site:
+        await site.keep()
+        await site.round()
+        freshness = await site.json("/api/v1/freshness")
+        assert freshness["closed_until_seconds"] == MIDNIGHT
+        assert freshness["first_day_seconds"] == MIDNIGHT - 10 * DAY
+    own_prometheus.process.kill()
+    own_prometheus.process.wait()
+    truth = truth_between(MIDNIGHT - 10 * DAY, MIDNIGHT).sum()
+    async with running(own_prometheus.url, store=store) as site:
+        await site.round()
+        report = await site.json("/api/v1/report?window=2026-09-11..2026-09-20&by=")
+        assert report["trust"]["whole"] is True
+        assert report["total"]["allocated_seconds"] == pytest.approx(truth.allocated_seconds, rel=1e-9)
+        partly = await site.json("/api/v1/report?window=2026-09-20..2026-09-21&by=")
+        assert partly["trust"]["failures"]
+        day = truth_between(MIDNIGHT - DAY, MIDNIGHT).sum()
+        assert partly["total"]["allocated_seconds"] == pytest.approx(day.allocated_seconds, rel=1e-9)
+
+
+async def test_a_store_that_another_service_writes_to_is_read_and_that_is_told(
+    fleet_prometheus: FleetServer, tmp_path: Path
+) -> None:
+    store = tmp_path / "days.sqlite"
+    async with running(fleet_prometheus.url, store=store, history="2d") as writer:
+        await writer.keep()
+        async with running(fleet_prometheus.url, store=store) as reader:
+            await reader.round()
+            freshness = await reader.json("/api/v1/freshness")
+            assert freshness["closed_until_seconds"] == MIDNIGHT
+            assert freshness["problem"]
+            report = await reader.json("/api/v1/report?window=2026-09-20&by=")
+            assert report["engine"] == "store of closed days"
+
+
+async def test_a_file_that_is_no_store_is_refused_before_anything_starts(
+    fleet_prometheus: FleetServer, tmp_path: Path
+) -> None:
+    store = tmp_path / "days.sqlite"
+    store.write_text("not a database, and longer than its header would be")
+    with pytest.raises(StoreError):
+        async with running(fleet_prometheus.url, store=store):
+            raise AssertionError
+    assert store.read_text().startswith("not a database"), "somebody else's file is left alone"
+
+
+async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(
+    fleet_prometheus: FleetServer, tmp_path: Path
+) -> None:
+    store = tmp_path / "days.sqlite"
+    async with running(fleet_prometheus.url, store=store, history="3d") as site:
+        before = await site.json("/api/v1/report?window=2026-09-19&by=team")
+        assert before["engine"].startswith("Prometheus")
+        await site.keep()
+        await site.round()
+        after = await site.json("/api/v1/report?window=2026-09-19&by=team")
+        assert after["engine"] == "store of closed days"
+        assert after["total"]["allocated_seconds"] == pytest.approx(before["total"]["allocated_seconds"], rel=1e-12)
+    assert len(DayStore.open(store, write=False).closed_days()) == 3
+
+
+async def test_budgets_are_counted_and_read_again_when_told(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+    file = tmp_path / "budgets.yaml"
+    file.write_text("budgets:\n  - {name: vision, amount: 1000, currency: USD, period: month, owner: {team: vision}}\n")
+    async with running(fleet_prometheus.url, budgets=file) as site:
+        await site.round()
+        (budget,) = (await site.json("/api/v1/budgets"))["budgets"]
+        truth = truth_between(1_788_220_800, END_SECONDS).sum(team="vision")
+        assert budget["spent"] == pytest.approx(truth.money["USD"].total, rel=1e-6)
+        file.write_text("budgets:\n  - {name: vision, amount: none}\n")
+        site.service.refreshing.load_budgets()
+        await site.round()
+        assert [one["name"] for one in (await site.json("/api/v1/budgets"))["budgets"]] == ["vision"]
+        file.write_text("budgets:\n  - {name: all, amount: 5, currency: EUR, period: month}\n")
+        site.service.refreshing.load_budgets()
+        await site.round()
+        assert [one["name"] for one in (await site.json("/api/v1/budgets"))["budgets"]] == ["all"]
