@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping as Map
 from decimal import Decimal
 
-from exporter.report.fleet.values import Dimension, FleetLedger
+from exporter.report.fleet.values import DAY_SECONDS, Dimension, FleetLedger
 from exporter.report.focus.amounts import exact, parts_of, quotient, rounded
 from exporter.report.reconcile.bill import Bill, BillGroup
 from exporter.report.reconcile.mapping import Mapping
@@ -14,6 +14,8 @@ from exporter.report.reconcile.values import Explanation, ExplanationKind, Group
 RECONCILE_DIMENSIONS: frozenset[Dimension] = frozenset(("cluster", "node", "model"))
 """What a ledger must be read by to be reconciled."""
 _CENTS = 2
+_OF_HOURS: frozenset[ExplanationKind] = frozenset(("not_recorded", "not_metered", "not_billed", "unpriced"))
+_FEW_HOURS = 0.05
 _ZERO = Decimal(0)
 _Part = tuple[ExplanationKind, str, Decimal, float | None]
 
@@ -34,6 +36,8 @@ def reconcile(ledger: FleetLedger, bill: Bill, mapping: Mapping, *, gpu_part: fl
         theirs.setdefault((key.instance_type, key.region), {})[key.currency] = group
     groups: list[Group] = []
     notes = [*ledger.notes]
+    if any(end % DAY_SECONDS for end in (ledger.window.start_seconds, ledger.window.end_seconds)):
+        notes.append("the period is not of whole UTC days: a line of a bill for a day counts where it begins")
     for place in sorted({*ours, *theirs}):
         mine = ours.get(place, Metered())
         billed = theirs.get(place, {})
@@ -122,7 +126,7 @@ class _Gap:
             explanations=tuple(
                 Explanation(kind=kind, words=words, amount=amount, gpu_hours=hours)
                 for (kind, words, _, hours), amount in zip(parts, amounts, strict=True)
-                if amount or hours
+                if amount or (kind in _OF_HOURS and hours and hours >= _FEW_HOURS)
             ),
         )
 
