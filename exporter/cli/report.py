@@ -31,22 +31,25 @@ _EPILOG = (
 def add(commands: Commands) -> None:
     """Add the command."""
     report = command(commands, "report", "Who used GPUs, how well, and what it cost: of a fleet, or of one node.")
+    report.usage = f"{report.prog} --agent URL | --prometheus URL | --store FILE [OPTION ...]"
     report.epilog = _EPILOG
     _add_source(report)
     _add_contents(report)
     _add_form(report)
+    add_prometheus_options(report)
     report.set_defaults(run=_report)
 
 
 def _add_source(parser: Parser) -> None:
-    where = parser.add_argument_group("Where it is read (the last two can go together)")
+    where = parser.add_argument_group(
+        "Where it is read: one of these, --prometheus (below), or --store and --prometheus"
+    )
     where.add_argument(
         "--agent",
         metavar="URL",
         help="one node: address of its agent, as http://node-a:9400; of a pod through kubectl port-forward",
     )
     where.add_argument("--store", type=Path, metavar="FILE", help="a fleet: closed days that serve or store keep")
-    add_prometheus_options(parser)
 
 
 def _add_contents(parser: Parser) -> None:
