@@ -1,8 +1,11 @@
 """The cost service's application over the small simulated fleet behind a real Prometheus, for tests of its pages."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -20,6 +23,7 @@ from exporter.report.service.live_book import LiveBook, Sources
 from exporter.report.service.settings import ServeSettings
 
 HOUR_SECONDS = 3600
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,12 @@ class Served:
     url: str
     """Without a slash at its end."""
     book: LiveBook
+    loop: asyncio.AbstractEventLoop
+    """Where the book lives."""
+
+    def ask(self, question: Coroutine[Any, Any, Answer]) -> Answer:
+        """What the book answers, asked from another thread."""
+        return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
 
 
 def live_pods(uses: Sequence[PodUse] | None, url: str) -> "PodsOf":
@@ -86,10 +96,25 @@ async def served(
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             port = runner.addresses[0][1]
-            yield Served(url=f"http://127.0.0.1:{port}", book=book)
+            yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())
         finally:
             await book.readings.stop()
             await runner.cleanup()
+
+
+@contextmanager
+def beside(service: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
+    """The service on a loop of its own, for tests that block: a browser's, or plain requests."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="service")
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(service.__aenter__(), loop).result(60)
+        asyncio.run_coroutine_threadsafe(service.__aexit__(None, None, None), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
 
 
 def recommendation(namespace: str, workload: str, **changes: object) -> Recommendation:

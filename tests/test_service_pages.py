@@ -1,0 +1,561 @@
+"""The cost service's pages as HTML: their figures are the truth, names are harmless, and what is missing is told."""
+
+import gzip
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from email.message import Message
+from html import unescape
+from html.parser import HTMLParser
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+from book_support import Served, beside, budget_state, recommendation, served
+from fleet_support import FleetServer, backfill, prometheus, truth_between
+
+from exporter.model import Totals
+from exporter.report.fleet.report import FleetReport
+from exporter.report.fleet.values import Dimension
+from exporter.report.fleet.windows import parse_window
+from exporter.report.service.book import PodUse
+from exporter.report.service.settings import ServeSettings
+from exporter.report.service.view_text import amount, coverage, duration, gpus, hours, money, percent
+from exporter.simulator.fleet_plan import FleetPlan
+from exporter.simulator.fleet_truth import FleetTruth
+
+DAY_SECONDS, HOUR_SECONDS = 86_400, 3600
+MONTH = "2026-09"
+HOSTILE = "<script>alert(1)</script>"
+FORMULA = '=HYPERLINK("http://evil.example","x")'
+RIGHT_TO_LEFT = "\u202egnp.exe"
+
+
+class Page(HTMLParser):
+    """What a page says: its tables by row, its links, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.links: list[str] = []
+        self.data: list[str] = []
+        self.tags: list[str] = []
+        self.sorted: list[str] = []
+        self._cell: list[str] | None = None
+        self._hidden = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self._cell = []
+            if values.get("aria-sort"):
+                self.sorted.append(str(values["aria-sort"]))
+        if tag == "a":
+            self.links.append(str(values.get("href")))
+        if tag in {"script", "style"}:
+            self._hidden += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in {"td", "th"} and self._cell is not None and self.rows:
+            self.rows[-1].append(" ".join("".join(self._cell).split()))
+            self._cell = None
+        if tag in {"script", "style"}:
+            self._hidden -= 1
+
+    def handle_data(self, data: str) -> None:
+        if self._hidden:
+            return
+        self.data.append(data)
+        if self._cell is not None:
+            self._cell.append(data)
+
+    @property
+    def text(self) -> str:
+        """All of it, with single spaces."""
+        return " ".join(" ".join(self.data).split())
+
+    def row(self, name: str) -> list[str]:
+        """The first row whose first cell begins with a name."""
+        return next(row for row in self.rows if row and (row[0] == name or row[0].startswith(f"{name} ")))
+
+
+@pytest.fixture(scope="module")
+def now(small_fleet: FleetPlan) -> float:
+    return small_fleet.end_seconds + 600.0
+
+
+@pytest.fixture(scope="module")
+def service(fleet_prometheus: FleetServer, now: float) -> Iterator[Served]:
+    with beside(served(fleet_prometheus.url, now)) as running:
+        yield running
+
+
+def fetch(url: str, path: str, **headers: str) -> tuple[int, Message, bytes]:
+    """Status, headers and body."""
+    address = quote(f"{url}{path}", safe=":/?&=%+#,().-_~")
+    request = urllib.request.Request(address, headers={"Accept": "text/html", **headers})  # noqa: S310 - our own server
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - as above
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read()
+
+
+def page(running: Served, path: str, status: int = 200) -> Page:
+    found, _, body = fetch(running.url, path)
+    assert found == status, f"{path}: {body.decode()[:500]}"
+    return Page(body.decode())
+
+
+def report(running: Served, *by: Dimension) -> FleetReport:
+    """What the service's book has of the month."""
+    window = parse_window(MONTH, running.book.freshness().now_seconds)
+    return running.ask(running.book.report(window, by))
+
+
+def month_truth(small_fleet: FleetPlan) -> FleetTruth:
+    start = small_fleet.end_seconds - small_fleet.end_seconds % DAY_SECONDS - 20 * DAY_SECONDS
+    return truth_between(start, small_fleet.end_seconds, small_fleet)
+
+
+def held(truth: FleetTruth, *names: str, **wanted: str) -> dict[tuple[str, ...], Totals]:
+    found = truth.total("kind", *names, **wanted)
+    return {key[1:]: totals for key, totals in found.items() if key[0] not in {"Unallocated", "Unattributed", "Other"}}
+
+
+def as_sums(found: dict[tuple[str, ...], Totals], name: str) -> Totals:
+    return found[name,]
+
+
+def test_a_table_has_the_figures_of_the_truth(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/by/namespace?window={MONTH}&currency=USD")
+    sums: dict[str, Totals] = {}
+    truth = month_truth(small_fleet)
+    for namespace in {key[0] for key in truth.total("namespace") if key[0]}:
+        sums[namespace] = truth.sum(namespace=namespace)
+    assert len(sums) > 3
+    for namespace, totals in sums.items():
+        row = shown.row(namespace)
+        usd = totals.money["USD"]
+        expected = [
+            hours(totals.allocated_seconds),
+            hours(totals.active_seconds),
+            hours(totals.idle_seconds),
+            hours(totals.unknown_seconds),
+            amount(usd.total) + ("*" if totals.unpriced_seconds else ""),
+            amount(usd.idle),
+        ]
+        assert row[1:7] == expected, namespace
+
+
+def test_what_nobody_held_and_the_total_stand_below_and_sum_to_the_capacity(
+    service: Served, small_fleet: FleetPlan
+) -> None:
+    shown = page(service, f"/by/namespace?window={MONTH}&currency=USD")
+    truth = month_truth(small_fleet)
+    assert shown.row("Unallocated")[1] == hours(truth.sum(kind="Unallocated").allocated_seconds)
+    assert shown.row("Unattributed")[1] == hours(truth.sum(kind="Unattributed").allocated_seconds)
+    assert shown.row("Total")[1] == hours(truth.capacity_seconds)
+    assert "all of the capacity" in shown.text
+
+
+def test_what_nobody_held_has_no_idle_hours(service: Served) -> None:
+    shown = page(service, f"/by/namespace?window={MONTH}")
+    assert shown.row("Unallocated")[2:5] == ["", "", ""]
+    assert shown.row("Unattributed")[2:5] == ["", "", ""]
+
+
+def test_currencies_are_never_added_and_each_is_a_link_away(service: Served, small_fleet: FleetPlan) -> None:
+    truth = month_truth(small_fleet)
+    for currency, other in (("USD", "EUR"), ("EUR", "USD")):
+        shown = page(service, f"/by/model?window={MONTH}&currency={currency}")
+        total = truth.sum().money[currency].total
+        assert shown.row("Total")[5].rstrip("*") == amount(total)
+        assert any(f"currency={other}" in link for link in shown.links)
+
+
+def test_the_currency_is_that_of_most_gpu_hours_on_every_page(service: Served) -> None:
+    for path in ("/", "/by/team", "/by/model", "/by/node", "/owner?team=vision"):
+        shown = page(service, path)
+        assert "Cost USD" in shown.text, path
+
+
+def test_the_overview_tells_money_hours_and_how_far_to_trust_them(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/?window={MONTH}&currency=USD")
+    truth = month_truth(small_fleet)
+    total = truth.sum()
+    assert f"Cost in this period {money(total.money['USD'].total, 'USD')}" in shown.text
+    owners = [totals for key, totals in truth.total("kind").items() if key[0] not in {"Unallocated", "Unattributed"}]
+    idle = sum(totals.money["USD"].idle for totals in owners)
+    assert f"Held, but idle {money(idle, 'USD')}" in shown.text
+    allocated = sum(totals.allocated_seconds for totals in owners)
+    unknown = sum(totals.unknown_seconds for totals in owners)
+    assert f"Coverage {coverage(1 - unknown / allocated)}" in shown.text
+    assert f"Spent this month {money(total.money['USD'].total, 'USD')}" in shown.text
+    assert "Forecast, whole month" in shown.text
+
+
+def test_the_funnel_counts_gpus(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/?window={MONTH}")
+    truth = month_truth(small_fleet)
+    recorded = sum(sum(clusters.values()) for clusters in truth.recorded_hours.values()) / len(small_fleet.clusters)
+    owners = [totals for key, totals in truth.total("kind").items() if key[0] not in {"Unallocated", "Unattributed"}]
+    assert shown.row("Total")[1] == gpus(truth.capacity_seconds / recorded / HOUR_SECONDS)
+    active = sum(totals.active_seconds for totals in owners)
+    assert shown.row("Active")[1] == gpus(active / recorded / HOUR_SECONDS)
+
+
+def test_the_chart_has_what_its_table_says_and_sums_to_the_total(service: Served, small_fleet: FleetPlan) -> None:
+    text = fetch(service.url, f"/?window={MONTH}&currency=USD")[2].decode()
+    found = re.search(r'<script type="application/json" id="d-uses">(.*?)</script>', text, re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    drawn = sum(sum(stack["values"]) for stack in data["stacks"])
+    assert drawn == pytest.approx(month_truth(small_fleet).sum().money["USD"].total, rel=1e-9)
+    days = [row for row in Page(text).rows if row and row[0] in data["periods"]]
+    assert [row[0] for row in days] == data["periods"]
+    assert days[3][1] == amount(data["stacks"][0]["values"][3])
+
+
+def test_most_waste_is_the_owner_with_most_idle_money(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/?window={MONTH}&currency=USD")
+    owners = held(month_truth(small_fleet), "namespace", "workload")
+    idle = {key: totals.money["USD"].idle for key, totals in owners.items() if "USD" in totals.money}
+    worst = max(idle, key=lambda key: idle[key])
+    waste = shown.text[shown.text.index("Most waste") :]
+    assert waste.index(worst[1]) < waste.index(money(sorted(idle.values())[-2], "USD"))
+
+
+def test_filters_are_in_the_address_and_hold_for_every_figure(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/by/workload?window={MONTH}&team=vision&cluster=alpha&currency=USD")
+    expected = month_truth(small_fleet).sum(team="vision", cluster="alpha")
+    assert shown.row("Total")[1] == hours(expected.allocated_seconds)
+    kept = [link for link in shown.links if link.startswith("/by/model")]
+    assert parse_qs(urlsplit(kept[0]).query) == {
+        "window": [MONTH],
+        "team": ["vision"],
+        "cluster": ["alpha"],
+        "currency": ["USD"],
+    }
+
+
+def test_downloads_are_of_exactly_what_is_shown(service: Served) -> None:
+    shown = page(service, f"/by/namespace?window={MONTH}&team=vision&share=weighted")
+    asked = {
+        parse_qs(urlsplit(link).query)["format"][0]: parse_qs(urlsplit(link).query)
+        for link in shown.links
+        if link.startswith("/api/v1/report")
+    }
+    assert set(asked) == {"csv", "json", "html", "focus"}
+    assert asked["csv"] == {
+        "window": [MONTH],
+        "by": ["namespace"],
+        "filter.team": ["vision"],
+        "shareIdle": ["weighted"],
+        "format": ["csv"],
+    }
+
+
+def test_an_owner_is_drilled_down_to_from_namespace_to_workload(service: Served, small_fleet: FleetPlan) -> None:
+    table = page(service, f"/by/namespace?window={MONTH}")
+    namespace = next(link for link in table.links if link.startswith("/owner") and "namespace=vision" in link)
+    inside = page(service, namespace)
+    assert inside.row("Total")[1] == hours(month_truth(small_fleet).sum(namespace="vision").allocated_seconds)
+    workload = next(link for link in inside.links if "workload=" in link and "kind=" in link)
+    wanted = {name: values[0] for name, values in parse_qs(urlsplit(workload).query).items()}
+    own = page(service, workload)
+    expected = month_truth(small_fleet).sum(
+        cluster=wanted["cluster"], namespace="vision", kind=wanted["kind"], workload=wanted["workload"]
+    )
+    assert f"GPU-hours {hours(expected.allocated_seconds)}" in own.text
+    assert wanted["workload"] in own.text
+
+
+def test_shared_money_is_a_column_of_its_own_and_sums_to_nothing(service: Served) -> None:
+    shown = page(service, f"/by/team?window={MONTH}&share=even&shareUnallocated=true&currency=USD")
+    header = next(row for row in shown.rows if row and row[0] == "Team")
+    column = header.index("Shared USD")
+    shared = [float(row[column]) for row in shown.rows if len(row) == len(header) and row[column][:1] in {"+", "-"}]
+    assert len(shared) > 4
+    assert sum(shared) == pytest.approx(0, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("sort", "column", "backwards"),
+    [("-cost", 5, True), ("hours", 1, False), ("-idle", 3, True), ("-unknown", 4, True)],
+)
+def test_a_table_is_sorted_by_what_its_heading_links_to(
+    service: Served, sort: str, column: int, *, backwards: bool
+) -> None:
+    shown = page(service, f"/by/team?window={MONTH}&sort={sort}&currency=USD")
+    rows = [row for row in shown.rows if len(row) == 9][1:]
+    ends = next(number for number, row in enumerate(rows) if row[0].startswith("All owners"))
+    values = [float(row[column].rstrip("*").replace(",", "").replace("<", "")) for row in rows[:ends]]
+    assert values == sorted(values, reverse=backwards)
+    assert shown.sorted == ["descending" if backwards else "ascending"]
+
+
+def test_a_hundred_workloads_are_on_a_page_and_all_are_on_some_page(service: Served) -> None:
+    seen: list[str] = []
+    path: str | None = f"/by/workload?window={MONTH}"
+    while path:
+        shown = page(service, path.partition("#")[0])
+        links = [link for link in shown.links if link.startswith("/owner") and "workload=" in link]
+        assert len(links) <= 100
+        seen += links
+        number = parse_qs(urlsplit(path).query).get("page", ["1"])[0]
+        following = [link for link in shown.links if f"page={int(number) + 1}" in link]
+        path = following[0] if following else None
+    lines = report(service, "cluster", "namespace", "kind", "workload", "team").held
+    named = [line for line in lines if line.key.workload]
+    assert len(seen) == len(set(seen)) == len(named) > 200
+
+
+def test_a_search_finds_names_kinds_and_teams(service: Served) -> None:
+    shown = page(service, f"/by/workload?window={MONTH}&q=NOTEBOOK+vision")
+    names = [link for link in shown.links if link.startswith("/owner") and "workload=" in link]
+    assert names
+    assert all("otebook" in link and "vision" in link for link in names)
+    nothing = page(service, f"/by/workload?window={MONTH}&q=no-such-name")
+    assert "No name has “no-such-name” in it." in nothing.text
+
+
+def test_an_unknown_team_is_said_to_be_unknown_and_near_ones_are_named(service: Served) -> None:
+    shown = page(service, "/by/team?team=visoin")
+    assert "Team visoin had no GPU in this period; there is: vision" in shown.text
+    assert "Nothing was recorded here." in shown.text
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("window=never", "'never' is not a period"),
+        ("window=2030-01", "lies in the future"),
+        ("page=x", "page: 'x' is no page"),
+        ("share=all", "share: 'all' is no way to share idle money; allowed: none, even, weighted"),
+    ],
+)
+def test_what_cannot_be_understood_is_told_with_what_is_allowed(service: Served, query: str, said: str) -> None:
+    shown = page(service, f"/by/team?{query}", 400)
+    assert said in shown.text
+    assert "This address is not understood" in shown.text
+
+
+def test_a_window_before_all_data_shows_an_empty_page(service: Served) -> None:
+    for path in ("/", "/by/team", "/by/workload", "/owner?team=vision", "/recommendations", "/budgets", "/about"):
+        shown = page(service, f"{path}{'&' if '?' in path else '?'}window=2020-01")
+        assert "0 of 1,488" in shown.text or "0 of 744" in shown.text, path
+
+
+def test_simulated_data_says_so_on_every_page(service: Served) -> None:
+    for path in ("/", "/by/node", "/owner?namespace=vision", "/recommendations", "/budgets", "/about"):
+        assert "SIMULATED" in (page(service, path)).text, path
+
+
+def test_coverage_and_prices_stand_on_every_page(service: Served) -> None:
+    for path in ("/", "/by/pool", "/owner?namespace=vision", "/recommendations", "/budgets", "/about"):
+        text = (page(service, path)).text
+        assert re.search(r"Coverage \d+(\.\d)? %", text), path
+        assert re.search(r"Priced \d+(\.\d)? %", text), path
+        assert "Newest hour 2026-09-21 14:00 UTC" in text, path
+
+
+def test_unpriced_hours_are_told_and_are_no_money(service: Served) -> None:
+    shown = page(service, f"/by/model?window={MONTH}")
+    unpriced = report(service, "model").total.unpriced_seconds
+    assert (f"{hours(unpriced)} GPU-hours are in no money here" in shown.text) == (unpriced > 0)
+
+
+def test_a_page_that_cannot_be_read_says_why_and_when_to_come_again(now: float) -> None:
+    with beside(served("http://127.0.0.1:9", now, problem="Prometheus does not answer since 14:00")) as running:
+        shown = page(running, "/", 503)
+        assert fetch(running.url, "/by/team")[1]["Retry-After"]
+    assert "This cannot be shown now" in shown.text
+    assert "Prometheus does not answer since 14:00" in shown.text
+    assert "127.0.0.1:9" in shown.text
+
+
+def test_an_unknown_page_is_a_page_with_a_way_back(service: Served) -> None:
+    shown = page(service, "/by/planet", 404)
+    assert "There is no such page" in shown.text
+    assert "/" in shown.links
+
+
+def test_pods_and_devices_of_a_workload_are_shown_with_what_is_not_known(
+    fleet_prometheus: FleetServer, now: float
+) -> None:
+    unknown = PodUse(pod="serving-1-b", activity_ratio=None, idle_for_seconds=None, live=False, **common)  # type: ignore[arg-type]
+    with beside(served(fleet_prometheus.url, now, pods=[idle, unknown])) as running:
+        shown = page(running, "/owner?namespace=vision")
+    assert shown.row("serving-1-a")[2:] == ["100 %", "2 %", "2 h", "3 d", "3.0 GiB", "$6.16"]
+    ended = shown.row("serving-1-b")
+    assert "ended" in ended[0]
+    assert ended[3] == ended[4] == "—unknown"
+    assert ended[7] == "—no price"
+
+
+def test_pods_that_cannot_be_asked_for_cost_nothing_else_of_the_page(fleet_prometheus: FleetServer, now: float) -> None:
+    with beside(served(fleet_prometheus.url, now, pods=None)) as running:
+        shown = page(running, "/owner?namespace=vision")
+    assert "no answer; see whether Prometheus runs" in shown.text
+    assert "Cost in this period" in shown.text
+
+
+def test_recommendations_say_money_evidence_and_risk_and_are_filtered(
+    fleet_prometheus: FleetServer, now: float
+) -> None:
+    many = [
+        recommendation("vision", "serving-1"),
+        recommendation("ads", "trainer", per_month=None, team="ads", title="Share one GPU"),
+        recommendation("ads", "batch", per_month=100.0, currency="EUR", team="ads"),
+    ]
+    with beside(served(fleet_prometheus.url, now, recommendations=many)) as running:
+        shown = page(running, "/recommendations")
+        ads = page(running, "/recommendations?team=ads")
+    assert "All of them together $8,432 a month" in shown.text
+    assert "All of them together €100.00 a month" in shown.text
+    assert "Share one GPU" in shown.text
+    assert "no price" in shown.text
+    assert "3 of its 8 GPUs were idle in all of 612 measured hours." in shown.text
+    assert "A load that comes once a month would not fit" in shown.text
+    assert "vision/serving-1" not in ads.text
+    assert "ads/trainer" in ads.text
+
+
+def test_budgets_say_in_words_how_they_stand(fleet_prometheus: FleetServer, now: float) -> None:
+    states = [
+        budget_state("vision", 100.0, 120.0, 150.0, now),
+        budget_state("ads", 100.0, 40.0, 130.0, now),
+        budget_state("search", 100.0, 10.0, 60.0, now),
+        budget_state("speech", 100.0, 1.0, None, now),
+    ]
+    states[3] = replace(states[3], unpriced_seconds=7200.0)
+    with beside(served(fleet_prometheus.url, now, budgets=states)) as running:
+        text = (page(running, "/budgets")).text
+    for said in ("spent $150.00 projected", "will be overspent $130.00", "on course $60.00", "too early to tell"):
+        assert said in text
+    assert "2.00 GPU-hours without a price are not in it" in text
+
+
+def test_a_prefix_is_before_every_link(fleet_prometheus: FleetServer, now: float) -> None:
+    settings = ServeSettings(external_url="https://cost.example/gpu", title="Cost of Example")
+    with beside(served(fleet_prometheus.url, now, settings=settings)) as running:
+        shown = page(running, "/gpu/by/team")
+        found = [link for link in shown.links if link != "#content"]
+        assert found
+        assert all(link.startswith("/gpu/") for link in found)
+        page(running, found[0])
+    assert "Cost of Example" in shown.text
+
+
+def test_files_are_packed_kept_and_the_only_ones_that_may_run(service: Served) -> None:
+    gzipped = {"Accept-Encoding": "gzip"}
+    _, headers, body = fetch(service.url, "/", **gzipped)
+    policy, text = headers["Content-Security-Policy"], gzip.decompress(body).decode()
+    sources = re.findall(r'(?:src|href)="(/static/[^"]+)"', text)
+    assert len(sources) == 3
+    for source in sources:
+        _, headers, body = fetch(service.url, source, **gzipped)
+        assert headers["Cache-Control"] == "public, max-age=31536000, immutable"
+        assert headers["Content-Encoding"] == "gzip"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert gzip.decompress(body) == fetch(service.url, source)[2]
+    assert fetch(service.url, "/static/page.000000000000.css")[0] == 404
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script(?![^>]*(?:src=|application/json))", text)
+    assert not re.search(r"\sstyle=|\son\w+=", text)
+
+
+def hostile_series(end_seconds: int) -> Iterator[str]:
+    """An hour of a fleet whose names are meant to break what shows them."""
+
+    def quoted(text: str) -> str:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    names = (HOSTILE, FORMULA, RIGHT_TO_LEFT, 'quote"quote\nline', "</script><b>", "'--")
+
+    def owner(name: str) -> str:
+        text = quoted(name)
+        return f'workload_namespace="{text}",workload_kind="Job",workload_name="{text}",team="{text}"'
+
+    where = 'node="n1",model="NVIDIA <b>H100</b>",mode="exclusive"'
+    measures = {"allocated": 3600, "active": 1800, "idle": 1800}
+    for measure, value in measures.items():
+        yield f"# TYPE owner:gpu_{measure}_seconds:delta1h gauge"
+        for name in names:
+            yield f"owner:gpu_{measure}_seconds:delta1h{{{where},{owner(name)}}} {value} {end_seconds}"
+    for money_name in ("cost", "idle_cost"):
+        yield f"# TYPE owner:gpu_{money_name}:delta1h gauge"
+        for name in names:
+            yield f'owner:gpu_{money_name}:delta1h{{{where},{owner(name)},currency="USD"}} 2 {end_seconds}'
+    yield "# TYPE cluster:gpu_capacity_seconds:delta1h gauge"
+    yield f"cluster:gpu_capacity_seconds:delta1h {3600 * len(names)} {end_seconds}"
+    yield "# EOF"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory, small_fleet: FleetPlan) -> Iterator[FleetServer]:
+    directory = tmp_path_factory.mktemp("hostile")
+    text = directory / "hostile.om"
+    text.write_text("\n".join(hostile_series(small_fleet.end_seconds)) + "\n", encoding="utf-8")
+    backfill(text, directory / "blocks")
+    with prometheus(directory, directory / "blocks", small_fleet) as server:
+        yield server
+
+
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: FleetServer, now: float) -> None:
+    paths = ("/", "/by/team", "/by/workload", "/by/namespace", "/by/model", "/by/node", f"/by/workload?q={HOSTILE}")
+    advice = [recommendation(HOSTILE, HOSTILE, title=HOSTILE, evidence=(HOSTILE,), risk=FORMULA, team=HOSTILE)]
+    with beside(served(hostile.url, now, recommendations=advice, problem=HOSTILE)) as running:
+        for path in (*paths, "/recommendations", "/owner?team=%3Cscript%3Ealert(1)%3C/script%3E"):
+            status, _, body = fetch(running.url, path)
+            assert status == 200, path
+            text = body.decode()
+            assert HOSTILE not in text, path
+            assert "<b>H100" not in text, path
+            assert "</script><b>" not in text, path
+            assert HOSTILE in unescape(text), path
+        table = page(running, "/by/team?window=7d")
+    assert RIGHT_TO_LEFT in table.text
+    assert "Coverage 100 %" in table.text
+
+
+def test_hostile_names_are_linked_to_the_page_of_their_own(hostile: FleetServer, now: float) -> None:
+    with beside(served(hostile.url, now)) as running:
+        table = page(running, "/by/workload?window=7d")
+        links = [link for link in table.links if link.startswith("/owner")]
+        assert len(links) == 6
+        for link in links:
+            own = page(running, link)
+            assert "GPU-hours 1.00" in own.text, link
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (lambda: money(0.0, "USD"), "$0.00"),
+        (lambda: money(0.004, "USD"), "<$0.01"),
+        (lambda: money(999.994, "CHF"), "CHF 999.99"),
+        (lambda: money(1234.5, "EUR"), "€1,234"),
+        (lambda: percent(0.004), "<1 %"),
+        (lambda: percent(0.999), "99 %"),
+        (lambda: percent(1.0), "100 %"),
+        (lambda: coverage(0.99999), "99.9 %"),
+        (lambda: coverage(1.0), "100 %"),
+        (lambda: hours(10.0), "<0.01"),
+        (lambda: hours(3600.0 * 1234), "1,234"),
+        (lambda: duration(119.0), "1 min"),
+        (lambda: duration(86_400.0 * 3), "3 d"),
+        (lambda: gpus(0.01), "<0.1"),
+    ],
+)
+def test_numbers_are_never_rounded_to_nothing_or_to_all(words: Callable[[], str], shown: str) -> None:
+    assert words() == shown
