@@ -149,6 +149,7 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
             f"--config.file={prometheus_file}",
             f"--storage.tsdb.path={directory / 'prometheus'}",
             f"--web.listen-address=127.0.0.1:{ports.prometheus}",
+            "--storage.tsdb.retention.time=1y",
         ),
         ready_url=f"http://127.0.0.1:{ports.prometheus}/-/ready",
         log=directory / "prometheus.log",
@@ -282,6 +283,7 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
             say(f"SIMULATED: starting {', '.join(part.name for part in started)} ...")
             with_cost = _has_past(options, tools) and len(started) > 1
             if with_cost:
+                say(f"SIMULATED: making {options.history_days} days of a fleet's past, for the cost service ...")
                 try:
                     await asyncio.to_thread(_make_past, options, tools, Path(directory))
                 except ExporterError as error:
