@@ -17,13 +17,12 @@ from exporter.exposition.process import ProcessMetrics
 from exporter.report.budget.file import load
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import BudgetState
+from exporter.report.fleet.live import live_pods
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.sources import LedgerSource
-from exporter.report.fleet.values import Filters
 from exporter.report.recommend.reading import read_recommendations
 from exporter.report.service.app import Face, create_app
-from exporter.report.service.book import PodUse
 from exporter.report.service.keeping import Keeping, keep
 from exporter.report.service.live_book import LiveBook, Sources
 from exporter.report.service.probe import newest_hour
@@ -97,7 +96,7 @@ class Service:
         prometheus = PrometheusLedger(client)
         label = settings.prometheus.cluster_label
         ledger = _ledger(settings, prometheus)
-        self.book = LiveBook(Sources(ledger=ledger, pods=partial(_pods, client, label)), clock)
+        self.book = LiveBook(Sources(ledger=ledger, pods=partial(live_pods, client, cluster_label=label)), clock)
         self.refreshing = Refreshing(
             book=self.book,
             questions=Questions(
@@ -184,12 +183,6 @@ def _ledger(settings: ServeSettings, prometheus: LedgerSource) -> LedgerSource:
     if settings.store is None:
         return prometheus
     return CombinedLedger(StoreLedger(DayStore(settings.store.absolute())), prometheus)
-
-
-async def _pods(client: PrometheusClient, cluster_label: str, filters: Filters) -> Sequence[PodUse]:
-    from exporter.report.fleet.live import live_pods  # noqa: PLC0415
-
-    return await live_pods(client, filters, cluster_label)
 
 
 def _budgets(settings: ServeSettings, ledger: LedgerSource) -> Count:

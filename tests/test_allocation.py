@@ -1,0 +1,288 @@
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from fleet_support import END_SECONDS, FleetServer, truth_between
+from service_support import Running, running
+
+from exporter.errors import ConfigError
+from exporter.report.fleet.values import DAY_SECONDS, LineKey
+from exporter.report.service.allocation_parts import conditions, keeps
+from exporter.report.service.allocation_query import window_of
+
+MIDNIGHT = END_SECONDS // DAY_SECONDS * DAY_SECONDS
+WEEK = MIDNIGHT - 6 * DAY_SECONDS
+"""Today and the six days before, as OpenCost counts 7d."""
+NEEDED = {
+    "name",
+    "cpuCost",
+    "ramCost",
+    "gpuCost",
+    "pvCost",
+    "networkCost",
+    "loadBalancerCost",
+    "sharedCost",
+    "externalCost",
+    "totalCost",
+    "minutes",
+    "window",
+    "properties",
+}
+"""What OpenCost promises of every row."""
+OURS = {"Unallocated", "Unattributed"}
+
+
+@pytest.fixture
+async def site(fleet_prometheus: FleetServer) -> AsyncIterator[Running]:
+    async with running(fleet_prometheus.url) as made:
+        yield made
+
+
+async def rows(site: Running, query: str) -> dict[str, Any]:
+    """The rows of the only set."""
+    (found,) = (await site.json(f"/allocation?currency=USD&{query}"))["data"]
+    return dict(found)
+
+
+def truth_of(name: str, start: int = WEEK, end: int = END_SECONDS, **wanted: str) -> dict[str, float]:
+    """USD by a field of the truth, of what owners held."""
+    found: dict[str, float] = {}
+    for (kind, value), totals in truth_between(start, end).total("kind", name, **wanted).items():
+        if kind not in OURS and "USD" in totals.money:
+            found[value] = found.get(value, 0.0) + totals.money["USD"].total
+    return found
+
+
+async def test_the_cost_of_every_namespace_is_the_true_one(site: Running) -> None:
+    found = await rows(site, "window=7d&aggregate=namespace")
+    costs = {name: row["gpuCost"] for name, row in found.items() if not name.startswith("__unattributed")}
+    truth = {name or "__unallocated__": cost for name, cost in truth_of("namespace").items()}
+    assert costs == pytest.approx(truth, rel=1e-6)
+
+
+async def test_a_row_has_every_key_that_clients_of_opencost_rely_on(site: Running) -> None:
+    document = await site.json(
+        "/allocation/compute?window=7d&aggregate=namespace&step=1d&includeIdle=true&currency=USD"
+    )
+    assert document["code"] == 200
+    assert len(document["data"]) == 7
+    for one in document["data"]:
+        for name, row in one.items():
+            assert row["name"] == name
+            assert set(row) >= NEEDED
+            assert set(row["window"]) == {"start", "end"}
+            parts = ("cpu", "ram", "gpu", "pv", "network", "loadBalancer", "shared", "external")
+            assert sum(row[f"{part}Cost"] for part in parts) == pytest.approx(row["totalCost"])
+
+
+async def test_steps_sum_to_the_whole_window(site: Running) -> None:
+    whole = await rows(site, "window=7d&aggregate=label:team&includeIdle=true")
+    steps = (await site.json("/allocation?window=7d&aggregate=label:team&includeIdle=true&step=1d&currency=USD"))[
+        "data"
+    ]
+    for name, row in whole.items():
+        several = [one[name]["gpuCost"] for one in steps if name in one]
+        assert sum(several) == pytest.approx(row["gpuCost"], rel=1e-9)
+
+
+async def test_steps_of_an_hour_are_read_hour_by_hour(site: Running) -> None:
+    document = await site.json("/allocation?window=6h&aggregate=cluster&step=1h&currency=USD")
+    assert [one["alpha"]["minutes"] for one in document["data"]] == [60.0] * 6
+    last = truth_of("cluster", END_SECONDS - 3600, END_SECONDS)
+    assert document["data"][-1]["alpha"]["gpuCost"] == pytest.approx(last["alpha"], rel=1e-6)
+
+
+async def test_accumulate_gives_one_set_whatever_the_step(site: Running) -> None:
+    for words in ("accumulate=true&step=1d", "step=window", ""):
+        assert len((await site.json(f"/allocation?window=3d&currency=USD&aggregate=cluster&{words}"))["data"]) == 1
+    daily = await site.json("/allocation?window=3d&currency=USD&aggregate=cluster&accumulate=day")
+    assert len(daily["data"]) == 3
+
+
+async def test_idle_is_what_nobody_held_and_is_there_only_when_asked_for(site: Running) -> None:
+    without = await rows(site, "window=7d&aggregate=namespace")
+    found = await rows(site, "window=7d&aggregate=namespace&includeIdle=true")
+    assert "__idle__" not in without
+    truth = truth_between(WEEK, END_SECONDS).sum(kind="Unallocated")
+    assert found["__idle__"]["gpuCost"] == pytest.approx(truth.money["USD"].total, rel=1e-6)
+    assert found["__idle__"]["gpuEfficiency"] is None
+    del found["__idle__"]
+    assert found == without
+
+
+async def test_shared_idle_is_on_the_owners_rows_and_nothing_of_it_is_lost(site: Running) -> None:
+    apart = await rows(site, "window=7d&aggregate=namespace&includeIdle=true")
+    whole = sum(row["totalCost"] for row in apart.values())
+    for words in ("shareIdle=true", "shareIdle=weighted", "shareIdle=even", "shareIdle=true&shareSplit=even"):
+        shared = await rows(site, f"window=7d&aggregate=namespace&includeIdle=true&{words}")
+        assert "__idle__" not in shared
+        assert sum(row["totalCost"] for row in shared.values()) == pytest.approx(whole, abs=0.01)
+        taken = sum(row["gpuCostIdle"] for row in shared.values())
+        assert taken == pytest.approx(apart["__idle__"]["totalCost"], abs=0.01)
+
+
+async def test_idle_can_be_told_by_cluster_and_by_node(site: Running) -> None:
+    truth = truth_between(WEEK, END_SECONDS).total("cluster", "node", kind="Unallocated")
+    by_node = await rows(site, "window=7d&aggregate=namespace&includeIdle=true&idleByNode=true")
+    idle = {name: row["gpuCost"] for name, row in by_node.items() if name.endswith("__idle__")}
+    wanted = {
+        f"{cluster}/{node}/__idle__": totals.money["USD"].total
+        for (cluster, node), totals in truth.items()
+        if "USD" in totals.money
+    }
+    assert idle == pytest.approx(wanted, rel=1e-6)
+    by_cluster = await rows(site, "window=7d&aggregate=namespace&includeIdle=true&splitIdle=true")
+    assert {name for name in by_cluster if name.endswith("__idle__")} <= {"alpha/__idle__", "beta/__idle__"}
+
+
+async def test_controllers_are_named_as_opencost_names_them(site: Running) -> None:
+    found = await rows(site, "window=7d&aggregate=namespace,controllerKind,controller")
+    name, row = next((name, row) for name, row in found.items() if "statefulset" in name)
+    namespace, kind, controller = name.split("/")
+    assert row["properties"] == {
+        "namespace": namespace,
+        "controllerKind": kind,
+        "controller": controller.removeprefix("statefulset:"),
+    }
+    assert controller.startswith("statefulset:")
+
+
+async def test_a_controllers_own_kind_can_be_aggregated_by(site: Running) -> None:
+    found = await rows(site, "window=7d&aggregate=statefulset")
+    truth = truth_of("workload", kind="StatefulSet")
+    costs = {name: row["gpuCost"] for name, row in found.items() if not name.startswith("__")}
+    assert costs == pytest.approx(truth, rel=1e-6)
+    assert "__unallocated__" in found
+
+
+async def test_the_filters_of_opencosts_own_page_are_understood(site: Running) -> None:
+    every = await rows(site, "window=7d&aggregate=namespace,controllerKind,controller")
+    namespace, kind, _ = next(name for name in every if "statefulset" in name).split("/")
+    words = quote(f'namespace:"{namespace}"+controllerKind:"{kind}"', safe="")
+    some = await rows(site, f"window=7d&aggregate=namespace,controllerKind,controller&filter={words}")
+    assert some
+    assert some == {name: row for name, row in every.items() if name.startswith(f"{namespace}/{kind}/")}
+    old = await rows(
+        site,
+        "window=7d&aggregate=namespace,controllerKind,controller"
+        f"&filterNamespaces={namespace}&filterControllerKinds={kind}",
+    )
+    assert old == some
+
+
+async def test_efficiency_is_a_ratio_of_what_was_measured_whatever_the_number_of_gpus(site: Running) -> None:
+    found = await rows(site, "window=7d&aggregate=namespace")
+    truth = truth_between(WEEK, END_SECONDS)
+    for name, row in found.items():
+        if name.startswith("__"):
+            continue
+        totals = truth.sum(namespace=name)
+        measured = totals.active_seconds + totals.idle_seconds
+        assert row["gpuEfficiency"] == pytest.approx(totals.active_seconds / measured, rel=1e-6)
+        gpu = row["gpuAllocation"]
+        seconds = END_SECONDS - WEEK
+        assert gpu["gpuUsageAverage"] == pytest.approx(totals.active_seconds / seconds, rel=1e-6)
+        assert gpu["gpuRequestAverage"] == pytest.approx(totals.allocated_seconds / seconds, rel=1e-6)
+
+
+async def test_money_of_several_currencies_is_asked_about_rather_than_added(site: Running) -> None:
+    answer = await site.get("/allocation?window=7d&aggregate=namespace")
+    assert answer.status == 400
+    assert "EUR, USD" in answer.json()["message"]
+    wrong = await site.get("/allocation?window=7d&aggregate=namespace&currency=GBP")
+    assert wrong.status == 400
+    assert "EUR, USD" in wrong.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("aggregate=pod", "has owners, not pods"),
+        ("aggregate=label:app", "label:team"),
+        ("window=30m", "no whole number of hours"),
+        ("window=invalid-window", "not a period"),
+        ("window=60d&step=1h", "more than 400"),
+        ("step=10m", "whole number of hours"),
+        ("filter=pod:%22x%22", "not understood"),
+        ("filter=namespace", "not understood"),
+        ("shareNamespaces=kube-system", "leave it out"),
+        ("aggregat=namespace", "did you mean aggregate?"),
+    ],
+)
+async def test_what_the_ledger_cannot_know_is_a_clear_refusal(site: Running, query: str, words: str) -> None:
+    answer = await site.get(f"/allocation?currency=USD&{query}")
+    assert answer.status == 400
+    document = answer.json()
+    assert document["code"] == 400
+    assert words in document["message"]
+
+
+async def test_what_means_nothing_here_is_accepted(site: Running) -> None:
+    found = await rows(
+        site, "window=1d&aggregate=cluster&resolution=1m&reconcile=true&etl=true&includeAggregatedMetadata=true"
+    )
+    assert set(found) >= {"alpha"}
+
+
+async def test_rows_come_dearest_first_and_in_pages(site: Running) -> None:
+    every = await rows(site, "window=7d&aggregate=controller")
+    names = list(every)
+    costs = [every[name]["totalCost"] for name in names]
+    assert costs == sorted(costs, reverse=True)
+    assert list(await rows(site, "window=7d&aggregate=controller&offset=1&limit=2")) == names[1:3]
+
+
+async def test_hours_that_were_not_recorded_are_a_warning(site: Running) -> None:
+    document = await site.json("/allocation?window=2026-08-25&aggregate=cluster&currency=USD")
+    assert "hours were recorded" in document["warning"]
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("7d", WEEK, END_SECONDS),
+        ("1d", MIDNIGHT, END_SECONDS),
+        ("1w", WEEK, END_SECONDS),
+        ("120m", END_SECONDS - 7200, END_SECONDS),
+        ("24h", END_SECONDS - DAY_SECONDS, END_SECONDS),
+        ("2026-09-01T00:00:00Z,2026-09-08T00:00:00Z", 1_788_220_800, 1_788_220_800 + 7 * DAY_SECONDS),
+        ("1788220800,1788307200", 1_788_220_800, 1_788_307_200),
+    ],
+)
+def test_windows_are_those_of_opencost(text: str, start: int, end: int) -> None:
+    window = window_of(text, END_SECONDS + 600.0)
+    assert (window.start_seconds, window.end_seconds) == (start, end)
+
+
+def test_the_first_hour_of_a_day_is_not_an_empty_day() -> None:
+    window = window_of("1d", MIDNIGHT + 600.0)
+    assert (window.start_seconds, window.end_seconds) == (MIDNIGHT - DAY_SECONDS, MIDNIGHT)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('namespace:"a","b"', {"namespace": {"a", "b"}}),
+        ('namespace:"a"+controllerKind:"Job"', {"namespace": {"a"}, "controllerKind": {"job"}}),
+        ('namespace:"a" controllerName:"b"', {"namespace": {"a"}, "controllerName": {"b"}}),
+        ("cluster:alpha", {"cluster": {"alpha"}}),
+        ('label[team]:"core"', {"team": {"core"}}),
+        ("", {}),
+    ],
+)
+def test_filters_are_read_term_by_term(text: str, wanted: Mapping[str, set[str]]) -> None:
+    assert conditions(text, 0.0) == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ['namespace!:"a"', 'namespace:"a"|namespace:"b"', 'label[app]:"x"', "namespace:", '"a"']
+)
+def test_a_filter_that_is_not_understood_is_never_half_followed(text: str) -> None:
+    with pytest.raises(ConfigError):
+        conditions(text, 0.0)
+
+
+def test_kinds_are_compared_in_small_letters() -> None:
+    assert keeps({"controllerKind": frozenset({"job"})}, LineKey(kind="Job"))
+    assert not keeps({"controllerKind": frozenset({"job"})}, LineKey(kind="Deployment"))
