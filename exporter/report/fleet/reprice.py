@@ -103,7 +103,14 @@ def _priced(figures: Figures, prices: _Priced) -> Figures:
         if so_far is not None:
             cost = Money(total=so_far.total + cost.total, idle=so_far.idle + cost.idle)
         money[price.currency] = cost
-    return replace(figures, money=money, unpriced_seconds=unpriced)
+    return Figures(
+        active_seconds=figures.active_seconds,
+        idle_seconds=figures.idle_seconds,
+        unknown_seconds=figures.unknown_seconds,
+        unpriced_seconds=unpriced,
+        energy_joules=figures.energy_joules,
+        money=money,
+    )
 
 
 def _portion(figures: Figures, part: float) -> Portion:
