@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,11 +14,10 @@ from exporter.exposition.ledger_collector import energy_joules
 from exporter.model import Totals
 from exporter.report.lines import By, Line, Lines, lines
 from exporter.report.node_report import APART, NodeReport, PricedModel, owner_name
-from exporter.report.render.table import LABEL_WIDTH
+from exporter.report.render.table import LABEL_WIDTH, console_for, widen
 from exporter.report.render.words import HOUR, JOULES_PER_KWH, decimal, digits_of, guarded, iso, moment
 
 FORMATS = ("table", "csv", "json")
-_WIDTH_OF_A_FILE = 160
 
 _Column = tuple[str, Callable[[Line], str]]
 
@@ -32,10 +29,9 @@ def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> No
 
 def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     """A table with what nobody held apart, and at its foot how far it can be trusted."""
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else _WIDTH_OF_A_FILE)
+    console = console_for(stream)
     table = _table(report, shown)
-    # In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
-    console.width = max(console.width, min(_width(table, console), _WIDTH_OF_A_FILE))
+    widen(console, table)
     if report.simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
     console.print(Text(f"GPU use on {report.node}", style="bold"))
@@ -44,10 +40,6 @@ def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
         line = Text(f"{label:<{LABEL_WIDTH}}", style="bold")
         line.append(words, style=style)
         console.print(line, soft_wrap=True)
-
-
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(max_width=_WIDTH_OF_A_FILE), table).maximum
 
 
 def _table(report: NodeReport, shown: Lines) -> Table:

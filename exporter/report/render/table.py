@@ -5,6 +5,8 @@ from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from exporter.report.fleet.report import FleetReport
@@ -12,6 +14,7 @@ from exporter.report.render.foot import Tone, remarks
 from exporter.report.render.rows import number_titles, numbers, rows, titles
 from exporter.report.render.words import digits_of, minute
 
+WIDTH_OF_A_FILE = 160
 LABEL_WIDTH = 10
 _GAP = "  "
 _STYLES: dict[Tone, str] = {"": "", "note": "dim", "warning": "yellow", "error": "bold red"}
@@ -38,6 +41,17 @@ def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> 
         line_of_foot = Text(f"{remark.label:<{LABEL_WIDTH}}", style="bold")
         line_of_foot.append(remark.words, style=_STYLES[remark.tone])
         console.print(line_of_foot)
+
+
+def console_for(stream: TextIO) -> Console:
+    """What writes a table of rich's to a terminal, or to a file as wide as ours are."""
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
+
+
+def widen(console: Console, table: Table) -> None:
+    """In a terminal that is too narrow lines are broken; shortened names and figures would be of no use."""
+    wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
+    console.width = max(console.width, min(wanted, WIDTH_OF_A_FILE))
 
 
 def _table(report: FleetReport, top: int | None) -> Iterator[tuple[str, str]]:
