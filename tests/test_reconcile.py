@@ -417,3 +417,95 @@ def test_wrong_flags_are_all_told_at_once(capsys: pytest.CaptureFixture[str]) ->
     assert "--gpu-part: value '2.0' is not a part" in told
     assert "window" in told
     assert "--prometheus" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot read"),
+        (b"\xff\xfe", "not CSV"),
+        (b"node,resource\na,b,c\n", ":2: more fields than the header"),
+        (b"instance_type,gpus\np5.48xlarge,0\n", ":2: says nothing that is known"),
+        (b"node,gpus\na,8\n", ":2: says nothing that is known"),
+    ],
+)
+def test_a_map_that_cannot_be_read_is_told_in_words(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "map.csv"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        read_mapping(file)
+
+
+def test_a_mapped_line_of_a_bill_tells_the_type_of_a_node_without_labels(tmp_path: Path) -> None:
+    mapping = Mapping(resources={"i-1": ("prod", "node-a")})
+    found, _ = compared(bill_file(tmp_path, FOCUS_LINE, {}), ledger(whole_node(), facts=NodeFacts()), mapping)
+    assert (only(found).instance_type, only(found).region, only(found).gap) == (P5, "us-east-1", 0)
+
+
+def test_a_mapped_line_without_a_type_counts_for_its_node(tmp_path: Path) -> None:
+    mapping = Mapping(resources={"i-1": ("prod", "node-a")}, instance_types={("prod", "node-a"): P5}, gpus={P5: 8})
+    path = bill_file(tmp_path, FOCUS_LINE, {"SkuPriceDetails": ""})
+    assert only(compared(path, ledger(whole_node(), facts=NodeFacts()), mapping)[0]).gap == 0
+
+
+def test_a_month_in_one_line_is_compared_as_a_whole(tmp_path: Path) -> None:
+    line = {"ChargePeriodEnd": "2026-10-03T00:00:00Z", "ConsumedQuantity": "48", "EffectiveCost": "960"}
+    group = only(
+        compared(
+            bill_file(tmp_path, FOCUS_LINE, {**line, "ListCost": "960", "ContractedCost": "960"}),
+            ledger(whole_node(), whole_node()),
+        )[0]
+    )
+    assert (group.gap, amounts(group)) == (0, {})
+
+
+def test_what_has_neither_price_nor_bill_is_a_note_and_so_is_a_period_of_parts_of_days(tmp_path: Path) -> None:
+    lines = {key("a", node="own"): held(12.0, None)}
+    path = bill_file(tmp_path, FOCUS_LINE, {"ChargePeriodStart": "2025-01-01T00:00:00Z"})
+    found, _ = compared(path, ledger(lines, chunk_seconds=43_200))
+    assert found.groups == ()
+    assert f"{P5} in us-east-1: 12.0 GPU-hours have no price and are on no bill" in found.notes
+    assert any("not of whole UTC days" in note for note in found.notes)
+
+
+def test_the_table_tells_all_that_was_left_out_and_shows_hostile_names_harmlessly(tmp_path: Path) -> None:
+    path = bill_file(
+        tmp_path,
+        FOCUS_LINE,
+        {},
+        {"RegionId": "\x1b[2J\u202eevil"},
+        {"ChargePeriodStart": "2026-09-30T00:00:00Z"},
+        {"SubAccountId": "other"},
+        {"BilledCost": "\x1b[31mred"},
+        {"BillingCurrency": "EUR", "RegionId": "eu-west-1"},
+    )
+    of = replace(ledger(whole_node()), notes=("The engine\x1b warned",))
+    abroad = {key("b", node="far"): held(192.0)}
+    both = ledger({**whole_node(), **abroad})
+    nodes = {**both.nodes, ("prod", "far"): replace(FACTS, region="eu-west-1")}
+    of = replace(both, nodes=nodes, notes=of.notes)
+    found, _ = compared(path, of, Mapping(accounts=frozenset(("111122223333",))))
+    stream = io.StringIO()
+    write_reconciliation(found, "table", stream)
+    text = stream.getvalue()
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    for words in (
+        "1 of another time",
+        "1 of other accounts",
+        "1 could not be read",
+        "the bill is in EUR, the ledger in USD",
+        "The engine? warned",
+    ):
+        assert words in text
+
+
+def test_a_bill_that_is_none_is_refused_before_prometheus_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bill.csv"
+    path.write_text("a,b\n")
+    arguments = ["--bill", str(path), "--window", "2025-10-01", "--prometheus", "http://127.0.0.1:9"]
+    assert main(["reconcile", *arguments]) == 1
+    assert "neither FOCUS" in capsys.readouterr().err

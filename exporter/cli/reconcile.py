@@ -62,8 +62,9 @@ def _reconcile(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     window, prometheus = _settled(namespace, problems, now)
     check_output(namespace.output)
     mapping = of.Mapping() if namespace.map is None else of.read_mapping(namespace.map)
-    ledger = asyncio.run(_read(window, prometheus, namespace.store))
     paths = [Path(name) for names in namespace.bill for name in names.split(",") if name]
+    of.check_bills(paths)
+    ledger = asyncio.run(_read(window, prometheus, namespace.store))
     known = {facts.instance_type for facts in ledger.nodes.values() if facts.instance_type}
     bill = of.read_bill(paths, window, mapping, known)
     found = of.reconcile(ledger, bill, mapping, gpu_part=namespace.gpu_part)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_MOST_SHOWN = 60
 MOST_TOLD = 20
 """Findings of one rule in one column that are told one by one; the rest is counted."""
 
@@ -97,5 +98,9 @@ class Check:
 
 def shown(value: str) -> str:
     """A value for a message: short, quoted, without control characters."""
-    plain = "".join(character if character.isprintable() else "?" for character in value[:60])
-    return f"'{plain}{'…' if len(value) > len(plain) else ''}'"
+    return f"'{printable(value[:_MOST_SHOWN])}{'…' if len(value) > _MOST_SHOWN else ''}'"
+
+
+def printable(text: str) -> str:
+    """The text without what could move a terminal's cursor or turn its direction."""
+    return "".join(character if character.isprintable() else "?" for character in text)

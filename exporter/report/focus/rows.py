@@ -84,48 +84,31 @@ def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None)
     """What every row of an origin has alike."""
     month = _month(origin.window)
     facts = origin.facts
-    place = "/".join(part for part in (origin.cluster, origin.node, origin.model) if part)
-    sku_price = "/".join(
-        part for part in (origin.model, facts.instance_type, facts.capacity_type, facts.region) if part
-    )
-    return {
-        "BillingAccountId": settings.billing_account_id,
-        "BillingAccountName": settings.billing_account_name,
-        "BillingAccountType": settings.billing_account_type,
+    model = origin.model or "GPU"
+    return _provided(origin, settings) | {
         "BillingCurrency": origin.currency,
         "BillingPeriodStart": month[0],
         "BillingPeriodEnd": month[1],
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction" if settings.restated else "",
-        "ChargeDescription": f"GPU time of {origin.model} on {origin.node}",
+        "ChargeDescription": f"GPU time of {model} on {origin.node}",
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _moment(origin.window.start_seconds),
         "ChargePeriodEnd": _moment(origin.window.end_seconds),
         "ConsumedUnit": UNIT,
         "ContractedUnitPrice": "" if unit_price is None else written(unit_price),
-        "HostProviderName": settings.provider,
-        "InvoiceIssuerName": settings.provider,
         "PricingCategory": "Dynamic" if facts.capacity_type == "spot" else "Standard",
         "PricingCurrency": origin.currency,
         "PricingUnit": UNIT,
-        "ProviderName": settings.provider,
-        "PublisherName": settings.provider,
         "RegionId": facts.region,
         "RegionName": facts.region,
-        "ResourceId": place,
-        "ResourceName": f"{origin.model} of {origin.node}",
+        "ResourceId": _path(origin.cluster, origin.node, model),
+        "ResourceName": f"{model} of {origin.node}",
         "ResourceType": "GPU",
-        "ServiceCategory": "Compute",
-        "ServiceName": settings.service_name,
-        "ServiceProviderName": settings.provider,
-        "ServiceSubcategory": "Containers",
-        "SkuId": origin.model,
+        "SkuId": model,
         "SkuMeter": "GPU Time",
         "SkuPriceDetails": _json({"GpuCount": 1, "InstanceType": facts.instance_type}),
-        "SkuPriceId": sku_price,
-        "SubAccountId": origin.cluster,
-        "SubAccountName": origin.cluster,
-        "SubAccountType": settings.sub_account_type if origin.cluster else "",
+        "SkuPriceId": _path(model, facts.instance_type, facts.capacity_type, facts.region),
         "Tags": _json(_node_tags(origin)),
         "x_CapacityType": facts.capacity_type,
         "x_Cluster": origin.cluster,
@@ -133,6 +116,30 @@ def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None)
         "x_InstanceType": facts.instance_type,
         "x_Node": origin.node,
     }
+
+
+def _provided(origin: Origin, settings: FocusSettings) -> FocusRow:
+    """Who provides the GPUs, and to whom."""
+    return {
+        "BillingAccountId": settings.billing_account_id,
+        "BillingAccountName": settings.billing_account_name,
+        "BillingAccountType": settings.billing_account_type,
+        "HostProviderName": settings.provider,
+        "InvoiceIssuerName": settings.provider,
+        "ProviderName": settings.provider,
+        "PublisherName": settings.provider,
+        "ServiceCategory": "Compute",
+        "ServiceName": settings.service_name,
+        "ServiceProviderName": settings.provider,
+        "ServiceSubcategory": "Containers",
+        "SubAccountId": origin.cluster,
+        "SubAccountName": origin.cluster,
+        "SubAccountType": settings.sub_account_type if origin.cluster else "",
+    }
+
+
+def _path(*parts: str) -> str:
+    return "/".join(part for part in parts if part)
 
 
 def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal | None) -> FocusRow:

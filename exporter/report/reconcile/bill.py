@@ -102,6 +102,17 @@ def read_bill(paths: Iterable[Path], window: Window, mapping: Mapping, known: Co
     return sums.bill()
 
 
+def check_bills(paths: Iterable[Path]) -> None:
+    """Find out before long work that a bill cannot be read, or is none.
+
+    Raises:
+        ExporterError: Which one, and what a bill is.
+    """
+    for path in paths:
+        with opened(path) as stream:
+            next(_rows(csv.reader(stream, strict=True), path), None)
+
+
 def _rows(reader: "Reader", path: Path) -> Iterator[tuple[int, dict[str, str] | None, _LineOf]]:
     """Line number, row and how it is read; ``None`` where a row has another number of fields than the header."""
     try:

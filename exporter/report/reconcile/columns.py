@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 
+from exporter.report.focus.findings import shown
+
 _LEADING_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -26,7 +28,7 @@ def number(row: Mapping[str, str], name: str) -> Decimal:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite():
-        raise MalformedError(f"{name}: '{text[:40]}' is no number")
+        raise MalformedError(f"{name}: {shown(text)} is no number")
     return value
 
 
@@ -53,7 +55,7 @@ def moment(row: Mapping[str, str], name: str) -> datetime:
             raise ValueError  # noqa: TRY301 - told below as every other
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise MalformedError(f"{name}: '{text[:40]}' is no time") from None
+        raise MalformedError(f"{name}: {shown(text)} is no time") from None
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 

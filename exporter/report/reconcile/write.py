@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exporter.report.focus.findings import printable
 from exporter.report.reconcile.values import Group, Reconciliation
 
 FORMATS = ("table", "csv", "json")
@@ -65,7 +66,7 @@ def _add_group(table: Table, group: Group) -> None:
 
 
 def _name(group: Group) -> str:
-    return " ".join(filter(None, (group.instance_type, group.region))) or "(no instance type)"
+    return " ".join(printable(name) for name in (group.instance_type, group.region) if name) or "(no instance type)"
 
 
 def _foot(found: Reconciliation) -> Iterator[tuple[str, str]]:
@@ -86,7 +87,7 @@ def _foot(found: Reconciliation) -> Iterator[tuple[str, str]]:
     for failure in found.failures:
         yield "Not read", f"{failure.what}: {failure.reason}"
     for note in found.notes:
-        yield "Note", note
+        yield "Note", printable(note)
 
 
 def _write_csv(found: Reconciliation, stream: TextIO) -> None:
