@@ -83,14 +83,14 @@ def backfilled(plan: FleetPlan, directory: Path, *extras: Mapping[str, str], dev
     return blocks
 
 
-def backfill(text: Path, blocks: Path) -> None:
-    """Make blocks of a file in OpenMetrics text."""
+def backfill(text: Path, blocks: Path, block_hours: int = 4380) -> None:
+    """Make blocks of a file in OpenMetrics text; it is read once for each, so large ones are quick to make."""
     made = subprocess.run(
         [
             tool("promtool"),
             "tsdb",
             "create-blocks-from",
-            "--max-block-duration=4380h",  # a pass over the text per block: here one
+            f"--max-block-duration={block_hours}h",
             "--quiet",
             "openmetrics",
             text,

@@ -1,0 +1,241 @@
+"""Reports of a simulated fleet, by the command as a user runs it: how long, how much memory, how far from the truth."""
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from exporter.model import Totals
+from exporter.simulator.fleet_truth import FleetTruth
+
+APART = ("Unallocated", "Unattributed")
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "namespace": ("namespace",),
+    "team,model": ("team", "model"),
+    "workload": ("namespace", "kind", "workload"),
+}
+"""What a report is by, and the fields of the truth that its lines have."""
+_COLUMNS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name", "team": "team"}
+_ATTEMPTS_APART = 40
+_LAUNCHER = """
+import json, os, subprocess, sys, time
+begin = time.monotonic()
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+process.returncode = os.waitstatus_to_exitcode(status)
+figures = {"exit_code": process.returncode, "wall_seconds": time.monotonic() - begin}
+figures["cpu_seconds"] = usage.ru_utime + usage.ru_stime
+figures["peak_bytes"] = usage.ru_maxrss * 1024
+open(sys.argv[1], "w", encoding="ascii").write(json.dumps(figures))
+"""
+"""Measures from a small process: the kernel counts a child's peak from before it became another program."""
+_SECONDS = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
+
+Numbers = dict[tuple[str, ...], Counter[str]]
+"""By line: every figure by its name, money by currency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One report, as it was made."""
+
+    exit_code: int
+    wall_seconds: float
+    cpu_seconds: float
+    """Of the process itself: what it takes where it has the machine for itself."""
+    peak_bytes: int
+    """Resident memory of the process at its largest."""
+    report: dict[str, Any]
+    said: str
+    """On standard error."""
+
+
+def window(start_seconds: int, end_seconds: int) -> str:
+    """A window as users write it."""
+    return "..".join(datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ") for at in (start_seconds, end_seconds))
+
+
+def report(url: str, period: str, by: str, output: Path, *options: str) -> Run:
+    """Run the command; its output is a file, which is read when it has ended."""
+    errors = output.with_suffix(".err")
+    output.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "exporter", "report", "--prometheus", url, "--window", period, "--by", by]
+    figures = output.with_suffix(".figures")
+    launcher = [sys.executable, "-S", "-c", _LAUNCHER, str(figures)]
+    with errors.open("wb") as said:
+        whole = [*launcher, *command, "--format", "json", "--output", str(output), *options]
+        subprocess.run(whole, stderr=said, check=True)
+    return Run(
+        **json.loads(figures.read_text(encoding="ascii")),
+        report=json.loads(output.read_text(encoding="utf-8")) if output.is_file() else {},
+        said=errors.read_text(encoding="utf-8"),
+    )
+
+
+def reported(found: Mapping[str, Any], by: str) -> Numbers:
+    """The numbers of a report by line, those that are nobody's by their kind alone."""
+    numbers: Numbers = {}
+    for line in found["lines"]:
+        if line["held"]:
+            key = tuple(line[_COLUMNS.get(name, name)] or "" for name in FIELDS[by])
+        else:
+            key = (line["owner_kind"],)
+        sums = numbers.setdefault(key, Counter())
+        for name in _SECONDS:
+            sums[name] += line[name] or 0
+        for money in line["money"]:
+            sums[f"{money['currency']} cost"] += money["cost"]
+            sums[f"{money['currency']} idle"] += money["idle_cost"]
+    return numbers
+
+
+def true_numbers(truth: FleetTruth, by: str) -> Numbers:
+    """The same of the truth."""
+    fields = FIELDS[by]
+    numbers: Numbers = {}
+    for key, totals in truth.total("kind", *fields).items():
+        line = (key[0],) if key[0] in APART else key[1:]
+        numbers.setdefault(line, Counter()).update(_numbers(totals))
+    return numbers
+
+
+def _numbers(totals: Totals) -> Counter[str]:
+    numbers: Counter[str] = Counter({name: getattr(totals, name) for name in _SECONDS})
+    for currency, money in totals.money.items():
+        numbers[f"{currency} cost"] += money.total  # type: ignore[assignment]
+        numbers[f"{currency} idle"] += money.idle  # type: ignore[assignment]
+    return numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far a report is from the truth, as parts of the truth."""
+
+    total: float
+    """The worst of the sums over all lines."""
+    line: float
+    """The worst of any figure of any line."""
+
+
+def errors(found: Numbers, true: Numbers) -> Errors:
+    """The worst errors; a line that only one has is wrong by all of itself."""
+    worst = 0.0
+    sums: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+    for key in found.keys() | true.keys():
+        told, meant = found.get(key, Counter()), true.get(key, Counter())
+        sums[0].update(told)
+        sums[1].update(meant)
+        worst = max(worst, _worst(told, meant))
+    return Errors(total=_worst(*sums), line=worst)
+
+
+def _worst(told: Counter[str], meant: Counter[str]) -> float:
+    return max(
+        (
+            abs(told[name] - meant[name]) / max(told[name], meant[name])
+            for name in told | meant
+            if told[name] != meant[name]
+        ),
+        default=0.0,
+    )
+
+
+class _Flaky(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, target: str, hang_seconds: float) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target = urlsplit(target).netloc
+        self.hang_seconds = hang_seconds
+        self.lock = threading.Lock()
+        self.asked = self.refused = self.hung = 0
+        self.ended = threading.Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Flaky
+
+    def do_GET(self) -> None:
+        self._forward(b"")
+
+    def do_POST(self) -> None:
+        self._forward(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def _forward(self, body: bytes) -> None:
+        server = self.server
+        with server.lock:
+            server.asked += 1
+            place = server.asked % _ATTEMPTS_APART
+            server.refused += place == 5
+            server.hung += place == 25
+        if place == 5:
+            self._answer(503, b"overloaded", [])
+            return
+        if place == 25:
+            server.ended.wait(server.hang_seconds)
+            self.close_connection = True
+            return
+        upstream = http.client.HTTPConnection(server.target, timeout=120)
+        try:
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+            upstream.request(self.command, self.path, body, headers)
+            got = upstream.getresponse()
+            kept = [(n, v) for n, v in got.getheaders() if n.lower() in {"content-type", "content-encoding"}]
+            self._answer(got.status, got.read(), kept)
+        except OSError:
+            self.close_connection = True
+        finally:
+            upstream.close()
+
+    def _answer(self, status: int, body: bytes, headers: Sequence[tuple[str, str]]) -> None:
+        try:
+            self.send_response(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proxy:
+    """Stands between; of 40 requests one is refused (503) and one is never answered: 5 %."""
+
+    url: str
+    server: _Flaky
+
+    @property
+    def failed(self) -> tuple[int, int, int]:
+        """Requests so far: all, refused, not answered."""
+        return self.server.asked, self.server.refused, self.server.hung
+
+
+@contextmanager
+def flaky(target: str, hang_seconds: float = 60.0) -> Iterator[Proxy]:
+    """A proxy before a server, that fails as servers do."""
+    server = _Flaky(target, hang_seconds)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield Proxy(url=f"http://127.0.0.1:{server.server_port}", server=server)
+    finally:
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
