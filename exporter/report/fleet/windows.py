@@ -20,6 +20,7 @@ _HOURS = {"h": 1, "d": 24, "w": 168}
 _DECEMBER = 12
 _FIRST_YEAR, _LAST_YEAR = 2000, 2199
 _LONGEST_DAYS = 3700
+_STRETCH_DAYS = 10
 
 
 def parse_window(text: str, now_seconds: float) -> Window:
@@ -63,6 +64,15 @@ def chunks(window: Window) -> tuple[Window, ...]:
         Window(start_seconds=start, end_seconds=end, label=f"{datetime.fromtimestamp(start, UTC):%Y-%m-%d}")
         for start, end in zip(starts, ends, strict=True)
         if start < end
+    )
+
+
+def stretches(window: Window) -> tuple[Window, ...]:
+    """The same in pieces of several days, for who asks for no day."""
+    starts = range(window.start_seconds, window.end_seconds, _STRETCH_DAYS * DAY_SECONDS)
+    return tuple(
+        Window(start_seconds=start, end_seconds=min(start + _STRETCH_DAYS * DAY_SECONDS, window.end_seconds))
+        for start in starts
     )
 
 
