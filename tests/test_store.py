@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from threading import Thread
 
@@ -19,6 +20,7 @@ from exporter.report.fleet.values import DAY_SECONDS, Chunk, Dimension, Failure,
 from exporter.report.store import CombinedLedger, DayStore, StoreLedger, door, schema
 from exporter.report.store.values import ALL_OF_A_DAY, day_window
 
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
 WHOLE = Window(start_seconds=D1, end_seconds=D3, label="2d")
 
 
@@ -315,6 +317,28 @@ def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(tm
     assert connection.execute("SELECT number, later FROM versions").fetchall() == [(1, None)]
     assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
+
+
+def test_a_store_of_the_first_version_is_read_by_every_later_program(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((FIXTURES / "store-1.sql").read_text())
+    with DayStore.open(path, write=True) as store:
+        assert [(day.window.start_seconds, day.version, day.reopened) for day in store.closed_days()] == [
+            (D1, 2, ""),
+            (D2, 1, "late hours"),
+        ]
+        assert [(v.number, v.closed_by, v.reason) for v in store.restatements(D1)] == [
+            (1, "ann@host", ""),
+            (2, "bob@host", "late prices"),
+        ]
+        found = asyncio.run(StoreLedger(store).ledger(WHOLE, ALL_OF_A_DAY)).chunks
+        assert [len(day.lines) for day in found] == [8, 6]
+        for day in found:
+            seconds = sum(line.allocated_seconds for line in day.lines.values())
+            assert seconds == pytest.approx(sum(day.capacity_seconds.values()), rel=1e-12)
+        assert {code for line in found[0].lines.values() for code in line.money} == {"EUR", "USD"}
+        assert store.check() == ()
 
 
 def test_the_combined_ledger_takes_closed_days_from_the_store_and_the_rest_from_prometheus(tmp_path: Path) -> None:
