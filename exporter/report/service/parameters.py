@@ -1,6 +1,5 @@
 """Parameters of the API: one table says what each is, how it is read and how OpenAPI tells of it."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,7 +14,6 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 FILTER = "filter."
 MOST_LINES = 100_000
 _LONGEST = 2000
-_SEPARATOR = re.compile(r"(?<!\\),")
 _POOLS = {"node pool", "node-pool", "nodepool"}
 
 
@@ -110,7 +108,23 @@ def _dimensions(text: str, _now_seconds: float) -> tuple[Dimension, ...]:
 
 
 def _filter(text: str, _now_seconds: float) -> tuple[str, ...]:
-    return tuple(re.sub(r"\\([\\,])", r"\1", part) for part in _SEPARATOR.split(text))
+    """Values between commas; a backslash takes its meaning from a comma or a backslash after it."""
+    values = [""]
+    escaped = False
+    for character in text:
+        if escaped:
+            values[-1] += character if character in "\\," else "\\" + character
+        elif character == ",":
+            values.append("")
+        elif character != "\\":
+            values[-1] += character
+        escaped = character == "\\" and not escaped
+    return tuple(values if not escaped else [*values[:-1], values[-1] + "\\"])
+
+
+def filter_text(value: str) -> str:
+    """A value as it is written in the parameter of a filter."""
+    return value.replace("\\", "\\\\").replace(",", "\\,")
 
 
 def _one_of(*words: str) -> Callable[[str, float], str]:

@@ -9,6 +9,7 @@ from exporter.errors import ConfigError
 from exporter.report.fleet.report import ShareIdle
 from exporter.report.fleet.values import Dimension, Filters, Window
 from exporter.report.fleet.windows import parse_window
+from exporter.report.service.parameters import filter_text
 
 NONE = "(none)"
 """In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
@@ -81,7 +82,9 @@ class View:
         """The address of a table's data in the API, with the same window, filters and sharing."""
         pairs = [("window", written(self)), ("by", ",".join(by))]
         for name in DIMENSIONS:
-            pairs += [(f"filter.{name}", "" if value == NONE else value) for value in self.asked.get(name, ())]
+            pairs += [
+                (f"filter.{name}", "" if value == NONE else filter_text(value)) for value in self.asked.get(name, ())
+            ]
         if self.share_idle != "none":
             pairs.append(("shareIdle", self.share_idle))
         if self.share_unallocated:

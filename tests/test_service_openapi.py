@@ -1,0 +1,84 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from exporter.report.service.endpoints import ENDPOINTS
+from exporter.report.service.openapi import PLAIN, document
+from exporter.report.service.parameters import read
+from exporter.report.service.schemas import SCHEMAS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def resolved(node: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """What a reference leads to."""
+    if "$ref" not in node:
+        return node
+    found: Any = root
+    for part in node["$ref"].removeprefix("#/").split("/"):
+        found = found[part]
+    return dict(found)
+
+
+def references(node: object) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [ref for value in node.values() for ref in references(value)]
+    return [ref for value in node for ref in references(value)] if isinstance(node, list) else []
+
+
+def test_the_document_in_docs_is_what_the_tables_say() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/openapi_doc.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_every_path_and_every_parameter_of_the_service_is_in_the_document() -> None:
+    root = document()
+    assert set(root["paths"]) == {endpoint.path for endpoint in ENDPOINTS} | {path for path, _, _ in PLAIN}
+    for endpoint in ENDPOINTS:
+        told = root["paths"][endpoint.path]["get"]["parameters"]
+        names = [resolved(parameter, root)["name"] for parameter in told]
+        assert names == [parameter.name for parameter in endpoint.parameters]
+
+
+def test_every_reference_leads_somewhere_and_everything_is_referred_to() -> None:
+    root = document()
+    for reference in references(root):
+        assert resolved({"$ref": reference}, root)
+    referred = {reference.rsplit("/", 1)[1] for reference in references(root)}
+    assert referred == set(SCHEMAS) | set(root["components"]["parameters"]) | set(root["components"]["responses"])
+
+
+def test_names_of_operations_are_unique_and_every_path_answers_something() -> None:
+    root = document()
+    operations = [path["get"] for path in root["paths"].values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    assert all(operation["summary"].endswith(".") and operation["responses"]["200"] for operation in operations)
+
+
+def test_schemas_are_json_schema() -> None:
+    for schema in SCHEMAS.values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_defaults_that_are_told_are_those_that_hold() -> None:
+    root = document()
+    for endpoint in ENDPOINTS:
+        values = read(endpoint.parameters, [], 1_790_000_000.0)
+        for parameter in endpoint.parameters:
+            told = root["paths"][endpoint.path]["get"]["parameters"]
+            schema = next(one for ref in told if (one := resolved(ref, root))["name"] == parameter.name)["schema"]
+            if "default" in schema:
+                given = read(endpoint.parameters, [(parameter.name, _text(schema["default"]))], 1_790_000_000.0)
+                assert given[parameter.name] == values[parameter.name]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

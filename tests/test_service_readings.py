@@ -1,0 +1,147 @@
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from service_support import Clock
+
+from exporter.errors import ConfigError, PrometheusError
+from exporter.report.fleet.report import FleetReport, ReportLine, Trust
+from exporter.report.fleet.values import Failure, Figures, Filters, LineKey, Window
+from exporter.report.service import readings as of_readings
+from exporter.report.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
+from exporter.report.service.problems import problem_document
+from exporter.report.service.readings import MOST_FIGURES, Question, Readings, question_of
+
+WINDOW_NOW = Window(start_seconds=0, end_seconds=3600, label="1h")
+
+
+def question(number: int = 0) -> Question:
+    filters = Filters(wanted={"team": frozenset({str(number)})})
+    return question_of(WINDOW_NOW, ("team",), filters, share_idle="none", share_unallocated=False, with_series=False)
+
+
+def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> FleetReport:
+    failures = (Failure(window=window, what="owner:gpu_cost:delta1h", reason=failed),) if failed else ()
+    return FleetReport(
+        window=window,
+        by=("team",),
+        filters=Filters(),
+        held=tuple(ReportLine(key=LineKey(team=str(number)), figures=Figures()) for number in range(lines)),
+        apart=(),
+        total=Figures(),
+        trust=Trust(
+            capacity_seconds=0,
+            missing_seconds=0,
+            expected_hours=1,
+            recorded_hours=1,
+            activity_coverage_ratio=None,
+            price_coverage_ratio=None,
+            failures=failures,
+        ),
+        engine="",
+        simulated=False,
+    )
+
+
+async def test_an_old_report_is_better_than_one_with_holes_and_is_not_tried_at_each_request() -> None:
+    clock = Clock(1000.0)
+    readings = Readings(clock)
+    asked = 0
+
+    async def whole() -> FleetReport:
+        return report()
+
+    async def holes() -> FleetReport:
+        nonlocal asked
+        asked += 1
+        return report(failed="timed out")
+
+    await readings.get(question(), WINDOW_NOW, whole)
+    readings.expire()
+    for _ in range(3):
+        shown = await readings.get(question(), WINDOW_NOW, holes)
+        assert not shown.trust.failures
+        assert "timed out" in shown.trust.notes[0]
+    assert asked == 1
+    clock.now += of_readings.REST_SECONDS + 1
+    await readings.get(question(), WINDOW_NOW, holes)
+    assert asked == 2
+
+
+async def test_a_report_with_holes_is_shown_where_there_is_no_other() -> None:
+    readings = Readings(Clock(1000.0))
+
+    async def holes() -> FleetReport:
+        return report(failed="timed out")
+
+    assert (await readings.get(question(), WINDOW_NOW, holes)).trust.failures
+
+
+async def test_a_report_of_yesterday_is_not_passed_off_as_todays() -> None:
+    clock = Clock(1000.0)
+    readings = Readings(clock)
+
+    async def whole() -> FleetReport:
+        return report()
+
+    async def fails() -> FleetReport:
+        raise PrometheusError("unreachable", "gone", retriable=True)
+
+    await readings.get(question(), WINDOW_NOW, whole)
+    readings.expire()
+    clock.now += of_readings.OLDEST_SECONDS + 1
+    with pytest.raises(PrometheusError):
+        await readings.get(question(), WINDOW_NOW, fails, "gone")
+
+
+async def test_what_is_kept_has_a_limit_and_what_was_not_asked_for_long_goes_first() -> None:
+    readings = Readings(Clock(1000.0))
+
+    async def large() -> FleetReport:
+        return report(lines=MOST_FIGURES // 3 + 1)
+
+    for number in range(3):
+        await readings.get(question(number), WINDOW_NOW, large)
+    begun = readings.begun
+    await readings.get(question(2), WINDOW_NOW, large)
+    assert readings.begun == begun
+    await readings.get(question(0), WINDOW_NOW, large)
+    assert readings.begun == begun + 1
+
+
+async def test_one_who_goes_away_does_not_end_the_reading_of_the_others() -> None:
+    readings = Readings(Clock(1000.0))
+    gate = asyncio.Event()
+
+    async def slow() -> FleetReport:
+        await gate.wait()
+        return report()
+
+    one = asyncio.ensure_future(readings.get(question(), WINDOW_NOW, slow))
+    other = asyncio.ensure_future(readings.get(question(), WINDOW_NOW, slow))
+    await asyncio.sleep(0)
+    one.cancel()
+    gate.set()
+    assert (await other).held
+    assert readings.begun == 1
+
+
+@given(st.lists(st.text(st.sampled_from("ab\\, é") | st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))
+def test_any_value_can_be_filtered_by(values: list[str]) -> None:
+    escaped = [filter_text(value) for value in values]
+    together = read(FILTERS, [("filter.team", ",".join(escaped))], 0.0)
+    apart = read(FILTERS, [("filter.team", value) for value in escaped], 0.0)
+    assert filters_of(together) == filters_of(apart) == Filters(wanted={"team": frozenset(values)})
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["window", "by", "limit", "shareIdle", "x"]), st.text(max_size=30)), max_size=5)
+)
+def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[str, str]]) -> None:
+    try:
+        read((WINDOW, BY, LIMIT, SHARE_IDLE), pairs, 1_790_000_000.0)
+    except ConfigError as error:
+        for problem in problem_document(error.problems, 400)["problems"]:
+            assert problem["error"]
+            assert problem["error"].isprintable()
