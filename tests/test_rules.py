@@ -21,6 +21,8 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
 # Series that Prometheus makes itself.
 PROMETHEUS_OWN = {"up"}
+# Of kube-state-metrics; where it is absent a rule must do without.
+KUBERNETES_OWN = {"kube_node_info"}
 # Sent to nobody; for inhibition in Alertmanager.
 INHIBITING = {"GPUWasteInhibitor"}
 # Labels that target relabelling, a rule or the cost service brings.
@@ -233,7 +235,7 @@ def test_every_alert_is_tested_to_fire_and_to_stay_silent() -> None:
 
 def is_made(name: str) -> bool:
     """Whether somebody makes a series: the agent, a rule, Prometheus, or the cost service."""
-    known = name in catalog.BY_NAME or name in RECORDED or name in PROMETHEUS_OWN
+    known = name in catalog.BY_NAME or name in RECORDED or name in PROMETHEUS_OWN | KUBERNETES_OWN
     return known or COST_SERVICE.fullmatch(name) is not None
 
 
