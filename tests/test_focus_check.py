@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from focus_support import as_csv, exported, held, key, ledger, nobody, with_cells
@@ -11,8 +12,9 @@ from focus_support import as_csv, exported, held, key, ledger, nobody, with_cell
 from exporter.cli import main
 from exporter.errors import ConfigError, ExporterError
 from exporter.report.focus import Check, FocusSettings, check_focus
-from exporter.report.focus.columns import columns_of
+from exporter.report.focus.columns import OWN_COLUMNS, VERSIONS, columns_of
 from exporter.report.focus.findings import MOST_TOLD, RULES
+from exporter.report.reconcile.values import ExplanationKind
 
 OURS, _ = exported(
     ledger(
@@ -71,7 +73,7 @@ FAULTY: list[tuple[str, str, str]] = [
     ("COL-5", renamed(OURS, "x_Team", "x_the-team"), "x_the-team"),
     ("COL-5", renamed(OURS, "x_Team", "x_" + "Team" * 13), "48 letters"),
     ("VAL-1", with_cells(OURS, [(0, "BillingAccountId", "")]), "BillingAccountId: null"),
-    ("VAL-2", with_cells(OURS, [(0, "RegionName", "NULL")]), "'NULL'"),
+    ("VAL-2", with_cells(OURS, [(0, "RegionName", "N/A")]), "'N/A'"),
     ("VAL-3", with_cells(OURS, [(0, "BilledCost", "1,000")]), "'1,000'"),
     ("VAL-3", with_cells(OURS, [(0, "BilledCost", "1e3")]), "'1e3'"),
     ("VAL-3", with_cells(OURS, [(0, "BilledCost", "+1")]), "'+1'"),
@@ -210,6 +212,21 @@ def test_of_many_faults_of_one_kind_the_first_are_told_and_all_are_counted() -> 
 def test_what_is_no_csv_is_told_in_words(text: str, words: str) -> None:
     with pytest.raises(ExporterError, match=words):
         check(text)
+
+
+def test_null_may_be_written_as_a_word_of_its_own() -> None:
+    assert not check(with_cells(OURS, [(3, "InvoiceId", "NULL"), (3, "ChargeClass", "null")])).findings
+    assert "VAL-1" in rules(with_cells(OURS, [(3, "BillingAccountId", "NULL")]))
+
+
+def test_every_column_and_rule_is_in_the_documentation() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "focus.md").read_text()
+    assert [name for name in OWN_COLUMNS if f"`{name}`" not in text] == []
+    assert [kind for kind in get_args(ExplanationKind) if f"`{kind}`" not in text] == []
+    groups = {rule.split("-")[0] for rule in RULES}
+    assert [group for group in groups if f"`{group}-1`" not in text] == []
+    for version in VERSIONS:
+        assert version in text
 
 
 def test_an_unknown_version_is_refused() -> None:

@@ -279,6 +279,11 @@ def test_an_old_report_of_aws_is_amortised_line_type_by_line_type(tmp_path: Path
     assert group.billed_gpu_hours == 192
 
 
+def test_a_bill_may_write_null_as_a_word(tmp_path: Path) -> None:
+    path = bill_file(tmp_path, FOCUS_LINE, {"ContractedCost": "NULL", "ListCost": "null", "SubAccountId": "NULL"})
+    assert only(compared(path, ledger(whole_node()))[0]).gap == 0
+
+
 def test_the_new_form_of_that_report_says_the_same(tmp_path: Path) -> None:
     new = {
         "line_item_line_item_type": "Usage",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from exporter.errors import ConfigError, ExporterError
 from exporter.report.focus import check_rows
 from exporter.report.focus.check_splits import Splits
-from exporter.report.focus.check_values import Problem, problem_of
+from exporter.report.focus.check_values import NULLS, Problem, problem_of
 from exporter.report.focus.columns import (
     DEFAULT_VERSION,
     MOST_NAME_CHARACTERS,
@@ -136,7 +136,7 @@ class _File:
         for column, value, looked_at in zip(self.columns, fields, self.looked_at, strict=True):
             if column is None:
                 continue
-            if not value:
+            if value in NULLS:
                 if not column.nullable:
                     self.findings.add(line, column.name, "VAL-1", "null", "a value")
                 continue

@@ -14,7 +14,9 @@ from exporter.report.focus.columns import Column, Kind
 Problem = tuple[str, str] | None
 """The rule that is broken and what is allowed; ``None`` where all is well."""
 
-_NULL_WORDS = frozenset(("null", "NULL", "Null", "None", "NaN", "nan", "N/A", "n/a", "NA", "-"))
+NULLS = frozenset(("", "NULL", "null"))
+"""How files write null: the specification's own examples have ``NULL``."""
+_NULL_WORDS = frozenset(("Null", "None", "none", "NaN", "nan", "N/A", "n/a", "NA", "-"))
 _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?Z")
 _DATA_SIZES = "|".join(
@@ -29,7 +31,7 @@ _RATIO_NAME = re.compile(r"x_\w*Ratio|x_Coverage")
 def problem_of(column: Column, value: str) -> Problem:
     """What is wrong with a value that is not null."""
     if value in _NULL_WORDS:
-        return "VAL-2", "an empty field where there is no value"
+        return "VAL-2", "an empty field, or NULL, where there is no value"
     if column.allowed and value not in column.allowed:
         return "VAL-5", ", ".join(column.allowed[:8]) + (", …" if len(column.allowed) > 8 else "")  # noqa: PLR2004
     return _CHECKS[column.kind](column, value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from exporter.errors import ExporterError
 from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.focus.check_values import NULLS
 from exporter.report.focus.opening import opened
 from exporter.report.reconcile import bill_cur, bill_focus
 from exporter.report.reconcile.columns import MalformedError
@@ -122,7 +123,8 @@ def _rows(reader: "Reader", path: Path) -> Iterator[tuple[int, dict[str, str] | 
         header, line_of = _form(first, path)
         for fields in reader:
             if fields:
-                row = dict(zip(header, fields, strict=True)) if len(fields) == len(header) else None
+                values = ["" if value in NULLS else value for value in fields]
+                row = dict(zip(header, values, strict=True)) if len(values) == len(header) else None
                 yield reader.line_num, row, line_of
     except csv.Error as error:
         raise ExporterError(f"{path}:{reader.line_num}: not CSV: {error}; give the bill as CSV") from None
