@@ -52,6 +52,13 @@ def test_a_file_of_budgets_is_read() -> None:
     assert (platform.owner, platform.include_unallocated, platform.thresholds) == ({}, True, (0.5, 0.8, 1.0))
 
 
+def test_the_example_of_the_documentation_is_right() -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "budgets.md").read_text()
+    research, everything = parse(text.split("```yaml\n")[1].split("```")[0], "docs/budgets.md")
+    assert research.thresholds == everything.thresholds
+    assert everything.include_unallocated
+
+
 def test_all_mistakes_are_told_at_once_with_line_key_and_what_is_allowed() -> None:
     text = """\
 budgets:
