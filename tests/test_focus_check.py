@@ -8,6 +8,8 @@ from typing import get_args
 
 import pytest
 from focus_support import as_csv, exported, held, key, ledger, nobody, with_cells
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.errors import ConfigError, ExporterError
@@ -69,7 +71,7 @@ FAULTY: list[tuple[str, str, str]] = [
     ("COL-2", with_column(OURS, "Team", "vision"), "no column of FOCUS"),
     ("COL-2", with_column(OURS, "PublisherName", "me"), "is not of 1.4"),
     ("COL-3", with_column(OURS, "ChargeClass", ""), "twice"),
-    ("COL-4", with_column(OURS, "x_First", ""), "stands behind x_First"),
+    ("COL-4", with_column(OURS, "x_First", ""), "stands behind 'x_First'"),
     ("COL-5", renamed(OURS, "x_Team", "x_the-team"), "x_the-team"),
     ("COL-5", renamed(OURS, "x_Team", "x_" + "Team" * 13), "48 letters"),
     ("VAL-1", with_cells(OURS, [(0, "BillingAccountId", "")]), "BillingAccountId: null"),
@@ -104,13 +106,15 @@ FAULTY: list[tuple[str, str, str]] = [
     ("SPLIT-2", with_cells(OURS, [(0, _DETAILS, "{}")]), "no Elements"),
     ("SPLIT-2", with_cells(OURS, [(0, _DETAILS, '{"Elements":[{}]}')]), "without a number"),
     ("SPLIT-2", with_cells(OURS, [(0, _DETAILS, details("0.4", ',"UsageQuantity":3'))]), "no UsageUnit"),
-    ("SPLIT-2", with_cells(OURS, [(0, _DETAILS, details("0.4", ',"Hours":3'))]), "the key Hours"),
+    ("SPLIT-2", with_cells(OURS, [(0, _DETAILS, details("1e-999999999"))]), "from 0 to 1"),
+    ("SPLIT-2", with_cells(OURS, [(0, _DETAILS, details("41.6"))]), "from 0 to 1"),
+    ("SPLIT-2", with_cells(OURS, [(0, _DETAILS, details("0.4", ',"Hours":3'))]), "the key 'Hours'"),
     ("SPLIT-3", with_cells(OURS, [(0, "AllocatedResourceName", "")]), "only one of id and name"),
     ("SPLIT-3", with_cells(OURS, [(2, "AllocatedTags", '{"gpu-cost-exporter/team":"x"}')]), "not allocated"),
     (
         "SPLIT-4",
         with_cells(OURS, [(0, "AllocatedTags", '{"gpu-cost-exporter/node":"node-a"}')]),
-        "repeats gpu-cost-exporter/node",
+        "repeats 'gpu-cost-exporter/node'",
     ),
     ("SPLIT-5", with_cells(OURS, [(0, _DETAILS, details("0.4166666666"))]), "sum to 0.99999999"),
     ("SPLIT-6", with_cells(OURS, [(1, "ServiceName", "Other")]), "differs from line 2"),
@@ -227,6 +231,22 @@ def test_every_column_and_rule_is_in_the_documentation() -> None:
     assert [group for group in groups if f"`{group}-1`" not in text] == []
     for version in VERSIONS:
         assert version in text
+
+
+cells = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ["NaN", "1e999999999", "-0", "{}", "[]", '{"Elements":[]}', '{"Elements":[1]}', "9" * 5000, "\x1b[2J"]
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(OURS.splitlines()[0].split(",")), cells), max_size=4))
+def test_whatever_stands_in_a_file_is_told_in_one_short_line(changes: list[tuple[int, str, str]]) -> None:
+    for finding in check(with_cells(OURS, changes), "1.4").findings:
+        assert finding.words.isprintable()
+        assert len(finding.words) < 400
 
 
 def test_an_unknown_version_is_refused() -> None:

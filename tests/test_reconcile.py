@@ -366,6 +366,32 @@ def test_our_own_export_can_be_read_as_a_bill(tmp_path: Path) -> None:
     assert bill.scope.malformed == 0
 
 
+cells = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["NaN", "1e999999999", "-1e-99999999", "0001-01-01T00:00:00+14:00", '{"GpuCount":Infinity}', "\x1b"]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    form=st.sampled_from([FOCUS_LINE, CUR_LINE]),
+    wild=st.lists(st.dictionaries(st.sampled_from([*FOCUS_LINE, *CUR_LINE]), cells, max_size=3), max_size=4),
+)
+def test_whatever_stands_in_a_bill_the_rest_still_sums(
+    tmp_path_factory: pytest.TempPathFactory, form: Cells, wild: list[Cells]
+) -> None:
+    changes = [{name: value for name, value in change.items() if name in form} for change in wild]
+    path = bill_file(tmp_path_factory.mktemp("wild"), form, {}, *changes)
+    found, bill = compared(path, ledger(whole_node()))
+    assert bill.scope.lines == len(changes) + 1
+    for one in bill.malformed:
+        assert one.what.isprintable()
+    for kind in ("table", "csv", "json"):
+        write_reconciliation(found, kind, io.StringIO())
+
+
 money = st.decimals(min_value=0, max_value=10_000, places=6, allow_nan=False)
 
 

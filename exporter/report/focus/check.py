@@ -91,7 +91,7 @@ def _check_header(header: tuple[str, ...], version: str, findings: Findings) -> 
     own_before = ""
     for name in header:
         if name in seen:
-            findings.add(1, name, "COL-3", "is there twice", "once")
+            findings.add(1, shown(name), "COL-3", "is there twice", "once")
         seen.add(name)
         if name.startswith("x_"):
             own_before = own_before or name
@@ -102,7 +102,7 @@ def _check_header(header: tuple[str, ...], version: str, findings: Findings) -> 
             why = f"is not of {version}" if other else "is no column of FOCUS"
             findings.add(1, shown(name), "COL-2", why, f"columns of {version}, or a name that begins with x_")
         elif own_before:
-            findings.add(1, name, "COL-4", f"stands behind {own_before}", "x_ columns last")
+            findings.add(1, name, "COL-4", f"stands behind {shown(own_before)}", "x_ columns last")
 
 
 class _File:

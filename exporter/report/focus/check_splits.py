@@ -7,7 +7,7 @@ from hashlib import blake2b
 from exporter.report.focus.check_rows import Fault, Row
 from exporter.report.focus.check_values import parsed
 from exporter.report.focus.columns import SPLIT_COLUMNS
-from exporter.report.focus.findings import Findings
+from exporter.report.focus.findings import Findings, shown
 
 _ORIGIN = (
     "ResourceId",
@@ -31,6 +31,7 @@ _SUMMED = frozenset(
 )
 _OF_ORIGIN = frozenset(_ORIGIN)
 _NEAR = Decimal("1e-6")
+_MOST_DECIMALS = 40
 _ELEMENT_KEYS = frozenset(("AllocatedRatio", "UsageUnit", "UsageQuantity"))
 
 
@@ -96,7 +97,12 @@ class Splits:
             yield self._names["AllocatedTags"], "SPLIT-3", "tags of what is not allocated", "null"
         repeated = sorted(set(tags) & set(parsed(row.get("Tags", "{}")) or {}))
         if repeated:
-            yield self._names["AllocatedTags"], "SPLIT-4", f"repeats {repeated[0]}", "keys that Tags does not have"
+            yield (
+                self._names["AllocatedTags"],
+                "SPLIT-4",
+                f"repeats {shown(repeated[0])}",
+                "keys that Tags does not have",
+            )
 
     def _against_origin(self, line: int, row: Row, method: str, ratio: Decimal | None) -> Iterator[Fault]:
         key = _key(row)
@@ -160,12 +166,18 @@ def ratio_of(details: str) -> tuple[Decimal | None, str]:
         return None, "no Elements"
     total = Decimal(0)
     for element in elements:
-        if not isinstance(element, dict) or not isinstance(element.get("AllocatedRatio"), Decimal):
-            return None, "an element without a number as AllocatedRatio"
+        ratio = element.get("AllocatedRatio") if isinstance(element, dict) else None
+        if not isinstance(ratio, Decimal) or not _is_ratio(ratio):
+            return None, "an element without a number from 0 to 1 as AllocatedRatio"
         if "UsageQuantity" in element and "UsageUnit" not in element:
             return None, "an element with UsageQuantity and no UsageUnit"
         strange = [key for key in element if key not in _ELEMENT_KEYS and not key.startswith("x_")]
         if strange:
-            return None, f"an element with the key {strange[0]}, which is not FOCUS' and has no x_"
-        total += element["AllocatedRatio"]
+            return None, f"an element with the key {shown(strange[0])}, which is not FOCUS' and has no x_"
+        total += ratio
     return total, ""
+
+
+def _is_ratio(value: Decimal) -> bool:
+    # A number such as 1e-999999999 would take a gigabyte to write.
+    return 0 <= value <= 1 and (not value or value.adjusted() > -_MOST_DECIMALS)

@@ -17,7 +17,7 @@ Problem = tuple[str, str] | None
 NULLS = frozenset(("", "NULL", "null"))
 """How files write null: the specification's own examples have ``NULL``."""
 _NULL_WORDS = frozenset(("Null", "None", "none", "NaN", "nan", "N/A", "n/a", "NA", "-"))
-_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_DECIMAL = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?Z")
 _DATA_SIZES = "|".join(
     ("b", "B", *(f"{scale}{binary}{of}" for scale in "KMGTPE" for binary in ("", "i") for of in ("b", "B")))

@@ -10,6 +10,7 @@ from exporter.report.reconcile.values import BillLine, Sort
 
 NEEDED = frozenset(("BilledCost", "EffectiveCost", "ChargePeriodStart", "ChargePeriodEnd", "BillingCurrency"))
 """Columns by which such a file is known."""
+_MOST_GPUS = 1024
 _HOUR_UNITS = frozenset(("hour", "hours", "hrs", "hr", "1 hour", "1 hours", "compute-hours", "instance-hours"))
 _SORTS: dict[str, Sort] = {"Usage": "use", "Tax": "tax", "Credit": "credit", "Adjustment": "credit"}
 
@@ -84,4 +85,5 @@ def _details(text: str) -> dict[str, object]:
 
 
 def _count(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and 1 <= value <= _MOST_GPUS else None

@@ -7,6 +7,7 @@ from decimal import Decimal, InvalidOperation
 
 from exporter.report.focus.findings import shown
 
+_MOST_DIGITS = 15
 _LEADING_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -27,7 +28,7 @@ def number(row: Mapping[str, str], name: str) -> Decimal:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("NaN")
-    if not value.is_finite():
+    if not value.is_finite() or (value and not -_MOST_DIGITS < value.adjusted() < _MOST_DIGITS):
         raise MalformedError(f"{name}: {shown(text)} is no number")
     return value
 
@@ -54,9 +55,9 @@ def moment(row: Mapping[str, str], name: str) -> datetime:
         if not _LEADING_DAY.match(text):
             raise ValueError  # noqa: TRY301 - told below as every other
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise MalformedError(f"{name}: {shown(text)} is no time") from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 def days_between(start: datetime, end: datetime) -> int:
