@@ -1,5 +1,6 @@
 """FOCUS and reconciliation from the command line, over a fleet in a real Prometheus whose truth is known."""
 
+import asyncio
 import csv
 import json
 from decimal import Decimal
@@ -10,6 +11,12 @@ from fleet_support import FleetServer, truth_between
 from focus_support import as_csv
 
 from exporter.cli import main
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.store import DayStore
+from exporter.report.store.values import ALL_OF_A_DAY
 from exporter.simulator.fleet_truth import FleetTruth
 
 START, END = 1_788_566_400, 1_788_825_600  # 2026-09-05 to 2026-09-08
@@ -116,3 +123,37 @@ def test_a_damaged_line_is_told_and_the_exit_code_says_that_something_is_missing
     told = capsys.readouterr()
     assert "another number of fields than the header; the line is in no sum" in told.err
     assert "1 could not be read" in told.out
+
+
+def test_the_store_of_closed_days_gives_the_same_export_and_the_same_gaps(
+    files: dict[str, Path], fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "days.sqlite"
+
+    async def fill(into: DayStore) -> None:
+        async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
+            for start in range(START, END, DAY_SECONDS):
+                day = Window(start_seconds=start, end_seconds=start + DAY_SECONDS)
+                into.close_day(await PrometheusLedger(client).ledger(day, ALL_OF_A_DAY), now=float(END))
+
+    with DayStore.open(store, write=True, now=float(END)) as opened:
+        asyncio.run(fill(opened))
+    stored = tmp_path / "stored.csv"
+    arguments = ["--store", str(store), "--window", WINDOW]
+    assert main(["report", "--format", "focus", *arguments, "--output", str(stored)]) == 0
+    money = ("EffectiveCost", "x_IdleCost", "ConsumedQuantity")
+    for mine, theirs in zip(rows_of(stored), rows_of(files["1.4"]), strict=True):
+        assert (mine["ResourceId"], mine["AllocatedResourceId"]) == (
+            theirs["ResourceId"],
+            theirs["AllocatedResourceId"],
+        )
+        for name in money:
+            assert float(mine[name]) == pytest.approx(float(theirs[name]), rel=1e-6, abs=1e-6)
+    bill = bill_of(files, tmp_path, "1.1")
+    documents = []
+    for source in (["--store", str(store)], ["--prometheus", fleet_prometheus.url]):
+        capsys.readouterr()
+        assert main(["reconcile", "--bill", str(bill), "--window", WINDOW, "--format", "json", *source]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    gaps = [[(one["instance_type"], one["currency"], one["gap"]) for one in each["groups"]] for each in documents]
+    assert sorted(gaps[0], key=str) == sorted(gaps[1], key=str)

@@ -85,5 +85,6 @@ def _details(text: str) -> dict[str, object]:
 
 
 def _count(value: object) -> int | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and 1 <= value <= _MOST_GPUS else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= _MOST_GPUS:
+        return int(value)
+    return None
