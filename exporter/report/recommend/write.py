@@ -12,7 +12,6 @@ from rich.text import Text
 from exporter.report.fleet.values import FleetLedger
 from exporter.report.recommend.reading import Read
 from exporter.report.recommend.values import DeviceUse, Recommendation
-from exporter.report.recommend.words import short
 from exporter.report.render.table import LABEL_WIDTH, console_for, widen
 from exporter.report.render.words import clean, decimal, encodable, guarded, iso, minute
 
@@ -146,8 +145,7 @@ def keys(one: Recommendation) -> dict[str, Any]:
         "owner_kind": one.kind or None,
         "owner_name": one.workload or None,
         "team": one.team or None,
-        "model": one.model,
-        "model_name": short(one.model),
+        "model": one.model or None,
         "gpus": one.gpus,
         "per_month": one.per_month,
         "currency": one.currency or None,
