@@ -1,0 +1,126 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fleet_support import FleetServer
+
+from exporter.report.store import DayStore
+from exporter.simulator.parts import free_port
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_SECONDS = 60.0
+BUDGETS = "budgets:\n  - {name: all, amount: 1000, currency: USD, period: month}\n"
+
+
+@contextmanager
+def serving(log: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The service as a process, and its address once it is ready."""
+    port = free_port(0)
+    command = [sys.executable, "-m", "exporter", "serve", "--listen", f"127.0.0.1:{port}", *arguments]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stderr=output, env=_environment())
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _until(lambda: _status(f"{url}/readyz") == 200 or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        yield process, url
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GPU_COST_EXPORTER_")}
+
+
+def _until(holds: object) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"not so after {READY_SECONDS} s"
+        time.sleep(0.05)
+
+
+def _status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "exporter", "serve", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=_environment(),
+    )
+
+
+def test_it_serves_until_it_is_told_to_end_and_then_ends_within_two_seconds(
+    fleet_prometheus: FleetServer, tmp_path: Path
+) -> None:
+    store = tmp_path / "days.sqlite"
+    log = tmp_path / "log"
+    with serving(log, "--prometheus", fleet_prometheus.url, "--store", str(store)) as (process, url):
+        assert _status(f"{url}/healthz") == 200
+        assert _status(f"{url}/metrics") == 200
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0, log.read_text()
+        assert time.monotonic() - began < 2
+    assert "ending" in log.read_text()
+    DayStore.open(store, write=True, now=time.time()).close()
+
+
+def test_budgets_are_read_again_at_a_hangup_and_a_mistake_in_them_ends_nothing(
+    fleet_prometheus: FleetServer, tmp_path: Path
+) -> None:
+    file, log = tmp_path / "budgets.yaml", tmp_path / "log"
+    file.write_text(BUDGETS)
+    with serving(log, "--prometheus", fleet_prometheus.url, "--budgets", str(file)) as (process, url):
+        file.write_text("budgets: [{name: all}]\n")
+        process.send_signal(signal.SIGHUP)
+        _until(lambda: "the budgets stay as they were" in log.read_text())
+        assert _status(f"{url}/api/v1/budgets") == 200
+        assert process.poll() is None
+
+
+def test_mistakes_end_it_before_anything_is_started(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+    file = tmp_path / "budgets.yaml"
+    file.write_text("budgets: [{name: all, amount: much}]\n")
+    done = _run("--prometheus", fleet_prometheus.url, "--budgets", str(file), "--listen", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert f"{file}:1" in done.stderr
+    assert _run().returncode == 2
+    assert "--titel: unknown flag; did you mean --title?" in _run("--titel", "x").stderr
+
+
+def test_a_port_that_is_taken_is_told(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+    with serving(tmp_path / "log", "--prometheus", fleet_prometheus.url) as (_, url):
+        taken = url.removeprefix("http://")
+        done = _run("--prometheus", fleet_prometheus.url, "--listen", taken)
+        assert done.returncode == 2
+        assert f"cannot listen on '{taken}'" in done.stderr
+
+
+def test_it_starts_and_tells_what_is_wrong_where_prometheus_is_not_there(tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port(0)}"
+    with serving(tmp_path / "log", "--prometheus", nowhere) as (_, url):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/api/v1/report", timeout=30)  # noqa: S310 - our own server
+        assert refused.value.code == 503
+        assert b"cannot connect" in refused.value.read()
