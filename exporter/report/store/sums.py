@@ -38,8 +38,9 @@ def sums(
     question, values = _question(versions, dimensions, filters)
     found: dict[int, dict[LineKey, Figures]] = {version: {} for version in versions}
     keys = len(_COLUMNS)
+    once: dict[str, str] = {}  # SQLite makes every name anew, and 10^5 lines have the same few thousand
     for row in connection.execute(question, values):
-        key = LineKey(*row[1 : 1 + keys])
+        key = LineKey(*[once.setdefault(name, name) for name in row[1 : 1 + keys]])
         lines = found[row[0]]
         figures = _figures(row[1 + keys], row[2 + keys :])
         earlier = lines.get(key)
