@@ -166,7 +166,7 @@ def _allocated_ms(holding: Holding, hour: int) -> int:
 def _line(node: FleetNode, hour: int, active: int, idle: int, unknown: int) -> Line:
     price = node.price(hour)
     spec = node.spec
-    joules = round((spec.idle_watts * (active + idle) + (spec.power_limit_watts - spec.idle_watts) * active) / _MS)
+    joules = int((spec.idle_watts * idle + spec.power_limit_watts * active) / _MS)
     if price is None:
         return Line(active, idle, unknown, active + idle + unknown, joules, 0.0, 0.0)
     cost = round((active + idle + unknown) * price / _HOUR_MS, 9)

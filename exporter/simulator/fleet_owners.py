@@ -2,6 +2,7 @@
 
 import csv
 from bisect import bisect_left
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -49,6 +50,7 @@ _TRACE_COLUMNS = ("num_gpu", "gpu_milli", "deletion_time", "scheduled_time")
 _MILLI = 1000
 
 
+@lru_cache(maxsize=4)
 def team_names(plan: FleetPlan) -> tuple[str, ...]:
     """All teams; a large fleet has more than a small one."""
     count = max(4, plan.nodes // _NODES_PER_TEAM)

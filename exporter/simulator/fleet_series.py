@@ -89,8 +89,8 @@ def money_text(
 ) -> Iterator[str]:
     """The hourly series of a level that are money, in one currency."""
     rows, paid = lines.items(), labels(**inside, currency=currency)
-    yield series(f"{level}:gpu_cost:delta1h", paid, ((h, round(row.cost, 9)) for h, row in rows), ending)
-    yield series(f"{level}:gpu_idle_cost:delta1h", paid, ((h, round(row.idle_cost, 9)) for h, row in rows), ending)
+    yield series(f"{level}:gpu_cost:delta1h", paid, ((h, row.cost) for h, row in rows), ending)
+    yield series(f"{level}:gpu_idle_cost:delta1h", paid, ((h, row.idle_cost) for h, row in rows), ending)
 
 
 def gpu_uuid(node: FleetNode, gpu: int) -> str:

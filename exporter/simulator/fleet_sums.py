@@ -81,7 +81,7 @@ class LevelSums:
             for (cluster, _, currency), rows in self._collapsed(None, kind).items():
                 inside = labels(**extra, cluster=cluster, currency=currency)
                 if currency:
-                    paid = ((hour, round(row.cost, 9)) for hour, row in rows.items())
+                    paid = ((hour, row.cost) for hour, row in rows.items())
                     yield series(f"cluster:gpu_{word}_cost:delta1h", inside, paid, ending)
                 else:
                     lasted = ((h, (row.active_ms + row.idle_ms + row.unknown_ms) / _MS) for h, row in rows.items())

@@ -116,19 +116,22 @@ class TruthCounter:
         """Add one node."""
         node = ledger.node
         plan = node.plan
-        inside = {
-            hour: day_of(plan, hour)
+        days = [
+            day_of(plan, hour) if self.start_seconds < plan.stamp(hour) <= self.end_seconds else 0
             for hour in range(plan.hours)
-            if self.start_seconds < plan.stamp(hour) <= self.end_seconds
-        }
+        ]
         for (owner, mode), lines in ledger.lines.items():
             key = TruthKey(node.cluster, node.name if self.by_node else "", *owner, node.spec.name, mode)
+            at, row = 0, Sum()
             for hour, line in lines.items():
-                if hour in inside:
-                    self.rows.setdefault((inside[hour], key, node.currency), Sum()).add(line)
+                day = days[hour]
+                if day and day != at:
+                    at, row = day, self.rows.setdefault((day, key, node.currency), Sum())
+                if day:
+                    row.add(line)
         for hour in ledger.there:
-            if hour in inside:
-                self.hours.setdefault((inside[hour], node.cluster), set()).add(hour)
+            if days[hour]:
+                self.hours.setdefault((days[hour], node.cluster), set()).add(hour)
 
     def merge(self, other: "TruthCounter") -> None:
         """Add what another has counted."""
