@@ -80,7 +80,7 @@ async def running(prometheus_url: str, *, now: float = NOW, **options: object) -
     settings = load_settings(flags, {})
     clock = Clock(now)
     async with PrometheusClient(settings.prometheus) as client, aiohttp.ClientSession() as session:
-        service = Service(settings, client, clock)
+        service = Service(settings, client, client, clock)
         service.refreshing.load_budgets()
         service.refreshing.keeping.open(now)
         runner = web.AppRunner(service.app(), access_log=None, handle_signals=False, shutdown_timeout=1)

@@ -18,17 +18,18 @@ SUM = "/api/v1/report?window=7d&by="
 
 
 class Gate:
-    """A proxy before a Prometheus that can hold questions back, refuse them, and counts them."""
+    """A proxy before a Prometheus that can hold questions back or refuse them, and keeps their headers."""
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.open = asyncio.Event()
         self.open.set()
         self.refuses = False
-        self.asked = 0
+        self.headers: set[str] = set()
+        """Names of all headers that questions had, in small letters, and their values."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked += 1
+        self.headers |= {part for name, value in request.headers.items() for part in (name.lower(), value)}
         body = await request.read()
         await self.open.wait()
         if self.refuses:
@@ -171,6 +172,26 @@ async def test_figures_are_new_again_when_prometheus_is_back(
         report = await site.json(SUM)
         assert not [note for note in report["trust"]["notes"] if "as read at" in note]
         assert report["window"]["to_seconds"] == END_SECONDS + 3600
+
+
+async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(fleet_prometheus: FleetServer) -> None:
+    sent = {
+        "Authorization": "Bearer of-a-visitor",
+        "Cookie": "session=of-a-visitor",
+        "X-Scope-OrgID": "of-a-visitor",
+        "X-Forwarded-User": "of-a-visitor",
+        "Accept-Language": "of-a-visitor",
+    }
+    async with (
+        gated(fleet_prometheus.url) as (url, gate),
+        running(url, prometheus_headers="X-Scope-OrgID=ours") as site,
+    ):
+        for path in (SUM, "/api/v1/pods", "/allocation?window=1d&currency=USD", "/"):
+            assert (await site.get(path, headers=sent)).status == 200
+        assert "ours" in gate.headers
+        assert not [part for part in gate.headers if "of-a-visitor" in part]
+        assert "authorization" not in gate.headers
+        assert "cookie" not in gate.headers
 
 
 async def test_a_prometheus_without_the_rules_is_told_to_load_them(tmp_path: Path) -> None:

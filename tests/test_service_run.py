@@ -1,12 +1,15 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from fleet_support import FleetServer
@@ -20,15 +23,16 @@ BUDGETS = "budgets:\n  - {name: all, amount: 1000, currency: USD, period: month}
 
 
 @contextmanager
-def serving(log: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The service as a process, and its address once it is ready."""
+def serving(log: Path, *arguments: str, ready: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The service as a process, and its address once it is ready, or at least answers."""
     port = free_port(0)
+    path = "/readyz" if ready else "/healthz"
     command = [sys.executable, "-m", "exporter", "serve", "--listen", f"127.0.0.1:{port}", *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stderr=output, env=_environment())
     url = f"http://127.0.0.1:{port}"
     try:
-        _until(lambda: _status(f"{url}/readyz") == 200 or process.poll() is not None)
+        _until(lambda: _status(url + path) == 200 or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield process, url
     finally:
@@ -84,6 +88,22 @@ def test_it_serves_until_it_is_told_to_end_and_then_ends_within_two_seconds(
         assert time.monotonic() - began < 2
     assert "ending" in log.read_text()
     DayStore.open(store, write=True, now=time.time()).close()
+
+
+def test_it_ends_as_fast_while_prometheus_leaves_it_waiting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        log = tmp_path / "log"
+        with serving(log, "--prometheus", url, "--store", str(tmp_path / "s"), ready=False) as (process, address):
+            assert _status(f"{address}/readyz") == 503
+            waiting = Thread(target=_status, args=(f"{address}/api/v1/report",))
+            waiting.start()
+            _until(lambda: "listening" in log.read_text())
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0, log.read_text()
+            assert time.monotonic() - began < 2
+            waiting.join()
 
 
 def test_budgets_are_read_again_at_a_hangup_and_a_mistake_in_them_ends_nothing(

@@ -36,6 +36,7 @@ class Keeping:
     """Days that the last closing left; ``None`` before it, and without a store."""
     _store: DayStore | None = None
     _oldest_seconds: float | None = None
+    _oldest_at: float = 0.0
 
     @property
     def state(self) -> object:
@@ -96,10 +97,11 @@ class Keeping:
         if self._store is None:
             await asyncio.to_thread(self.open, now)
         midnight = int(now // DAY_SECONDS) * DAY_SECONDS
-        if self._oldest_seconds is None:
+        if self._oldest_seconds is None or now - self._oldest_at >= DAY_SECONDS:
             self._oldest_seconds = await oldest_day(
                 self.prometheus, midnight + DAY_SECONDS, from_day=midnight - self.history_days * DAY_SECONDS
             )
+            self._oldest_at = now
         if self._store is None or self._oldest_seconds is None:
             self.changed()
             return

@@ -85,7 +85,8 @@ class LiveBook:
             self._note(simulated=ledger.simulated)
             return report
 
-        return await self.readings.get(question, window, read, self._down)
+        is_closed = window.end_seconds <= (self._freshness.closed_until_seconds or 0.0)
+        return await self.readings.get(question, window, read, "" if is_closed else self._down)
 
     async def again(self, question: Question, now: float) -> None:
         """Read a report again, for the window that its name means now; one that has none is left.

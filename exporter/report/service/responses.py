@@ -35,7 +35,7 @@ async def respond(
     *,
     status: int = 200,
     headers: Mapping[str, str] | None = None,
-    cache: str = "no-cache",
+    cache: str = "private, no-cache",
 ) -> web.Response:
     """An answer with the headers of all: no sniffing, no referrer, an ETag where it went well.
 
@@ -45,7 +45,7 @@ async def respond(
         content_type: With its charset.
         status: HTTP status; an answer that is no 200 is not to be kept by anybody.
         headers: More of them; they win.
-        cache: ``Cache-Control`` of a 200: by default it may be kept and must be asked for again.
+        cache: ``Cache-Control`` of a 200: by default it may be kept by a browser, which must ask again.
     """
     fields = {
         hdrs.CONTENT_TYPE: content_type,

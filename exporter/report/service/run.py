@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
@@ -49,8 +50,13 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
         StoreError: The store can neither be read nor written.
     """
     listener = bind(settings.listen_host, settings.listen_port)
-    async with PrometheusClient(settings.prometheus) as client:
-        service = Service(settings, client, clock)
+    # Days are closed one question at a time, so that filling the store does not keep people waiting.
+    for_pages = replace(settings.prometheus, concurrency=max(1, settings.prometheus.concurrency - 1))
+    async with (
+        PrometheusClient(for_pages) as client,
+        PrometheusClient(replace(settings.prometheus, concurrency=1)) as closing,
+    ):
+        service = Service(settings, client, closing, clock)
         try:
             service.refreshing.load_budgets()
             await asyncio.to_thread(service.refreshing.keeping.open, clock())
@@ -84,18 +90,20 @@ class Service:
 
     Args:
         settings: What the user wants.
-        client: Asks Prometheus.
+        client: Asks Prometheus for what is shown.
+        closing: Asks it for the days that are to be closed.
         clock: Unix seconds.
     """
 
-    def __init__(self, settings: ServeSettings, client: PrometheusClient, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: ServeSettings, client: PrometheusClient, closing: PrometheusClient, clock: Callable[[], float]
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._process = ProcessMetrics()
         self._wake = asyncio.Event()
-        prometheus = PrometheusLedger(client)
         label = settings.prometheus.cluster_label
-        ledger = _ledger(settings, prometheus)
+        ledger = _ledger(settings, PrometheusLedger(client))
         self.book = LiveBook(Sources(ledger=ledger, pods=partial(live_pods, client, cluster_label=label)), clock)
         self.refreshing = Refreshing(
             book=self.book,
@@ -105,7 +113,7 @@ class Service:
                 load_budgets=partial(_budgets, settings, ledger),
             ),
             keeping=Keeping(
-                prometheus=prometheus,
+                prometheus=PrometheusLedger(closing),
                 path=settings.store,
                 history_days=settings.history_days,
                 changed=self._wake.set,
