@@ -1,5 +1,6 @@
 """Puts the questions of a reading: days together where that can be answered, one by one where not."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ BLOCK_DAYS = 7
 """Days in one question: more are not faster, and lose more where an answer fails."""
 _LOST_HOPE_AFTER = 4
 _DIVISIBLE = frozenset({"timeout", "too_many_samples", "too_large", "server_error", "broken", "garbage", "partial"})
+_TOO_MUCH = frozenset({"timeout", "too_many_samples", "too_large"})
+"""A shorter question may be answered, and a longer one of the others will not."""
 
 Block = tuple[int, ...]
 """Chunks, by number, that one question is for: whole days in a row, or a part of a day alone."""
@@ -60,6 +63,9 @@ class Asking:
         self._client = client
         self._progress = progress
         self._done, self._total = 0, total
+        # Here and not only in the client: who waits for a turn hears of what the others met.
+        self._slots = asyncio.Semaphore(client.settings.concurrency)
+        self._is_slow = False
         self._in_a_row = 0
         self._hopeless: PrometheusError | None = None
         self._failures: list[Failure] = []
@@ -77,7 +83,8 @@ class Asking:
         Returns:
             Whether all of it was answered; what was not is in ``failures``.
         """
-        answered = await self._divided(block, what, query, take)
+        async with self._slots:
+            answered = await self._divided(block, what, query, take)
         self._step()
         return answered
 
@@ -96,10 +103,11 @@ class Asking:
             moments: Start, end and step in seconds.
             take: As for ``ask``; rows have ``values``.
         """
-        try:
-            await self._taken(self._client.ask_range(query, *moments), take)
-        except PrometheusError as error:
-            self._fail(block, what, error)
+        async with self._slots:
+            try:
+                await self._taken(self._client.ask_range(query, *moments), take)
+            except PrometheusError as error:
+                self._fail(block, what, error)
         self._step()
 
     def _step(self) -> None:
@@ -109,14 +117,16 @@ class Asking:
 
     async def _divided(self, block: Block, what: str, query: Callable[[str], str], take: Take) -> bool:
         try:
-            await self._once(block, query, take)
+            if len(block) == 1 or not self._is_slow:
+                await self._once(block, query, take)
+                return True
         except PrometheusError as error:
-            if len(block) > 1 and error.reason in _DIVISIBLE and self._hopeless is None:
-                # One after the other: the server has just been asked too much.
-                return all([await self._divided((chunk,), what, query, take) for chunk in block])
-            self._fail(block, what, error)
-            return False
-        return True
+            if len(block) == 1 or error.reason not in _DIVISIBLE or self._hopeless is not None:
+                self._fail(block, what, error)
+                return False
+            self._is_slow |= error.reason in _TOO_MUCH
+        # One after the other: the server has just been asked too much.
+        return all([await self._divided((chunk,), what, query, take) for chunk in block])
 
     async def _once(self, block: Block, query: Callable[[str], str], take: Take) -> None:
         first, last = self.windows[block[0]], self.windows[block[-1]]

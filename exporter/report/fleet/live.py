@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from exporter.report.fleet import queries
 from exporter.report.fleet.prometheus import PrometheusClient, Sample
@@ -58,14 +57,12 @@ async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: s
     price_of = _prices(prices, cluster_label)
     columns = [{_place(sample, labels): sample.value for sample in column} for column in values]
     found = [
-        replace(
-            _use(
-                dict(zip(labels, place, strict=True)),
-                cluster_label,
-                share_of[place],
-                price_of if live else {},
-                [column.get(place) for column in columns],
-            ),
+        _use(
+            dict(zip(labels, place, strict=True)),
+            cluster_label,
+            share_of[place],
+            price_of if live else {},
+            [column.get(place) for column in columns],
             live=live,
         )
         for place, live in pods.items()
@@ -116,6 +113,8 @@ def _use(
     share: float,
     prices: Mapping[tuple[str, str, str], Mapping[str, float]],
     values: list[float | None],
+    *,
+    live: bool,
 ) -> PodUse:
     activity, idle_for, age, memory = values
     price = prices.get((labels[cluster_label], labels["node"], labels["gpu"]), {})
@@ -136,4 +135,5 @@ def _use(
         age_seconds=age,
         memory_used_bytes=memory,
         cost_per_hour={currency: hourly * share for currency, hourly in price.items()},
+        live=live,
     )

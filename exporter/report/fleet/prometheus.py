@@ -76,6 +76,7 @@ class PrometheusClient:
         self._session: aiohttp.ClientSession | None = None
         self._tls = credentials.Tls(settings)
         self._has_answered = False
+        self._timeouts_in_a_row = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -154,7 +155,7 @@ class PrometheusClient:
         return await self._retried(f"/api/v1/status/{path}", None)
 
     async def _query(self, path: str, form: dict[str, str], result_type: str, *, retry_timeouts: bool = True) -> Answer:
-        timeout = {"timeout": f"{self.settings.timeout_seconds:g}s"}
+        timeout = {"timeout": f"{int(self.settings.timeout_seconds * 1000)}ms"}
         answer = await self._retried(path, {**form, **timeout, **_FORM}, retry_timeouts=retry_timeouts)
         data = answer.data
         if not isinstance(data, dict) or data.get("resultType") != result_type or not isinstance(data["result"], list):
@@ -170,18 +171,21 @@ class PrometheusClient:
                     answer = await self._attempt(path, form)
             except Refusal as error:
                 failures += 1
+                self._timeouts_in_a_row = self._timeouts_in_a_row + 1 if error.reason == "timeout" else 0
                 if failures > self.settings.retries or not self._may_help(error, retry_timeouts=retry_timeouts):
                     raise
                 await self._sleep(self._wait_seconds(error, failures))
             else:
-                self._has_answered = True
+                self._has_answered, self._timeouts_in_a_row = True, 0
                 return answer
 
     def _may_help(self, error: Refusal, *, retry_timeouts: bool) -> bool:
         """Whether the same question may be answered soon."""
         if error.reason == "unreachable" and not self._has_answered:
             return False  # the address is wrong, rather than a server that starts anew
-        return error.retriable and (retry_timeouts or error.reason != "timeout")
+        if error.reason == "timeout":
+            return retry_timeouts and self._timeouts_in_a_row < 2 * self.settings.concurrency
+        return error.retriable
 
     def _wait_seconds(self, error: Refusal, failures: int) -> float:
         """What the server asked for, else full jitter, so that all who were refused do not come back together."""

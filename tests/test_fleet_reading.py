@@ -1,0 +1,433 @@
+"""The fleet's ledger from real servers over a backfilled fleet: it is the truth, or it tells what is missing."""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from fleet_support import FleetServer, backfill, backfilled, prometheus, truth_between
+from prometheus_support import FaultyProxy, failure, serving
+
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.errors import PrometheusError
+from exporter.model import Totals
+from exporter.report.fleet import asking, queries
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.sources import Progress
+from exporter.report.fleet.values import DAY_SECONDS, Dimension, Figures, Filters, FleetLedger, Window
+from exporter.simulator.fleet_plan import FleetPlan
+from exporter.simulator.fleet_truth import FleetTruth, added
+
+DIMENSIONS: tuple[Dimension, ...] = ("cluster", "node", "namespace", "kind", "workload", "team", "model", "mode")
+ENGINES = pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
+DAY = 1_789_862_400
+"""2026-09-20, the last whole day of the small fleet."""
+
+
+async def read(
+    url: str,
+    window: Window,
+    *dimensions: Dimension,
+    filters: Filters | None = None,
+    by_day: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    **settings: object,
+) -> FleetLedger:
+    """A reading with a client of its own, which never waits between attempts."""
+
+    async def sleep(_: float) -> None:
+        return None
+
+    made = PrometheusSettings(url=url, **settings)  # type: ignore[arg-type]
+    async with PrometheusClient(made, sleep=sleep) as client:
+        return await PrometheusLedger(client, by_day=by_day).ledger(window, frozenset(dimensions), filters, progress)
+
+
+def whole(plan: FleetPlan) -> Window:
+    return Window(start_seconds=plan.start_seconds, end_seconds=plan.end_seconds)
+
+
+def day(count: int = 1) -> Window:
+    return Window(start_seconds=DAY - (count - 1) * DAY_SECONDS, end_seconds=DAY + DAY_SECONDS)
+
+
+def totals(figures: Figures) -> Totals:
+    return Totals(
+        active_seconds=figures.active_seconds,
+        idle_seconds=figures.idle_seconds,
+        unknown_seconds=figures.unknown_seconds,
+        unpriced_seconds=figures.unpriced_seconds,
+        energy_joules=figures.energy_joules or 0.0,
+        money=figures.money,
+    )
+
+
+def summed(ledger: FleetLedger, *fields: str) -> dict[tuple[str, ...], Totals]:
+    """Lines of all chunks, by some of their fields."""
+    found: dict[tuple[str, ...], Totals] = {}
+    for chunk in ledger.chunks:
+        for key, figures in chunk.lines.items():
+            place = tuple(getattr(key, field) for field in fields)
+            found[place] = added(found[place], totals(figures)) if place in found else totals(figures)
+    return found
+
+
+def numbers(total: Totals) -> dict[str, float]:
+    """Every number of a total that is not 0."""
+    money = {
+        f"{currency} {name}": getattr(one, name) for currency, one in total.money.items() for name in ("total", "idle")
+    }
+    names = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
+    return {name: value for name, value in {**{n: getattr(total, n) for n in names}, **money}.items() if value}
+
+
+def assert_same(found: dict[tuple[str, ...], Totals], true: dict[tuple[str, ...], Totals]) -> None:
+    true = {key: total for key, total in true.items() if numbers(total)}
+    assert found.keys() == true.keys()
+    for key, total in true.items():
+        assert numbers(found[key]) == pytest.approx(numbers(total), rel=1e-9, abs=1e-6), key
+
+
+def apart(truth: FleetTruth, *names: str) -> dict[tuple[str, ...], Totals]:
+    """The truth by some fields, in which kinds of known owners were summed away."""
+    found: dict[tuple[str, ...], Totals] = {}
+    for (kind, *rest), total in truth.total("kind", *names).items():
+        place = (kind if kind in {"Unallocated", "Unattributed", "Other"} else "", *rest)
+        found[place] = added(found[place], total) if place in found else total
+    return found
+
+
+@ENGINES
+async def test_every_line_of_every_day_is_the_truth(
+    engine: str, fleet_truth: FleetTruth, request: pytest.FixtureRequest
+) -> None:
+    server: FleetServer = request.getfixturevalue(engine)
+    ledger = await read(server.url, whole(server.plan), *DIMENSIONS)
+    assert not ledger.failures
+    assert ledger.simulated
+    for chunk in ledger.chunks:
+        start = chunk.window.start_seconds // DAY_SECONDS * DAY_SECONDS
+        found = {tuple(getattr(key, name) for name in DIMENSIONS): totals(line) for key, line in chunk.lines.items()}
+        assert_same(found, {tuple(key): total for key, total in fleet_truth.days[start].items()})
+        assert chunk.recorded_hours == fleet_truth.recorded_hours[start]
+        assert sum(chunk.capacity_seconds.values()) == pytest.approx(
+            sum(line.allocated_seconds for line in fleet_truth.days[start].values()), rel=1e-9
+        )
+    assert [note for note in ledger.notes if "not recorded" in note] == [
+        f"cluster {name}: 3 hours were not recorded: 2026-08-25 (2), 2026-08-26 (1)" for name in ("alpha", "beta")
+    ]
+
+
+@ENGINES
+@pytest.mark.parametrize("by_day", [True, False])
+@pytest.mark.parametrize(
+    ("dimensions", "names"),
+    [((), ()), (("namespace",), ("namespace",)), (("team", "cluster"), ("team", "cluster")), (("mode",), ("mode",))],
+)
+async def test_sums_by_a_few_dimensions_are_the_truth(
+    engine: str,
+    by_day: bool,  # noqa: FBT001 - a parameter
+    dimensions: tuple[Dimension, ...],
+    names: tuple[str, ...],
+    fleet_truth: FleetTruth,
+    request: pytest.FixtureRequest,
+) -> None:
+    server: FleetServer = request.getfixturevalue(engine)
+    ledger = await read(server.url, whole(server.plan), *dimensions, by_day=by_day)
+    assert_same(summed(ledger, "kind", *names), apart(fleet_truth, *names))
+    assert len(ledger.chunks) == (41 if by_day else 4)
+    assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == pytest.approx(
+        fleet_truth.capacity_seconds, rel=1e-9
+    )
+
+
+@ENGINES
+async def test_a_window_within_a_day_has_its_hours_and_no_other(engine: str, request: pytest.FixtureRequest) -> None:
+    server: FleetServer = request.getfixturevalue(engine)
+    window = Window(start_seconds=DAY + 5 * 3600, end_seconds=DAY + 8 * 3600)
+    ledger = await read(server.url, window, "workload")
+    true = truth_between(window.start_seconds, window.end_seconds).total("namespace", "kind", "workload")
+    assert_same(summed(ledger, "namespace", "kind", "workload"), true)
+    assert [dict(chunk.recorded_hours) for chunk in ledger.chunks] == [{"alpha": 3, "beta": 3}]
+
+
+@ENGINES
+async def test_filters_hold_for_the_lines_and_not_for_capacity(engine: str, request: pytest.FixtureRequest) -> None:
+    server: FleetServer = request.getfixturevalue(engine)
+    true = truth_between(DAY, DAY + DAY_SECONDS)
+    teams = sorted({team for (team,) in true.total("team") if team})
+    wanted = Filters(wanted={"team": frozenset((teams[0], teams[-1], "no.such|team")), "cluster": frozenset(("beta",))})
+    ledger = await read(server.url, day(), "team", filters=wanted)
+    expected = true.total("team", cluster="beta")
+    assert_same(summed(ledger, "team"), {(team,): expected[team,] for team in (teams[0], teams[-1])})
+    (chunk,) = ledger.chunks
+    assert sum(chunk.capacity_seconds.values()) == pytest.approx(true.capacity_seconds)
+
+
+@ENGINES
+async def test_nodes_are_summed_by_their_sort(engine: str, request: pytest.FixtureRequest) -> None:
+    server: FleetServer = request.getfixturevalue(engine)
+    ledger = await read(server.url, day(), "pool", "model")
+    by_node = await read(server.url, day(), "cluster", "node", "model")
+    sorts = {node: f"{facts.instance_type} {facts.capacity_type}".strip() for node, facts in by_node.nodes.items()}
+    expected: dict[tuple[str, ...], Totals] = {}
+    for (cluster, node, model), total in summed(by_node, "cluster", "node", "model").items():
+        place = (sorts[cluster, node], model)
+        expected[place] = added(expected[place], total) if place in expected else total
+    assert_same(summed(ledger, "pool", "model"), expected)
+    assert {"p5.48xlarge reserved", "g6e.48xlarge on-demand", ""} <= {pool for pool, _ in expected}
+    assert not any(key.node or key.cluster for chunk in ledger.chunks for key in chunk.lines)
+    filters = Filters(wanted={"pool": frozenset(("p5.48xlarge reserved",))})
+    one = await read(server.url, day(), "model", filters=filters)
+    assert_same(
+        summed(one, "model"),
+        {(model,): total for (pool, model), total in expected.items() if pool in filters.wanted["pool"]},
+    )
+
+
+async def test_a_fleet_behind_a_faulty_proxy_is_the_same(
+    fleet_prometheus: FleetServer, fleet_truth: FleetTruth
+) -> None:
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0.15)
+    steps: list[Progress] = []
+    async with serving(proxy) as server:
+        ledger = await read(
+            server.url,
+            whole(fleet_prometheus.plan),
+            "namespace",
+            "cluster",
+            timeout_seconds=2,
+            retries=8,
+            progress=steps.append,
+        )
+    assert not ledger.failures
+    assert set(proxy.told) == {"", *proxy.faults}
+    assert_same(summed(ledger, "kind", "namespace"), apart(fleet_truth, "namespace"))
+    assert [step.done for step in steps] == list(range(1, len(steps) + 1))
+    assert steps[-1].done == steps[-1].total
+
+
+async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told(
+    fleet_prometheus: FleetServer, fleet_truth: FleetTruth
+) -> None:
+    """The money of one day cannot be had; neither in one question with its neighbours, nor alone."""
+    bad = DAY - 2 * DAY_SECONDS
+
+    def is_bad(form: dict[str, str]) -> bool:
+        span = re.search(r"gpu_cost:delta1h{}\[(\d+)ms", form.get("query", ""))
+        if span is None:
+            return False
+        first = float(form.get("start", form.get("time", "0"))) - int(span[1]) / 1000
+        return first < bad + DAY_SECONDS - 1 and float(form.get("end", form.get("time", "0"))) > bad + 1
+
+    for by_day in (True, False):
+        async with serving(FaultyProxy(fleet_prometheus.url, rate=0, refuse=is_bad)) as server:
+            ledger = await read(server.url, day(7), "namespace", retries=1, by_day=by_day)
+        (told,) = ledger.failures
+        assert (told.what, told.window.start_seconds, told.window.seconds) == (
+            "owner:gpu_cost:delta1h",
+            bad,
+            DAY_SECONDS,
+        )
+        assert "storage is away" in told.reason
+        for chunk in ledger.chunks:
+            true = fleet_truth.days[chunk.window.start_seconds]
+            metered = sum(line.allocated_seconds for line in true.values())
+            assert sum(chunk.capacity_seconds.values()) == pytest.approx(metered)
+            shown = sum(line.allocated_seconds for line in chunk.lines.values())
+            assert shown == pytest.approx(0 if chunk.window.start_seconds == bad else metered)
+
+
+async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) -> None:
+    async with serving(
+        FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "energy" in form.get("query", ""))
+    ) as server:
+        ledger = await read(server.url, day(2), retries=0)
+    true = truth_between(DAY - DAY_SECONDS, DAY + DAY_SECONDS)
+    (told,) = ledger.failures
+    assert (told.what, told.window) == ("owner:gpu_energy_joules:delta1h", replace(day(2), label=""))
+    assert all(line.energy_joules is None for chunk in ledger.chunks for line in chunk.lines.values())
+    assert sum(total.money["USD"].total for total in summed(ledger).values()) == pytest.approx(
+        true.sum().money["USD"].total
+    )
+
+
+async def test_a_server_that_goes_away_is_not_asked_everything(fleet_prometheus: FleetServer) -> None:
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "owner:" in form.get("query", ""))
+    async with serving(proxy) as server:
+        ledger = await read(server.url, whole(fleet_prometheus.plan), retries=1)
+        asked = len(server.requests)
+    assert asked < 100
+    assert {failure.what for failure in ledger.failures} == {queries.ALLOCATED, *(m.series for m in queries.MEASURES)}
+    assert not any(chunk.lines or chunk.capacity_seconds for chunk in ledger.chunks)
+
+
+async def test_a_limit_of_the_server_is_met_with_smaller_questions(
+    small_fleet: FleetPlan, fleet_prometheus: FleetServer, fleet_truth: FleetTruth
+) -> None:
+    def is_long(form: dict[str, str]) -> bool:
+        return "start" in form and "owner:" in form["query"]
+
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0)
+
+    async def limited(request: object) -> object:
+        form = {name: str(value) for name, value in (await request.post()).items()}  # type: ignore[attr-defined]
+        if is_long(form):
+            return failure(422, "query processing would load too many samples into memory in query execution")
+        return await proxy(request)  # type: ignore[arg-type]
+
+    async with serving(limited) as server:  # type: ignore[arg-type]
+        ledger = await read(server.url, whole(small_fleet), "namespace")
+    assert not ledger.failures
+    assert_same(summed(ledger, "kind", "namespace"), apart(fleet_truth, "namespace"))
+
+
+def line(series: str, hours: range | list[int], value: float = 3600, **labels: str) -> str:
+    """Samples of a recorded series, for hours of ``DAY``, the hour being the one at whose end it is stamped."""
+    inside = ",".join(f'{name}="{text}"' for name, text in labels.items())
+    return "".join(f"{series}{{{inside}}} {value} {DAY + (hour + 1) * 3600}\n" for hour in hours)
+
+
+def owner(hours: range | list[int], value: float = 3600, **labels: str) -> str:
+    """An owner that was idle: all series that it would have."""
+    return "".join(
+        line(f"owner:{name}:delta1h", hours, value, workload_namespace="ml", workload_kind="Job", node="n", **labels)
+        for name in ("gpu_allocated_seconds", "gpu_idle_seconds")
+    ) + line("cluster:gpu_capacity_seconds:delta1h", hours, value, **{k: v for k, v in labels.items() if k != "team"})
+
+
+@pytest.fixture
+def hand_written(tmp_path: Path, small_fleet: FleetPlan) -> Iterator[Callable[..., object]]:
+    """A Prometheus over a few lines of text."""
+
+    def serve(text: str, *options: str) -> object:
+        (tmp_path / "text.om").write_text(text + "# EOF\n")
+        backfill(tmp_path / "text.om", tmp_path / "blocks")
+        return prometheus(tmp_path, tmp_path / "blocks", small_fleet, *options)
+
+    return serve  # type: ignore[return-value]
+
+
+async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Callable[..., object]) -> None:
+    """One of them was away from 2 to 5, the other from 10 to 20; once both had a part of an hour."""
+    text = owner([*range(2), *range(5, 24)], replica="a") + owner([*range(9), *range(20, 24)], replica="b")
+    text += owner([9], 900, replica="b")
+    with hand_written(text) as server:  # type: ignore[attr-defined]
+        for by_day in (True, False):
+            ledger = await read(server.url, day(2), by_day=by_day)
+            assert sum(total.idle_seconds for total in summed(ledger).values()) == 24 * 3600
+            assert sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks) == 24
+            assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600
+            assert any("told apart by replica" in note for note in ledger.notes)
+
+
+async def test_a_pair_over_a_whole_fleet_is_the_same_as_one(small_fleet: FleetPlan, tmp_path: Path) -> None:
+    plan = replace(small_fleet, nodes=4, days=3)
+    blocks = backfilled(plan, tmp_path, {"replica": "a"}, {"replica": "b"}, devices=False)
+    true = truth_between(plan.start_seconds, plan.end_seconds, plan)
+    with prometheus(tmp_path, blocks, plan) as server:
+        ledger = await read(server.url, whole(plan), "workload", "cluster")
+    assert_same(
+        summed(ledger, "cluster", "namespace", "kind", "workload"),
+        true.total("cluster", "namespace", "kind", "workload"),
+    )
+
+
+async def test_clusters_are_told_apart_by_the_label_that_is_named(hand_written: Callable[..., object]) -> None:
+    text = owner(range(24), k8s_cluster="east") + owner(range(24), k8s_cluster="west")
+    with hand_written(text) as server:  # type: ignore[attr-defined]
+        named = await read(server.url, day(), "cluster", cluster_label="k8s_cluster")
+        unnamed = await read(server.url, day(), "cluster")
+    assert {key.cluster for key in named.chunks[0].lines} == {"east", "west"}
+    assert sum(total.idle_seconds for total in summed(named).values()) == 48 * 3600
+    assert not named.notes
+    assert any("--cluster-label" in note and "k8s_cluster" in note for note in unnamed.notes)
+
+
+async def test_names_of_any_characters_are_found_and_kept(hand_written: Callable[..., object]) -> None:
+    names = ('a"b', "x.*|y", "back\\slash", "new\nline", "=cmd|'/c'!A1", "\u202egnp.exe", "<script>", "{{x}}", "")
+    escaped = [name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name in names]
+    with hand_written("".join(owner(range(24), team=name) for name in escaped)) as server:  # type: ignore[attr-defined]
+        everything = await read(server.url, day(), "team")
+        assert {key.team for key in everything.chunks[0].lines} == set(names)
+        for name in names:
+            for others in ((), ("no such",)):
+                filters = Filters(wanted={"team": frozenset((name, *others))})
+                ledger = await read(server.url, day(), "team", filters=filters)
+                assert {key.team for key in ledger.chunks[0].lines} == {name}
+        for nothing in (frozenset[str](), frozenset(("\udcff",))):
+            ledger = await read(server.url, day(), "team", filters=Filters(wanted={"team": nothing}))
+            assert not ledger.chunks[0].lines
+            assert not ledger.failures
+
+
+async def test_hours_that_were_not_recorded_are_told(hand_written: Callable[..., object]) -> None:
+    with hand_written(owner([*range(3), *range(4, 24)])) as server:  # type: ignore[attr-defined]
+        ledger = await read(server.url, day(3))
+    assert [dict(chunk.recorded_hours) for chunk in ledger.chunks] == [{}, {}, {"": 23}]
+    assert ledger.notes == (
+        "nothing was recorded before 2026-09-20, 48 hours",
+        "1 hour was not recorded: 2026-09-20 (1)",
+    )
+
+
+async def test_what_was_stamped_at_the_start_is_of_the_window_before(hand_written: Callable[..., object]) -> None:
+    with hand_written(owner(range(-1, 25))) as server:  # type: ignore[attr-defined]
+        ledger = await read(server.url, day())
+    assert sum(total.idle_seconds for total in summed(ledger).values()) == 24 * 3600
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no series of an agent at all"),
+        (owner(range(-400, -390)), "the newest hours before it are of 2026-09-0"),
+    ],
+)
+async def test_why_nothing_is_there_is_told(hand_written: Callable[..., object], text: str, words: str) -> None:
+    with hand_written(text or "x 1 1789862400\n") as server:  # type: ignore[attr-defined]
+        ledger = await read(server.url, day())
+    assert not ledger.failures
+    (note,) = ledger.notes
+    assert words in note
+
+
+async def test_nothing_at_all_is_an_error_of_the_server(fleet_prometheus: FleetServer) -> None:
+    everything = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "query" in form)
+    async with serving(everything) as server:
+        with pytest.raises(PrometheusError) as caught:
+            await read(server.url, day(), retries=0)
+    assert caught.value.reason == "server_error"
+    assert "storage is away" in str(caught.value)
+
+
+async def test_a_server_that_never_answers_is_given_up_on_soon(fleet_prometheus: FleetServer) -> None:
+    """Blocks time out, then days do; the many other questions are not waited for."""
+    started = asyncio.get_running_loop().time()
+
+    async def stalled(request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        if "owner:" in str(form.get("query", "")):
+            await asyncio.sleep(60)
+        return await FaultyProxy(fleet_prometheus.url, rate=0)(request)
+
+    async with serving(stalled) as server:
+        ledger = await read(server.url, whole(fleet_prometheus.plan), timeout_seconds=0.1)
+        asked = len(server.requests)
+    assert asyncio.get_running_loop().time() - started < 40
+    assert asked < 60
+    assert {"no answer within 0.1 s" in failure.reason for failure in ledger.failures} == {True}
+
+
+def test_whole_days_are_asked_for_together_and_parts_of_days_alone() -> None:
+    hour = 3600
+    pieces = [Window(start_seconds=DAY + 5 * hour, end_seconds=DAY + 24 * hour)]
+    pieces += [
+        Window(start_seconds=DAY + n * DAY_SECONDS, end_seconds=DAY + (n + 1) * DAY_SECONDS) for n in range(1, 10)
+    ]
+    pieces += [Window(start_seconds=DAY + 10 * DAY_SECONDS, end_seconds=DAY + 10 * DAY_SECONDS + hour)]
+    assert asking.blocks(pieces) == ((0,), (1, 2, 3, 4, 5, 6, 7), (8, 9), (10,))

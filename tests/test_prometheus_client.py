@@ -1,0 +1,364 @@
+"""The client of Prometheus' API against real HTTP servers: what it asks, what it bears, and what it says."""
+
+import base64
+import gzip
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from fleet_support import FleetServer
+from prometheus_support import Server, failure, serving, success, vector
+
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.errors import PrometheusError
+from exporter.report.fleet import engine, prometheus
+from exporter.report.fleet.prometheus import PrometheusClient, Sample
+
+ONE = vector(({"team": "a"}, "1.5"))
+
+
+async def one(request: web.Request) -> web.Response:  # noqa: ARG001 - answers everything
+    return success(ONE)
+
+
+def client(url: str, waits: list[float] | None = None, **settings: object) -> PrometheusClient:
+    """A client that does not wait, but keeps how long it would have."""
+
+    async def sleep(seconds: float) -> None:
+        if waits is not None:
+            waits.append(seconds)
+
+    return PrometheusClient(PrometheusSettings(url=url, **settings), random=lambda: 1.0, sleep=sleep)  # type: ignore[arg-type]
+
+
+async def refused(
+    answer: Callable[[web.Request], web.StreamResponse], **settings: object
+) -> tuple[PrometheusError, Server]:
+    """What the client says to an answer, and the server that gave it."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return answer(request)
+
+    async with serving(handler) as server, client(server.url, **settings) as asked:
+        with pytest.raises(PrometheusError) as caught:
+            await asked.instant("vector(1)", 1_790_000_000)
+        return caught.value, server
+
+
+async def test_a_question_is_posted_as_a_form_with_a_time_limit() -> None:
+    async with serving(one) as server, client(server.url + "/prefix/prometheus") as asked:
+        assert await asked.instant("sum(x)", 1_790_000_000.001) == (Sample({"team": "a"}, 1.5),)
+    (request,), (form,) = server.requests, server.forms
+    assert (request.method, request.path) == ("POST", "/prefix/prometheus/api/v1/query")
+    assert (form["query"], form["time"], form["timeout"]) == ("sum(x)", "1790000000.001", "60000ms")
+    assert (form["partial_response"], form["nocache"]) == ("false", "1")
+
+
+async def test_values_that_are_no_number_are_left_out() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path.endswith("query"):
+            return success(vector(({"a": "1"}, "NaN"), ({"a": "2"}, "+Inf"), ({"a": "3"}, "3")))
+        rows = [{"metric": {}, "values": [[1, "NaN"]]}, {"metric": {"a": "1"}, "values": [[1, "NaN"], [2.5, "4"]]}]
+        return success(rows, "matrix")
+
+    async with serving(answer) as server, client(server.url) as asked:
+        assert await asked.instant("x", 1) == (Sample({"a": "3"}, 3.0),)
+        assert await asked.range("x", 0, 9, 1) == (prometheus.Series({"a": "1"}, ((2.5, 4.0),)),)
+
+
+async def test_warnings_of_the_server_come_with_the_answer() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return success(ONE, warnings=["remote read\nfailed"], infos=["PromQL info: metric might not be a counter"])
+
+    async with serving(answer) as server, client(server.url) as asked:
+        assert (await asked.ask_instant("x", 1)).notes == ("remote read failed",)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 429])
+async def test_what_may_pass_is_asked_again_with_longer_waits(status: int) -> None:
+    answers = [web.Response(status=status), web.Response(status=status), success(ONE)]
+    waits: list[float] = []
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return answers.pop(0)
+
+    async with serving(answer) as server, client(server.url, waits) as asked:
+        assert await asked.instant("x", 1)
+    assert waits == [0.5, 1.0]
+
+
+async def test_the_server_says_how_long_to_wait() -> None:
+    answers = [web.Response(status=429, headers={"Retry-After": "7"}), success(ONE)]
+    waits: list[float] = []
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return answers.pop(0)
+
+    async with serving(answer) as server, client(server.url, waits) as asked:
+        assert await asked.instant("x", 1)
+    assert waits == [7.25]
+
+
+async def test_retries_end() -> None:
+    error, server = await refused(lambda _: web.Response(status=503, text="no healthy upstream"), retries=2)
+    assert len(server.requests) == 3
+    assert (error.reason, error.retriable) == ("server_error", True)
+    assert "HTTP 503: no healthy upstream" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "words"),
+    [
+        (lambda: failure(400, "parse error: unclosed", "bad_data"), "bad_query", "parse error: unclosed"),
+        (lambda: failure(422, "it would load too many samples"), "too_many_samples", "--query.max-samples"),
+        (lambda: failure(422, "more than -search.maxSamplesPerQuery=1"), "too_many_samples", "shorter window"),
+        (lambda: failure(422, "multiple matches for labels"), "bad_query", "multiple matches"),
+        (lambda: web.Response(status=401, text="no org id"), "unauthorised", "X-Scope-OrgID=TENANT"),
+        (lambda: web.Response(status=401), "unauthorised", "--prometheus-token-file"),
+        (lambda: web.Response(status=403, text="namespaces is forbidden"), "forbidden", "namespaces is forbidden"),
+        (lambda: web.Response(status=404, text="404 page not found"), "not_prometheus", "with its path"),
+        (lambda: web.Response(status=413), "bad_query", "too long"),
+        (lambda: web.Response(status=400, text="remoteAddr"), "not_prometheus", "is not Prometheus' API"),
+        (lambda: web.Response(text="<!doctype html>", content_type="text/html"), "not_prometheus", "login"),
+        (lambda: web.json_response({"status": "ok"}), "not_prometheus", "its JSON is another"),
+        (lambda: success([], "matrix"), "not_prometheus", "no vector"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_pass_is_told_at_once_with_its_mend(
+    answer: Callable[[], web.StreamResponse], reason: str, words: str
+) -> None:
+    error, server = await refused(lambda _: answer())
+    assert (error.reason, error.retriable, len(server.requests)) == (reason, False, 1)
+    assert words in str(error)
+    assert str(error).startswith(server.url)
+
+
+async def test_a_redirect_to_a_login_is_told_without_its_ticket() -> None:
+    place = {"Location": "https://user:pw@sso.example/login?ticket=secret#frag"}
+    error, server = await refused(lambda _: web.Response(status=302, headers=place))
+    assert error.reason == "redirected"
+    assert "sso.example/login" in str(error)
+    assert "secret" not in str(error)
+    assert "pw" not in str(error)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [422, 503])
+async def test_a_timeout_of_the_server_is_a_timeout(status: int) -> None:
+    error, server = await refused(
+        lambda _: failure(status, "query timed out in expression evaluation", "timeout"), retries=1
+    )
+    assert (error.reason, len(server.requests)) == ("timeout", 2)
+    assert "--prometheus-timeout" in str(error)
+
+
+async def test_who_can_ask_for_less_is_told_of_a_timeout_at_once() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return failure(503, "query timed out", "timeout")
+
+    async with serving(answer) as server, client(server.url) as asked:
+        with pytest.raises(PrometheusError):
+            await asked.ask_range("x", 0, 9, 1, retry_timeouts=False)
+        assert len(server.requests) == 1
+
+
+async def test_garbage_and_half_an_answer_of_a_cluster_are_asked_for_again() -> None:
+    answers = [web.Response(text='{"status":"succ'), success(ONE, isPartial=True), success(ONE)]
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return answers.pop(0)
+
+    async with serving(answer) as server, client(server.url) as asked:
+        assert await asked.instant("x", 1)
+    error, _ = await refused(lambda _: success(ONE, isPartial=True), retries=0)
+    assert error.reason == "partial"
+    assert "too low" in str(error)
+
+
+async def test_an_answer_beyond_the_limit_is_refused_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "MOST_BYTES", 1 << 20)
+    packed = gzip.compress(b" " * (8 << 20))
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    error, server = await refused(lambda _: web.Response(body=packed, headers=headers))
+    assert error.reason == "too_large"
+    assert "longer than 1 MiB" in str(error)
+    assert len(server.requests) == 1
+
+
+async def test_a_broken_connection_is_asked_again() -> None:
+    drops = [True, True, False]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if drops.pop(0) and request.transport is not None:
+            request.transport.abort()
+        return success(ONE)
+
+    async with serving(answer) as server, client(server.url) as asked:
+        assert await asked.instant("x", 1)
+        assert len(server.requests) == 3
+
+
+async def test_nobody_there_a_wrong_name_and_another_protocol_are_told_apart() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for url, reason, words in (
+        (f"http://127.0.0.1:{port}", "unreachable", "is it running there?"),
+        ("http://no-such-host.invalid:9090", "no_such_name", "cannot be resolved"),
+    ):
+        waits: list[float] = []
+        async with client(url, waits) as asked:
+            with pytest.raises(PrometheusError) as caught:
+                await asked.instant("x", 1)
+        assert (caught.value.reason, waits) == (reason, [])
+        assert words in str(caught.value)
+    async with serving(one) as server, client(server.url.replace("http:", "https:")) as asked:
+        with pytest.raises(PrometheusError) as caught:
+            await asked.instant("x", 1)
+    assert caught.value.reason == "tls"
+    assert "https" in str(caught.value)
+
+
+async def test_a_server_that_restarts_is_waited_for() -> None:
+    async with client("http://127.0.0.1:1") as asked:
+        asked._has_answered = True
+        with pytest.raises(PrometheusError) as caught:
+            await asked.instant("x", 1)
+    assert caught.value.retriable
+
+
+async def test_a_silent_server_is_given_up_on_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with client(url, timeout_seconds=1, retries=0) as asked:
+            with pytest.raises(PrometheusError) as caught:
+                await asked.instant("x", 1)
+    assert caught.value.reason == "timeout"
+    assert "no answer within 1 s" in str(caught.value)
+
+
+async def test_tokens_are_read_anew_each_time_and_never_told(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return success(ONE) if request.headers["Authorization"] == "Bearer second" else web.Response(status=401)
+
+    async with serving(answer) as server, client(server.url, token_file=token) as asked:
+        with pytest.raises(PrometheusError) as caught:
+            await asked.instant("x", 1)
+        assert str(token) in str(caught.value)
+        assert "first" not in str(caught.value)
+        token.write_text("second\n")
+        assert await asked.instant("x", 1)
+        token.unlink()
+        with pytest.raises(PrometheusError) as caught:
+            await asked.instant("x", 1)
+    assert (caught.value.reason, str(token) in str(caught.value)) == ("credentials", True)
+
+
+async def test_basic_authentication_and_headers_are_sent(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("pässwort\n")
+    access = {"username": "finops", "password_file": tmp_path / "password", "headers": (("X-Scope-OrgID", "team-a"),)}
+    async with serving(one) as server, client(server.url, **access) as asked:
+        await asked.instant("x", 1)
+    sent = server.requests[0].headers
+    assert base64.b64decode(sent["Authorization"].removeprefix("Basic ")).decode() == "finops:pässwort"
+    assert sent["X-Scope-OrgID"] == "team-a"
+
+
+async def test_a_tls_server_is_trusted_by_its_authority_and_shown_our_certificate(tmp_path: Path) -> None:
+    files = _certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files["ca"]))
+    context.load_cert_chain(files["server"], files["server-key"])
+    context.verify_mode = ssl.CERT_REQUIRED
+    ours = {"cert_file": files["client"], "key_file": files["client-key"]}
+    async with serving(one, context) as server:
+        async with client(server.url, ca_file=files["ca"], **ours) as asked:
+            assert await asked.instant("x", 1)
+        async with client(server.url, skip_verify=True, **ours) as asked:
+            assert await asked.instant("x", 1)
+        for settings, words in (
+            (ours, "--prometheus-ca-file"),
+            ({"ca_file": files["client-key"]}, "prometheus-ca-file"),
+            (
+                {"ca_file": files["ca"], "cert_file": files["client"], "key_file": files["server-key"]},
+                "belong together",
+            ),
+        ):
+            async with client(server.url, **settings) as asked:
+                with pytest.raises(PrometheusError) as caught:
+                    await asked.instant("x", 1)
+            assert caught.value.reason == "tls"
+            assert words in str(caught.value)
+
+
+def _certificates(folder: Path) -> dict[str, Path]:
+    """A CA, a server's certificate for 127.0.0.1 and a client's, made by openssl."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("needs openssl on the PATH")
+
+    def run(*arguments: str) -> None:
+        subprocess.run([program, *arguments], check=True, capture_output=True, cwd=folder)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    run("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "3650", "-subj", "/CN=test authority",
+        "-addext", "keyUsage=critical,keyCertSign,cRLSign", "-addext", "basicConstraints=critical,CA:TRUE")  # fmt: skip
+    (folder / "san.txt").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
+    for name in ("server", "client"):
+        run("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+            "-days", "3650", "-extfile", "san.txt", "-out", f"{name}.pem")  # fmt: skip
+    return {
+        "ca": folder / "ca.pem",
+        **{name: folder / f"{name}.pem" for name in ("server", "client")},
+        **{f"{name}-key": folder / f"{name}.key" for name in ("server", "client")},
+    }
+
+
+async def test_real_servers_take_the_questions_and_are_known(
+    fleet_prometheus: FleetServer, fleet_victoria: FleetServer
+) -> None:
+    for server, name, version in ((fleet_prometheus, "Prometheus", "2.42.0"), (fleet_victoria, "VictoriaMetrics", "")):
+        async with client(server.url) as asked:
+            found = await engine.detect(asked)
+            assert (found.name, found.version) == (name, version)
+            assert await asked.instant("vector(3)", 1_790_000_000) == (Sample({}, 3.0),)
+            (series,) = await asked.range("vector(3)", 1_789_990_000, 1_790_000_000, 5000)
+            assert [value for _, value in series.points] == [3.0, 3.0, 3.0]
+            with pytest.raises(PrometheusError) as caught:
+                await asked.instant("sum(", 1)
+            assert caught.value.reason == "bad_query"
+
+
+@pytest.mark.parametrize(
+    ("data", "title"),
+    [
+        ({"version": "2.55.1+ds", "revision": "x"}, "Prometheus 2.55.1"),
+        ({"version": "0.36.1"}, "Thanos 0.36.1"),
+        ({"version": "2.14.0", "application": "Grafana Mimir"}, "Grafana Mimir 2.14.0"),
+        (None, "Prometheus API"),
+    ],
+)
+async def test_engines_are_known_by_what_they_tell(data: object, title: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if data is None or not request.path.endswith("buildinfo"):
+            return web.Response(status=404)
+        return web.json_response({"status": "success", "data": data})
+
+    async with serving(answer) as server, client(server.url) as asked:
+        assert (await engine.detect(asked)).title == title
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("15d", 1_296_000), ("1w2d", 777_600), ("30d or 10GiB", 2_592_000), ("10GiB", None), ("", None), ("0s", 0)],
+)
+def test_retention_is_read_as_prometheus_tells_it(text: str, seconds: float | None) -> None:
+    assert engine.seconds_of(text) == seconds

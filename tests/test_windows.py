@@ -1,0 +1,116 @@
+"""Periods as people write them: what they mean, where they are cut, and what is said to those that are none."""
+
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.errors import ConfigError
+from exporter.report.fleet.values import Window
+from exporter.report.fleet.windows import chunks, parse_window, stretches
+
+NOW = datetime(2026, 10, 14, 15, 42, 11, tzinfo=UTC)  # a Wednesday
+
+
+def moment(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("30d", "2026-09-14T15:00", "2026-10-14T15:00"),
+        ("12h", "2026-10-14T03:00", "2026-10-14T15:00"),
+        ("2w", "2026-09-30T15:00", "2026-10-14T15:00"),
+        ("today", "2026-10-14", "2026-10-14T15:00"),
+        ("yesterday", "2026-10-13", "2026-10-14"),
+        ("week", "2026-10-12", "2026-10-14T15:00"),
+        ("lastweek", "2026-10-05", "2026-10-12"),
+        ("month", "2026-10-01", "2026-10-14T15:00"),
+        ("LastMonth", "2026-09-01", "2026-10-01"),
+        ("2026", "2026-01-01", "2026-10-14T15:00"),
+        ("2025", "2025-01-01", "2026-01-01"),
+        ("2026-Q3", "2026-07-01", "2026-10-01"),
+        ("2025-q4", "2025-10-01", "2026-01-01"),
+        ("2026-10", "2026-10-01", "2026-10-14T15:00"),
+        ("2025-12", "2025-12-01", "2026-01-01"),
+        ("2026-10-03", "2026-10-03", "2026-10-04"),
+        ("2026-10-01..2026-10-03", "2026-10-01", "2026-10-04"),
+        ("2026-08..2026-09", "2026-08-01", "2026-10-01"),
+        ("2026-10-01T00:00Z..2026-10-02T06:00Z", "2026-10-01", "2026-10-02T06:00"),
+        ("2026-10-01T02:00+02:00..2026-10-01T06:00+02:00", "2026-10-01", "2026-10-01T04:00"),
+        ("2026-10-01T00:30..2026-10-01T05:10", "2026-10-01", "2026-10-01T06:00"),
+        (f"{moment('2026-10-01')},{moment('2026-10-02')}", "2026-10-01", "2026-10-02"),
+        (" 2026-10-03 ", "2026-10-03", "2026-10-04"),
+        ("2024-02", "2024-02-01", "2024-03-01"),
+    ],
+)
+def test_a_period_is_what_people_mean_by_it(text: str, start: str, end: str) -> None:
+    window = parse_window(text, NOW.timestamp())
+    assert (window.start_seconds, window.end_seconds, window.label) == (moment(start), moment(end), text.strip())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is not a period"),
+        ("yesteryear", "is not a period"),
+        ("30", "is not a period"),
+        ("2026-13", "is not a period"),
+        ("2026-02-30", "is not a period"),
+        ("2026-Q5", "is not a period"),
+        ("1790000000", "is not a period"),
+        ("0001-01", "is not a period"),
+        ("9999-12", "is not a period"),
+        ("2026-10-01..", "is not a period"),
+        ("2026-10-01T25:00..2026-10-02T00:00", "is not a period"),
+        ("\u202e\n30d", "is not a period"),
+        ("2026-10-03..2026-10-01", "ends before it begins"),
+        ("2026-10-02T06:00Z..2026-10-02T06:00Z", "ends before it begins"),
+        ("1790086400,1790000000", "ends before it begins"),
+        ("0d", "ends before it begins"),
+        ("2026-11", "lies in the future"),
+        ("2027-01-01..2027-01-02", "lies in the future"),
+        ("9999d", "longer than ten years"),
+    ],
+)
+def test_what_is_no_period_is_told_with_what_is_allowed(text: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_window(text, NOW.timestamp())
+    assert why in str(caught.value)
+    assert "allowed:" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_period_without_a_whole_hour_yet_is_told_apart_from_the_future() -> None:
+    with pytest.raises(ConfigError, match="has no whole hour yet; it is 2026-10-14 00:20 UTC"):
+        parse_window("today", datetime(2026, 10, 14, 0, 20, tzinfo=UTC).timestamp())
+
+
+hours = st.integers(min_value=0, max_value=600_000).map(lambda hour: hour * 3600)
+
+
+@given(start=hours, length=st.integers(min_value=1, max_value=4000).map(lambda hour: hour * 3600))
+def test_days_and_stretches_cover_a_window_once_and_in_order(start: int, length: int) -> None:
+    window = Window(start_seconds=start, end_seconds=start + length)
+    for pieces in (chunks(window), stretches(window)):
+        assert pieces[0].start_seconds == window.start_seconds
+        assert pieces[-1].end_seconds == window.end_seconds
+        for before, after in pairwise(pieces):
+            assert before.end_seconds == after.start_seconds
+        assert all(piece.seconds > 0 for piece in pieces)
+    assert all(piece.start_seconds // 86_400 == (piece.end_seconds - 1) // 86_400 for piece in chunks(window))
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_window_or_a_clear_refusal(text: str) -> None:
+    try:
+        window = parse_window(text, NOW.timestamp())
+    except ConfigError as error:
+        assert "allowed:" in str(error)  # noqa: PT017 - both outcomes are right
+    else:
+        assert window.seconds > 0
+        assert window.end_seconds <= NOW.timestamp()
+        assert window.start_seconds % 3600 == window.end_seconds % 3600 == 0
