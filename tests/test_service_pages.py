@@ -253,7 +253,7 @@ def test_downloads_are_of_exactly_what_is_shown(service: Served) -> None:
         for link in shown.links
         if link.startswith("/api/v1/report")
     }
-    assert set(asked) == {"csv", "json", "html", "focus"}
+    assert set(asked) == {"csv", "json", "html"}, "FOCUS cannot be of one team: its split charges sum to the whole"
     assert asked["csv"] == {
         "window": [MONTH],
         "by": ["namespace"],
@@ -261,6 +261,8 @@ def test_downloads_are_of_exactly_what_is_shown(service: Served) -> None:
         "shareIdle": ["weighted"],
         "format": ["csv"],
     }
+    whole = page(service, f"/by/namespace?window={MONTH}&cluster=alpha")
+    assert any("format=focus" in link and "filter.cluster=alpha" in link for link in whole.links)
 
 
 def test_an_owner_is_drilled_down_to_from_namespace_to_workload(service: Served, small_fleet: FleetPlan) -> None:
@@ -391,7 +393,25 @@ def test_an_unknown_page_is_a_page_with_a_way_back(service: Served) -> None:
 def test_pods_and_devices_of_a_workload_are_shown_with_what_is_not_known(
     fleet_prometheus: FleetServer, now: float
 ) -> None:
-    unknown = PodUse(pod="serving-1-b", activity_ratio=None, idle_for_seconds=None, live=False, **common)  # type: ignore[arg-type]
+    unknown = PodUse(
+        pod="serving-1-b",
+        cluster="alpha",
+        node="node-1",
+        uuid="GPU-1",
+        gpu="3",
+        model="NVIDIA H100 80GB HBM3",
+        namespace="vision",
+        share_ratio=1.0,
+        activity_ratio=None,
+        idle_for_seconds=None,
+        age_seconds=3 * 86_400.0,
+        memory_used_bytes=3 * 1024.0**3,
+        live=False,
+    )
+    price = {"USD": 6.16}
+    idle = replace(
+        unknown, pod="serving-1-a", activity_ratio=0.02, idle_for_seconds=7300.0, cost_per_hour=price, live=True
+    )
     with beside(served(fleet_prometheus.url, now, pods=[idle, unknown])) as running:
         shown = page(running, "/owner?namespace=vision")
     assert shown.row("serving-1-a")[2:] == ["100 %", "2 %", "2 h", "3 d", "3.0 GiB", "$6.16"]

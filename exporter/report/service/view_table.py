@@ -15,6 +15,7 @@ from exporter.report.service.view_text import amount, model
 LINES = 100
 """Of one page."""
 _MOST_APART = 16
+_OF_PLACES = frozenset({"cluster", "node", "pool", "model"})
 _DOWNLOADS = (("CSV", "csv"), ("JSON", "json"), ("HTML", "html"), ("FOCUS", "focus"))
 
 
@@ -155,9 +156,17 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
         pages=_pages(view, page, count),
         previous=view.link(None, page=page - 1) if page > 1 else "",
         following=view.link(None, page=page + 1) if page < count else "",
-        downloads=tuple(Link(words, view.download(subject.by, form)) for words, form in _DOWNLOADS),
+        downloads=_downloads(view, subject),
         search=view.search,
         one=WORDS[subject.name].lower(),
+    )
+
+
+def _downloads(view: View, subject: Subject) -> tuple[Link, ...]:
+    """Every form but FOCUS where a filter would leave out parts of its split charges, which must sum to the whole."""
+    of_owners = bool(set(view.filters.wanted) - _OF_PLACES)
+    return tuple(
+        Link(words, view.download(subject.by, form)) for words, form in _DOWNLOADS if form != "focus" or not of_owners
     )
 
 

@@ -1,0 +1,353 @@
+"""The cost service's pages in a real browser: they draw, load nothing from elsewhere, and can be used by everyone.
+
+``SCREENSHOTS=1 pytest tests/test_service_browser.py -k screenshots`` puts new pictures into the documentation.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from book_support import Served, beside, budget_state, recommendation, served
+from fleet_support import FleetServer, backfill, prometheus
+from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
+
+from exporter.simulator.fleet_plan import FleetPlan
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+MOST_IMAGE_BYTES = 200_000
+TABLES = ("team", "namespace", "workload", "model", "pool", "cluster", "node")
+PAGES = (
+    "/",
+    *(f"/by/{name}" for name in TABLES),
+    "/owner?team=vision",
+    "/owner?namespace=vision",
+    "/recommendations",
+    "/budgets",
+    "/about",
+)
+FILTERED = (
+    "/?window=7d&cluster=alpha",
+    "/?team=vision&currency=EUR",
+    "/by/workload?namespace=vision&sort=-idle&q=notebook",
+    "/by/model?share=weighted&shareUnallocated=true",
+    "/by/team?team=nobody",
+    "/?window=2020-01",
+)
+AXED = (
+    "/",
+    "/by/team",
+    "/by/workload?share=even&team=vision&q=serving",
+    "/by/team?window=2020-01",
+    "/owner?namespace=vision-dev&currency=USD",
+    "/recommendations",
+    "/budgets",
+    "/about",
+)
+"""Each template once, with and without figures; ``axe`` takes long over tables of a hundred rows."""
+AXE: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
+    ("light", {"resultTypes": ["violations"]}),
+    # Only colours differ in the dark.
+    ("dark", {"resultTypes": ["violations"], "runOnly": ["color-contrast", "link-in-text-block"]}),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs chromium on the PATH: make install")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def service(fleet_prometheus: FleetServer, small_fleet: FleetPlan) -> Iterator[Served]:
+    now = small_fleet.end_seconds + 600.0
+    advice = [
+        recommendation("vision", "serving-1"),
+        recommendation("ads", "notebook-3", per_month=None, title="Share one GPU between 3 notebooks", advice="share"),
+        recommendation("search", "serving-0", risk_level="high", title="Move to MIG 3g.40gb", advice="smaller-mig"),
+    ]
+    budgets = [
+        budget_state("vision", 30_000.0, 27_926.0, 41_200.0, now),
+        budget_state("search", 40_000.0, 18_713.0, 27_400.0, now),
+        budget_state("ads", 12_000.0, 13_416.0, 19_600.0, now),
+    ]
+    with beside(served(fleet_prometheus.url, now, recommendations=advice, budgets=budgets)) as running:
+        yield running
+
+
+class Watched:
+    """A page whose console and requests are kept."""
+
+    def __init__(self, context: BrowserContext, home: str) -> None:
+        self.page = context.new_page()
+        self.home = home
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        self.page.on("console", lambda message: self._said(message.type, message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._asked)
+
+    def _said(self, kind: str, text: str) -> None:
+        if kind in {"error", "warning", "trace"}:
+            self.complaints.append(text)
+
+    def _asked(self, request: Request) -> None:
+        if not request.url.startswith((self.home, "data:", "blob:")):
+            self.elsewhere.append(request.url)
+
+    def open(self, path: str) -> Page:
+        """Go to a page, and wait until its charts are drawn."""
+        answer = self.page.goto(self.home + path, wait_until="load", timeout=120_000)
+        assert answer is not None
+        assert answer.ok, f"{path}: {answer.status}"
+        drawn = "[...document.querySelectorAll('[data-chart]')].every((place) => place.dataset.drawn)"
+        self.page.wait_for_function(drawn, timeout=30_000)
+        return self.page
+
+    def check(self) -> None:
+        """Nothing was complained of, and nothing asked for elsewhere."""
+        assert self.complaints == []
+        assert self.elsewhere == []
+
+
+@contextmanager
+def watched(browser: Browser, service: Served) -> Iterator[Watched]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    try:
+        yield Watched(context, service.url)
+    finally:
+        context.close()
+
+
+def test_every_page_draws_without_a_complaint_and_asks_nobody_else(browser: Browser, service: Served) -> None:
+    with watched(browser, service) as seen:
+        for path in (*PAGES, *FILTERED):
+            page = seen.open(path)
+            assert page.locator("h1").count() == 1, path
+            charts = page.locator(".plot .main-svg").count()
+            assert bool(charts) == bool(page.locator("[data-chart]").count()), path
+            seen.check()
+
+
+def test_every_link_of_every_page_leads_to_a_page(service: Served) -> None:
+    links: set[str] = set()
+    for path in PAGES:
+        found = re.findall(r'<a [^>]*href="([^"#]+)', read(service, path))
+        links |= {unescape(link) for link in found}
+    kinds: dict[tuple[str, str], str] = {}
+    for link in sorted(links):
+        path, _, query = link.partition("?")
+        kinds.setdefault((path, ",".join(sorted(re.findall(r"(\w+)=", query)))), link)
+    assert len(kinds) > 30
+    for link in kinds.values():
+        assert read(service, link), link
+
+
+def read(service: Served, path: str) -> str:
+    """The body of a page that is there."""
+    with urllib.request.urlopen(service.url + path, timeout=120) as answer:  # noqa: S310 - our own server
+        return str(answer.read().decode())
+
+
+def test_axe_finds_no_serious_fault_in_light_and_dark(browser: Browser, service: Served) -> None:
+    faults: list[str] = []
+    with watched(browser, service) as seen:
+        for path in AXED:
+            page = seen.open(path)
+            page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
+            for scheme, rules in AXE:
+                page.emulate_media(color_scheme=scheme)
+                for fault in Axe().run(page, options=rules).response["violations"]:
+                    if fault["impact"] in {"serious", "critical"}:
+                        nodes = [node["html"][:120] for node in fault["nodes"][:3]]
+                        faults.append(f"{path} {scheme}: {fault['id']}: {fault['help']}: {nodes}")
+    assert faults == []
+
+
+def test_no_page_is_wider_than_its_window(browser: Browser, service: Served) -> None:
+    with watched(browser, service) as seen:
+        for path in (*PAGES, "/by/workload?share=even&shareUnallocated=true"):
+            page = seen.open(path)
+            for width in (360, 768, 1280, 2560):
+                page.set_viewport_size({"width": width, "height": 900})
+                # A chart takes its new width a moment later.
+                page.wait_for_function(
+                    "width => document.documentElement.scrollWidth <= width", arg=width, timeout=10_000
+                )
+                cut = page.evaluate(
+                    """() => [...document.querySelectorAll('td.num, .tile dd, .gain')].filter((one) => {
+                        const panel = one.closest('.panel, .tile'), scroll = one.closest('.scroll');
+                        return panel && !scroll && one.getClientRects().length
+                            && one.getBoundingClientRect().right > panel.getBoundingClientRect().right + 1;
+                    }).map((one) => one.textContent)"""
+                )
+                assert cut == [], f"{path} at {width}"
+
+
+def test_the_pages_work_without_scripts(browser: Browser, service: Served) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page = context.new_page()
+        page.goto(f"{service.url}/by/team")
+        page.get_by_role("link", name="vision", exact=True).click()
+        assert page.get_by_role("heading", level=1).inner_text() == "Team vision"
+        page.get_by_text("Figures as a table").click()
+        assert page.get_by_role("rowheader", name="2026-09-20").is_visible()
+    finally:
+        context.close()
+
+
+def test_filters_are_set_and_taken_away_by_form_and_link(browser: Browser, service: Served) -> None:
+    with watched(browser, service) as seen:
+        page = seen.open("/by/namespace")
+        page.get_by_text("Filters").click()
+        page.get_by_label("Team").fill("vision")
+        page.get_by_label("Period", exact=True).fill("7d")
+        page.get_by_label("Share unallocated").select_option("weighted")
+        page.get_by_role("button", name="Show").click()
+        page.wait_for_url("**/by/namespace?**")
+        assert set(page.url.partition("?")[2].split("&")) == {"window=7d", "team=vision", "share=weighted"}
+        assert page.get_by_role("columnheader", name="Shared USD").is_visible()
+        page.get_by_role("link", name="Team vision").click()
+        page.wait_for_url(lambda url: "team=" not in url)
+        assert page.get_by_role("rowheader", name="search", exact=True).is_visible()
+        seen.check()
+
+
+def test_a_table_is_sorted_searched_and_paged_by_links(browser: Browser, service: Served) -> None:
+    with watched(browser, service) as seen:
+        page = seen.open("/by/workload")
+        page.get_by_role("link", name="Unknown", exact=True).click()
+        page.wait_for_url("**sort=-unknown*")
+        assert page.locator("th[aria-sort=descending]").inner_text().startswith("Unknown")
+        page.get_by_role("link", name="Next").click()
+        page.wait_for_url("**page=2*")
+        assert "shown 101 to 200" in page.locator("#table h2").inner_text()
+        page.get_by_label("Search names").fill("notebook")
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_url("**q=notebook*")
+        assert "page=" not in page.url
+        assert all("otebook" in name for name in page.locator("table.report tbody th").all_inner_texts())
+        seen.check()
+
+
+def test_downloads_come_as_files_with_the_figures_shown(browser: Browser, service: Served, tmp_path: Path) -> None:
+    with watched(browser, service) as seen:
+        page = seen.open("/by/team?window=2026-09&cluster=alpha")
+        total = page.locator("tr.total td").first.inner_text()
+        for form in ("CSV", "JSON", "HTML", "FOCUS"):
+            with page.expect_download() as waiting:
+                page.get_by_role("link", name=form, exact=True).click()
+            file = tmp_path / form
+            waiting.value.save_as(file)
+            assert file.stat().st_size > 200, form
+        document = json.loads((tmp_path / "JSON").read_text(encoding="utf-8"))
+    assert f"{sum(line['allocated_seconds'] for line in document['lines']) / 3600:,.0f}" == total
+
+
+def test_a_keyboard_gets_from_the_skip_link_to_an_owners_page(browser: Browser, service: Served) -> None:
+    with watched(browser, service) as seen:
+        page = seen.open("/by/team")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "content"
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            focused = page.evaluate(
+                """() => { const one = document.activeElement, ring = getComputedStyle(one);
+                    return [one.getAttribute('href') || '', ring.outlineStyle, ring.outlineWidth]; }"""
+            )
+            assert focused[1:] == ["solid", "2px"], focused
+            if focused[0].startswith("/owner"):
+                break
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/owner?*")
+        assert page.get_by_role("heading", level=1).inner_text().startswith("Team ")
+
+
+def test_charts_follow_light_and_dark(browser: Browser, service: Served) -> None:
+    with watched(browser, service) as seen:
+        page = seen.open("/")
+        colour = "getComputedStyle(document.querySelector('.plot .bars path')).fill"
+        light = page.evaluate("document.querySelector('.plot .legend text').style.fill")
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function(
+            "before => document.querySelector('.plot .legend text').style.fill !== before", arg=light, timeout=10_000
+        )
+        assert page.evaluate(colour)
+        seen.check()
+
+
+def many_owners(directory: Path, end_seconds: int, count: int) -> Path:
+    """Blocks with an hour of many workloads, one per GPU."""
+    text = directory / "many.om"
+    where = 'node="n1",model="NVIDIA L4",mode="exclusive",workload_kind="Job"'
+    with text.open("w", encoding="utf-8") as output:
+        for series, value, more in (
+            ("gpu_allocated_seconds", 3600, ""),
+            ("gpu_active_seconds", 1800, ""),
+            ("gpu_idle_seconds", 1800, ""),
+            ("gpu_cost", 0.5, ',currency="USD"'),
+            ("gpu_idle_cost", 0.25, ',currency="USD"'),
+        ):
+            output.write(f"# TYPE owner:{series}:delta1h gauge\n")
+            output.writelines(
+                f'owner:{series}:delta1h{{{where},workload_namespace="ns-{number % 50}",'
+                f'workload_name="job-{number}",team="team-{number % 20}"{more}}} {value} {end_seconds}\n'
+                for number in range(count)
+            )
+        output.write("# TYPE cluster:gpu_capacity_seconds:delta1h gauge\n")
+        output.write(f"cluster:gpu_capacity_seconds:delta1h {3600 * count} {end_seconds}\n# EOF\n")
+    backfill(text, directory / "blocks")
+    return directory / "blocks"
+
+
+def test_ten_thousand_owners_come_a_hundred_at_a_time(browser: Browser, tmp_path: Path, small_fleet: FleetPlan) -> None:
+    end = small_fleet.end_seconds
+    blocks = many_owners(tmp_path, end, 10_000)
+    with (
+        prometheus(tmp_path, blocks, small_fleet) as server,
+        beside(served(server.url, end + 600.0)) as running,
+        watched(browser, running) as seen,
+    ):
+        for path in ("/by/workload", "/by/workload?page=57", "/by/workload?q=job-77", "/"):
+            began = time.monotonic()
+            page = seen.open(path)
+            size = len(page.content())
+            print(f"{path}: {time.monotonic() - began:.2f} s to charts, {size / 1000:,.0f} kB of DOM")  # noqa: T201 - it is the point
+            assert page.locator("table.report tbody tr").count() <= 100
+        page = seen.open("/by/workload?page=100")
+        assert "10,000, shown 9,901 to 10,000" in page.locator("#table h2").inner_text()
+        seen.check()
+
+
+def test_screenshots_of_the_documentation(browser: Browser, service: Served, tmp_path: Path) -> None:
+    images = IMAGES if os.environ.get("SCREENSHOTS") else tmp_path
+    with watched(browser, service) as seen:
+        table = seen.open("/by/workload?sort=-idle-cost")
+        href = table.locator("table.report tbody th a").first.get_attribute("href")
+        for name, path in (("overview", "/"), ("workload", str(href)), ("recommendations", "/recommendations")):
+            page = seen.open(path)
+            for evidence in page.locator(".advice summary").all()[:1]:
+                evidence.click()
+            file = images / f"cost-{name}.png"
+            page.screenshot(path=file, full_page=True)
+            if packer := shutil.which("pngquant"):
+                subprocess.run([packer, "--force", "--ext=.png", "--speed=1", "128", file], check=True)
+                assert file.stat().st_size < MOST_IMAGE_BYTES, file
