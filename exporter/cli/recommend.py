@@ -72,7 +72,7 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         raise ExporterError(
             f"Prometheus has no evidence of how devices were used over {window.label}: no series"
             " workload_device:gpu_share:ratio. It is recorded once an hour by the group gpu-evidence of"
-            " rules/prometheus-rules.yaml: load it, or look further back with --window"
+            " rules/prometheus-rules.yaml: load it. Or nobody held a device when the period ended"
         )
     with output(namespace.output) as stream:
         write(read, namespace.format, stream)

@@ -48,9 +48,10 @@ class _Answers(NamedTuple):
 async def read_evidence(
     client: Asks, window: Window, cluster_label: str = "cluster", filters: Filters | None = None
 ) -> tuple[DeviceUse, ...]:
-    """How each workload used each device that it held in the window; empty where no evidence was recorded.
+    """How each workload that holds a device when the window ends used each that it held in it.
 
-    Workloads whose owners want no waste alerts now are left out. Filters may name every dimension but ``pool``.
+    Empty where no evidence was recorded. Workloads whose owners want no waste alerts now are left out. Filters may name
+    every dimension but ``pool``.
 
     Raises:
         PrometheusError: A question stayed unanswered: evidence without it would not be right.
@@ -74,17 +75,19 @@ def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str
     # A second less: an engine whose ranges are closed would take the hour before in.
     over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
     active, memory = "workload_device:gpu_active:rate1h", "workload_device:gpu_memory_used_bytes:max1h"
+    # Of workloads that hold something now: the others, mostly short tasks, are many more.
+    here = f"and on ({owner}) last_over_time({EVIDENCE}[{_NEWEST}])"
     return {
-        "held": f"max by ({use}) (count_over_time({EVIDENCE}[{over}]))",
+        "held": f"max by ({use}) (count_over_time({EVIDENCE}[{over}]) {here})",
         # The median: neither an hour that was held in part nor one in which pods took turns is how much it holds.
-        "share": f"max by ({use}) (quantile_over_time(0.5, {EVIDENCE}[{over}]))",
+        "share": f"max by ({use}) (quantile_over_time(0.5, {EVIDENCE}[{over}]) {here})",
         "of_day": f"max by ({use}) (count_over_time({EVIDENCE}[{day}]) and last_over_time({EVIDENCE}[{_NEWEST}]))",
-        "measured": f"max by ({use}) (sum_over_time(workload_device:gpu_measured:rate1h[{over}]))",
-        "active": f"max by ({use}) (sum_over_time({active}[{over}]))",
-        "p95": f"max by ({use}) (quantile_over_time(0.95, {active}[{over}]))",
-        "peak": f"max by ({use}) (max_over_time({active}[{over}]))",
-        "memory": f"max by ({use}) (max_over_time({memory}[{over}]))",
-        "estimated": f"max by ({use}) (max_over_time(workload_device:gpu_estimated:info[{over}])) > 0",
+        "measured": f"max by ({use}) (sum_over_time(workload_device:gpu_measured:rate1h[{over}]) {here})",
+        "active": f"max by ({use}) (sum_over_time({active}[{over}]) {here})",
+        "p95": f"max by ({use}) (quantile_over_time(0.95, {active}[{over}]) {here})",
+        "peak": f"max by ({use}) (max_over_time({active}[{over}]) {here})",
+        "memory": f"max by ({use}) (max_over_time({memory}[{over}]) {here})",
+        "estimated": f"max by ({use}) (max_over_time(workload_device:gpu_estimated:info[{over}]) {here}) > 0",
         "total": f"max by ({device}) (last_over_time(workload_device:gpu_memory_total_bytes:max[{over}]))",
         "reserved": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="reserved"}}[1h])) > 0',
         "inference": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="inference"}}[1h])) > 0',
