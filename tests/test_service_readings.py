@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,9 @@ from service_support import Clock
 from exporter.errors import ConfigError, PrometheusError
 from exporter.report.fleet.report import FleetReport, ReportLine, Trust
 from exporter.report.fleet.values import Failure, Figures, Filters, LineKey, Window
+from exporter.report.service import bodies as of_bodies
 from exporter.report.service import readings as of_readings
+from exporter.report.service.bodies import Bodies
 from exporter.report.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
 from exporter.report.service.problems import problem_document
 from exporter.report.service.readings import MOST_FIGURES, Question, Readings, question_of
@@ -125,6 +128,34 @@ async def test_one_who_goes_away_does_not_end_the_reading_of_the_others() -> Non
     gate.set()
     assert (await other).held
     assert readings.begun == 1
+
+
+async def test_a_report_is_written_once_for_many_and_every_form_is_its_own() -> None:
+    bodies = Bodies()
+    written: list[str] = []
+
+    def writer(form: str) -> Callable[[], bytes]:
+        def write() -> bytes:
+            written.append(form)
+            return form.encode()
+
+        return write
+
+    one, other = report(), report(lines=2)
+    for form in ("csv", "csv", "json"):
+        assert await bodies.get(one, form, writer(form)) == form.encode()
+    assert await bodies.get(other, "csv", writer("another")) == b"another"
+    assert written == ["csv", "json", "another"]
+
+
+async def test_what_was_written_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_bodies, "MOST_BYTES", 10)
+    bodies = Bodies()
+    one, other = report(), report(lines=2)
+    assert await bodies.get(one, "csv", lambda: b"x" * 6) == b"x" * 6
+    assert await bodies.get(other, "csv", lambda: b"y" * 6) == b"y" * 6
+    assert await bodies.get(one, "csv", lambda: b"anew") == b"anew"
+    assert await bodies.get(one, "large", lambda: b"z" * 11) == b"z" * 11
 
 
 @given(st.lists(st.text(st.sampled_from("ab\\, é") | st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from exporter.errors import ConfigError
@@ -15,6 +16,7 @@ from exporter.report.fleet.values import Window
 from exporter.report.focus import DEFAULT_VERSION, FOCUS_DIMENSIONS, VERSIONS, write_focus
 from exporter.report.render.document import document
 from exporter.report.service import documents, responses
+from exporter.report.service.bodies import Bodies
 from exporter.report.service.book import Book
 from exporter.report.service.parameters import (
     BY,
@@ -43,6 +45,7 @@ class Ask:
     values: Mapping[str, Any]
     """By parameter."""
     book: Book
+    bodies: Bodies
     settings: ServeSettings
     now_seconds: float
 
@@ -84,8 +87,10 @@ async def _report(ask: Ask) -> Answer:
         with_series=values["series"],
     )
     if form == "json":
-        return Answer(body=await asyncio.to_thread(_json_page, report, values["offset"], values["limit"]))
-    body = await asyncio.to_thread(_rendered, report, form)
+        offset, limit = values["offset"], values["limit"]
+        written = await ask.bodies.get(report, (form, offset, limit), partial(_json_page, report, offset, limit))
+        return Answer(body=written)
+    body = await ask.bodies.get(report, form, partial(_rendered, report, form))
     content_type = {"csv": CSV, "html": responses.HTML, "table": responses.TEXT}[form]
     name = "" if form == "table" else _filename("gpu-cost", report.window, "-".join(report.by), form)
     return Answer(body=body, content_type=content_type, filename=name)

@@ -6,6 +6,7 @@ from aiohttp import hdrs, web
 
 from exporter.report.service import allocation, api, responses
 from exporter.report.service.api import Ask, Endpoint
+from exporter.report.service.bodies import Bodies
 from exporter.report.service.book import Book
 from exporter.report.service.parameters import read
 from exporter.report.service.settings import ServeSettings
@@ -15,17 +16,18 @@ ENDPOINTS: tuple[Endpoint, ...] = (*api.ENDPOINTS, *allocation.ENDPOINTS)
 
 def add_endpoints(app: web.Application, book: Book, settings: ServeSettings, clock: Callable[[], float]) -> None:
     """Answer every path of the API; ``clock`` gives Unix seconds."""
+    bodies = Bodies()
     for endpoint in ENDPOINTS:
-        app.router.add_get(endpoint.path, _handler(endpoint, book, settings, clock))
+        app.router.add_get(endpoint.path, _handler(endpoint, book, bodies, settings, clock))
 
 
 def _handler(
-    endpoint: Endpoint, book: Book, settings: ServeSettings, clock: Callable[[], float]
+    endpoint: Endpoint, book: Book, bodies: Bodies, settings: ServeSettings, clock: Callable[[], float]
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         now = clock()
         values = read(endpoint.parameters, request.query.items(), now)
-        answer = await endpoint.handle(Ask(values=values, book=book, settings=settings, now_seconds=now))
+        answer = await endpoint.handle(Ask(values=values, book=book, bodies=bodies, settings=settings, now_seconds=now))
         headers: dict[str, str] = {}
         if answer.filename:
             headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{answer.filename}"'
