@@ -71,6 +71,7 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
     config = settle(
         {
             "listen": "[::1]:1234",
+            "web_config": "/web.yaml",
             "release_seconds": "2m",
             "sample_interval": "500ms",
             "source": "nvml",
@@ -113,6 +114,7 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
     assert config == AgentConfig(
         listen_host="::1",
         listen_port=1234,
+        web_config=Path("/web.yaml"),
         release_seconds=120.0,
         sample_interval_seconds=0.5,
         source="nvml",
@@ -293,7 +295,6 @@ def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
         "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME": "true",
         "DCGM_EXPORTER_CONFIGMAP_DATA": "none",
         "DCGM_EXPORTER_COLLECTORS": "/etc/dcgm-exporter/dcp-metrics-included.csv",
-        "DCGM_EXPORTER_WEB_CONFIG_FILE": "/web.yaml",
         # What Kubernetes adds for Services with these names:
         "DCGM_EXPORTER_SERVICE_HOST": "10.0.0.1",
         "DCGM_EXPORTER_PORT_9400_TCP_ADDR": "10.0.0.1",
@@ -302,12 +303,11 @@ def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
     }
     config = settle({}, environ)
     assert config.collectors is None
-    assert len(config.warnings) == 3
+    assert len(config.warnings) == 2
     assert "default set is used" in config.warnings[0]
     assert config.warnings[1].startswith(
         "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE, DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME: "
     )
-    assert "no TLS" in config.warnings[2]
 
 
 def test_an_interval_given_in_seconds_by_mistake_is_used_and_pointed_at() -> None:

@@ -25,13 +25,14 @@ from exporter.agent.node import Node, Source, stale_after_seconds
 from exporter.agent.owners import Owners
 from exporter.agent.problems import ProblemLog
 from exporter.agent.views import Viewer
-from exporter.config import AgentConfig, price_book, read_collectors
+from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
 from exporter.exposition.connections import CONNECTIONS, request_log
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
+from exporter.exposition.web_access import Listening, WebAccess
 from exporter.model import NodeFacts, Snapshot
 from exporter.sources.worker import Worker, nvml_command
 
@@ -68,6 +69,7 @@ async def run(
     book = load_prices()
     for warning in (*collectors.warnings, *book.warnings):
         LOG.warning("%s", warning)
+    access = WebAccess(functools.partial(web_config.load, config.web_config)) if config.web_config else None
     listener = bind(config.listen_host, config.listen_port)
     file = _state_file(config.state_dir)
     command = worker_command or nvml_command(config.sample_interval_seconds, collectors.fields)
@@ -87,6 +89,7 @@ async def run(
         attributing=attributing,
         renderer=Renderer(_exposition(config, collectors)),
         release_seconds=config.release_seconds,
+        access=access,
     )
     try:
         return await agent.run(listener)
@@ -203,6 +206,8 @@ class Agent:
     release_seconds: float
     load_prices: Callable[[], PriceBook]
     """Raises ConfigError where the price book has mistakes."""
+    access: WebAccess | None = None
+    """Who may ask; ``None``: everybody, by plain HTTP."""
     snapshot: Snapshot | None = None
     _problems: ProblemLog = field(default_factory=ProblemLog)
     _saving: asyncio.Task[None] | None = None
@@ -213,12 +218,18 @@ class Agent:
         stop = asyncio.Event()
         self._install_signals(stop)
         self._tick()
-        app = create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self.worker.release)
+        app = create_app(
+            snapshot=lambda: self.snapshot,
+            metrics=self._metrics,
+            release=self.worker.release,
+            guard=self.access.middleware() if self.access else None,
+        )
         runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS, logger=request_log()
         )
         await runner.setup()
-        await web.SockSite(runner, listener, backlog=128).start()
+        listening = Listening(runner, listener, self.access)
+        await listening.start()
         # What lives as long as the agent need not be searched for garbage: a full collection costs a scrape 40 ms.
         gc.collect()
         gc.freeze()
@@ -226,6 +237,8 @@ class Agent:
         parts: list[Callable[[], Awaitable[None]]] = [self.worker.run, self._ticks]
         if runner.server:
             parts.append(functools.partial(app[CONNECTIONS].watch, runner.server))
+        if self.access:
+            parts.append(functools.partial(listening.watch, functools.partial(self.node.count_error, "web", "config")))
         parts += self.attributing.tasks
         tasks = [asyncio.ensure_future(part()) for part in parts]
         stopping = asyncio.ensure_future(stop.wait())
@@ -239,6 +252,7 @@ class Agent:
                 task.cancel()
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
             await self._save_last()
+            listening.stop()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
         return 0

@@ -13,6 +13,8 @@ class AgentConfig:
     """Empty: every interface, IPv4 and IPv6."""
     listen_port: int
     """0: any free port."""
+    web_config: Path | None
+    """``None``: plain HTTP, for everybody."""
     release_seconds: float
     sample_interval_seconds: float
     source: Literal["auto", "nvml"]

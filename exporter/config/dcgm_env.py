@@ -8,7 +8,6 @@ from exporter.config.kinds import format_duration
 from exporter.config.options import DCGM_ENV_PREFIX, OPTIONS
 
 EXTRA_RESOURCES_ENV = "NVIDIA_RESOURCE_NAMES"
-WEB_CONFIG_ENV = "DCGM_EXPORTER_WEB_CONFIG_FILE"
 
 # Kubernetes puts variables for every Service into its namespace's pods; one named dcgm-exporter looks like our prefix.
 SERVICE_LINK = re.compile(r".*?(^|_)(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
@@ -40,7 +39,7 @@ def translate(environ: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], l
             text = _collectors(environ[variable], warnings)
         if text is not None:
             values[option.key] = (variable, text)
-    known = {option.dcgm_env for option in OPTIONS} | {WEB_CONFIG_ENV}
+    known = {option.dcgm_env for option in OPTIONS}
     others = [
         name
         for name, value in sorted(environ.items())
@@ -51,8 +50,6 @@ def translate(environ: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], l
     ]
     if others:
         warnings.append(f"{', '.join(others)}: of dcgm-exporter; no equivalent here, not used")
-    if environ.get(WEB_CONFIG_ENV):
-        warnings.append(f"{WEB_CONFIG_ENV}: not used: no TLS, no password; restrict who reaches the port")
     return values, warnings
 
 

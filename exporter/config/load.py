@@ -109,6 +109,7 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
     return AgentConfig(
         listen_host=listen.host,
         listen_port=listen.port,
+        web_config=Path(values["web-config"]) if values["web-config"] else None,
         release_seconds=values["release-seconds"],
         sample_interval_seconds=values["sample-interval"],
         source=values["source"],

@@ -50,6 +50,15 @@ OPTIONS: tuple[Option, ...] = (
         help="Address of the page, the metrics and the API; no host means every interface, IPv6 in brackets.",
     ),
     Option(
+        key="web-config",
+        kind=kinds.PATH,
+        default=None,
+        default_note="plain HTTP, no passwords",
+        group=SERVE,
+        dcgm_env="DCGM_EXPORTER_WEB_CONFIG_FILE",
+        help="YAML file of TLS and passwords, as Prometheus' own (docs/web-config.md); read again when it changes.",
+    ),
+    Option(
         key="release-seconds",
         kind=kinds.duration(1, 3600),
         default="60s",

@@ -25,6 +25,8 @@ def problems(values: Mapping[str, Any]) -> list[str]:
             found += error.problems
     if values["price-book"]:
         found += _price_book(Path(values["price-book"]))
+    if values["web-config"]:
+        found += _web_config(Path(values["web-config"]))
     if values["state-dir"]:
         found += _state_dir(Path(values["state-dir"]))
     if values["simulate"]:
@@ -75,6 +77,16 @@ def _price_book(path: Path) -> tuple[str, ...]:
 
     try:
         price_book.load(path)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def _web_config(path: Path) -> tuple[str, ...]:
+    from exporter.config import web_config  # noqa: PLC0415 - keeps `--help` fast
+
+    try:
+        web_config.load(path)
     except ConfigError as error:
         return error.problems
     return ()

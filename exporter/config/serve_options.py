@@ -44,6 +44,14 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         help="Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets.",
     ),
     Option(
+        key="web-config",
+        kind=kinds.PATH,
+        default=None,
+        default_note="plain HTTP, no passwords",
+        group=SERVE,
+        help="YAML file of TLS and passwords, as Prometheus' own (docs/web-config.md); read again when it changes.",
+    ),
+    Option(
         key="external-url",
         kind=URL,
         default=None,

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
 
 from exporter.exposition import api, ledger_api, page, tenants
 from exporter.exposition.compression import accepts_gzip, gzipped
@@ -99,6 +100,7 @@ def create_app(
     snapshot: Callable[[], Snapshot | None],
     metrics: Callable[[str], tuple[bytes, str]],
     release: Callable[[float], None] | None,
+    guard: Middleware | None = None,
 ) -> web.Application:
     """The agent's pages as an aiohttp application.
 
@@ -106,9 +108,10 @@ def create_app(
         snapshot: The newest picture of the node; ``None`` before the first.
         metrics: From an Accept header to the body of ``/metrics`` and its content type.
         release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
+        guard: Stands before all of it; ``None`` lets everybody in.
     """
     face = _Face(snapshot, metrics, release)
-    app = web.Application(middlewares=[_plain_errors], client_max_size=1024)
+    app = web.Application(middlewares=[*([guard] if guard else []), _plain_errors], client_max_size=1024)
     app[CONNECTIONS] = Connections()
     app.router.add_get("/", face.index)
     app.router.add_get("/metrics", face.scrape)

@@ -1,13 +1,15 @@
 """The service's HTTP face: pages, API, metrics and health under one application that only reads."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
 
 from exporter.errors import ConfigError, ExporterError, PrometheusError
-from exporter.exposition.connections import CONNECTIONS, Connections
+from exporter.exposition.connections import CONNECTIONS, PATIENCE_SECONDS, Connections
 from exporter.report.service import responses
 from exporter.report.service.book import Book
 from exporter.report.service.endpoints import add_endpoints
@@ -32,6 +34,8 @@ class Face:
     """Unix seconds."""
     metrics: Callable[[str], tuple[bytes, str]] = field(default=lambda _: (b"", responses.TEXT))
     """From an Accept header to the body of ``/metrics`` and its content type."""
+    guard: Middleware | None = None
+    """Stands before all of it; ``None`` lets everybody in."""
     ready: Callable[[], bool] = field(default=lambda: True)
     """Whether the first look at store and Prometheus is over, however it went."""
 
@@ -48,7 +52,8 @@ def create_app(book: Book, settings: ServeSettings, face: Face) -> web.Applicati
 def _one_app(
     book: Book, settings: ServeSettings, face: Face, connections: Connections, *, middlewares: bool
 ) -> web.Application:
-    app = web.Application(middlewares=[_plain_errors] if middlewares else [], client_max_size=1024)
+    guards = [face.guard] if face.guard else []
+    app = web.Application(middlewares=[*guards, _plain_errors] if middlewares else [], client_max_size=1024)
     app[CONNECTIONS] = connections
     app[SETTINGS] = settings
 
@@ -84,7 +89,7 @@ def _one_app(
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Turn errors into words that tell what to do instead."""
-    request.app[CONNECTIONS].note(request)
+    waiting = asyncio.ensure_future(_stay(request))
     try:
         return await handler(request)
     except web.HTTPMethodNotAllowed as error:
@@ -104,6 +109,15 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
             # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
             LOG.exception("request failed", extra={"path": request.path})
         return await _problem(request, status, problems)
+    finally:
+        waiting.cancel()
+
+
+async def _stay(request: web.Request) -> None:
+    """Keep the connection of a report that takes long from being taken for one that nobody uses."""
+    while True:
+        request.app[CONNECTIONS].note(request)
+        await asyncio.sleep(PATIENCE_SECONDS / 4)
 
 
 def _told(error: Exception) -> tuple[int, tuple[str, ...]]:

@@ -12,9 +12,11 @@ from functools import partial
 
 from aiohttp import web
 
+from exporter.config import web_config
 from exporter.errors import ConfigError
 from exporter.exposition.connections import CONNECTIONS, request_log
 from exporter.exposition.process import ProcessMetrics
+from exporter.exposition.web_access import Listening, WebAccess
 from exporter.report.budget.file import load
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import BudgetState
@@ -49,6 +51,7 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
         ConfigError: The port cannot be bound, or the budgets have mistakes; nothing has been started then.
         StoreError: The store can neither be read nor written.
     """
+    access = WebAccess(partial(web_config.load, settings.web_config)) if settings.web_config else None
     listener = bind(settings.listen_host, settings.listen_port)
     # Days are closed one question at a time, so that filling the store does not keep people waiting.
     for_pages = replace(settings.prometheus, concurrency=max(1, settings.prometheus.concurrency - 1))
@@ -56,7 +59,7 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
         PrometheusClient(for_pages) as client,
         PrometheusClient(replace(settings.prometheus, concurrency=1)) as closing,
     ):
-        service = Service(settings, client, closing, clock)
+        service = Service(settings, client, closing, clock, access)
         try:
             service.refreshing.load_budgets()
             await asyncio.to_thread(service.refreshing.keeping.open, clock())
@@ -93,12 +96,19 @@ class Service:
         client: Asks Prometheus for what is shown.
         closing: Asks it for the days that are to be closed.
         clock: Unix seconds.
+        access: Who may ask; ``None``: everybody, by plain HTTP.
     """
 
     def __init__(
-        self, settings: ServeSettings, client: PrometheusClient, closing: PrometheusClient, clock: Callable[[], float]
+        self,
+        settings: ServeSettings,
+        client: PrometheusClient,
+        closing: PrometheusClient,
+        clock: Callable[[], float],
+        access: WebAccess | None = None,
     ) -> None:
         self._settings = settings
+        self._access = access
         self._clock = clock
         self._process = ProcessMetrics()
         self._wake = asyncio.Event()
@@ -122,7 +132,8 @@ class Service:
 
     def app(self) -> web.Application:
         """Its HTTP face."""
-        face = Face(clock=self._clock, metrics=self._metrics, ready=lambda: self.refreshing.looked)
+        guard = self._access.middleware(self._settings.path_prefix) if self._access else None
+        face = Face(clock=self._clock, metrics=self._metrics, guard=guard, ready=lambda: self.refreshing.looked)
         return create_app(self.book, self._settings, face)
 
     async def run(self, listener: socket.socket) -> int:
@@ -134,7 +145,8 @@ class Service:
             app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS, logger=request_log()
         )
         await runner.setup()
-        await web.SockSite(runner, listener, backlog=128).start()
+        listening = Listening(runner, listener, self._access)
+        await listening.start()
         gc.collect()
         gc.freeze()  # what lives as long as the service need not be searched for garbage
         LOG.info("listening on %s:%d", *listener.getsockname()[:2])
@@ -142,6 +154,8 @@ class Service:
             rounds(self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
             keep(self.refreshing.keeping, self._clock, self.refreshing.failed),
         ]
+        if self._access:
+            parts.append(listening.watch(self._web_config_failed))
         if runner.server:
             parts.append(app[CONNECTIONS].watch(runner.server))
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -156,6 +170,7 @@ class Service:
                 task.cancel()
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
             await self.book.readings.stop()
+            listening.stop()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
         return 0
@@ -174,6 +189,9 @@ class Service:
             read_errors=self.refreshing.errors,
         )
         return render(figures, accept, self._process)
+
+    def _web_config_failed(self) -> None:
+        self.refreshing.errors["web_config"] += 1
 
     def _install_signals(self, stop: asyncio.Event) -> None:
         """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""

@@ -27,6 +27,8 @@ class ServeSettings:
     """Empty: every interface, IPv4 and IPv6."""
     listen_port: int = 9401
     """0: any free port."""
+    web_config: Path | None = None
+    """``None``: plain HTTP, for everybody."""
     external_url: str = ""
     """Without a slash at its end; empty where none was given."""
     title: str = "GPU cost"
@@ -69,9 +71,22 @@ def load_settings(
             " GPU_COST_EXPORTER_PROMETHEUS"
         )
     problems += _path_problems(values)
+    problems += _web_problems(values)
     if problems or prometheus is None:
         raise ConfigError(*problems)
     return _build(values, prometheus, tuple(unknown_variables(OPTIONS, environ)))
+
+
+def _web_problems(values: dict[str, Any]) -> tuple[str, ...]:
+    if not values["web-config"]:
+        return ()
+    from exporter.config import web_config  # noqa: PLC0415 - TLS and YAML only where they are asked for
+
+    try:
+        web_config.load(Path(values["web-config"]))
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def _path_problems(values: dict[str, Any]) -> list[str]:
@@ -91,6 +106,7 @@ def _build(values: dict[str, Any], prometheus: PrometheusSettings, warnings: tup
         prometheus=prometheus,
         listen_host=listen.host,
         listen_port=listen.port,
+        web_config=Path(values["web-config"]) if values["web-config"] else None,
         external_url=values["external-url"] or "",
         title=values["title"],
         store=Path(values["store"]) if values["store"] else None,

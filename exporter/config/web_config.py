@@ -1,0 +1,265 @@
+"""Reads a web configuration file in the format of Prometheus' exporter-toolkit, all mistakes at once."""
+
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from exporter.config.yaml_fields import Fields, compose
+from exporter.errors import ConfigError
+from exporter.exposition.web_config import ClientAuth, TlsSettings, WebSettings, server_context
+
+_MOST_BYTES, _MOST_USERS, _MOST_NAMES = 1 << 20, 1000, 1000
+_LEAST_COST, _MOST_COST = 4, 16
+_HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_TOO_OLD = ("TLS10", "TLS11")
+_CLIENT_AUTH: Mapping[str, ClientAuth] = {
+    "NoClientCert": "none",
+    "VerifyClientCertIfGiven": "if-given",
+    "RequireAndVerifyClientCert": "required",
+}
+_UNVERIFIED = ("RequestClientCert", "RequireClientCert", "RequireAnyClientCert")
+_CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
+_ALWAYS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+"""Of TLS 1.3: on wherever that is, in Go and here."""
+_CIPHERS = {
+    f"TLS_ECDHE_{key}_WITH_{name}": f"ECDHE-{key}-{ours}"
+    for key in ("ECDSA", "RSA")
+    for name, ours in (
+        ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+        ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+        ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+        ("CHACHA20_POLY1305", "CHACHA20-POLY1305"),
+        ("AES_128_CBC_SHA", "AES128-SHA"),
+        ("AES_256_CBC_SHA", "AES256-SHA"),
+    )
+}
+_HEADERS: Mapping[str, tuple[str, ...]] = {
+    "Content-Security-Policy": (),
+    "Strict-Transport-Security": (),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-XSS-Protection": (),
+}
+"""With the values that each may have; none: any."""
+_SWITCH = {"true": True, "false": False}
+
+
+def load(path: Path) -> WebSettings:
+    """The settings of a file; what it names lies relative to its folder, and has been tried.
+
+    Raises:
+        ConfigError: With all mistakes at once: file, line, key, what is wrong and what is allowed.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(f"web-config: {path} is larger than {_MOST_BYTES >> 20} MiB; give a web configuration")
+        text = content.decode()
+    except OSError as error:
+        raise ConfigError(f"web-config: cannot read {path}: {error.strerror}; allowed: a readable YAML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"web-config: {path} is not UTF-8 text; allowed: a YAML file") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> WebSettings:
+    """The settings of a file's text; ``path`` is where it stands.
+
+    Raises:
+        ConfigError: With all mistakes at once.
+    """
+    root, problem = compose(text, str(path))
+    if problem:
+        raise ConfigError(problem)
+    if root is None:
+        return WebSettings(path=path, warnings=(f"web-config: {path} is empty: no TLS, no passwords",))
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}:1: not a mapping; allowed: tls_server_config, http_server_config, basic_auth_users")
+    problems: list[str] = []
+    warnings: list[str] = []
+    top = Fields(root, str(path), "", problems)
+    tls = _tls(top, path.parent)
+    headers = _http(top, warnings)
+    users = _users(top)
+    if top.take("rate_limit") is not None:
+        top.problem("rate_limit", "is not served here; leave it out, and limit requests in a proxy if they must be")
+    top.finish()
+    if not problems and tls is not None:
+        try:
+            server_context(tls)
+        except ConfigError as error:
+            problems += [f"{path}: tls_server_config: {words}" for words in error.problems]
+    if problems:
+        raise ConfigError(*problems)
+    if users and tls is None:
+        warnings.append(f"web-config: {path}: passwords without TLS can be read by whoever sees the network")
+    return WebSettings(path=path, tls=tls, users=users, headers=headers, warnings=tuple(warnings))
+
+
+def _tls(top: Fields, folder: Path) -> TlsSettings | None:
+    fields = _mapping(top, "tls_server_config")
+    if fields is None:
+        return None
+    cert, key = (_file(fields, name, folder, needed=True) for name in ("cert_file", "key_file"))
+    ca = _file(fields, "client_ca_file", folder)
+    for inline in ("cert", "key", "client_ca"):
+        if fields.take(inline) is not None:
+            fields.problem(inline, f"is not read from here; put it into a file and give {inline}_file")
+    auth = _client_auth(fields)
+    sans = frozenset(_texts(fields, "client_allowed_sans", "names of client certificates"))
+    least, most = (_version(fields, name) for name in ("min_version", "max_version"))
+    if least and most and least > most:
+        fields.problem("min_version", "is newer than max_version; allowed: the other way round")
+    ciphers, curve = _ciphers(fields), _curve(fields)
+    prefers = _switch(fields, "prefer_server_cipher_suites", default=True)
+    fields.finish()
+    if (ca is None) != (auth == "none"):
+        fields.problem("client_ca_file", "and client_auth_type are nothing without each other; give both or neither")
+    if sans and auth != "required":
+        fields.problem("client_allowed_sans", "needs client_auth_type: RequireAndVerifyClientCert")
+    if cert is None or key is None:
+        return None
+    return TlsSettings(
+        cert_file=cert,
+        key_file=key,
+        client_auth=auth,
+        client_ca_file=ca,
+        allowed_sans=sans,
+        min_version=least or ssl.TLSVersion.TLSv1_2,
+        max_version=most or ssl.TLSVersion.TLSv1_3,
+        ciphers=ciphers,
+        curve=curve,
+        prefer_server_ciphers=prefers,
+    )
+
+
+def _mapping(fields: Fields, key: str) -> Fields | None:
+    """A mapping; one that was left empty is none."""
+    node = fields.take(key)
+    if isinstance(node, yaml.ScalarNode) and node.value in {"", "~", "null"}:
+        return None
+    return fields.take_mapping(key)
+
+
+def _file(fields: Fields, key: str, folder: Path, *, needed: bool = False) -> Path | None:
+    text = fields.take_text(key, "a PEM file, relative to the folder of this file", needed=needed)
+    return None if text is None else folder / text
+
+
+def _client_auth(fields: Fields) -> ClientAuth:
+    text = fields.take_text("client_auth_type", ", ".join(_CLIENT_AUTH))
+    if text is None:
+        return "none"
+    if text in _UNVERIFIED:
+        fields.problem(
+            "client_auth_type", f"'{text}' takes certificates that nobody vouches for; use RequireAndVerifyClientCert"
+        )
+    elif text not in _CLIENT_AUTH:
+        fields.problem("client_auth_type", f"'{text}' is not known; allowed: {', '.join(_CLIENT_AUTH)}")
+    return _CLIENT_AUTH.get(text, "required")
+
+
+def _version(fields: Fields, key: str) -> ssl.TLSVersion | None:
+    text = fields.take_text(key, "TLS12, TLS13")
+    if text is None or text in _VERSIONS:
+        return _VERSIONS.get(text or "")
+    why = "is broken, and not served" if text in _TOO_OLD else "is not known"
+    fields.problem(key, f"'{text}' {why}; allowed: TLS12, TLS13")
+    return None
+
+
+def _ciphers(fields: Fields) -> tuple[str, ...]:
+    found = []
+    for name in _texts(fields, "cipher_suites", "names of cipher suites"):
+        if name in _CIPHERS:
+            found.append(_CIPHERS[name])
+        elif name not in _ALWAYS:
+            allowed = f"{', '.join(_CIPHERS)}; those of TLS 1.3 are always on"
+            fields.problem("cipher_suites", f"'{name}' is not known, or not secure; allowed: {allowed}")
+    return tuple(dict.fromkeys(found))
+
+
+def _curve(fields: Fields) -> str:
+    names = _texts(fields, "curve_preferences", ", ".join(_CURVES))
+    if not names:
+        return ""
+    if len(names) > 1 or names[0] not in _CURVES:
+        fields.problem("curve_preferences", f"allowed: one of {', '.join(_CURVES)}; or leave it out for all of them")
+        return ""
+    return _CURVES[names[0]]
+
+
+def _texts(fields: Fields, key: str, allowed: str) -> tuple[str, ...]:
+    node = fields.take(key)
+    if node is None:
+        return ()
+    items = node.value if isinstance(node, yaml.SequenceNode) else []
+    texts = tuple(str(item.value).strip() for item in items if isinstance(item, yaml.ScalarNode))
+    if not texts or len(texts) != len(items) or len(texts) > _MOST_NAMES or not all(texts):
+        fields.problem(key, f"no list of texts, or an empty one; allowed: {allowed}, or leave it out")
+        return ()
+    return texts
+
+
+def _switch(fields: Fields, key: str, *, default: bool) -> bool:
+    word = fields.take_choice(key, _SWITCH, "true, false")
+    return default if word is None else _SWITCH.get(word, default)
+
+
+def _http(top: Fields, warnings: list[str]) -> dict[str, str]:
+    fields = _mapping(top, "http_server_config")
+    if fields is None:
+        return {}
+    if _switch(fields, "http2", default=False):
+        warnings.append(f"web-config: {top.path}: http2: HTTP/2 is not served; HTTP/1.1 is, and every client knows it")
+    found: dict[str, str] = {}
+    headers = _mapping(fields, "headers")
+    if headers is not None:
+        for name, values in _HEADERS.items():
+            allowed = " or ".join(values) or "one line of text"
+            text = headers.take_text(name, allowed)
+            if text is not None and values and text not in values:
+                headers.problem(name, f"'{text}' is not a value of it; allowed: {allowed}")
+            elif text is not None and not text.isascii():
+                headers.problem(name, "has letters that no header can have; allowed: ASCII")
+            elif text is not None:
+                found[name] = text
+        headers.finish()
+    fields.finish()
+    return found
+
+
+def _users(top: Fields) -> dict[str, bytes]:
+    fields = _mapping(top, "basic_auth_users")
+    if fields is None:
+        return {}
+    if not 0 < len(fields.node.value) <= _MOST_USERS:
+        top.problem("basic_auth_users", f"empty or too long; allowed: 1 to {_MOST_USERS} users, or leave it out")
+        return {}
+    users: dict[str, bytes] = {}
+    allowed = "a bcrypt hash of a password, as: htpasswd -nBC 10 USER"
+    for key, _ in fields.node.value:
+        name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
+        if not name or ":" in name or not name.isprintable() or name in users:
+            line = key.start_mark.line + 1
+            if name not in users:  # a name that is given twice has been told
+                top.problems.append(f"{top.path}:{line}: basic_auth_users: a user's name is text without a colon")
+            continue
+        text = fields.take_text(name, allowed, needed=True)
+        if text is None:
+            continue
+        match = _HASH.fullmatch(text)
+        if match is None:
+            fields.problem(name, f"no bcrypt hash; allowed: {allowed}")  # what stands there may be the password
+        elif not _LEAST_COST <= int(match[1]) <= _MOST_COST:
+            fields.problem(
+                name, f"a cost of {match[1]} takes too long or nothing; allowed: {_LEAST_COST} to {_MOST_COST}"
+            )
+        else:
+            users[name] = text.encode("ascii")
+    return users
