@@ -102,6 +102,18 @@ async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(fleet_
         assert after["total"] != before["total"]
 
 
+async def test_victoriametrics_is_as_good_a_source(fleet_victoria: FleetServer) -> None:
+    async with running(fleet_victoria.url) as site:
+        assert await site.round()
+        freshness = await site.json("/api/v1/freshness")
+        assert freshness["read_until_seconds"] == pytest.approx(END_SECONDS, abs=300)
+        assert freshness["problem"] is None
+        report = await site.json("/api/v1/report?window=7d&by=")
+        truth = truth_between(END_SECONDS - 7 * DAY, END_SECONDS).sum()
+        assert report["total"]["allocated_seconds"] == pytest.approx(truth.allocated_seconds, rel=1e-6)
+        assert report["engine"].startswith("VictoriaMetrics")
+
+
 async def test_too_many_different_questions_are_told_to_come_back(fleet_prometheus: FleetServer) -> None:
     async with gated(fleet_prometheus.url) as (url, gate), running(url) as site:
         gate.open.clear()

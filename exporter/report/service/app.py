@@ -89,6 +89,7 @@ def _one_app(
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Turn errors into words that tell what to do instead."""
+    request.app[CONNECTIONS].note(request)
     waiting = asyncio.ensure_future(_stay(request))
     try:
         return await handler(request)
@@ -116,8 +117,8 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
 async def _stay(request: web.Request) -> None:
     """Keep the connection of a report that takes long from being taken for one that nobody uses."""
     while True:
-        request.app[CONNECTIONS].note(request)
         await asyncio.sleep(PATIENCE_SECONDS / 4)
+        request.app[CONNECTIONS].note(request)
 
 
 def _told(error: Exception) -> tuple[int, tuple[str, ...]]:
