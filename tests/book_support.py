@@ -11,11 +11,13 @@ from aiohttp import web
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import PrometheusError
+from exporter.report.budget.standing import standings
 from exporter.report.budget.values import Budget, BudgetState
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.values import Filters
 from exporter.report.fleet.windows import parse_window
+from exporter.report.recommend import read_recommendations
 from exporter.report.recommend.values import Recommendation
 from exporter.report.service.app import Face, create_app
 from exporter.report.service.book import Freshness, PodUse
@@ -67,15 +69,19 @@ async def served(
     now_seconds: float,
     *,
     pods: Sequence[PodUse] | None = (),
-    recommendations: Sequence[Recommendation] = (),
-    budgets: Sequence[BudgetState] = (),
+    recommendations: Sequence[Recommendation] | None = (),
+    budgets: Sequence[BudgetState | Budget] = (),
     problem: str = "",
     settings: ServeSettings | None = None,
 ) -> AsyncIterator[Served]:
-    """The service on a free port, its clock standing at ``now_seconds``."""
+    """The service on a free port, its clock standing at ``now_seconds``.
+
+    Recommendations of ``None`` are read as the service reads them, and so is how a ``Budget`` stands.
+    """
     asked = PrometheusSettings(url=prometheus_url, retries=0, timeout_seconds=60.0)
     async with PrometheusClient(asked) as client:
-        sources = Sources(ledger=PrometheusLedger(client), pods=live_pods(pods, prometheus_url))
+        ledger = PrometheusLedger(client)
+        sources = Sources(ledger=ledger, pods=live_pods(pods, prometheus_url))
         book = LiveBook(sources, lambda: now_seconds)
         hour = now_seconds // HOUR_SECONDS * HOUR_SECONDS
         book.learn(
@@ -86,8 +92,13 @@ async def served(
                 read_until_seconds=hour,
                 problem=problem,
             ),
-            recommendations=recommendations,
-            budgets=budgets,
+            recommendations=await read_recommendations(client, ledger, now_seconds)
+            if recommendations is None
+            else recommendations,
+            budgets=[
+                *[state for state in budgets if isinstance(state, BudgetState)],
+                *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
+            ],
         )
         app = create_app(book, settings or ServeSettings(), Face(clock=lambda: now_seconds))
         runner = web.AppRunner(app, access_log=None)

@@ -199,7 +199,7 @@ def test_the_overview_tells_money_hours_and_how_far_to_trust_them(service: Serve
     unknown = sum(totals.unknown_seconds for totals in owners)
     assert f"Coverage {coverage(1 - unknown / allocated)}" in shown.text
     assert f"Spent this month {money(total.money['USD'].total, 'USD')}" in shown.text
-    assert "Forecast, whole month" in shown.text
+    assert "Forecast of the month" in shown.text
 
 
 def test_the_funnel_counts_gpus(service: Served, small_fleet: FleetPlan) -> None:
@@ -457,8 +457,11 @@ def test_budgets_say_in_words_how_they_stand(fleet_prometheus: FleetServer, now:
         budget_state("speech", 100.0, 1.0, None, now),
     ]
     states[3] = replace(states[3], unpriced_seconds=7200.0)
+    states.append(replace(budget_state("core", 100.0, 3.0, None, now), known=False, notes=("2 days were not read",)))
     with beside(served(fleet_prometheus.url, now, budgets=states)) as running:
         text = (page(running, "/budgets")).text
+    assert "—unknown of $100.00 not known no projection yet" in text.replace("— unknown", "—unknown")
+    assert "Note 2 days were not read" in text
     for said in ("spent $150.00 projected", "will be overspent $130.00", "on course $60.00", "too early to tell"):
         assert said in text
     assert "2.00 GPU-hours without a price are not in it" in text
@@ -579,3 +582,12 @@ def test_hostile_names_are_linked_to_the_page_of_their_own(hostile: FleetServer,
 )
 def test_numbers_are_never_rounded_to_nothing_or_to_all(words: Callable[[], str], shown: str) -> None:
     assert words() == shown
+
+
+def test_a_month_is_offered_when_it_has_an_hour(fleet_prometheus: FleetServer) -> None:
+    first_of_september = 1_788_220_800.0
+    for now, offered in ((first_of_september + 600, False), (first_of_september + 3600 + 600, True)):
+        with beside(served(fleet_prometheus.url, now)) as running:
+            shown = page(running, "/about")
+        assert any("window=2026-09" in link for link in shown.links) == offered
+        assert any("window=2026-08" in link for link in shown.links)

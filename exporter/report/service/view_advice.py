@@ -40,7 +40,8 @@ class Standing:
     words: str
     look: str
     """``ok``, ``warn``, ``bad``: the words say the same."""
-    spent_ratio: float
+    spent_ratio: float | None
+    """``None`` where what was spent is not known."""
     projected_ratio: float | None
     scale_ratio: float
     """Where its bar ends: at the amount, or beyond it."""
@@ -91,9 +92,11 @@ def savings(advice: Sequence[Advised]) -> dict[str, float]:
 def standing(state: BudgetState, view: View) -> Standing:
     """Words for a budget."""
     amount = state.budget.amount
-    spent = state.spent / amount if amount > 0 else 0.0
+    spent = state.spent / amount if amount > 0 and state.known else None
     projected = state.projected / amount if state.projected is not None and amount > 0 else None
-    if spent >= 1:
+    if spent is None:
+        words, look = "not known", "unknown"
+    elif spent >= 1:
         words, look = "spent", "bad"
     elif projected is not None and projected > 1:
         words, look = "will be overspent", "warn"
@@ -108,7 +111,7 @@ def standing(state: BudgetState, view: View) -> Standing:
         look=look,
         spent_ratio=spent,
         projected_ratio=projected,
-        scale_ratio=min(_LONGEST_BAR_RATIO, max(1.0, spent, projected or 0.0)),
+        scale_ratio=min(_LONGEST_BAR_RATIO, max(1.0, spent or 0.0, projected or 0.0)),
         owner=owner or "all that is held",
         href=view.owner(**{str(name): value for name, value in state.budget.owner.items()})
         if state.budget.owner

@@ -151,9 +151,11 @@ def window_words(window: Window) -> str:
 
 def _windows(view: View) -> tuple[Link, ...]:
     today = datetime.fromtimestamp(view.now_seconds, tz=UTC)
-    this = f"{today:%Y-%m}"
     last = f"{today.replace(day=1) - timedelta(days=1):%Y-%m}"
-    offered = (("7 days", "7d"), ("30 days", "30d"), ("90 days", "90d"), ("This month", this), ("Last month", last))
+    offered = [("7 days", "7d"), ("30 days", "30d"), ("90 days", "90d"), ("Last month", last)]
+    if today.day > 1 or today.hour:
+        # In its first hour a month has no hour yet.
+        offered.insert(3, ("This month", f"{today:%Y-%m}"))
     return tuple(Link(words, view.link(None, window=text), text == written(view)) for words, text in offered)
 
 
