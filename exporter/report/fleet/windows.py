@@ -20,7 +20,8 @@ _HOURS = {"h": 1, "d": 24, "w": 168}
 _DECEMBER = 12
 _FIRST_YEAR, _LAST_YEAR = 2000, 2199
 _LONGEST_DAYS = 3700
-_STRETCH_DAYS = 10
+_STRETCH_DAYS = 31
+"""Owners that last are read once: a month in three parts takes a server twice as long as in one."""
 
 
 def parse_window(text: str, now_seconds: float) -> Window:
