@@ -315,7 +315,7 @@ def test_a_team_has_a_column_only_where_somebody_has_one() -> None:
 async def test_https_to_an_agent_is_told_with_its_mend(capsys: pytest.CaptureFixture[str]) -> None:
     async with served(agent(snapshot)) as address:
         assert await asyncio.to_thread(main, ["report", "--agent", f"https://{address}"]) == 1
-    assert "an agent speaks plain http" in capsys.readouterr().err
+    assert "does the agent have a --web-config with TLS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("target", "told"), [("/dev/full", "standard output: cannot write: No space left"), ("", "")])

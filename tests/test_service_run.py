@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -23,16 +24,18 @@ BUDGETS = "budgets:\n  - {name: all, amount: 1000, currency: USD, period: month}
 
 
 @contextmanager
-def serving(log: Path, *arguments: str, ready: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving(
+    log: Path, *arguments: str, ready: bool = True, tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The service as a process, and its address once it is ready, or at least answers."""
     port = free_port(0)
     path = "/readyz" if ready else "/healthz"
     command = [sys.executable, "-m", "exporter", "serve", "--listen", f"127.0.0.1:{port}", *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stderr=output, env=_environment())
-    url = f"http://127.0.0.1:{port}"
+    url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
     try:
-        _until(lambda: _status(url + path) == 200 or process.poll() is not None)
+        _until(lambda: _status(url + path, tls) == 200 or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield process, url
     finally:
@@ -52,9 +55,9 @@ def _until(holds: object) -> None:
         time.sleep(0.05)
 
 
-def _status(url: str) -> int:
+def _status(url: str, tls: ssl.SSLContext | None = None) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
+        with urllib.request.urlopen(url, timeout=5, context=tls) as answer:  # noqa: S310 - our own server
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -1,13 +1,16 @@
 """Asks an agent for its ledger over HTTP; every way in which that can fail is told with its mend."""
 
+import base64
 import json
 import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from http.client import HTTPException
-from typing import Any
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage
+from pathlib import Path
+from typing import IO, Any
 
 from exporter.errors import ConfigError, ExporterError
 
@@ -15,8 +18,23 @@ PATH = "/api/v1/ledger"
 API_VERSION = 1
 TIMEOUT_SECONDS = 10.0
 _MOST_BYTES = 64 << 20
-_NOT_FOUND, _UNAVAILABLE = 404, 503
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _UNAVAILABLE = 401, 403, 404, 503
 _SERVER = "gpu-cost-exporter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAccess:
+    """How to get in to an agent that has a web configuration."""
+
+    username: str = ""
+    """Empty: no password is sent."""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    """``None``: the system's authorities."""
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    """``None``: in the certificate's file."""
+    skip_verify: bool = False
 
 
 def base_address(given: str) -> str:
@@ -40,17 +58,19 @@ def base_address(given: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAccess | None = None) -> dict[str, Any]:
     """The agent's ledger as it sends it.
 
     Args:
         base: As ``base_address`` gives it.
         timeout_seconds: For each step of the exchange.
+        access: How to get in, where it does not let everybody in.
 
     Raises:
+        ConfigError: A file of ``access`` cannot be read, or is none.
         ExporterError: The agent is down, is none, is too old or new, or has nothing to tell yet.
     """
-    body = _get(base, timeout_seconds)
+    body = _get(base, timeout_seconds, access or AgentAccess())
     try:
         document = json.loads(body)
     except ValueError:
@@ -66,11 +86,32 @@ def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]
     return document
 
 
-def _get(base: str, timeout_seconds: float) -> bytes:
-    # A proxy for the world outside has no way to a pod or to a port-forward on this host.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """No agent sends elsewhere, and a password must not follow."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,  # noqa: ARG002 - urllib's, as are the next five
+        fp: IO[bytes],  # noqa: ARG002
+        code: int,  # noqa: ARG002
+        msg: str,  # noqa: ARG002
+        headers: HTTPMessage,  # noqa: ARG002
+        newurl: str,  # noqa: ARG002
+    ) -> None:
+        return None
+
+
+def _get(base: str, timeout_seconds: float, access: AgentAccess) -> bytes:
+    handlers: list[urllib.request.BaseHandler] = [
+        # A proxy for the world outside has no way to a pod or to a port-forward on this host.
+        urllib.request.ProxyHandler({}),
+        _NoRedirects(),
+    ]
+    if base.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=_context(access)))
+    request = urllib.request.Request(base + PATH, headers=_headers(access))  # noqa: S310 - base_address allows http only
     try:
-        with opener.open(base + PATH, timeout=timeout_seconds) as response:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_seconds) as response:
             body: bytes = response.read(_MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:
@@ -82,8 +123,45 @@ def _get(base: str, timeout_seconds: float) -> bytes:
     return body
 
 
+def _headers(access: AgentAccess) -> dict[str, str]:
+    if not access.username or access.password_file is None:
+        return {}
+    try:
+        password = access.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(
+            f"--agent-password-file: {access.password_file}: {why}; give a file with one password"
+        ) from None
+    pair = base64.b64encode(f"{access.username}:{password}".encode()).decode("ascii")
+    return {"Authorization": f"Basic {pair}"}
+
+
+def _context(access: AgentAccess) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--agent-ca-file: {access.ca_file}: {error}; allowed: a PEM file of certificates") from None
+    if access.skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if access.cert_file is not None:
+        try:
+            context.load_cert_chain(access.cert_file, access.key_file, lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--agent-cert-file: {access.cert_file}: {error}; allowed: a PEM file, and its key there or by"
+                " --agent-key-file, without a passphrase"
+            ) from None
+    return context
+
+
 def _refused(base: str, error: urllib.error.HTTPError) -> str:
     ours = error.headers.get("Server", "") == _SERVER
+    if error.code == _UNAUTHORIZED and ours:
+        return f"{base}: the agent asks for a user and a password; give --agent-username and --agent-password-file"
+    if error.code == _FORBIDDEN and ours:
+        return f"{base}: the agent does not let this client certificate in; give another by --agent-cert-file"
     if error.code == _NOT_FOUND and ours:
         return f"{base}: this agent is of a release that keeps no ledger; update it"
     if error.code == _UNAVAILABLE and ours:
@@ -99,9 +177,16 @@ def _no_agent(base: str, how: str = "") -> str:
 
 def _unreachable(base: str, error: Exception, timeout_seconds: float) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"{base}: its certificate is not trusted: {cause.verify_message}; give its authority's by --agent-ca-file"
+        )
     if isinstance(cause, ssl.SSLError):
-        why = cause.reason or cause
-        return f"{base}: TLS failed ({why}); an agent speaks plain http: give http://, or the address of its TLS proxy"
+        why = (cause.reason or str(cause)).replace("_", " ").lower()
+        return (
+            f"{base}: TLS failed: {why}; does the agent have a --web-config with TLS, and ask for a client certificate?"
+            " without one give http://"
+        )
     if isinstance(cause, TimeoutError):
         why = f"no answer within {timeout_seconds:g} s"
     elif isinstance(cause, socket.gaierror):
