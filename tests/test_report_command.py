@@ -163,6 +163,43 @@ def test_focus_goes_to_a_file_with_its_metadata_beside_it(
         assert cost == pytest.approx(money(told["total"], currency), abs=1e-4)
 
 
+def test_a_focus_file_names_the_account_the_provider_and_that_it_corrects(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "focus.csv"
+    options = ["--focus-billing-account", "4711", "--focus-billing-account-name", "=GPUs", "--focus-provider", "Our DC"]
+    command = report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=FIRST)
+    assert main([*command, *options, "--focus-restated"]) == 0
+    assert main(["focus", "check", str(path)]) == 0, capsys.readouterr().out
+    with path.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert rows
+    columns = ("BillingAccountId", "BillingAccountName", "ChargeClass", "InvoiceIssuerName", "ServiceProviderName")
+    told = {tuple(row[column] for column in columns) for row in rows}
+    assert told == {("4711", "'=GPUs", "Correction", "Our DC", "Our DC")}
+    assert main(command) == 0
+    with path.open(encoding="utf-8", newline="") as stream:
+        told = {tuple(row[column] for column in columns) for row in csv.DictReader(stream)}
+    assert told == {("on-prem", "", "", "Internal", "Internal")}
+
+
+def test_metadata_that_cannot_be_written_are_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "focus.csv.metadata.json").mkdir()
+    command = [
+        "report",
+        "--store",
+        str(tmp_path / "none"),
+        "--format",
+        "focus",
+        "--output",
+        str(tmp_path / "focus.csv"),
+    ]
+    assert main(command) == 2
+    assert "focus.csv.metadata.json is a directory" in capsys.readouterr().err
+
+
 def test_the_store_answers_alone_and_together_with_prometheus(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +332,18 @@ def test_a_file_that_cannot_be_written_whole_stays_what_it_was(fleet_prometheus:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(
+    fleet_prometheus: FleetServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    command = [sys.executable, "-m", "exporter", *report(fleet_prometheus.url, window=FIRST)]
+    command += ["--format", "json", "--output", str(path)]
+    left = f'touch "{tmp_path}/.report.json.$$.part"; exec "$@"'
+    done = subprocess.run(["bash", "-c", left, "bash", *command], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(path.read_text(encoding="utf-8"))["lines"]
+
+
 def test_a_file_keeps_its_mode_and_a_link_stays_a_link(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     path, link = tmp_path / "report.txt", tmp_path / "latest"
     path.write_text("of yesterday\n", encoding="utf-8")
@@ -372,6 +421,12 @@ def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
         (["--store", "f", "--top", "3", "--format", "csv"], "--top: csv has every line"),
         (["--store", "f", "--top", "0"], "value '0' is not a number; allowed: 1 or more"),
         (["--store", "f", "--focus-version", "1.2"], "does nothing without --format focus"),
+        (["--store", "f", "--focus-provider", "x"], "--focus-provider: does nothing without --format focus"),
+        (["--store", "f", "--focus-restated"], "--focus-restated: does nothing without --format focus"),
+        (["--store", "f", "--format", "focus", "--focus-billing-account", " "], "value ' ' is no name"),
+        (["--agent", "http://n:9400", "--focus-restated"], "--focus-restated: is for a fleet"),
+        (["--store", "f", "--window", ""], "--window: value '' is not a period"),
+        (["--store", "f", "--by", ""], "--by: value '' is no dimension"),
         (["--store", "f", "--format", "focus", "--by", "team"], "--by: FOCUS settles what its rows are"),
         (["--store", "f", "--format", "focus", "--filter", "team=a"], "--filter: team would leave out parts"),
         (["--store", "f", "--window", "yesterweek"], "--window: value 'yesterweek' is not a period"),

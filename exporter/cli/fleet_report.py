@@ -3,27 +3,20 @@
 import argparse
 import asyncio
 import time
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 from exporter.cli.base import EXIT_PARTIAL, say
+from exporter.cli.fleet_reading import read_fleet
 from exporter.cli.fleet_task import Task, settle_task
 from exporter.cli.output import check_output, is_written_in_place, output
-from exporter.cli.progress import ProgressBar
 from exporter.config import price_book
-from exporter.errors import ExporterError
 from exporter.report.fleet.costs import filter_words, make_report
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.reprice import reprice
-from exporter.report.fleet.values import HOUR_SECONDS, Dimension, FleetLedger
+from exporter.report.fleet.values import HOUR_SECONDS, FleetLedger
 from exporter.report.focus import DEFAULT_VERSION, FocusSettings, write_focus
 from exporter.report.render import write_fleet
 from exporter.report.render.foot import failure_words
-from exporter.report.store import CombinedLedger, DayStore, StoreLedger
-
-if TYPE_CHECKING:
-    from exporter.report.fleet.sources import LedgerSource
 
 _MOST_FAILURES = 3
 """On standard error; the report itself has all of them."""
@@ -39,13 +32,14 @@ def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     now = time.time()
     task = settle_task(namespace, problems, now)
     check_output(namespace.output)
+    if namespace.format == "focus" and (beside := _metadata_of(namespace.output)):
+        check_output(beside)
     book = None
     if namespace.price_book is not None:
         book = price_book.load(namespace.price_book)
         for warning in book.warnings:
             say(f"warning: {warning}")
-    ledger = asyncio.run(_read(task, task.dimensions))
-    _refuse_nothing(ledger)
+    ledger = asyncio.run(read_fleet(task.prometheus, task.store, task.window, task.dimensions, task.filters))
     if book is not None:
         ledger = reprice(ledger, book)
     whole = (
@@ -58,28 +52,6 @@ def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         for failure in ledger.failures[:_MOST_FAILURES]:
             say(failure_words(failure))
     return 0 if whole else EXIT_PARTIAL
-
-
-async def _read(task: Task, dimensions: frozenset[Dimension]) -> FleetLedger:
-    async with AsyncExitStack() as stack:
-        source: LedgerSource | None = None
-        if task.prometheus is not None:
-            source = PrometheusLedger(await stack.enter_async_context(PrometheusClient(task.prometheus)))
-        if task.store is not None:
-            store = StoreLedger(stack.enter_context(DayStore.open(task.store, write=False)))
-            source = store if source is None else CombinedLedger(store, source)
-        assert source is not None  # noqa: S101 - settle_task sees to it
-        bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
-        return await source.ledger(task.window, dimensions, task.filters, bar.told)
-
-
-def _refuse_nothing(ledger: FleetLedger) -> None:
-    if any(chunk.lines or chunk.capacity_seconds for chunk in ledger.chunks):
-        return
-    if ledger.failures:
-        raise ExporterError(f"nothing could be read: {ledger.failures[0].what}: {ledger.failures[0].reason}")
-    why = "; ".join(ledger.notes) or "is the window right, and does the store or Prometheus reach back so far?"
-    raise ExporterError(f"there is no ledger in this period: {why}")
 
 
 def _write(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, now: float, prices: str) -> bool:
@@ -101,15 +73,32 @@ def _write(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, now: 
 
 def _write_focus(ledger: FleetLedger, namespace: argparse.Namespace, now: float) -> bool:
     version = namespace.focus_version or DEFAULT_VERSION
-    settings = FocusSettings(created_seconds=now)
-    if namespace.output is None or is_written_in_place(namespace.output):
+    settings = _focus_settings(namespace, now)
+    beside = _metadata_of(namespace.output)
+    if beside is None:
         with output(namespace.output) as stream:
             write_focus(ledger, stream, version=version, settings=settings)
     else:
-        beside = namespace.output.with_name(f"{namespace.output.name}.metadata.json")
         with output(beside) as metadata, output(namespace.output) as stream:
             write_focus(ledger, stream, version=version, settings=settings, metadata_stream=metadata)
     unpriced = sum(line.unpriced_seconds for chunk in ledger.chunks for line in chunk.lines.values())
     if unpriced:
         say(f"warning: {unpriced / HOUR_SECONDS:,.1f} GPU-hours had no price and are in no cost; see --price-book")
     return not ledger.failures
+
+
+def _focus_settings(namespace: argparse.Namespace, now: float) -> FocusSettings:
+    own = FocusSettings(created_seconds=now, restated=bool(namespace.focus_restated))
+    return replace(
+        own,
+        billing_account_id=namespace.focus_billing_account or own.billing_account_id,
+        billing_account_name=namespace.focus_billing_account_name or own.billing_account_name,
+        provider=namespace.focus_provider or own.provider,
+    )
+
+
+def _metadata_of(path: Path | None) -> Path | None:
+    """Where the metadata of a FOCUS file go: nowhere, beside a pipe."""
+    if path is None or is_written_in_place(path):
+        return None
+    return path.with_name(f"{path.name}.metadata.json")

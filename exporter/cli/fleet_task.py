@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar, get_args
 
+from exporter.cli.focus_options import FOCUS_FLAGS
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, PrometheusSettings, prometheus_settings
 from exporter.errors import ConfigError
 from exporter.report.fleet.costs import dimensions_of
@@ -46,10 +47,11 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
         ConfigError: With all mistakes at once.
     """
     problems = list(given)
-    by = _by(namespace.by or "namespace", problems)
+    by = _by("namespace" if namespace.by is None else namespace.by, problems)
     filters = read_filters(namespace.filter or (), problems)
     problems += _contradictions(namespace, filters)
-    window = or_problems(lambda: parse_window(namespace.window or "30d", now), problems, prefix="--")
+    written = "30d" if namespace.window is None else namespace.window
+    window = or_problems(lambda: parse_window(written, now), problems, prefix="--")
     prometheus = None
     if namespace.prometheus or os.environ.get(_ADDRESS.env):
         prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
@@ -122,8 +124,9 @@ def _contradictions(namespace: argparse.Namespace, filters: Filters) -> Iterator
     if namespace.top is not None and namespace.format in _SHOWN_WHOLE:
         yield f"--top: {namespace.format} has every line, so that it adds up; leave it out, or take table or html"
     if namespace.format != "focus":
-        if namespace.focus_version is not None:
-            yield "--focus-version: does nothing without --format focus; give both"
+        for flag in FOCUS_FLAGS:
+            if getattr(namespace, flag) is not None:
+                yield f"--{flag.replace('_', '-')}: does nothing without --format focus; give both"
         return
     for flag in ("by", "share_idle", "share_unallocated"):
         if getattr(namespace, flag) is not None:

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TextIO
 
 from exporter.cli.base import stdout
@@ -61,7 +62,8 @@ def output(path: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[TextIO]:
-    beside = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+    # Not by the process' number: in a container it is always the same, and a killed one leaves its part behind.
+    beside = path.with_name(f".{path.name[:200]}.{token_hex(4)}.part")
     try:
         with beside.open("x", encoding="utf-8", newline="") as stream:
             with suppress(FileNotFoundError):

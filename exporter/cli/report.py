@@ -6,7 +6,9 @@
 import argparse
 from pathlib import Path
 
+from exporter.cli.agent_access import access_problems, add_agent_access, agent_access
 from exporter.cli.base import Commands, Parser, command, refuse
+from exporter.cli.focus_options import FOCUS_FLAGS, add_focus_options
 from exporter.cli.output import check_output, output
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
 
@@ -19,7 +21,7 @@ _OF_A_FLEET = (
     "price_book",
     "top",
     "store",
-    "focus_version",
+    *FOCUS_FLAGS,
     *(option.key.replace("-", "_") for option in PROMETHEUS_OPTIONS),
 )
 _EPILOG = (
@@ -34,8 +36,10 @@ def add(commands: Commands) -> None:
     report.usage = f"{report.prog} --agent URL | --prometheus URL | --store FILE [OPTION ...]"
     report.epilog = _EPILOG
     _add_source(report)
+    add_agent_access(report)
     _add_contents(report)
     _add_form(report)
+    add_focus_options(report)
     add_prometheus_options(report)
     report.set_defaults(run=_report)
 
@@ -95,7 +99,6 @@ def _add_form(parser: Parser) -> None:
         default="table",
         help="form of the report; of one node table, csv or json [default: table]",
     )
-    form.add_argument("--focus-version", choices=("1.2", "1.3", "1.4"), help="of --format focus [default: 1.4]")
     form.add_argument(
         "--top", type=_count, metavar="N", help="show N owners and the rest as one line (table, html) [default: all]"
     )
@@ -111,6 +114,7 @@ def _count(text: str) -> int:
 
 
 def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    problems = (*problems, *access_problems(namespace))
     if namespace.agent is not None:
         refuse((*problems, *_not_of_a_node(namespace)))
         return _of_a_node(namespace)
@@ -138,8 +142,8 @@ def _of_a_node(namespace: argparse.Namespace) -> int:
     from exporter import report
 
     check_output(namespace.output)
-    base = report.base_address(namespace.agent)
-    read = report.read(report.fetch(base), base)
+    base, access = report.base_address(namespace.agent), agent_access(namespace)
+    read = report.read(report.fetch(base, access=access), base)
     with output(namespace.output) as stream:
         report.write(read, namespace.format, stream, namespace.by or "owner")
     return 0

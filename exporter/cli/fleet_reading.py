@@ -1,0 +1,52 @@
+"""Reads a fleet's ledger for a command: from Prometheus, from the store, or from both, with a bar where it is long."""
+
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter.cli.progress import ProgressBar
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.errors import ExporterError
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
+from exporter.report.store import CombinedLedger, DayStore, StoreLedger
+
+if TYPE_CHECKING:
+    from exporter.report.fleet.sources import LedgerSource
+
+
+async def read_fleet(
+    prometheus: PrometheusSettings | None,
+    store: Path | None,
+    window: Window,
+    dimensions: frozenset[Dimension],
+    filters: Filters | None = None,
+) -> FleetLedger:
+    """The ledger of a window; one of ``prometheus`` and ``store`` is there.
+
+    Raises:
+        ExporterError: Nothing can be read, or nothing was recorded in the window.
+    """
+    async with AsyncExitStack() as stack:
+        source: LedgerSource | None = None
+        if prometheus is not None:
+            source = PrometheusLedger(await stack.enter_async_context(PrometheusClient(prometheus)))
+        if store is not None:
+            stored = StoreLedger(stack.enter_context(DayStore.open(store, write=False)))
+            source = stored if source is None else CombinedLedger(stored, source)
+        assert source is not None  # noqa: S101 - see above
+        bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
+        ledger = await source.ledger(window, dimensions, filters, bar.told)
+    _refuse_nothing(ledger)
+    return ledger
+
+
+def _refuse_nothing(ledger: FleetLedger) -> None:
+    if any(chunk.lines or chunk.capacity_seconds for chunk in ledger.chunks):
+        return
+    if ledger.failures:
+        raise ExporterError(f"nothing could be read: {ledger.failures[0].what}: {ledger.failures[0].reason}")
+    why = "; ".join(ledger.notes) or "is the window right, and does the store or Prometheus reach back so far?"
+    raise ExporterError(f"there is no ledger in this period: {why}")
