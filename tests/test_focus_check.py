@@ -3,6 +3,9 @@
 import csv
 import gzip
 import io
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -264,6 +267,19 @@ def test_the_command_tells_faults_and_exits_1_and_0_for_a_right_file(
     assert capsys.readouterr().out.endswith("FOCUS 1.4, 4 rows, 3 of them parts of 1 split charges: ok\n")
     assert main(["focus", "check", str(wrong), "--version", "1.4"]) == 1
     assert "line 5: BillingCurrency: 'Dollar'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_the_command_reads_a_pipe_to_its_end(
+    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(pack(OURS.encode()),), daemon=True)
+    writer.start()
+    assert main(["focus", "check", str(pipe)]) == 0
+    writer.join(10)
+    assert capsys.readouterr().out.endswith("FOCUS 1.4, 4 rows, 3 of them parts of 1 split charges: ok\n")
 
 
 @pytest.mark.parametrize(

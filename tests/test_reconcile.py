@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from fleet_support import FleetServer
 from focus_support import FACTS, Lines, as_csv, exported, held, key, ledger, nobody
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,6 +187,7 @@ def test_money_in_another_currency_is_told_and_never_converted(tmp_path: Path) -
     assert {group.currency for group in found.groups} == {"EUR", "USD"}
     assert all("the bill is in EUR, the ledger in USD" in group.note for group in found.groups)
     assert found.total("USD") == (0, 0, 0)
+    assert found.currencies == (), "a total of nothing would say that there was nothing"
 
 
 def test_instances_that_only_one_side_has_are_their_whole_gap(tmp_path: Path) -> None:
@@ -458,6 +460,8 @@ def test_wrong_flags_are_all_told_at_once(capsys: pytest.CaptureFixture[str]) ->
         (b"node,resource\na,b,c\n", ":2: more fields than the header"),
         (b"instance_type,gpus\np5.48xlarge,0\n", ":2: says nothing that is known"),
         (b"node,gpus\na,8\n", ":2: says nothing that is known"),
+        (b"node,gpu\na,8\n", ":1: no such column: 'gpu'; allowed: a CSV file with a header of some of"),
+        (b"node,gpus\n" + b"a,8\n" * 1000, "980 more such lines"),
     ],
 )
 def test_a_map_that_cannot_be_read_is_told_in_words(tmp_path: Path, content: bytes | None, words: str) -> None:
@@ -540,3 +544,27 @@ def test_a_bill_that_is_none_is_refused_before_prometheus_is_asked(
     arguments = ["--bill", str(path), "--window", "2025-10-01", "--prometheus", "http://127.0.0.1:9"]
     assert main(["reconcile", *arguments]) == 1
     assert "neither FOCUS" in capsys.readouterr().err
+
+
+def test_bills_that_are_none_twice_or_a_pipe_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, pipe = tmp_path / "bill.csv", tmp_path / "pipe"
+    path.touch()
+    os.mkfifo(pipe)
+    options = ["--window", "2025-10", "--prometheus", "http://127.0.0.1:9"]
+    again = tmp_path / "." / "bill.csv"
+    for bills, words in (
+        (",", "names no file"),
+        (f"{path},{again}", "is named twice, and would count twice"),
+        (str(pipe), "is a pipe or device, and bills are read twice"),
+    ):
+        assert main(["reconcile", "--bill", bills, *options]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_bill_beside_no_ledger_at_all_is_a_failure(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bill_file(tmp_path, FOCUS_LINE, {})
+    arguments = ["--bill", str(path), "--window", "2025-10", "--prometheus", fleet_prometheus.url]
+    assert main(["reconcile", *arguments]) == 1
+    assert "there is no ledger in this period" in capsys.readouterr().err

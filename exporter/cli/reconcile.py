@@ -14,8 +14,7 @@ from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
     from exporter.config.prometheus_options import PrometheusSettings
-    from exporter.report.fleet.sources import LedgerSource
-    from exporter.report.fleet.values import FleetLedger, Window
+    from exporter.report.fleet.values import Window
 
 _FORMATS = ("table", "csv", "json")
 
@@ -55,16 +54,17 @@ def add(commands: Commands) -> None:
 def _reconcile(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     import asyncio
 
+    from exporter.cli.fleet_reading import read_fleet
     from exporter.cli.output import check_output, output
     from exporter.report import reconcile as of
 
     now = time.time()
-    window, prometheus = _settled(namespace, problems, now)
+    paths = [Path(name) for names in namespace.bill for name in names.split(",") if name.strip()]
+    window, prometheus = _settled(namespace, (*problems, *_of_bills(paths)), now)
     check_output(namespace.output)
     mapping = of.Mapping() if namespace.map is None else of.read_mapping(namespace.map)
-    paths = [Path(name) for names in namespace.bill for name in names.split(",") if name]
     of.check_bills(paths)
-    ledger = asyncio.run(_read(window, prometheus, namespace.store))
+    ledger = asyncio.run(read_fleet(prometheus, namespace.store, window, of.RECONCILE_DIMENSIONS))
     known = {facts.instance_type for facts in ledger.nodes.values() if facts.instance_type}
     bill = of.read_bill(paths, window, mapping, known)
     found = of.reconcile(ledger, bill, mapping, gpu_part=namespace.gpu_part)
@@ -78,6 +78,18 @@ def _reconcile(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     for failure in ledger.failures:
         say(f"{failure.what}: {failure.reason}")
     return EXIT_PARTIAL if bill.scope.malformed or ledger.failures else 0
+
+
+def _of_bills(paths: list[Path]) -> list[str]:
+    if not paths:
+        return ["--bill: names no file; allowed: CSV files, separated by commas"]
+    problems = [
+        f"--bill: {path} is a pipe or device, and bills are read twice; write it to a file"
+        for path in paths
+        if path.is_fifo() or path.is_char_device()
+    ]
+    twice = sorted({str(path) for path in paths if [one.resolve() for one in paths].count(path.resolve()) > 1})
+    return problems + [f"--bill: {name} is named twice, and would count twice; name it once" for name in twice]
 
 
 def _settled(
@@ -103,24 +115,3 @@ def _settled(
     if problems or window is None:
         raise ConfigError(*problems)
     return window, prometheus
-
-
-async def _read(window: "Window", prometheus: "PrometheusSettings | None", path: Path | None) -> "FleetLedger":
-    from contextlib import AsyncExitStack
-
-    from exporter.cli.progress import ProgressBar
-    from exporter.report.fleet.prometheus import PrometheusClient
-    from exporter.report.fleet.reading import PrometheusLedger
-    from exporter.report.reconcile import RECONCILE_DIMENSIONS
-    from exporter.report.store import CombinedLedger, DayStore, StoreLedger
-
-    async with AsyncExitStack() as stack:
-        source: LedgerSource | None = None
-        if prometheus is not None:
-            source = PrometheusLedger(await stack.enter_async_context(PrometheusClient(prometheus)))
-        if path is not None:
-            store = StoreLedger(stack.enter_context(DayStore.open(path, write=False)))
-            source = store if source is None else CombinedLedger(store, source)
-        assert source is not None  # noqa: S101 - _settled sees to it
-        bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
-        return await source.ledger(window, RECONCILE_DIMENSIONS, None, bar.told)

@@ -4,8 +4,9 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO, cast
 
 from exporter.errors import ExporterError
 
@@ -21,13 +22,11 @@ def opened(path: Path) -> Iterator[TextIO]:
     """
     try:
         with path.open("rb") as file:
-            is_packed = file.read(len(_GZIP)) == _GZIP
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-            if is_packed
-            else path.open(encoding="utf-8-sig", newline="")
-        ) as stream:
-            yield stream
+            # Looked at, not read: what a pipe has given it does not give again.
+            is_packed = file.peek(len(_GZIP)).startswith(_GZIP)
+            unpacked = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_packed else file
+            with TextIOWrapper(unpacked, encoding="utf-8-sig", newline="") as stream:
+                yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ExporterError(f"{path}: damaged gzip: {error}; fetch the file again") from None
     except UnicodeDecodeError:

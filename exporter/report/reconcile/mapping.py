@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.errors import ConfigError
+from exporter.report.focus.findings import shown
 
 _COLUMNS = ("cluster", "node", "instance_type", "account", "resource", "gpus")
 _ALLOWED = f"a CSV file with a header of some of: {', '.join(_COLUMNS)}"
-_MOST_GPUS = 1024
+_MOST_GPUS, _MOST_TOLD = 1024, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ def read_mapping(path: Path) -> Mapping:
         raise ConfigError(f"map: cannot read {path}: {error.strerror}; allowed: {_ALLOWED}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"map: {path} is not CSV: {error}; allowed: {_ALLOWED}") from None
-    problems = [f"{path}:1: {name}: no such column; allowed: {_ALLOWED}" for name in header if name not in _COLUMNS]
+    unknown = [name for name in header if name not in _COLUMNS]
+    problems = [f"{path}:1: no such column: {', '.join(map(shown, unknown[:5]))}; allowed: {_ALLOWED}"] * bool(unknown)
     found = _Found()
     for line, row in rows:
         values = {name: (row.get(name) or "").strip() for name in _COLUMNS}
@@ -55,7 +57,8 @@ def read_mapping(path: Path) -> Mapping:
                 " account, instance_type with gpus from 1 to 1024"
             )
     if problems:
-        raise ConfigError(*problems)
+        more = len(problems) - _MOST_TOLD
+        raise ConfigError(*problems[:_MOST_TOLD], *([f"{path}: {more:,} more such lines"] if more > 0 else []))
     return Mapping(
         resources=found.resources,
         instance_types=found.instance_types,

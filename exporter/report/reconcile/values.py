@@ -123,8 +123,8 @@ class Reconciliation:
 
     @property
     def currencies(self) -> tuple[str, ...]:
-        """In the order of the alphabet."""
-        return tuple(sorted({group.currency for group in self.groups}))
+        """In which something was compared, in the order of the alphabet."""
+        return tuple(sorted({group.currency for group in self.groups if not group.note}))
 
     def total(self, currency: str) -> tuple[Decimal, Decimal, Decimal]:
         """Of a currency: what is billed, what was metered, and the gap; of groups that were compared."""

@@ -40,10 +40,11 @@ def _write_table(found: Reconciliation, stream: TextIO) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for group in found.groups:
         _add_group(table, group)
+    label = "All compared" if any(group.note for group in found.groups) else "All"
     for currency in found.currencies:
         billed, metered, gap = found.total(currency)
         words = f"Metered {metered:,.2f}, gap {gap:+,.2f}, on the bill"
-        table.add_row(Text("All", style="bold"), words, "", f"{billed:,.2f}", currency, style="bold")
+        table.add_row(Text(label, style="bold"), words, "", f"{billed:,.2f}", currency, style="bold")
     console.print(table)
     for label, words in _foot(found):
         line = Text(f"{label:<12}", style="bold")
