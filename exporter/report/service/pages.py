@@ -122,7 +122,7 @@ class _Pages:
             "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
             **values,
         }
-        body = render(template, shown)
+        body = await asyncio.to_thread(render, template, shown)
         headers = {"Content-Security-Policy": _POLICY}
         response = await responses.respond(request, body, responses.HTML, status=status, headers=headers)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:

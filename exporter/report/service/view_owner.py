@@ -36,7 +36,8 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
     names = [(_drawn_name(line, name_of(line.key, subject.name)), line) for line in drawn]
     return report, {
         "subject": subject,
-        "table": make_table(report, view, currency, subject),
+        # Thousands of lines are not to keep other visitors waiting.
+        "table": await asyncio.to_thread(make_table, report, view, currency, subject),
         "chart": largest(whole, currency, names, more=len(report.held) > len(names)),
     }
 
@@ -64,7 +65,9 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "idle_cost": sum(line.figures.money[currency].idle for line in report.held if currency in line.figures.money),
         "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
         "chart": uses(days, currency, with_apart=True),
-        "table": None if "workload" in view.asked else make_table(report, view, currency, WORKLOADS, lines=_FEW),
+        "table": None
+        if "workload" in view.asked
+        else await asyncio.to_thread(make_table, report, view, currency, WORKLOADS, lines=_FEW),
         "all_href": view.link("/by/workload"),
         "places": [
             (line.key, make_row(line, places, view, currency, _PLACES)) for line in (*places.held, *places.apart)
