@@ -59,6 +59,7 @@ check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what genera
 	$(RUN) scripts/check_repository.py
 	$(RUN) dashboards/build.py --check
 	$(RUN) scripts/rules.py --check
+	$(RUN) scripts/openapi_doc.py --check
 	promtool check rules rules/prometheus-rules.yaml rules/prometheus-rules-dcgm-exporter.yaml
 
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
@@ -75,6 +76,7 @@ golden: .venv/.develop ## Write the golden files anew from what the program says
 	UPDATE_GOLDEN=1 $(RUN) -m pytest -q -k "golden" $(TESTS)
 	$(RUN) scripts/metrics_doc.py
 	$(RUN) scripts/configuration_doc.py
+	$(RUN) scripts/openapi_doc.py
 	$(RUN) dashboards/build.py
 	$(RUN) scripts/rules.py
 	git diff --stat
