@@ -3,6 +3,8 @@
 import asyncio
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -200,7 +202,9 @@ def test_a_filter_that_leaves_nothing_is_no_fault_and_says_so(
     real_prometheus: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(real_prometheus, "--filter", "team=nobody")) == 0
-    assert "none found" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "none found" in shown.out
+    assert "warning: nothing matches team nobody" in shown.err
 
 
 def test_without_evidence_it_says_which_rules_are_missing(
@@ -216,3 +220,11 @@ def test_every_mistake_in_the_flags_is_told_at_once(capsys: pytest.CaptureFixtur
     told = capsys.readouterr().err
     for words in ("prometheus", "shorter than a day", "pool is not known", "value 'x' has no ="):
         assert words in told
+
+
+def test_a_prometheus_that_is_away_is_told_in_one_line() -> None:
+    command = [sys.executable, "-m", "exporter", "recommend", "--prometheus", "http://127.0.0.1:1"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == EXIT_FAILED
+    (told,) = done.stderr.splitlines()
+    assert "cannot connect" in told

@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fleet_support import FleetServer
+from fleet_support import FleetServer, prometheus
 from store_support import D1, D3, NOW, assert_lines, chunk, day_ledger
 
 from exporter.cli import main
@@ -14,6 +14,7 @@ from exporter.report.fleet.values import Dimension, FleetLedger, Window
 from exporter.report.fleet.windows import parse_window
 from exporter.report.store import DayStore, StoreLedger
 from exporter.report.store.values import ALL_OF_A_DAY
+from exporter.simulator.fleet_plan import FleetPlan
 
 
 @pytest.fixture
@@ -68,12 +69,12 @@ def test_the_history_of_a_day_tells_when_by_whom_and_why(store: Path, capsys: py
 
 def test_old_days_are_deleted_only_when_told_twice(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("prune", "--store", str(store), "--keep", "1d") == 0
-    assert "2 days, 2026-09-04 to 2026-09-06: would be deleted; add --yes" in capsys.readouterr().out
+    assert "2 days older, 2026-09-04 to 2026-09-06: would be deleted; add --yes" in capsys.readouterr().out
     assert len(DayStore.open(store, write=False).closed_days()) == 2
     assert run("prune", "--store", str(store), "--keep", "90y", "--yes") == 0
     assert "no day is older than" in capsys.readouterr().out
     assert run("prune", "--store", str(store), "--keep", "1d", "--yes") == 0
-    assert "2 days, 2026-09-04 to 2026-09-06: deleted" in capsys.readouterr().out
+    assert "2 days older, 2026-09-04 to 2026-09-06: deleted" in capsys.readouterr().out
     assert DayStore.open(store, write=False).closed_days() == ()
     assert run("vacuum", "--store", str(store)) == 0
     before, after = (int(word) for word in capsys.readouterr().out.split() if word.isdecimal())
@@ -126,6 +127,18 @@ def test_a_prometheus_that_is_down_is_told_and_the_store_stays_as_it_was(
     assert run("backfill", "--store", str(store), "--from", "2026-09-05", *down) == 3
     assert "no day closed" in capsys.readouterr().out
     assert [day.window.start_seconds for day in DayStore.open(store, write=False).closed_days()] == [D1, D3]
+
+
+def test_a_prometheus_that_never_had_a_ledger_is_told_and_not_taken_for_one_whose_days_are_all_closed(
+    small_fleet: FleetPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "days.sqlite"
+    with prometheus(tmp_path, tmp_path / "empty", small_fleet) as server:
+        assert run("backfill", "--store", str(path), "--prometheus", server.url) == 1
+    shown = capsys.readouterr()
+    assert "there is nothing to close" in shown.err
+    assert "is this the right Prometheus, and the right tenant" in shown.err
+    assert shown.out == ""
 
 
 def test_days_are_closed_from_a_real_prometheus_and_say_what_it_says(

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, command
+from exporter.cli.base import EXIT_PARTIAL, Commands, command, say
 from exporter.config.prometheus_options import add_prometheus_options
 from exporter.errors import ConfigError, ExporterError
 
@@ -63,6 +63,7 @@ def add(commands: Commands) -> None:
 
 def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     from exporter.cli.output import check_output, output
+    from exporter.report.fleet.costs import filter_words
     from exporter.report.recommend.write import write
 
     window, filters, settings = _settle(namespace, list(problems), time.time())
@@ -74,6 +75,10 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
             " workload_device:gpu_share:ratio. It is recorded once an hour by the group gpu-evidence of"
             " rules/prometheus-rules.yaml: load it. Or nobody held a device when the period ended"
         )
+    if not read.uses:
+        say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
+    if not read.uses:
+        say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
     with output(namespace.output) as stream:
         write(read, namespace.format, stream)
     return EXIT_PARTIAL if read.ledger.failures else 0

@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from exporter.cli.base import EXIT_PARTIAL, say, stdout
@@ -15,7 +15,8 @@ from exporter.config.prometheus_options import PrometheusSettings, prometheus_se
 from exporter.errors import ExporterError
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import DAY_SECONDS
+from exporter.report.fleet.sources import LedgerSource
+from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Window
 from exporter.report.render import words
 from exporter.report.store import Closing, DayStore, DayVersion, close_due_days
 from exporter.report.store.values import ALL_OF_A_DAY, HOURS_OF_A_DAY, day_name, day_window
@@ -29,8 +30,7 @@ def backfill(namespace: argparse.Namespace) -> int:
         closing = asyncio.run(_backfill(store, settings, namespace, now))
     with stdout() as stream:
         if closing.closed:
-            first, last = day_name(closing.closed[0]), day_name(closing.closed[-1])
-            stream.write(f"{len(closing.closed)} days closed, {first} to {last}\n")
+            stream.write(f"{_days('closed', [day_name(day) for day in closing.closed])}\n")
         else:
             stream.write("no day closed\n")
     for left in closing.left:
@@ -44,15 +44,32 @@ async def _backfill(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(PrometheusClient(settings))
         bar = stack.enter_context(ProgressBar("Closing days", time.monotonic))
-        return await close_due_days(
+        source = PrometheusLedger(client)
+        closing = await close_due_days(
             store,
-            PrometheusLedger(client),
+            source,
             now,
             from_day=namespace.from_day,
             accept_gaps=namespace.accept_gaps,
             by=_who(),
             progress=bar.told,
         )
+        if not closing.closed and not closing.left and not store.closed_days():
+            await _refuse_nothing(source, now)
+        return closing
+
+
+async def _refuse_nothing(source: LedgerSource, now: float) -> None:
+    """End where Prometheus has no ledger at all, rather than one whose first day is not over.
+
+    Raises:
+        ExporterError: With what is wrong, as far as Prometheus tells it.
+    """
+    end = int(now // HOUR_SECONDS) * HOUR_SECONDS
+    lately = await source.ledger(Window(start_seconds=end - 2 * DAY_SECONDS, end_seconds=end), frozenset())
+    if not any(chunk.lines or chunk.capacity_seconds for chunk in lately.chunks):
+        why = "; ".join(lately.notes) or "nothing was recorded in the last two days"
+        raise ExporterError(f"there is nothing to close: {why}")
 
 
 def close(namespace: argparse.Namespace) -> int:
@@ -106,7 +123,7 @@ def show_days(namespace: argparse.Namespace) -> int:
             notes += ["simulated"] if day.simulated else []
             notes += [f"reopened: {words.clean(day.reopened)}"] if day.reopened else []
             stream.write(f"{day.window.label}  {', '.join(notes)}\n")
-        stream.write(f"{len(days)} closed days\n")
+        stream.write(f"{len(days)} closed {'day' if len(days) == 1 else 'days'}\n")
     return 0
 
 
@@ -179,10 +196,17 @@ def prune(namespace: argparse.Namespace) -> int:
             old, done = list(store.forget(before)), "deleted"
     with stdout() as stream:
         if old:
-            stream.write(f"{len(old)} days, {old[0]} to {old[-1]}: {done}\n")
+            stream.write(f"{_days('older', old)}: {done}\n")
         else:
             stream.write(f"no day is older than {day_name(before)}\n")
     return 0
+
+
+def _days(what: str, names: Sequence[str]) -> str:
+    """``3 days closed, 2026-10-01 to 2026-10-04``; the first and the last may have others between them."""
+    if len(names) == 1:
+        return f"1 day {what}, {names[0]}"
+    return f"{len(names)} days {what}, {names[0]} to {names[-1]}"
 
 
 def _who() -> str:

@@ -63,10 +63,15 @@ async def read_evidence(
     )
     questions = _questions(window, ", ".join(use), ", ".join(device), ", ".join(owner))
     kept = {"total": device, "reserved": owner, "inference": owner, "muted": owner}
-    answers = await asyncio.gather(
-        *(_ask(client, question, window.end_seconds, kept.get(name, use)) for name, question in questions.items())
-    )
-    found = _uses(_Answers(**dict(zip(questions, answers, strict=True))))
+    try:
+        async with asyncio.TaskGroup() as group:  # where one fails the others end, and ask nothing of a closed client
+            tasks = {
+                name: group.create_task(_ask(client, question, window.end_seconds, kept.get(name, use)))
+                for name, question in questions.items()
+            }
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    found = _uses(_Answers(**{name: task.result() for name, task in tasks.items()}))
     return tuple(one for one in found if filters is None or filters.keep(_line(one)))
 
 

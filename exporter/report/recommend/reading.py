@@ -1,6 +1,5 @@
 """Recommendations of a fleet, from its evidence and its ledger over the last days."""
 
-import asyncio
 from dataclasses import dataclass
 
 from exporter.report.fleet.sources import LedgerSource
@@ -41,9 +40,8 @@ async def read(
         StoreError: The store of closed days cannot be read.
     """
     # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
-    uses, ledger = await asyncio.gather(
-        read_evidence(client, window, cluster_label, filters), source.ledger(window, DIMENSIONS)
-    )
+    uses = await read_evidence(client, window, cluster_label, filters)
+    ledger = await source.ledger(window, DIMENSIONS)
     return Read(recommendations=recommend(uses, ledger, settings), uses=uses, ledger=ledger)
 
 
