@@ -61,8 +61,7 @@ async def run(
         worker_env: Extra environment of the child.
 
     Raises:
-        ConfigError: A file cannot be read, the port not be bound or the state directory is another agent's; nothing
-            has been started then.
+        ConfigError: A file or the port cannot be had, or the state directory is another agent's; nothing was started.
     """
     collectors = read_collectors(config.collectors)
     load_prices = functools.partial(price_book.load, config.price_book)
@@ -72,10 +71,9 @@ async def run(
     access = WebAccess(functools.partial(web_config.load, config.web_config)) if config.web_config else None
     listener = bind(config.listen_host, config.listen_port)
     file = _state_file(config.state_dir)
-    command = worker_command or nvml_command(config.sample_interval_seconds, collectors.fields)
     worker = Worker(
         name="nvml",
-        command=command,
+        command=worker_command or nvml_command(config.sample_interval_seconds, collectors.fields),
         interval_seconds=config.sample_interval_seconds,
         env=worker_env,
         clock=time.monotonic,
