@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import PrometheusError
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.fleet.at_work import at_work_ratio
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.values import Filters
@@ -81,7 +83,11 @@ async def served(
     asked = PrometheusSettings(url=prometheus_url, retries=0, timeout_seconds=60.0)
     async with PrometheusClient(asked) as client:
         ledger = PrometheusLedger(client)
-        sources = Sources(ledger=ledger, pods=live_pods(pods, prometheus_url))
+        sources = Sources(
+            ledger=ledger,
+            pods=live_pods(pods, prometheus_url),
+            at_work_ratio=partial(at_work_ratio, client, cluster_label="cluster"),
+        )
         book = LiveBook(sources, lambda: now_seconds)
         hour = now_seconds // HOUR_SECONDS * HOUR_SECONDS
         book.learn(

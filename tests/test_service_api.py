@@ -143,7 +143,7 @@ async def test_money_of_the_summary_adds_up_and_its_funnel_narrows(site: Running
         assert money["total"] == pytest.approx(truth.sum().money[money["currency"]].total, rel=1e-6)
     funnel = summary["funnel"]
     assert funnel["total"] == pytest.approx(48.0, rel=0.02)
-    assert funnel["total"] > funnel["allocated"] > funnel["active"] > 0
+    assert funnel["total"] > funnel["allocated"] > funnel["active"] > funnel["effective"] > 0
 
 
 async def test_months_have_what_was_spent_since_the_first_and_a_forecast_of_the_rest(site: Running) -> None:

@@ -209,7 +209,9 @@ def test_the_funnel_counts_gpus(service: Served, small_fleet: FleetPlan) -> None
     owners = [totals for key, totals in truth.total("kind").items() if key[0] not in {"Unallocated", "Unattributed"}]
     assert shown.row("Total")[1] == gpus(truth.capacity_seconds / recorded / HOUR_SECONDS)
     active = sum(totals.active_seconds for totals in owners)
-    assert shown.row("Active")[1] == gpus(active / recorded / HOUR_SECONDS)
+    assert shown.row("Effective")[1] == gpus(active / recorded / HOUR_SECONDS)
+    counts = [float(shown.row(step)[1]) for step in ("Total", "Allocated", "Active", "Effective")]
+    assert counts == sorted(counts, reverse=True)
 
 
 def test_the_chart_has_what_its_table_says_and_sums_to_the_total(service: Served, small_fleet: FleetPlan) -> None:

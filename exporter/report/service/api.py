@@ -139,9 +139,10 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
 async def _summary(ask: Ask) -> Answer:
     filters = filters_of(ask.values)
     report = await ask.book.report(ask.values["window"], (), filters)
+    at_work = await ask.book.at_work_ratio(report.window, report.filters)
     found = {
         "window": documents.window_document(report.window),
-        "funnel": documents.funnel_document(funnel(report, ask.now_seconds)),
+        "funnel": documents.funnel_document(funnel(report, ask.now_seconds, at_work)),
         "money": documents.money_documents(report),
         "trust": document(report)["trust"],
         "months": [documents.month_document(month) for month in await ask.book.months()],

@@ -29,7 +29,9 @@ class Funnel:
 
     total: float
     allocated: float
-    active: float
+    at_work: float | None
+    """Held, and active for 5 % of a quarter of an hour or more; ``None`` where it is not recorded."""
+    effective: float
     """GPUs worth of measured activity: half a GPU for one that is half busy."""
     unknown: float
     """Held, and not measured."""
@@ -109,6 +111,10 @@ class Book(Protocol):
 
     async def months(self) -> Sequence[MonthMoney]:
         """This month's money, currency by currency."""
+        ...
+
+    async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
+        """Mean part of the held GPUs that were at work; ``None`` where it is not recorded or cannot be asked."""
         ...
 
     async def pods(self, filters: Filters) -> Sequence[PodUse]:

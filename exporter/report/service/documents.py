@@ -27,7 +27,8 @@ def funnel_document(funnel: Funnel | None) -> dict[str, Any] | None:
     return {
         "total": funnel.total,
         "allocated": funnel.allocated,
-        "active": funnel.active,
+        "active": funnel.at_work,
+        "effective": funnel.effective,
         "unknown": funnel.unknown,
     }
 

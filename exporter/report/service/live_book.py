@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from exporter.errors import ConfigError, ExporterError
+from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.costs import dimensions_of, make_report
 from exporter.report.fleet.report import FleetReport, ShareIdle
@@ -24,6 +24,8 @@ class Sources:
     ledger: LedgerSource
     pods: Callable[[Filters], Awaitable[Sequence[PodUse]]]
     """Pods that match, from the live series. Raises PrometheusError."""
+    at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
+    """Part of the held GPUs that were at work. Raises PrometheusError."""
 
 
 class LiveBook:
@@ -140,6 +142,13 @@ class LiveBook:
     async def pods(self, filters: Filters) -> Sequence[PodUse]:
         """Pods that match, from the live series; see ``Book.pods``."""
         return await self._sources.pods(filters)
+
+    async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
+        """As recorded; a page goes without it where Prometheus cannot be asked."""
+        try:
+            return await self._sources.at_work_ratio(window, filters)
+        except PrometheusError:
+            return None
 
     def recommendations(self) -> Sequence[Recommendation]:
         """As they were last learned."""

@@ -20,6 +20,7 @@ from exporter.exposition.web_access import Listening, WebAccess
 from exporter.report.budget.file import load
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import BudgetState
+from exporter.report.fleet.at_work import at_work_ratio
 from exporter.report.fleet.live import live_pods
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
@@ -114,7 +115,14 @@ class Service:
         self._wake = asyncio.Event()
         label = settings.prometheus.cluster_label
         ledger = _ledger(settings, PrometheusLedger(client))
-        self.book = LiveBook(Sources(ledger=ledger, pods=partial(live_pods, client, cluster_label=label)), clock)
+        self.book = LiveBook(
+            Sources(
+                ledger=ledger,
+                pods=partial(live_pods, client, cluster_label=label),
+                at_work_ratio=partial(at_work_ratio, client, cluster_label=label),
+            ),
+            clock,
+        )
         self.refreshing = Refreshing(
             book=self.book,
             questions=Questions(

@@ -143,7 +143,8 @@ SCHEMAS: dict[str, Schema] = {
         "Mean numbers of GPUs over the recorded hours.",
         total=_known("number", "There and metered."),
         allocated=_known("number", "Held by owners."),
-        active=_known("number", "At work; a GPU that is half busy counts half."),
+        active=_maybe("number", "Held, and at work for 5 % of a quarter of an hour or more, where it is recorded."),
+        effective=_known("number", "At work; a GPU that is half busy counts half."),
         unknown=_known("number", "Held and not measured."),
     ),
     "Summary": _object(

@@ -19,6 +19,7 @@ from exporter.report.service.view_table import SUBJECTS, WORKLOADS, Row, make_ro
 
 _LARGEST, _WASTE, _ADVICE = 5, 8, 5
 _AT_WORK_RATIO = 0.05
+_TOLD_GPUS = 0.05
 """A day with less activity than this was one of waste."""
 _WASTE_LEAST_SECONDS = HOUR_SECONDS
 _RANKED = ("team", "namespace", "model")
@@ -63,6 +64,7 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
     currency = chosen_currency(total, view)
     wasteful = await with_days(book, view, workloads, _wasteful(workloads, currency))
     ranked = await asyncio.gather(*(summed(book, view, SUBJECTS[name].by) for name in _RANKED))
+    at_work = await book.at_work_ratio(total.window, total.filters)
     starts = [period.start_seconds for period in total.periods]
     months = [] if view.filters.wanted else await book.months()
     advice = advised(book.recommendations(), view)
@@ -72,7 +74,7 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
         "cost": total.total.money.get(currency),
         "figures": total.total,
         "idle_cost": sum(line.figures.money[currency].idle for line in total.held if currency in line.figures.money),
-        "funnel": _steps(funnel(total, view.now_seconds), whole=not is_part(view.filters)),
+        "funnel": _steps(funnel(total, view.now_seconds, at_work), whole=not is_part(view.filters)),
         "chart": uses(total, currency, with_apart=True),
         "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
         "advice": advice[:_ADVICE],
@@ -91,7 +93,7 @@ def _used(state: BudgetState) -> float:
     return largest / state.budget.amount if state.budget.amount > 0 else 0.0
 
 
-def funnel(report: FleetReport, now_seconds: float) -> Funnel | None:
+def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None) -> Funnel | None:
     """Mean numbers of GPUs over the recorded hours; ``None`` where there are none."""
     trust, window = report.trust, report.window
     over = min(window.end_seconds, now_seconds) - window.start_seconds
@@ -102,10 +104,12 @@ def funnel(report: FleetReport, now_seconds: float) -> Funnel | None:
     if seconds <= 0:
         return None
     held = [line.figures for line in report.held]
+    allocated = sum(figures.allocated_seconds for figures in held) / seconds
     return Funnel(
         total=trust.capacity_seconds / seconds,
-        allocated=sum(figures.allocated_seconds for figures in held) / seconds,
-        active=sum(figures.active_seconds for figures in held) / seconds,
+        allocated=allocated,
+        at_work=None if at_work_ratio is None else allocated * at_work_ratio,
+        effective=sum(figures.active_seconds for figures in held) / seconds,
         unknown=sum(figures.unknown_seconds for figures in held) / seconds,
     )
 
@@ -114,11 +118,11 @@ def _steps(of: Funnel | None, *, whole: bool) -> list[Step]:
     """From all GPUs to those at work; without the first step where only a part of the fleet is shown."""
     if of is None:
         return []
-    steps = [
-        ("Allocated", "held by owners", of.allocated, "held"),
-        ("Measured", "held, and their activity is known", of.allocated - of.unknown, "measured"),
-        ("Active", "at work: a GPU that is half busy counts half", of.active, "active"),
-    ]
+    unknown = f"; what {of.unknown:.1f} of them did is not known" if of.unknown >= _TOLD_GPUS else ""
+    steps = [("Allocated", f"held by owners{unknown}", of.allocated, "held")]
+    if of.at_work is not None:
+        steps.append(("Active", "at work for 5 % of the time or more", of.at_work, "measured"))
+    steps.append(("Effective", "a GPU that is half busy counts half", of.effective, "active"))
     if whole:
         steps.insert(0, ("Total", "there and metered, on average", of.total, "total"))
     first = steps[0][2]
