@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from exporter import __version__
-from exporter.cli import agent, focus, prices, recommend, reconcile, report, serve, simulate, store
+from exporter.cli import agent, digest, focus, prices, recommend, reconcile, report, serve, simulate, store
 from exporter.cli.base import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PROGRAM, Parser, say, unknown_flags
 from exporter.errors import ConfigError, ExporterError
 
-_COMMANDS = (agent, prices, report, simulate, focus, recommend, serve, reconcile, store)
+_COMMANDS = (agent, prices, report, simulate, focus, recommend, digest, serve, reconcile, store)
 """In the order of ``--help``."""
 
 
