@@ -143,6 +143,9 @@ async def test_sums_by_a_few_dimensions_are_the_truth(
     ledger = await read(server.url, whole(server.plan), *dimensions, by_day=by_day)
     assert_same(summed(ledger, "kind", *names), apart(fleet_truth, *names))
     assert len(ledger.chunks) == (41 if by_day else 2)
+    gaps = "2026-08-25 (2), 2026-08-26 (1)" if by_day else "within 2026-08-12 to 2026-09-12 (3)"
+    for cluster in ("alpha", "beta"):
+        assert f"cluster {cluster}: 3 hours were not recorded: {gaps}" in ledger.notes
     assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == pytest.approx(
         fleet_truth.capacity_seconds, rel=1e-9
     )
@@ -243,6 +246,15 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
             assert sum(chunk.capacity_seconds.values()) == pytest.approx(metered)
             shown = sum(line.allocated_seconds for line in chunk.lines.values())
             assert shown == pytest.approx(0 if chunk.window.start_seconds == bad else metered)
+
+
+async def test_a_series_that_always_fails_costs_no_other(fleet_prometheus: FleetServer) -> None:
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "gpu_idle_cost" in form.get("query", ""))
+    for by_day in (True, False):
+        async with serving(proxy) as server:
+            ledger = await read(server.url, day(30), retries=0, by_day=by_day, concurrency=1)
+        assert {failure.what for failure in ledger.failures} == {"owner:gpu_idle_cost:delta1h"}
+        assert all(chunk.capacity_seconds for chunk in ledger.chunks)
 
 
 async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) -> None:

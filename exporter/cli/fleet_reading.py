@@ -23,8 +23,12 @@ async def read_fleet(
     window: Window,
     dimensions: frozenset[Dimension],
     filters: Filters | None = None,
+    *,
+    by_day: bool = True,
 ) -> FleetLedger:
     """The ledger of a window; one of ``prometheus`` and ``store`` is there.
+
+    Without ``by_day`` Prometheus is asked for many days at once, which takes a third of the time.
 
     Raises:
         ExporterError: Nothing can be read, or nothing was recorded in the window.
@@ -32,7 +36,8 @@ async def read_fleet(
     async with AsyncExitStack() as stack:
         source: LedgerSource | None = None
         if prometheus is not None:
-            source = PrometheusLedger(await stack.enter_async_context(PrometheusClient(prometheus)))
+            client = await stack.enter_async_context(PrometheusClient(prometheus))
+            source = PrometheusLedger(client, by_day=by_day)
         if store is not None:
             stored = StoreLedger(stack.enter_context(DayStore.open(store, write=False)))
             source = stored if source is None else CombinedLedger(stored, source)

@@ -39,7 +39,11 @@ def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         book = price_book.load(namespace.price_book)
         for warning in book.warnings:
             say(f"warning: {warning}")
-    ledger = asyncio.run(read_fleet(task.prometheus, task.store, task.window, task.dimensions, task.filters))
+    # Prices of a book are of a date, and the rows of FOCUS of a day; all else is of the whole window.
+    by_day = book is not None or namespace.format == "focus"
+    ledger = asyncio.run(
+        read_fleet(task.prometheus, task.store, task.window, task.dimensions, task.filters, by_day=by_day)
+    )
     if book is not None:
         ledger = reprice(ledger, book)
     whole = (

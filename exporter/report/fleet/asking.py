@@ -12,7 +12,8 @@ from exporter.report.fleet.values import DAY_SECONDS, Failure, Window
 
 BLOCK_DAYS = 15
 """Days in one question. A month of 8,000 GPUs by workload and day cost Prometheus 2.42 a third more at 7 than at 15."""
-_LOST_HOPE_AFTER = 4
+_LOST_HOPE_AFTER, _OF_SERIES = 4, 3
+"""Failures without an answer in between, and of how many series: one or two may be all that is wrong."""
 _DIVISIBLE = frozenset({"timeout", "too_many_samples", "too_large", "server_error", "broken", "garbage", "partial"})
 _TOO_MUCH = frozenset({"timeout", "too_many_samples", "too_large"})
 """A shorter question may be answered, and a longer one of the others will not."""
@@ -66,7 +67,7 @@ class Asking:
         # Here and not only in the client: who waits for a turn hears of what the others met.
         self._slots = asyncio.Semaphore(client.settings.concurrency)
         self._is_slow = False
-        self._in_a_row = 0
+        self._in_a_row: list[str] = []
         self._hopeless: PrometheusError | None = None
         self._failures: list[Failure] = []
         self.last_error: PrometheusError | None = None
@@ -155,12 +156,12 @@ class Asking:
             raise PrometheusError(
                 "bad_rows", f"{self._client.settings.url}: the answer has rows that no Prometheus sends"
             ) from None
-        self._in_a_row = 0
+        self._in_a_row.clear()
 
     def _fail(self, block: Block, what: str, error: PrometheusError) -> None:
         self.last_error = error
-        self._in_a_row += 1
-        if self._in_a_row >= _LOST_HOPE_AFTER and error.retriable:
+        self._in_a_row.append(what)
+        if len(self._in_a_row) >= _LOST_HOPE_AFTER and len(set(self._in_a_row)) >= _OF_SERIES and error.retriable:
             # It is down rather than flaky: waiting out all retries of all other questions would tell no more.
             self._hopeless = error
         self._failures += [Failure(window=self.windows[chunk], what=what, reason=str(error)) for chunk in block]

@@ -108,10 +108,9 @@ class _Reading:
         await self._recorded.read(self._asking, self._blocks)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ask_simulated())
-            for measure in MEASURES:
-                for block in self._blocks:
-                    tasks.create_task(self._ask_measure(measure, block))
             for block in self._blocks:
+                for measure in MEASURES:
+                    tasks.create_task(self._ask_measure(measure, block))
                 tasks.create_task(self._ask_capacity(block))
                 if self._with_nodes:
                     tasks.create_task(self._ask_nodes(block))
