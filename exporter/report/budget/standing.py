@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from exporter.report.budget.periods import period_at
 from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.fleet.forecast import forecast
+from exporter.report.fleet.forecast import complete_days, forecast
 from exporter.report.fleet.sources import LedgerSource
 from exporter.report.fleet.values import (
     DAY_SECONDS,
@@ -21,7 +21,6 @@ from exporter.report.fleet.values import (
 
 _DAYS_BEFORE = 28
 """What a projection looks back on, even where the period is younger."""
-_HOURS_OF_A_DAY = 24
 _LATE_HOURS = 1
 """The last hour is recorded at any moment of the next."""
 
@@ -89,17 +88,12 @@ def _money(lines: Sequence[Figures], currency: str) -> float:
 
 
 def _complete_days(budget: Budget, ledger: FleetLedger, now: float) -> list[float]:
-    """Money of the last days without a hole until the midnight before now, oldest first."""
-    due = int(now // DAY_SECONDS) * DAY_SECONDS
-    days: list[float] = []
-    for chunk in reversed(ledger.chunks):
-        if chunk.window.end_seconds > due:
-            continue
-        if chunk.window.end_seconds < due or _hours(budget, chunk) < _HOURS_OF_A_DAY or not chunk.window.hours:
-            break
-        days.append(_money(_figures(budget, chunk), budget.currency))
-        due = chunk.window.start_seconds
-    return days[::-1]
+    return complete_days(
+        ledger,
+        now,
+        money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
+        hours=lambda chunk: _hours(budget, chunk),
+    )
 
 
 def _hours(budget: Budget, chunk: Chunk) -> int:

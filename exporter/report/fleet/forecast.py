@@ -1,11 +1,12 @@
 """What a period will have cost when it is over: what was spent, and for the rest of it what days cost lately."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.fleet.values import DAY_SECONDS, Chunk, FleetLedger, Window
 
 _WEEK, _TWO_WEEKS, _LOOK_BACK = 7, 14, 28
+_DAY_HOURS = 24
 
 Method = Literal["weekdays", "mean"]
 
@@ -19,6 +20,29 @@ def method(daily: Sequence[float]) -> Method | None:
     if not daily:
         return None
     return "weekdays" if len(daily) >= _TWO_WEEKS else "mean"
+
+
+def complete_days(
+    ledger: FleetLedger, now_seconds: float, *, money: Callable[[Chunk], float], hours: Callable[[Chunk], int]
+) -> list[float]:
+    """Money of the last days without a hole until the midnight before now, oldest first: what ``forecast`` goes by.
+
+    Args:
+        ledger: By day.
+        now_seconds: Unix time.
+        money: Of a day.
+        hours: How many hours of it were recorded.
+    """
+    due = int(now_seconds // DAY_SECONDS) * DAY_SECONDS
+    days: list[float] = []
+    for chunk in reversed(ledger.chunks):
+        if chunk.window.end_seconds > due:
+            continue
+        if chunk.window.end_seconds < due or chunk.window.hours < _DAY_HOURS or hours(chunk) < _DAY_HOURS:
+            break
+        days.append(money(chunk))
+        due = chunk.window.start_seconds
+    return days[::-1]
 
 
 def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: Window) -> float | None:

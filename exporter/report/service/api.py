@@ -14,6 +14,7 @@ from exporter.report import render
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import Window
 from exporter.report.focus import DEFAULT_VERSION, FOCUS_DIMENSIONS, VERSIONS, write_focus
+from exporter.report.recommend.write import keys as recommendation_keys
 from exporter.report.render.document import document
 from exporter.report.service import documents, responses
 from exporter.report.service.bodies import Bodies
@@ -159,7 +160,7 @@ async def _months(ask: Ask) -> Answer:
 async def _recommendations(ask: Ask) -> Answer:
     wanted = filters_of(ask.values).wanted
     kept = [
-        documents.recommendation_document(advice)
+        recommendation_keys(advice)
         for advice in ask.book.recommendations()
         if all(getattr(advice, name) in values for name, values in wanted.items())
     ]

@@ -6,7 +6,6 @@ from typing import Any
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Figures, Window
-from exporter.report.recommend.values import Recommendation
 from exporter.report.service.book import Freshness, Funnel, MonthMoney, PodUse
 
 
@@ -55,27 +54,6 @@ def money_documents(report: FleetReport) -> list[dict[str, Any]]:
 
 def _cost(many: Sequence[Figures], currency: str) -> float:
     return sum(money.total for figures in many if (money := figures.money.get(currency)))
-
-
-def recommendation_document(advice: Recommendation) -> dict[str, Any]:
-    """One suggestion."""
-    return {
-        "advice": advice.advice,
-        "title": advice.title,
-        "cluster": advice.cluster or None,
-        "owner_namespace": advice.namespace or None,
-        "owner_kind": advice.kind or None,
-        "owner_name": advice.workload or None,
-        "team": advice.team or None,
-        "model": advice.model or None,
-        "gpus": advice.gpus,
-        "currency": advice.currency or None,
-        "per_month": advice.per_month,
-        "evidence": list(advice.evidence),
-        "risk": advice.risk,
-        "risk_level": advice.risk_level,
-        "devices": list(advice.devices),
-    }
 
 
 def budget_document(state: BudgetState) -> dict[str, Any]:

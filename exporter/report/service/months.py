@@ -2,11 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
-from exporter.report.fleet.forecast import forecast
-from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Chunk, FleetLedger, Window
+from exporter.report.fleet.forecast import complete_days, forecast
+from exporter.report.fleet.values import HOUR_SECONDS, Chunk, FleetLedger, Window
 from exporter.report.service.book import MonthMoney
 
-HOURS_OF_A_DAY = 24
 KNOWN_RATIO = 0.99
 """So much of the last month must have been recorded, or its money is not called that of the month."""
 
@@ -38,7 +37,7 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ..
             MonthMoney(
                 currency=currency,
                 spent=spent,
-                forecast=forecast(spent, complete_days(ledger, currency, now_seconds), ledger.window.end_seconds, this),
+                forecast=forecast(spent, _days(ledger, currency, now_seconds), ledger.window.end_seconds, this),
                 last_month=sum(_money(chunk).get(currency, 0.0) for chunk in last) if known else None,
             )
         )
@@ -54,18 +53,10 @@ def month_coverage(ledger: FleetLedger, now_seconds: float) -> float | None:
     return sum(sum(chunk.recorded_hours.values()) for chunk in chunks) / hours if hours > 0 else None
 
 
-def complete_days(ledger: FleetLedger, currency: str, now_seconds: float) -> list[float]:
-    """Money of the last days without a hole until the midnight before now, oldest first."""
-    due = int(now_seconds // DAY_SECONDS) * DAY_SECONDS
-    days: list[float] = []
-    for chunk in reversed(ledger.chunks):
-        if chunk.window.end_seconds > due:
-            continue
-        if chunk.window.end_seconds < due or _recorded_hours(chunk) < HOURS_OF_A_DAY:
-            break
-        days.append(_money(chunk).get(currency, 0.0))
-        due = chunk.window.start_seconds
-    return days[::-1]
+def _days(ledger: FleetLedger, currency: str, now_seconds: float) -> list[float]:
+    return complete_days(
+        ledger, now_seconds, money=lambda chunk: _money(chunk).get(currency, 0.0), hours=_recorded_hours
+    )
 
 
 def _month(seconds: float) -> Window:
