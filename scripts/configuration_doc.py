@@ -1,12 +1,13 @@
 """Writes docs/configuration.md from the table of options; ``--check`` only says whether it is up to date."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 from exporter.config.dcgm_env import EXTRA_RESOURCES_ENV
 from exporter.config.options import OPTIONS, Option
+from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -40,10 +41,27 @@ which is built in.
 """
 
 
+SERVE = """\
+## The cost service
+
+Options of `gpu-cost-exporter serve`, in the same forms. Those of *Prometheus* are also flags of `report`, `recommend`,
+`reconcile`, `digest` and `store`. What they are for: [service.md](service.md).
+"""
+
+
 def document() -> str:
     """The whole page."""
-    tables = [_table(title, list(options)) for title, options in groupby(OPTIONS, lambda option: option.group)]
-    return "\n".join([HEAD, *tables, EXAMPLE, f"```yaml\n{example()}```\n", FOREIGN])
+    example_file = f"```yaml\n{example()}```\n"
+    return "\n".join(
+        [HEAD, *_tables(OPTIONS, "##"), EXAMPLE, example_file, FOREIGN, SERVE, *_tables(SERVE_OPTIONS, "###")]
+    )
+
+
+def _tables(options: Iterable[Option], level: str) -> list[str]:
+    groups: dict[str, list[Option]] = {}
+    for option in options:
+        groups.setdefault(option.group, []).append(option)
+    return [_table(f"{level} {title}", group) for title, group in groups.items()]
 
 
 def example() -> str:
@@ -67,16 +85,18 @@ def _yaml(option: Option) -> str:
 
 
 def _table(title: str, options: list[Option]) -> str:
+    foreign = options[0] in OPTIONS
     lines = [
-        f"## {title}",
+        title,
         "",
-        "| Key | Default | Allowed | Meaning | Variable of dcgm-exporter |",
-        "| --- | --- | --- | --- | --- |",
+        "| Key | Default | Allowed | Meaning |" + (" Variable of dcgm-exporter |" if foreign else ""),
+        "| --- | --- | --- | --- |" + (" --- |" if foreign else ""),
     ]
     for option in options:
         default = option.default_note or f"`{option.default}`"
-        foreign = f"`{option.dcgm_env}`" if option.dcgm_env else ""
-        cells = (f"`{option.key}`", default, option.kind.allowed, option.help, foreign)
+        cells = [f"`{option.key}`", default, option.kind.allowed, option.help]
+        if foreign:
+            cells.append(f"`{option.dcgm_env}`" if option.dcgm_env else "")
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
