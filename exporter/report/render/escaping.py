@@ -1,12 +1,16 @@
-"""The door to jinja2 for what is sent or kept as a file: templates of a package in which every value is escaped."""
+"""The door to jinja2: templates of a package in which every value is escaped."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from exporter.errors import ExporterError
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-def render(package: str, template: str, values: Mapping[str, object]) -> str:
-    """A template of a package's folder ``templates`` with its values, all of them escaped.
+
+def environment(package: str) -> "Environment":
+    """What knows the templates in a package's folder ``templates``.
 
     Raises:
         ExporterError: jinja2 is not installed: it comes with the extra ``report``.
@@ -17,7 +21,7 @@ def render(package: str, template: str, values: Mapping[str, object]) -> str:
         raise ExporterError(
             "HTML needs jinja2, which is not installed; install gpu-cost-exporter[report], or ask for another format"
         ) from None
-    environment = Environment(
+    return Environment(
         loader=PackageLoader(package, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -26,4 +30,12 @@ def render(package: str, template: str, values: Mapping[str, object]) -> str:
         auto_reload=False,
         keep_trailing_newline=True,
     )
-    return environment.get_template(template).render(values)
+
+
+def render(package: str, template: str, values: Mapping[str, object]) -> str:
+    """A template of a package with its values, all of them escaped.
+
+    Raises:
+        ExporterError: As for ``environment``.
+    """
+    return environment(package).get_template(template).render(values)

@@ -1,20 +1,12 @@
-"""The door to jinja2: from a template's name and what it shows to HTML in which every value is escaped."""
+"""From a template's name and what it shows to the HTML of a page; its words for figures are the filters here."""
 
 from collections.abc import Mapping
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from exporter import __version__
+from exporter.report.render.escaping import environment
 from exporter.report.service import view_text
 
-_ENVIRONMENT = Environment(
-    loader=PackageLoader("exporter.report.service", "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    auto_reload=False,
-)
+_ENVIRONMENT = environment("exporter.report.service")
 _ENVIRONMENT.filters.update(
     {
         "money": view_text.money,
