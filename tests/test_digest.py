@@ -1,0 +1,443 @@
+"""The weekly digest: its figures are the ledger's, its forms are safe to send, and a webhook gets it once."""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from fleet_report_support import HOSTILE, MARKUP, TURNED, hours, ledger, nobody, owner
+from fleet_support import END_SECONDS, FleetServer, truth_between
+
+from exporter.cli import main
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.errors import ConfigError, ExporterError
+from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.digest.html import html
+from exporter.report.digest.make import Around, make_digest
+from exporter.report.digest.reading import read_digest
+from exporter.report.digest.sections import headline
+from exporter.report.digest.slack import MOST_BLOCKS, document, message
+from exporter.report.digest.text import text
+from exporter.report.digest.values import Digest
+from exporter.report.digest.webhook import ATTEMPTS, post, read_url
+from exporter.report.digest.weeks import WEEK_SECONDS, parse_week
+from exporter.report.fleet.prometheus import PrometheusClient
+from exporter.report.fleet.reading import PrometheusLedger
+from exporter.report.fleet.values import OTHER, UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
+from exporter.report.recommend.values import Recommendation
+from exporter.simulator.fleet_truth import FleetTruth
+
+GOLDEN = Path(__file__).parent / "golden"
+NOW = 1_792_400_400.0
+"""2026-10-19T09:00Z, a Monday."""
+WEEK = parse_week("lastweek", NOW)
+PAGE = "https://cost.example.org/gpu"
+TOKEN = "xoxb/very-secret"  # noqa: S105 - nobody's
+
+Lines = dict[LineKey, Figures]
+Handler = Callable[[web.Request], web.Response]
+
+
+def weeks(*, before: int = 7, after: Lines | None = None) -> FleetLedger:
+    """October's first 18 days; the last 7 are the week, and so many of the 7 before it were recorded."""
+    usual: Lines = {
+        owner("vision", "resnet", "core"): hours(active=40.0, idle=8.0, usd=192.0),
+        owner("lab", "notebook", "research", cluster="east"): hours(active=2.0, idle=22.0, usd=96.0),
+        owner("old", "sweep", "gone"): hours(active=24.0, usd=96.0),
+        nobody(UNALLOCATED): hours(idle=24.0, usd=96.0),
+    }
+    new: Lines = after or {
+        owner("vision", "resnet", "core"): hours(active=60.0, idle=12.0, usd=288.0),
+        owner("lab", "notebook", "research", cluster="east"): hours(active=1.0, idle=11.0, usd=48.0),
+        owner("lab", HOSTILE, MARKUP): hours(idle=24.0, eur=60.0),
+        owner("<!channel>&`*_~|", TURNED): hours(idle=12.0, unknown=12.0, usd=36.0),
+        nobody(OTHER): hours(idle=2.0, usd=8.0),
+        nobody(UNATTRIBUTED): hours(active=3.0, usd=12.0),
+        nobody(UNALLOCATED): hours(idle=12.0, unpriced=2.0, usd=40.0),
+    }
+    whole = ledger(*(usual if number < 11 else new for number in range(18)))
+    return replace(whole, chunks=tuple(chunk for number, chunk in enumerate(whole.chunks) if number >= 11 - before))
+
+
+def advice(number: int, *, money: float | None = 100.0, workload: str = "resnet") -> Recommendation:
+    return Recommendation(
+        advice="give-back",
+        cluster="",
+        namespace="vision",
+        kind="Job",
+        workload=workload,
+        team="core",
+        model="NVIDIA H100 80GB HBM3",
+        title=f"Give back {number} of 8 H100",
+        gpus=float(number),
+        currency="" if money is None else "USD",
+        per_month=money,
+        evidence=("It was idle.",),
+        risk="It may be needed.",
+        risk_level="low",
+    )
+
+
+def budget(name: str, spent: float, *, projected: float | None = None, known: bool = True) -> BudgetState:
+    own = Budget(name=name, currency="USD", amount=1000.0, period="month")
+    passed = tuple(part for part in own.thresholds if known and spent >= part * own.amount)
+    return BudgetState(
+        budget=own,
+        period=parse_week("2026-W42", NOW),
+        spent=spent,
+        projected=projected,
+        unpriced_seconds=0.0,
+        as_of_seconds=NOW,
+        passed=passed,
+        known=known,
+        notes=() if known else ("3 questions about the period stayed unanswered.",),
+    )
+
+
+AROUND = Around(
+    recommendations=(advice(3), advice(1, money=None, workload=MARKUP)),
+    budgets=(
+        budget("calm", 100.0, projected=600.0),
+        budget("over", 1200.0, projected=2000.0),
+        budget("soon", 400.0, projected=1500.0),
+        budget("dark", 0.0, known=False),
+    ),
+    external_url=f"{PAGE}/",
+    notes=("A note <b>of</b> the engine.",),
+)
+
+
+def made(known: FleetLedger | None = None, around: Around = AROUND, *, simulated: bool = True) -> Digest:
+    return make_digest(replace(known or weeks(), simulated=simulated), WEEK, around)
+
+
+@pytest.mark.parametrize(
+    ("written", "label", "start"),
+    [
+        ("lastweek", "2026-W42", 1_791_763_200),
+        ("2026-W41", "2026-W41", 1_791_158_400),
+        ("2026W01", "2026-W01", 1_766_966_400),
+        ("2020-W53", "2020-W53", 1_609_113_600),
+    ],
+)
+def test_a_week_is_from_monday_to_sunday_utc(written: str, label: str, start: int) -> None:
+    week = parse_week(written, NOW)
+    assert (week.label, week.start_seconds, week.seconds) == (label, start, WEEK_SECONDS)
+
+
+@pytest.mark.parametrize("written", ["2026-W43", "2026-W54", "2026-W00", "7d", "", "0001-W01", "9999-W01", "2026-W4\n"])
+def test_what_is_no_week_or_not_over_is_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="allowed: lastweek, or a week that is over, as 2026-W46"):
+        parse_week(written, NOW)
+
+
+def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None:
+    eur, usd = made().spends
+    assert (eur.currency, eur.total, eur.before) == ("EUR", 420.0, 0.0)
+    assert usd.total == pytest.approx(7 * 432.0)
+    assert usd.before == pytest.approx(7 * 480.0)
+    for spend in (eur, usd):
+        parts = spend.active + spend.idle + spend.unknown + spend.unattributed + spend.unallocated
+        assert parts == pytest.approx(spend.total)
+    assert (usd.unattributed, usd.unallocated) == pytest.approx((84.0, 280.0))
+
+
+def test_teams_that_moved_are_told_with_the_largest_change_first_even_those_that_are_gone() -> None:
+    movers = [(one.team, one.currency, round(one.change)) for one in made().movers]
+    assert movers == [
+        (MARKUP, "EUR", 420),
+        ("core", "USD", 672),
+        ("gone", "USD", -672),
+        ("research", "USD", -336),
+        ("", "USD", 308),
+    ]
+
+
+def test_waste_names_the_owner_and_what_it_paid_for_nothing() -> None:
+    dearest = next(one for one in made().waste if one.currency == "USD")
+    assert (dearest.key.namespace, dearest.key.workload, dearest.key.team) == ("vision", "resnet", "core")
+    assert (dearest.idle, dearest.total) == pytest.approx((336.0, 2016.0))
+    assert dearest.idle_seconds == pytest.approx(7 * 12 * 3600)
+    assert all(one.key.kind not in {UNALLOCATED, UNATTRIBUTED} for one in made().waste)
+
+
+def test_nothing_is_compared_with_a_week_of_which_too_little_is_known() -> None:
+    for before, told in ((6, "only 288 of 336 hours were recorded"), (0, "Nothing is known of the week before")):
+        digest = made(weeks(before=before))
+        assert digest.movers == ()
+        assert {spend.before for spend in digest.spends} == {None}
+        assert "against the week before" not in headline(digest)
+        assert any(told in note for note in digest.notes), digest.notes
+    failure = Failure(window=replace(WEEK, start_seconds=WEEK.start_seconds - 3600), what="x", reason="timeout")
+    digest = made(replace(weeks(), failures=(failure,)))
+    assert digest.movers == ()
+    assert not digest.trust.whole
+    assert "timeout" in text(digest)
+
+
+def test_budgets_are_told_where_somebody_must_know_and_counted_where_not() -> None:
+    shown = text(made())
+    assert "1 of 4 below every threshold and on course." in shown
+    assert re.search(r"over +2026-W42 +1,200.00 USD, 120 % +1,000.00 USD +2,000.00 USD", shown)
+    assert re.search(r"soon +2026-W42 +400.00 USD, 40 %", shown)
+    assert re.search(r"dark +2026-W42 +not known", shown)
+    assert not re.search(r"^calm", shown, re.MULTILINE)
+    assert "dark: 3 questions about the period stayed unanswered." in shown
+
+
+def test_a_digest_without_prices_advice_or_a_page_says_so() -> None:
+    bare = made(weeks(after={owner("a", "b"): hours(active=24.0, unpriced=24.0)}, before=0), Around(), simulated=False)
+    shown = text(bare)
+    assert headline(bare) == "GPU cost, 2026-W42: no GPU had a price"
+    assert "No money was idle at an owner." in shown
+    assert "Recommendations are not known" in shown
+    assert "168.0 GPU-hours are in no cost" in shown
+    assert "http" not in shown + html(bare) + document(bare)
+    assert "SIMULATED" not in shown
+    assert "Nothing is suggested." in text(made(around=Around(recommendations=())))
+
+
+@pytest.mark.parametrize(("form", "make"), [("txt", text), ("html", html), ("json", document)])
+def test_every_form_is_as_its_golden_file(form: str, make: Callable[[Digest], str]) -> None:
+    shown = make(made())
+    path = GOLDEN / f"digest.{form}"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8"), "if the change is meant: UPDATE_GOLDEN=1 pytest -k golden"
+
+
+def test_every_form_says_that_it_is_simulated_and_has_the_money() -> None:
+    digest = made()
+    for make in (text, html, document):
+        shown = make(digest)
+        assert "SIMULATED FLEET: nothing here is real" in shown
+        assert "3,024.00 USD" in shown
+        assert "-10.0 % against the week before" in shown
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"href", "src"}]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_mail_loads_nothing_and_takes_no_name_for_markup() -> None:
+    page = _Page()
+    page.feed(html(made()))
+    assert not {"script", "img", "link", "style", "iframe", "form"} & set(page.tags)
+    assert MARKUP in page.words
+    assert "\u202e" not in page.words
+    assert page.links
+    assert all(link.startswith(f"{PAGE}/") for link in page.links)
+
+
+def test_the_chat_takes_no_name_for_a_mention_or_a_link() -> None:
+    sent = message(made())
+    told = json.dumps(sent, ensure_ascii=False)
+    assert "<!channel>" not in told
+    assert "<script>" not in told
+    assert "&lt;!channel&gt;&amp;'*_~|" in told
+    for link in re.findall(r"<([^>]*)>", told):
+        assert link.startswith(f"{PAGE}/"), link
+    owners = [link for link in re.findall(r"<([^|>]*)\|open>", told) if "cluster=east" in link]
+    assert owners[0].startswith(f"{PAGE}/owner?window=2026-10-12..2026-10-18&amp;cluster=east&amp;namespace=lab")
+
+
+def test_a_message_keeps_within_what_slack_takes_however_long_names_are() -> None:
+    many: Lines = {
+        owner(f"{'&' * 300}{number}", f"{'<' * 500}{number}", f"{'é' * 300}{number}"): hours(
+            idle=1.0 + number, usd=10.0
+        )
+        for number in range(60)
+    }
+    notes = tuple(f"{number} {'>' * 5000}" for number in range(30))
+    around = replace(
+        AROUND,
+        recommendations=tuple(advice(number, workload="&" * 400) for number in range(40)),
+        budgets=tuple(budget(f"{'&' * 300}{number}", 2000.0) for number in range(40)),
+        notes=notes,
+    )
+    sent = message(made(weeks(after=many), around))
+    assert len(sent["blocks"]) <= MOST_BLOCKS
+    for block in sent["blocks"]:
+        for one in (block.get("text"), *block.get("elements", ())):
+            if one is not None:
+                assert 0 < len(one["text"]) <= (150 if block["type"] == "header" else 3000)
+    assert len(json.dumps(sent)) < 200_000
+
+
+@asynccontextmanager
+async def webhook(*answers: web.Response | None) -> AsyncIterator[tuple[str, list[object]]]:
+    """A webhook that answers so, one after the other, and what it was sent."""
+    got: list[object] = []
+
+    async def take(request: web.Request) -> web.StreamResponse:
+        got.append(await request.json())
+        answer = answers[min(len(got), len(answers)) - 1]
+        if answer is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return web.Response(status=answer.status, text=answer.text, headers=answer.headers)
+
+    app = web.Application()
+    app.router.add_post("/services/{path:.*}", take)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/services/{TOKEN}", got
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+async def test_a_webhook_that_is_busy_is_asked_again_after_the_time_that_it_names() -> None:
+    slept: list[float] = []
+    busy = web.Response(status=429, headers={"Retry-After": "7"})
+    async with webhook(busy, web.Response(status=503), web.Response(text="ok")) as (url, got):
+        await asyncio.to_thread(post, url, message(made()), slept.append)
+    assert slept == [7.0, 2.0]
+    assert len(got) == 3
+    assert got[0] == message(made())
+
+
+@pytest.mark.parametrize(
+    ("answer", "attempts", "told"),
+    [
+        (web.Response(status=500), ATTEMPTS, "after 5 attempts: HTTP 500"),
+        (web.Response(status=404, text="no_service"), 1, "HTTP 404 (no_service); is the address still that of"),
+        (web.Response(status=400, text=f"invalid_blocks at /services/{TOKEN}"), 1, "(invalid_blocks at ...)"),
+        (web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}), 1, "HTTP 302"),
+        (web.Response(status=429, headers={"Retry-After": "86400"}), ATTEMPTS, "HTTP 429"),
+        (None, 1, "the connection broke"),
+    ],
+)
+async def test_a_webhook_that_does_not_take_it_is_told_without_its_secret(
+    answer: web.Response | None, attempts: int, told: str
+) -> None:
+    slept: list[float] = []
+    async with webhook(answer) as (url, got):
+        with pytest.raises(ExporterError, match=r"the webhook at 127\.0\.0\.1 did not take the digest") as refused:
+            await asyncio.to_thread(post, url, message(made()), slept.append)
+    assert len(got) == attempts
+    assert told in str(refused.value)
+    assert "very-secret" not in str(refused.value)
+    assert max(slept, default=0.0) <= 60.0
+
+
+def test_a_webhook_that_is_not_there_is_told_without_its_secret() -> None:
+    with pytest.raises(ExporterError) as refused:
+        post(f"http://127.0.0.1:9/{TOKEN}", {}, lambda _: None)
+    assert "cannot be reached" in str(refused.value)
+    assert "very-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "secret-xyz", "ftp://secret-xyz", "https://", "https://a b/secret-xyz", "\xff"]
+)
+def test_a_file_without_an_address_is_told_and_not_repeated(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match="allowed: one line with an address") as refused:
+        read_url(path)
+    assert "secret-xyz" not in str(refused.value)
+
+
+def money_of(truth: FleetTruth, currency: str) -> float:
+    return truth.sum().money[currency].total
+
+
+async def test_the_digest_of_a_fleet_has_the_money_that_is_true(fleet_prometheus: FleetServer) -> None:
+    week = parse_week("lastweek", END_SECONDS)
+    async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
+        digest = await read_digest(PrometheusLedger(client), client, week, END_SECONDS)
+    truth, before = (truth_between(week.start_seconds - back, week.end_seconds - back) for back in (0, WEEK_SECONDS))
+    assert len(digest.spends) == 2
+    for spend in digest.spends:
+        assert spend.total == pytest.approx(money_of(truth, spend.currency), rel=1e-6)
+        assert spend.before == pytest.approx(money_of(before, spend.currency), rel=1e-6)
+    assert digest.trust.whole
+    assert digest.simulated
+    assert digest.recommendations
+
+
+def command(url: str, *arguments: str) -> list[str]:
+    return ["digest", "--prometheus", url, "--week", "2026-W38", *arguments]
+
+
+async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "url"
+    async with webhook(web.Response(text="ok")) as (url, got):
+        path.write_text(f"{url}\n")
+        hook = ("--webhook-url-file", str(path))
+        assert await asyncio.to_thread(main, command(fleet_prometheus.url, *hook, "--dry-run")) == 0
+        dry = capsys.readouterr()
+        assert got == []
+        assert "nothing was posted; without --dry-run it would be, to 127.0.0.1" in dry.err
+        assert await asyncio.to_thread(main, command(fleet_prometheus.url, *hook)) == 0
+        told = capsys.readouterr()
+    assert got == [json.loads(dry.out)]
+    assert told.out == ""
+    assert "the digest of 2026-W38 was posted to 127.0.0.1" in told.err
+    assert "very-secret" not in dry.err + dry.out + told.err
+
+
+def test_the_command_writes_text_and_mails(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(fleet_prometheus.url)) == 0
+    assert "Waste: GPUs held without work" in capsys.readouterr().out
+    mail = tmp_path / "mail.html"
+    assert main(command(fleet_prometheus.url, "--format", "html", "--title", "Räume", "--output", str(mail))) == 0
+    assert "<h1" in mail.read_text(encoding="utf-8")
+    assert "Räume, 2026-W38" in mail.read_text(encoding="utf-8")
+
+
+def test_a_week_of_which_nothing_is_known_is_a_failure(
+    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["digest", "--prometheus", fleet_prometheus.url, "--week", "2025-W10"]) == 1
+    assert "there is no ledger of 2025-W10" in capsys.readouterr().err
+
+
+def test_every_mistake_in_the_flags_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "url"
+    path.write_text("no address")
+    wrong = ["digest", "--week", "7d", "--webhook-url-file", str(path), "--format", "html", "--external-url", "x"]
+    assert main([*wrong, "--output", str(tmp_path / "o"), "--budgets", str(tmp_path / "none")]) == 2
+    told = capsys.readouterr().err
+    for words in (
+        "--week: value '7d' is no week",
+        "nothing says where to read",
+        "is no address",
+        "a webhook takes slack, not html",
+        "--output: the digest is posted",
+        "--external-url: value 'x'",
+        "budgets: cannot read",
+    ):
+        assert words in told, words
+    assert main(["digest", "--store", "x", "--dry-run"]) == 2
+    assert "--dry-run: does nothing without" in capsys.readouterr().err
