@@ -107,7 +107,7 @@ def with_cells(text: str, changes: Iterable[tuple[int, str, str]]) -> str:
 
 
 def as_csv(rows: Iterable[Iterable[str]]) -> str:
-    """Rows as CSV."""
+    """Rows as CSV; what could be taken for the end of a row is quoted, as that of a row is ``\\r\\n`` here."""
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
+    csv.writer(stream, lineterminator="\r\n").writerows(rows)
     return stream.getvalue()

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -241,3 +242,17 @@ def test_every_origin_sums_to_its_money_and_its_ratios_to_exactly_one(days: list
         text, _ = exported(of, version)
         found = check_focus(io.StringIO(text, newline=""), "x.csv", version=version)
         assert not found.findings, found.findings[0].words
+
+
+def test_the_end_of_a_line_in_a_name_is_not_the_end_of_a_row() -> None:
+    text, rows = exported(ledger({key("a\rb"): held(10.0), key("\nc"): held(10.0)}))
+    assert check_focus(io.StringIO(text), "ours").faults == 0
+    assert {row["x_Workload"] for row in rows} == {"a\nb", "'\nc"}
+
+
+def test_half_a_surrogate_pair_in_a_name_costs_nothing() -> None:
+    stream, metadata = io.StringIO(), io.StringIO()
+    of = replace(ledger({key("a\ud800b"): held(10.0)}), notes=("\udfff",))
+    write_focus(of, stream, metadata_stream=metadata)
+    assert "a?b" in stream.getvalue().encode().decode(), "or the file could not be written"
+    assert json.loads(metadata.getvalue().encode())["x_Notes"] == ["?"]

@@ -536,6 +536,15 @@ def test_the_table_tells_all_that_was_left_out_and_shows_hostile_names_harmlessl
         assert words in text
 
 
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_half_a_surrogate_pair_in_a_name_costs_nothing(form: str, tmp_path: Path) -> None:
+    facts = replace(FACTS, instance_type="p5\ud800")
+    found, _ = compared(bill_file(tmp_path, FOCUS_LINE, {}), ledger(whole_node(), facts=facts))
+    stream = io.StringIO()
+    write_reconciliation(found, form, stream)
+    assert "p5?" in stream.getvalue().encode().decode(), "or the file could not be written"
+
+
 def test_a_bill_that_is_none_is_refused_before_prometheus_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from exporter.report.focus.columns import (
 )
 from exporter.report.focus.rows import METHOD_ID, TAG_PREFIX, UNIT, focus_rows
 from exporter.report.focus.values import FocusRow, FocusSettings, FocusSummary
+from exporter.report.render.words import encodable, guarded
 
 _SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
 # Conditional columns for what a meter of GPUs never has.
@@ -91,7 +92,7 @@ def write_focus(
         writer.writerow(_fields(row, header))
     if metadata_stream is not None:
         document = _metadata(ledger, version, own, summary)
-        metadata_stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+        metadata_stream.write(encodable(json.dumps(document, ensure_ascii=False, indent=2)) + "\n")
     return summary
 
 
@@ -113,9 +114,8 @@ def _fields(row: FocusRow, header: tuple[str, ...]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula."""
-    is_formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _NUMBER.fullmatch(text)
-    return f"'{text}" if is_formula else text
+    """Text that a spreadsheet does not take for a formula, and that UTF-8 and CSV have."""
+    return text if _NUMBER.fullmatch(text) else guarded(encodable(text))
 
 
 def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summary: FocusSummary) -> dict[str, Any]:

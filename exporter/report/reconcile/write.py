@@ -14,6 +14,7 @@ from rich.text import Text
 
 from exporter.report.focus.findings import printable
 from exporter.report.reconcile.values import Group, Reconciliation
+from exporter.report.render.words import encodable, guarded
 
 FORMATS = ("table", "csv", "json")
 _WIDTH_OF_A_FILE = 160
@@ -105,8 +106,7 @@ def _write_csv(found: Reconciliation, stream: TextIO) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name that a spreadsheet does not take for a formula."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+    return guarded(encodable(name))
 
 
 def _write_json(found: Reconciliation, stream: TextIO) -> None:
@@ -134,7 +134,7 @@ def _write_json(found: Reconciliation, stream: TextIO) -> None:
         "failures": [{"what": failure.what, "reason": failure.reason} for failure in found.failures],
         "notes": list(found.notes),
     }
-    stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    stream.write(encodable(json.dumps(document, ensure_ascii=False, indent=2)) + "\n")
 
 
 def _group(group: Group) -> dict[str, object]:
