@@ -70,12 +70,12 @@ def _missing(windows: Sequence[Window], hours: Sequence[int], cluster: str, engi
     where = f"cluster {cluster}: " if cluster else ""
     first = next(number for number, count in enumerate(hours) if count)
     found = []
+    kept = ""
+    if engine.retention_seconds is not None and engine.retention_seconds < _length(windows):
+        days = engine.retention_seconds / DAY_SECONDS
+        kept = f": the server keeps {days:g} days; keep closed days with `serve --store`, or raise its retention"
     before = sum(window.hours for window in windows[:first])
     if before:
-        kept = ""
-        if engine.retention_seconds is not None and engine.retention_seconds < _length(windows):
-            days = engine.retention_seconds / DAY_SECONDS
-            kept = f": the server keeps {days:g} days; keep closed days with `serve --store`, or raise its retention"
         found.append(f"{where}nothing was recorded before {_day(windows[first].start_seconds)}, {before} hours{kept}")
     gaps = [
         (window, window.hours - count)
@@ -84,14 +84,22 @@ def _missing(windows: Sequence[Window], hours: Sequence[int], cluster: str, engi
     ]
     if gaps:
         total = sum(missing for _, missing in gaps)
-        told = ", ".join(f"{_day(window.start_seconds)} ({missing})" for window, missing in gaps[:_MOST_GAPS])
+        told = ", ".join(f"{_days(window)} ({missing})" for window, missing in gaps[:_MOST_GAPS])
         more = f" and {len(gaps) - _MOST_GAPS} more days" if len(gaps) > _MOST_GAPS else ""
-        found.append(f"{where}{total} {'hour was' if total == 1 else 'hours were'} not recorded: {told}{more}")
+        # What a server of a short memory lacks of a chunk of many days lies at the beginning of the chunk.
+        why = kept if gaps[0][0] == windows[0] and windows[0].seconds > DAY_SECONDS else ""
+        found.append(f"{where}{total} {'hour was' if total == 1 else 'hours were'} not recorded: {told}{more}{why}")
     return found
 
 
 def _length(windows: Sequence[Window]) -> int:
     return windows[-1].end_seconds - windows[0].start_seconds
+
+
+def _days(window: Window) -> str:
+    """A day, or the first and the last of a chunk that has several."""
+    first, last = _day(window.start_seconds), _day(window.end_seconds - 1)
+    return first if first == last else f"within {first} to {last}"
 
 
 def _day(seconds: float) -> str:
