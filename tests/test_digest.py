@@ -11,11 +11,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 from aiohttp import web
 from fleet_report_support import HOSTILE, MARKUP, TURNED, hours, ledger, nobody, owner
 from fleet_support import END_SECONDS, FleetServer, truth_between
 
-from exporter.cli import main
+from exporter.cli import _parser, main
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import ConfigError, ExporterError
 from exporter.report.budget.values import Budget, BudgetState
@@ -441,3 +442,14 @@ def test_every_mistake_in_the_flags_is_told_at_once(tmp_path: Path, capsys: pyte
         assert words in told, words
     assert main(["digest", "--store", "x", "--dry-run"]) == 2
     assert "--dry-run: does nothing without" in capsys.readouterr().err
+
+
+def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "digest.md").read_text(encoding="utf-8")
+    (manifest,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    job = yaml.safe_load(manifest)
+    (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    namespace = _parser().parse_args(container["args"])
+    assert (namespace.command, namespace.webhook_url_file) == ("digest", Path("/secrets/url"))
+    options = set(re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE)) | {"--store"}
+    assert {name.replace("_", "-") for name in vars(namespace)} >= {option.removeprefix("--") for option in options}
