@@ -18,6 +18,8 @@ from aiohttp import web
 from web_support import PASSWORD, Certificates, hashed, make_certificates, web_file
 
 from exporter.config.web_config import load, parse
+from exporter.doctor.finding import Level
+from exporter.doctor.web import face
 from exporter.errors import ConfigError
 from exporter.exposition import passwords
 from exporter.exposition.passwords import MOST_WAITING, Passwords
@@ -359,3 +361,15 @@ async def test_who_only_knocks_on_the_port_of_tls_is_not_waited_for(certificates
             assert b"gpu_up" not in await reader.read()
         writer.close()
         assert (await one.get(tls=certificates.client()))[0] == 200
+
+
+def test_the_doctor_says_what_is_wrong_with_the_file(certificates: Certificates) -> None:
+    path = web_file(certificates.folder, tls={}, users={"alice": hashed()})
+    assert (face(path).level, face(path).cause) == (Level.OK, "TLS, 1 user")
+    path.write_text("basic_auth_users:\n  alice: no hash\nrate_limit: {}\n")
+    found = face(path)
+    assert found.level is Level.FAIL
+    assert "alice: no bcrypt hash" in found.cause
+    assert "(and 1 more)" in found.cause
+    web_file(certificates.folder, users={"alice": hashed()})
+    assert face(path).level is Level.WARN

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.config import AgentConfig, read_collectors
-from exporter.doctor import api, driver, host, kubelet, layers, owners, prices, workloads
+from exporter.doctor import api, driver, host, kubelet, layers, owners, prices, web, workloads
 from exporter.doctor.finding import Finding
 from exporter.errors import ConfigError
 from exporter.model import Field, Reading
@@ -52,6 +52,8 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
         found.append(host.pod_logs(config.pod_log_root))
     found.append(host.state_dir(config.state_dir))
     found += [host.port(config.listen_host, config.listen_port), host.collectors(config)]
+    if config.web_config:
+        found.append(web.face(config.web_config))
     found.append(prices.book(config, reading, wall))
     found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)

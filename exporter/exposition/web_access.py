@@ -82,9 +82,9 @@ class WebAccess:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            refused = await self._refusal(request)
             path = request.path.removeprefix(prefix)
-            response = await handler(request) if refused is None or path in {ALIVE, READY} else refused
+            refused = None if path == ALIVE else await self._refusal(request)
+            response = await handler(request) if refused is None or path == READY else refused
             if refused is not None and path == READY:
                 # The kubelet has no password, and needs the status alone.
                 word = (
