@@ -1,5 +1,7 @@
 import asyncio
+import gc
 from collections.abc import Callable
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -47,13 +49,14 @@ def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> Fle
     )
 
 
+async def whole() -> FleetReport:
+    return report()
+
+
 async def test_an_old_report_is_better_than_one_with_holes_and_is_not_tried_at_each_request() -> None:
     clock = Clock(1000.0)
     readings = Readings(clock)
     asked = 0
-
-    async def whole() -> FleetReport:
-        return report()
 
     async def holes() -> FleetReport:
         nonlocal asked
@@ -128,6 +131,63 @@ async def test_one_who_goes_away_does_not_end_the_reading_of_the_others() -> Non
     gate.set()
     assert (await other).held
     assert readings.begun == 1
+
+
+async def test_a_report_with_holes_is_read_again_when_it_has_rested() -> None:
+    clock = Clock(1000.0)
+    readings = Readings(clock)
+    failed = "timed out"
+
+    async def read_now() -> FleetReport:
+        return report(failed=failed)
+
+    for _ in range(2):
+        assert (await readings.get(question(), WINDOW_NOW, read_now)).trust.failures
+    assert readings.begun == 1
+    failed = ""
+    clock.now += of_readings.REST_SECONDS + 1
+    assert not (await readings.get(question(), WINDOW_NOW, read_now)).trust.failures
+
+
+async def test_a_clock_that_is_set_back_does_not_keep_a_report_from_being_read() -> None:
+    clock = Clock(100_000.0)
+    readings = Readings(clock)
+
+    async def dead() -> FleetReport:
+        raise PrometheusError("timeout", "it timed out", retriable=True)
+
+    await readings.get(question(), WINDOW_NOW, whole)
+    readings.expire()
+    assert (await readings.get(question(), WINDOW_NOW, dead)).trust.notes
+    clock.now -= 50_000
+    assert not (await readings.get(question(), WINDOW_NOW, whole)).trust.notes
+
+
+async def test_however_many_questions_have_no_line_or_no_answer_not_all_are_remembered() -> None:
+    readings = Readings(Clock(1000.0))
+
+    async def empty() -> FleetReport:
+        return report(lines=0)
+
+    async def dead() -> FleetReport:
+        raise PrometheusError("down", "it is down", retriable=True)
+
+    for number in range(2 * MOST_FIGURES // 300):
+        await readings.get(question(number), WINDOW_NOW, empty)
+        with pytest.raises(PrometheusError):
+            await readings.get(question(-1 - number), WINDOW_NOW, dead)
+    assert len(readings.lately(0.0)) <= MOST_FIGURES // 300
+    assert not readings._failed
+
+
+async def test_what_was_written_of_a_report_does_not_keep_the_report() -> None:
+    bodies, one = Bodies(), report()
+    alive = ref(one)
+    await bodies.get(one, "json", lambda: b"{}")
+    del one
+    gc.collect()
+    assert alive() is None
+    assert await bodies.get(report(), "json", lambda: b"anew") == b"anew"
 
 
 async def test_a_report_is_written_once_for_many_and_every_form_is_its_own() -> None:

@@ -52,7 +52,7 @@ class Trust:
         return not self.failures and not self.missing_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class FleetReport:
     """Lines sorted by money, dearest first, then by time; ``held`` are owners', ``apart`` nobody's that is known."""
 

@@ -20,6 +20,8 @@ MOST_WAITING = 30
 """Different questions that may wait for their turn; beyond them an answer is refused for now."""
 MOST_FIGURES = 300_000
 """Lines times periods that are kept: some 100 MiB."""
+_FIGURES_OF_NONE = 300
+"""What a report weighs besides: one without a line has its question and its notes, too."""
 OLDEST_SECONDS = 86_400.0
 """An old report is shown in the place of one that cannot be read now, unless it is older than this."""
 REST_SECONDS = 30.0
@@ -48,7 +50,8 @@ class _Kept:
 
     @property
     def weight(self) -> int:
-        return (len(self.report.held) + len(self.report.apart)) * (1 + len(self.report.periods))
+        lines = len(self.report.held) + len(self.report.apart)
+        return _FIGURES_OF_NONE + lines * (1 + len(self.report.periods))
 
 
 class Readings:
@@ -111,7 +114,8 @@ class Readings:
         kept = self._kept.get(question)
         if kept and kept.report.window == window and kept.generation == self._generation:
             self._kept.move_to_end(question)
-            return kept.report
+            if not kept.report.trust.failures or self._resting(question):
+                return kept.report
         old = kept if kept and self._clock() - kept.read_at_seconds < OLDEST_SECONDS else None
         trouble = trouble or self._resting(question)
         if old is not None and trouble:
@@ -130,7 +134,7 @@ class Readings:
     def _resting(self, question: Question) -> str:
         """Why the question is not asked again yet; empty where it may be."""
         at, why = self._failed.get(question, (0.0, ""))
-        return why if self._clock() - at < REST_SECONDS else ""
+        return why if 0 <= self._clock() - at < REST_SECONDS else ""  # less than 0: the clock was set back
 
     async def _wait(self, task: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetReport:
         if old is None:
@@ -152,17 +156,22 @@ class Readings:
             try:
                 report = await read()
             except ExporterError as error:
-                self._failed[question] = (self._clock(), str(error))
+                self._fail(question, str(error))
                 raise
         before, failures = self._kept.get(question), report.trust.failures
-        if failures:
-            self._failed[question] = (self._clock(), failures[0].reason)
-        else:
-            self._failed.pop(question, None)
         good = before is not None and not before.report.trust.failures
         if before is None or not (failures and good) or self._clock() - before.read_at_seconds >= OLDEST_SECONDS:
             self._keep(question, _Kept(report=report, generation=generation, read_at_seconds=self._clock()))
+        if failures:
+            self._fail(question, failures[0].reason)
+        else:
+            self._failed.pop(question, None)
         return report
+
+    def _fail(self, question: Question, why: str) -> None:
+        """Remember it where it matters: a question without an older report is asked again at once."""
+        if question in self._kept:
+            self._failed[question] = (self._clock(), why)
 
     def _keep(self, question: Question, kept: _Kept) -> None:
         self._kept[question] = kept
