@@ -183,6 +183,20 @@ def test_a_focus_file_names_the_account_the_provider_and_that_it_corrects(
     assert told == {("on-prem", "", "", "Internal", "Internal")}
 
 
+def test_a_focus_file_of_a_part_of_the_fleet_says_so(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, beside = tmp_path / "focus.csv", tmp_path / "focus.csv.metadata.json"
+    command = report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=FIRST)
+    assert main([*command, "--filter", "cluster=alpha"]) == 0
+    assert capsys.readouterr().err == ""
+    assert json.loads(beside.read_text(encoding="utf-8"))["x_Filter"] == "cluster alpha"
+    assert main([*command, "--filter", "cluster=gamma"]) == 0
+    assert "warning: nothing matches cluster gamma" in capsys.readouterr().err
+    assert main(command) == 0
+    assert json.loads(beside.read_text(encoding="utf-8"))["x_Filter"] is None
+
+
 def test_metadata_that_cannot_be_written_are_told_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from exporter.cli.output import check_output, is_written_in_place, output
 from exporter.config import price_book
 from exporter.report.fleet.costs import filter_words, make_report
 from exporter.report.fleet.reprice import reprice
-from exporter.report.fleet.values import HOUR_SECONDS, FleetLedger
+from exporter.report.fleet.values import HOUR_SECONDS, Filters, FleetLedger
 from exporter.report.focus import DEFAULT_VERSION, FocusSettings, write_focus
 from exporter.report.render import write_fleet
 from exporter.report.render.foot import failure_words
@@ -47,7 +47,7 @@ def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     if book is not None:
         ledger = reprice(ledger, book)
     whole = (
-        _write_focus(ledger, namespace, now)
+        _write_focus(ledger, task, namespace, now)
         if namespace.format == "focus"
         else _write(ledger, task, namespace, now, book.description or "none" if book else "")
     )
@@ -68,16 +68,21 @@ def _write(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, now: 
         share_unallocated=bool(namespace.share_unallocated),
         prices=prices,
     )
-    if task.filters.wanted and not report.held and not report.apart:
-        say(f"warning: nothing matches {filter_words(task.filters)}; look for the names in a report without the filter")
+    _warn_of_nothing(task.filters, is_empty=not report.held and not report.apart)
     with output(namespace.output) as stream:
         write_fleet(report, namespace.format, stream, top=namespace.top)
     return report.trust.whole
 
 
-def _write_focus(ledger: FleetLedger, namespace: argparse.Namespace, now: float) -> bool:
+def _warn_of_nothing(filters: Filters, *, is_empty: bool) -> None:
+    if filters.wanted and is_empty:
+        say(f"warning: nothing matches {filter_words(filters)}; look for the names in a report without the filter")
+
+
+def _write_focus(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, now: float) -> bool:
     version = namespace.focus_version or DEFAULT_VERSION
-    settings = _focus_settings(namespace, now)
+    settings = replace(_focus_settings(namespace, now), filters=filter_words(task.filters))
+    _warn_of_nothing(task.filters, is_empty=not any(chunk.lines for chunk in ledger.chunks))
     beside = _metadata_of(namespace.output)
     if beside is None:
         with output(namespace.output) as stream:

@@ -220,7 +220,7 @@ def _trust(
     hours = max(0, over - ledger.window.start_seconds) // HOUR_SECONDS
     recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
     notes = ledger.notes
-    if filters.wanted and capacity and not total.allocated_seconds:
+    if filters.wanted and not total.allocated_seconds and any(chunk.capacity_seconds for chunk in ledger.chunks):
         notes += (f"nothing matches {filter_words(filters)}: look for the right names in a report without the filter",)
     return Trust(
         capacity_seconds=capacity,

@@ -21,6 +21,8 @@ class FocusSettings:
     sub_account_type: str = "Cluster"
     restated: bool = False
     """The period was exported before: its charges are corrections."""
+    filters: str = ""
+    """In words, which part of the fleet's charges was asked for; empty for all of them."""
     created_seconds: float | None = None
     """Unix time for the metadata; ``None`` leaves it out."""
 

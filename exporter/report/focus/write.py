@@ -136,6 +136,7 @@ def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summar
             "End": _moment(ledger.window.end_seconds),
             "Granularity": "Daily",
         },
+        "x_Filter": settings.filters or None,
         "x_OriginCharges": _ORIGIN,
         "x_AllocationMethods": [{"AllocatedMethodId": METHOD_ID, "Description": _METHOD, "UsageUnit": UNIT}],
         "x_BilledCost": "0 on every row: this is metered cost, not an invoice; EffectiveCost is the column to sum.",
