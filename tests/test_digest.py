@@ -33,6 +33,7 @@ from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.values import OTHER, UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
 from exporter.report.recommend.values import Recommendation
+from exporter.report.store import DayStore, close_due_days
 from exporter.simulator.fleet_truth import FleetTruth
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -453,3 +454,21 @@ def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
     assert (namespace.command, namespace.webhook_url_file) == ("digest", Path("/secrets/url"))
     options = set(re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE)) | {"--store"}
     assert {name.replace("_", "-") for name in vars(namespace)} >= {option.removeprefix("--") for option in options}
+
+
+async def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
+    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "days.sqlite"
+    week = parse_week("lastweek", END_SECONDS)
+    async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
+        ledger = PrometheusLedger(client)
+        with DayStore.open(path, write=True) as store:
+            await close_due_days(
+                store, ledger, END_SECONDS, from_day=week.start_seconds - WEEK_SECONDS, accept_gaps=True
+            )
+        asked = text(await read_digest(ledger, client, week, END_SECONDS))
+    assert await asyncio.to_thread(main, ["digest", "--store", str(path), "--week", "2026-W38"]) == 0
+    kept = capsys.readouterr().out
+    assert kept.partition("What to do")[0] == asked.partition("What to do")[0]
+    assert "Recommendations need --prometheus: the store does not keep how devices were used." in kept
