@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[13, 125, 1000, 1250], help="sizes of the fleets")
     parser.add_argument("--engines", nargs="+", default=["prometheus", "victoria"])
     parser.add_argument("--budget-seconds", type=float, default=10.0)
-    parser.add_argument("--fault-timeout", default="5s", help="--prometheus-timeout where some questions hang")
+    parser.add_argument("--fault-timeout", default="20s", help="--prometheus-timeout where some questions hang")
     parser.add_argument("--directory", type=Path, help="where to work; needs 10 GB for 1,000 nodes")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f}\n")
@@ -126,15 +126,17 @@ def reports(
             )
         true = scale_support.true_numbers(truth, by)
         worst = [scale_support.errors(scale_support.reported(run.report, by), true) for run in (plain, faulty)]
-        total, line = max(one.total for one in worst), max(one.line for one in worst)
+        # A report that is not whole says so, with exit code 3: its error is another matter.
+        told = "" if faulty.exit_code == 0 else f", exit {faulty.exit_code}"
         print(
             f"| {plan.nodes * plan.gpus_per_node:,} | {engine} | {by} | {len(plain.report['lines']):,} |"
             f" {plain.wall_seconds:.1f} | {plain.cpu_seconds:.1f}, {engine_cpu:.1f} |"
-            f" {faulty.wall_seconds:.1f} ({sum(proxy.failed[1:])} of {proxy.failed[0]}) |"
-            f" {plain.peak_bytes / MIB:.0f}, {engine_bytes / MIB:.0f} | {total:.0e}, {line:.0e} |",
+            f" {faulty.wall_seconds:.1f} ({sum(proxy.failed[1:])} of {proxy.failed[0]}{told}) |"
+            f" {plain.peak_bytes / MIB:.0f}, {engine_bytes / MIB:.0f} | {worst[0].total:.0e}, {worst[0].line:.0e} |",
             flush=True,
         )
-        kept &= plain.wall_seconds <= arguments.budget_seconds and total < 0.001  # noqa: PLR2004 - the budget: 0.1 %
+        kept &= plain.wall_seconds <= arguments.budget_seconds
+        kept &= max(one.total for one in worst) < 0.001  # noqa: PLR2004 - the budget: 0.1 %
         kept &= plain.exit_code == faulty.exit_code == 0
     return kept
 
