@@ -4,8 +4,10 @@ import asyncio
 import base64
 import functools
 import logging
+import re
 import socket
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ import aiohttp
 import page_support
 import pytest
 from aiohttp import web
+from fleet_support import tool
 from web_support import PASSWORD, Certificates, hashed, make_certificates, web_file
 
 from exporter.config.web_config import load, parse
@@ -373,3 +376,16 @@ def test_the_doctor_says_what_is_wrong_with_the_file(certificates: Certificates)
     assert "(and 1 more)" in found.cause
     web_file(certificates.folder, users={"alice": hashed()})
     assert face(path).level is Level.WARN
+
+
+def test_the_documented_file_is_one_of_prometheus_too(certificates: Certificates) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "web-config.md").read_text(encoding="utf-8")
+    example = re.findall(r"```yaml\n(tls_server_config.*?)```", page, re.DOTALL)[0]
+    path = certificates.path("web.yaml")
+    path.write_text(example.replace("tls.crt", "server.pem").replace("tls.key", "server.key"))
+    settings = load(path)
+    assert (list(settings.users), settings.warnings) == (["prometheus"], ())
+    checked = subprocess.run(
+        [tool("promtool"), "check", "web-config", path], check=False, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
