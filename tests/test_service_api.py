@@ -212,6 +212,8 @@ async def test_behind_a_proxy_everything_is_there_with_and_without_the_prefix(fl
         with_prefix = await site.json("/team/cost/api/v1/report?window=7d")
         assert with_prefix == await site.json("/api/v1/report?window=7d")
         assert (await site.json("/team/cost/openapi.json"))["servers"] == [{"url": "/team/cost"}]
+        bare = await site.get("/team/cost?window=7d")
+        assert (bare.status, bare.headers["location"]) == (308, "/team/cost/?window=7d")
         missing = await site.get("/team/cost/nothing")
         assert missing.status == 404
         assert "/team/cost/openapi.json" in missing.json()["mend"]

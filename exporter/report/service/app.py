@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
@@ -45,6 +46,8 @@ def create_app(book: Book, settings: ServeSettings, face: Face) -> web.Applicati
     connections = Connections()
     app = _one_app(book, settings, face, connections, middlewares=True)
     if settings.path_prefix:
+        # People write an address without the slash at its end.
+        app.router.add_get(settings.path_prefix, partial(_redirect, to=f"{settings.path_prefix}/"))
         app.add_subapp(settings.path_prefix, _one_app(book, settings, face, connections, middlewares=False))
     return app
 
@@ -84,6 +87,11 @@ def _one_app(
     add_endpoints(app, book, settings, face.clock)
     add_pages(app, book, settings)
     return app
+
+
+async def _redirect(request: web.Request, *, to: str) -> web.Response:
+    headers: dict[str, str] = {hdrs.LOCATION: str(request.rel_url.with_path(to).with_query(request.query))}
+    return await responses.respond(request, b"", responses.TEXT, status=308, headers=headers)
 
 
 @web.middleware
