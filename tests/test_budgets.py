@@ -240,6 +240,16 @@ def test_hours_that_were_not_recorded_are_told() -> None:
     assert state.projected is None, "not one complete day is known"
 
 
+def test_what_was_never_recorded_is_not_0_and_an_owner_whom_nobody_knows_is_told() -> None:
+    nowhere, unknown = stand(october(), budget(cluster="esat"), budget(team="rde"))
+    assert (nowhere.known, nowhere.projected, nowhere.passed) == (False, None, ())
+    assert nowhere.notes == ("246 of the period's 246 hours were not recorded for cluster 'esat', and are not in it.",)
+    assert (unknown.known, unknown.spent) == (True, 0)
+    assert unknown.notes == (
+        "Nobody of the period is this budget's owner: see whether the owner is spelt as reports have it.",
+    )
+
+
 def test_use_without_a_price_is_counted() -> None:
     source = october()
     day = source.days[int(at("2026-10-05"))]

@@ -186,6 +186,35 @@ async def test_figures_are_new_again_when_prometheus_is_back(
         assert report["window"]["to_seconds"] == END_SECONDS + 3600
 
 
+async def test_money_of_last_month_is_not_passed_off_as_this_months(own_prometheus: FleetServer) -> None:
+    async with gated(own_prometheus.url) as (url, gate), running(url) as site:
+        await site.round()
+        assert "gpu_cost_month_to_date{" in (await site.get("/metrics")).text
+        gate.refuses = True
+        site.clock.now += 3600
+        await site.round()
+        assert "gpu_cost_month_to_date{" in (await site.get("/metrics")).text
+        assert (await site.json("/api/v1/months"))["months"]
+        site.clock.now += 11 * DAY
+        await site.round()
+        assert "gpu_cost_month_to_date{" not in (await site.get("/metrics")).text
+        assert (await site.get("/api/v1/months")).status == 503
+
+
+async def test_a_part_of_the_month_is_not_told_as_all_of_it(own_prometheus: FleetServer, tmp_path: Path) -> None:
+    store = str(tmp_path / "days.sqlite")
+    async with running(own_prometheus.url, store=store) as site:
+        await site.keep()
+    async with gated(own_prometheus.url) as (url, gate), running(url, store=store) as site:
+        gate.refuses = True
+        await site.round()
+        assert (await site.json("/api/v1/months"))["months"] == []
+        assert "gpu_cost_month_to_date{" not in (await site.get("/metrics")).text
+        gate.refuses = False
+        await site.round()
+        assert (await site.json("/api/v1/months"))["months"]
+
+
 async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(fleet_prometheus: FleetServer) -> None:
     sent = {
         "Authorization": "Bearer of-a-visitor",

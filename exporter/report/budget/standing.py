@@ -58,7 +58,11 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
     notes = _notes(budget, period, ledger, own, figures)
     others = {code for line in figures for code in line.money} - {budget.currency}
     unread = any(failure.window.end_seconds > period.start_seconds for failure in ledger.failures)
-    known = not unread and not (others and not any(budget.currency in line.money for line in figures))
+    known = (
+        not unread
+        and _is_recorded(budget, period, own, end)
+        and not (others and not any(budget.currency in line.money for line in figures))
+    )
     days = _complete_days(budget, ledger, now)
     return BudgetState(
         budget=budget,
@@ -71,6 +75,11 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
         known=known,
         notes=notes,
     )
+
+
+def _is_recorded(budget: Budget, period: Window, own: Sequence[Chunk], end: int) -> bool:
+    """Whether there is any hour of the period; one that has just begun has none to wait for."""
+    return end - period.start_seconds <= _LATE_HOURS * HOUR_SECONDS or any(_hours(budget, chunk) for chunk in own)
 
 
 def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
@@ -114,7 +123,10 @@ def _notes(
     hours = (ledger.window.end_seconds - period.start_seconds) // HOUR_SECONDS
     recorded = sum(_hours(budget, chunk) for chunk in own)
     if not unread and hours - recorded > _LATE_HOURS:
-        notes.append(f"{hours - recorded} of the period's {hours} hours were not recorded, and are not in it.")
+        where = f" for cluster '{budget.owner['cluster']}'" if "cluster" in budget.owner else ""
+        notes.append(f"{hours - recorded} of the period's {hours} hours were not recorded{where}, and are not in it.")
+    if own and recorded and not figures:
+        notes.append("Nobody of the period is this budget's owner: see whether the owner is spelt as reports have it.")
     others = sorted({code for line in figures for code in line.money} - {budget.currency})
     notes += [
         f"{_money(figures, code):.2f} {code} of the period are not in it: give the budget in {code}, or the price book"

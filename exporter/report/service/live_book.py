@@ -13,7 +13,7 @@ from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
 from exporter.report.fleet.windows import parse_window
 from exporter.report.recommend.values import Recommendation
 from exporter.report.service.book import Freshness, MonthMoney, PodUse
-from exporter.report.service.months import month_coverage, month_money, months_window
+from exporter.report.service.months import month_coverage, month_money, month_start, months_window
 from exporter.report.service.readings import Question, Readings, question_of
 
 
@@ -26,6 +26,15 @@ class Sources:
     """Pods that match, from the live series. Raises PrometheusError."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
     """Part of the held GPUs that were at work. Raises PrometheusError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Months:
+    """A month's money as it was read."""
+
+    start_seconds: int
+    money: tuple[MonthMoney, ...]
+    coverage: float | None
 
 
 class LiveBook:
@@ -43,8 +52,7 @@ class LiveBook:
             now_seconds=clock(), first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
         )
         self._down = ""
-        self._months: tuple[MonthMoney, ...] | None = None
-        self._coverage: float | None = None
+        self._months: _Months | None = None
         self._months_hold = False
         self._counting = asyncio.Lock()
         self._recommendations: tuple[Recommendation, ...] = ()
@@ -118,26 +126,37 @@ class LiveBook:
             return await self._sources.ledger.ledger(window, dimensions, filters)
 
     async def months(self) -> Sequence[MonthMoney]:
-        """This month's money; the last that could be read where it cannot be read now."""
+        """This month's money; as it was last read where it cannot be read now, and none where a part cannot be."""
         async with self._counting:
-            if self._months is None or not self._months_hold:
-                now = self._clock()
-                try:
-                    ledger = await self._sources.ledger.ledger(months_window(now), frozenset())
-                except ExporterError:
-                    if self._months is None:
-                        raise
-                else:
-                    self._note(simulated=ledger.simulated)
-                    if self._months is None or not ledger.failures:
-                        self._months = month_money(ledger, now)
-                        self._coverage = month_coverage(ledger, now)
-                        self._months_hold = not ledger.failures
-            return self._months
+            now = self._clock()
+            known = self._months_at(now)
+            if known and (self._months_hold or self._down):
+                return known.money
+            try:
+                ledger = await self._sources.ledger.ledger(months_window(now), frozenset())
+            except ExporterError:
+                if known is None:
+                    raise
+                return known.money
+            self._note(simulated=ledger.simulated)
+            if ledger.failures and known:
+                return known.money
+            start = month_start(now)
+            if any(failure.window.end_seconds > start for failure in ledger.failures):
+                return ()
+            money, coverage = month_money(ledger, now), month_coverage(ledger, now)
+            self._months = _Months(start_seconds=start, money=money, coverage=coverage)
+            self._months_hold = not ledger.failures
+            return money
 
     def known_months(self) -> tuple[Sequence[MonthMoney], float | None]:
-        """Months as they were last read, and the part of this one's hours that were recorded."""
-        return self._months or (), self._coverage
+        """This month's money as it was last read, and the part of its hours that were recorded."""
+        known = self._months_at(self._clock())
+        return (known.money, known.coverage) if known else ((), None)
+
+    def _months_at(self, now: float) -> _Months | None:
+        """What is known of the month of now: that of another month is not passed off as this one's."""
+        return self._months if self._months and self._months.start_seconds == month_start(now) else None
 
     async def pods(self, filters: Filters) -> Sequence[PodUse]:
         """Pods that match, from the live series; see ``Book.pods``."""

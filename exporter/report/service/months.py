@@ -18,6 +18,11 @@ def months_window(now_seconds: float) -> Window:
     return Window(start_seconds=last.start_seconds, end_seconds=end, label="last month and this")
 
 
+def month_start(now_seconds: float) -> int:
+    """When the month of a moment began, Unix time."""
+    return _month(now_seconds).start_seconds
+
+
 def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ...]:
     """This month's money, a line per currency.
 
