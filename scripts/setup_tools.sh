@@ -179,9 +179,23 @@ rules_tools() {
   rm -rf "$tools"/suites/*/{lists,lists_read,cache}
 }
 
+# Grafana's published types and a compiler that checks the dashboards with them; versions are those of the lock file.
+schema_tools() {
+  local place=$tools/grafana_schema
+  cmp -s tests/grafana_schema/package-lock.json "$place/node_modules/.lock" && return 0
+  if ! have npm; then say "skipped: Grafana's types (no npm here; get it with: sudo apt-get install -y npm)"; return 1; fi
+  mkdir -p "$place" && cp tests/grafana_schema/package.json tests/grafana_schema/package-lock.json "$place/"
+  npm --prefix "$place" ci --ignore-scripts --no-audit --no-fund >/dev/null 2>&1 || {
+    say "skipped: Grafana's types (npm ci failed in $place)"
+    return 1
+  }
+  cp tests/grafana_schema/package-lock.json "$place/node_modules/.lock"
+}
+
 test_tools() {
   container_tools
   rules_tools
+  schema_tools || skipped=1
   have chromium || have chromium-browser || have google-chrome || apt_install chromium || skipped=1
   have cc || apt_install gcc libc6-dev || skipped=1
   if ! have kubectl && ! have kustomize; then

@@ -1,4 +1,4 @@
-"""The dashboard is what its script builds, and asks only for series that exist."""
+"""The dashboards are what their script builds, of Grafana's published types, and ask only for series that exist."""
 
 import json
 import re
@@ -13,82 +13,182 @@ import pytest
 import yaml
 
 from exporter.exposition import catalog
+from exporter.report.service import metrics_catalog
+from tests.dashboards_support import DEFAULTS, NAMES, ROOT, Board, expand, load, panels
 
-ROOT = Path(__file__).resolve().parent.parent
-DASHBOARD = json.loads((ROOT / "dashboards" / "fleet.json").read_text(encoding="utf-8"))
+BOARDS = {name: load(name) for name in NAMES}
+UIDS = {"fleet": "gpu-cost-fleet", "oncall": "gpu-cost-oncall", "finops": "gpu-cost-finops"}
 RULES = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
-VARIABLES = {"$node": "n1", "$namespace": "research", "$__rate_interval": "1m"}
+SCHEMA = ROOT / "tests" / "grafana_schema"
+SCHEMA_TOOLS = ROOT / ".tools" / "grafana_schema" / "node_modules"
+MADE_BY_PROMETHEUS = {"up", "ALERTS"}
+each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-
-
-def expressions() -> Iterator[str]:
-    for panel in panels():
+def expressions(board: Board) -> Iterator[tuple[str, str]]:
+    """Title and expression of every target."""
+    for panel in panels(board):
         for target in panel["targets"]:
-            yield target["expr"]
+            yield panel["title"], target["expr"]
 
 
-def test_the_committed_dashboard_is_what_the_script_builds() -> None:
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "dashboards" / "build.py"), "--check"], check=False, capture_output=True, text=True
-    )
+def variables(board: Board) -> list[dict[str, Any]]:
+    return list(board["templating"]["list"])
+
+
+def test_the_committed_dashboards_are_what_the_script_builds() -> None:
+    command = [sys.executable, str(ROOT / "dashboards" / "build.py"), "--check"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
-def test_panels_and_their_targets_have_unique_ids() -> None:
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+@each_board
+def test_panels_rows_and_targets_have_ids_of_their_own(board: Board) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
     assert len(ids) == len(set(ids))
-    for panel in panels():
+    assert 0 not in ids
+    for panel in panels(board):
         letters = [target["refId"] for target in panel["targets"]]
         assert all(letters)
         assert len(letters) == len(set(letters)), panel["title"]
 
 
-def test_every_panel_is_titled_described_has_a_unit_and_follows_the_data_source_variable() -> None:
-    assert panels()
-    for panel in panels():
+@each_board
+def test_panels_lie_beside_and_below_each_other_without_overlap(board: Board) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in taken, f"{panel['title']} lies on {taken[x, y]}"
+                taken[x, y] = panel["title"]
+
+
+@each_board
+def test_every_panel_is_titled_described_has_a_unit_and_follows_the_data_source_variable(board: Board) -> None:
+    for panel in panels(board):
         assert panel["title"]
         assert panel["description"], panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
         assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources), panel["title"]
-    names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
-    assert names == ["datasource", "node", "namespace"]
+    titles = [panel["title"] for panel in panels(board)]
+    assert len(titles) == len(set(titles))
+
+
+@each_board
+def test_variables_begin_with_the_data_source_and_follow_the_time_range(board: Board) -> None:
+    first, *others = variables(board)
+    assert (first["name"], first["type"]) == ("datasource", "datasource")
+    assert others[0]["name"] == "cluster"
+    for variable in others:
+        if variable["type"] == "query":
+            assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert variable["multi"], variable["name"]
+            assert variable["includeAll"], variable["name"]
+            assert variable["allValue"] == ".*", "a cluster without the label is there, too"
+            assert variable["refresh"] == 2, "on time range change"
+    assert {variable["name"] for variable in others} - {"cost_page"} <= set(DEFAULTS)
+
+
+@each_board
+def test_every_variable_is_used_and_every_question_is_of_the_clusters_chosen(board: Board) -> None:
+    text = json.dumps(board)
+    for variable in variables(board):
+        assert re.search(rf"\${variable['name']}\b|\${{{variable['name']}}}", text), variable["name"]
+    for title, expression in expressions(board):
+        of_all_clusters = "gpu_cost_month" in expression or "gpu_cost_last" in expression or "gpu_budget" in expression
+        assert of_all_clusters or 'cluster=~"$cluster"' in expression, title
+
+
+@each_board
+def test_the_dashboard_is_stable_and_leads_to_the_others_to_the_runbook_and_to_the_cost_page(board: Board) -> None:
+    name = next(name for name, other in BOARDS.items() if other is board)
+    assert board["uid"] == UIDS[name]
+    assert not board.get("id")
+    assert board["editable"] is False
+    assert 39 <= board["schemaVersion"] <= 41
+    assert board["timezone"] == ("utc" if name == "finops" else "browser"), "the ledger's days are UTC"
+    dashboards, cost_page, runbook = board["links"]
+    assert dashboards["tags"] == ["gpu-cost-exporter"]
+    assert all("gpu-cost-exporter" in other["tags"] for other in BOARDS.values())
+    assert cost_page["url"] == "${cost_page}"
+    assert runbook["url"].endswith("/docs/runbook.md")
+    assert next(v["query"] for v in variables(board) if v["name"] == "cost_page") == "http://localhost:9401"
+
+
+@each_board
+def test_links_of_cells_lead_to_dashboards_pages_and_headings_that_are_there(board: Board) -> None:
+    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    urls = re.findall(r'"url": "([^"]+)"', json.dumps(board))
+    assert urls
+    for url in urls:
+        if url.startswith("/d/"):
+            assert url.split("/")[2] in UIDS.values(), url
+        elif "runbook.md#" in url:
+            assert url.partition("#")[2] in anchors, url
+        else:
+            assert url.startswith("${cost_page}") or url.endswith("/docs/runbook.md"), url
 
 
 def test_every_expression_is_valid_promql(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool on the PATH: make install")
-    rules = []
-    for number, expression in enumerate(expressions()):
-        for name, value in VARIABLES.items():
-            expression = expression.replace(name, value)  # noqa: PLW2901 - each pass refines the same text
-        assert "$" not in expression
-        rules.append({"record": f"panel:expression:{number}", "expr": expression})
+    asked = [expand(expression, 86_400) for board in BOARDS.values() for _, expression in expressions(board)]
+    rules = [{"record": f"panel:expression:{number}", "expr": text} for number, text in enumerate(asked)]
     path = tmp_path / "panels.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
     result = subprocess.run([promtool, "check", "rules", str(path)], check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_every_metric_is_one_that_the_agent_or_the_rules_make() -> None:
-    known = set(catalog.BY_NAME) | {
-        rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule
-    }
-    filled = [variable["query"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
-    assert filled
+@each_board
+def test_every_metric_is_one_that_the_agent_the_cost_service_or_the_rules_make(board: Board) -> None:
+    known = set(catalog.BY_NAME) | {metric.name for metric in metrics_catalog.OWN} | MADE_BY_PROMETHEUS
+    known |= {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
     asked = set()
-    for text in (*expressions(), *(query["query"] for query in filled)):
-        asked |= set(re.findall(r"\b(?:[a-z_]+:)?gpu_[a-z0-9_:]+", re.sub(r"\{[^}]*\}|by \([^)]*\)", "", text)))
+    filled = [variable["query"]["query"] for variable in variables(board) if variable["type"] == "query"]
+    for text in (*(expression for _, expression in expressions(board)), *filled):
+        bare = re.sub(r'\{[^}]*\}|"[^"]*"|(?:by|on|group_left|group_right) \([^)]*\)', "", text)
+        asked |= set(re.findall(r"\b(?:[a-z_]+:gpu_[a-z0-9_:]+|gpu_[a-z0-9_]+|up|ALERTS)\b", bare))
     assert asked
-    assert asked - {"gpu_instance"} <= known
+    assert asked <= known
 
 
-def test_the_alerts_link_to_this_dashboard() -> None:
+def test_tiers_of_xids_are_those_of_the_rules() -> None:
+    lists = set(re.findall(r'"tier\\", \\"(\w+)\\", \\"xid\\", \\"([^"\\]+)\\"', json.dumps(BOARDS["oncall"])))
+    assert {tier for tier, _ in lists} == {"critical", "application", "none"}
+    rules = json.dumps(RULES)
+    for _, codes in lists:
+        assert codes in rules
+
+
+def test_alerts_lead_to_dashboards_that_are_there() -> None:
     links = {
         rule["annotations"]["dashboard"] for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
     }
-    assert all(link.startswith(f"/d/{DASHBOARD['uid']}/") for link in links)
+    assert all(link.split("/")[2] in UIDS.values() for link in links)
+
+
+def test_the_dashboards_are_of_grafanas_published_types(tmp_path: Path) -> None:
+    if not SCHEMA_TOOLS.is_dir() or shutil.which("node") is None:
+        pytest.skip("needs node and Grafana's types: make install")
+    (tmp_path / "node_modules").symlink_to(SCHEMA_TOOLS)
+    shutil.copy(SCHEMA / "schema.ts", tmp_path)
+    lines = ['import type { Custom, Options, Whole } from "./schema";']
+    for name, board in BOARDS.items():
+        lines.append(f"const {name}: Whole = {json.dumps(board)};")
+        for panel in panels(board):
+            kind, at = panel["type"], f"{name}{panel['id']}"
+            custom = panel["fieldConfig"]["defaults"].get("custom", {})
+            lines.append(f'const {at}: Options["{kind}"] = {json.dumps(panel.get("options", {}))};')
+            lines.append(f'const {at}c: Custom["{kind}"] = {json.dumps(custom)};')
+    (tmp_path / "boards.ts").write_text("\n".join(lines), encoding="utf-8")
+    options = "--noEmit --strict --skipLibCheck --moduleResolution bundler --module esnext --target es2022".split()
+    compiler = SCHEMA_TOOLS / "typescript" / "bin" / "tsc"
+    command = ["node", str(compiler), *options, "boards.ts"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout[:4000]

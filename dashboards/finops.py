@@ -1,0 +1,353 @@
+"""GPU FinOps: what the fleet costs, whose it is, what of it is waste, and how far to trust it."""
+
+from typing import Any
+
+from board import Rows, board, choice
+from fleet import TO_OWNER, TO_PODS
+from grafana_foundation_sdk.builders import dashboard
+from panels import MONEY, Column, Panel, graph, grid, link, number, periods
+from promql import CLUSTER, DAY, HOUR, OWNER, RANGE, WORKLOAD, Window, gained, held_money, money, of_one_currency
+
+CHOSEN = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team",model=~"$model"'
+HELD_BY = f'{CHOSEN},workload_kind!~"Unallocated|Unattributed"'
+RECOMMENDATIONS = "${cost_page}/recommendations"
+WEEK = Window("7d", "-1s")
+REST_OF_MONTH_HOURS = "scalar((days_in_month() - day_of_month() + 1) * 24 - hour() - minute() / 60)"
+BUDGET = "cluster, budget, period, currency, team, workload_namespace"
+HOURS = "GPU-hours"
+
+
+def _total(window: Window) -> str:
+    return f"sum by (currency) ({money(window)})"
+
+
+def _forecast() -> str:
+    """This month's money, and for its rest what an hour of the last seven days cost, of those that were recorded."""
+    hours = f"max by (cluster) (count_over_time(cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}{WEEK}))"
+    pace = f"sum by (currency) ({money(WEEK)} / on (cluster) group_left () {hours})"
+    rest = f"{pace} * {REST_OF_MONTH_HOURS}"
+    return f"({_total(RANGE)}) + on (currency) ({rest}) or {rest}"
+
+
+def _month() -> list[Panel]:
+    idle = gained("cluster:gpu_idle_cost", "cluster, currency", RANGE)
+    free = gained("cluster:gpu_unallocated_cost", "cluster, currency", RANGE)
+    by_currency, month = "{{currency}}", "now/M"
+    return [
+        number(
+            "Today",
+            "Since midnight UTC, until the last recorded hour: held, Unallocated and Unattributed.",
+            (_total(RANGE), by_currency),
+            unit=MONEY,
+            time_from="now/d",
+            decimals=2,
+        ),
+        number(
+            "Month to date",
+            "Since the first of the month, UTC, until the last recorded hour: held, Unallocated and Unattributed.",
+            (_total(RANGE), by_currency),
+            unit=MONEY,
+            time_from=month,
+            decimals=2,
+        ),
+        number(
+            "Forecast of the month",
+            "Month to date, and for the rest what an hour of the last seven days cost. The cost service's knows "
+            "weekdays.",
+            (_forecast(), by_currency),
+            unit=MONEY,
+            time_from=month,
+            decimals=2,
+        ),
+        number(
+            "Idle, month to date",
+            "Of what was held: money for time in which it did nothing.",
+            (f"sum by (currency) ({idle})", by_currency),
+            unit=MONEY,
+            time_from=month,
+            decimals=2,
+        ),
+        number(
+            "Unallocated, month to date",
+            "Money for GPUs that nobody held.",
+            (f"sum by (currency) ({free})", by_currency),
+            unit=MONEY,
+            time_from=month,
+            decimals=2,
+        ),
+        number(
+            "Month, as the cost service has it",
+            "Of all clusters that it reads, by weekdays and with closed days: month to date, forecast, and the month "
+            "before. Empty where Prometheus does not scrape the service.",
+            *(
+                (f"max by (currency) (gpu_cost_{name})", words + " {{currency}}")
+                for name, words in (
+                    ("month_to_date", "to date"),
+                    ("month_forecast", "forecast"),
+                    ("last_month", "month before"),
+                )
+            ),
+            unit=MONEY,
+            decimals=2,
+        ),
+    ]
+
+
+def _stack(window: Window) -> list[tuple[str, str]]:
+    """Money by what the GPUs did."""
+    active, idle, unknown = held_money(window)
+    apart = [
+        (f"sum by (currency) ({gained(f'cluster:gpu_{name.lower()}_cost', 'cluster, currency', window)})", name)
+        for name in ("Unattributed", "Unallocated")
+    ]
+    named = [(active, "Active"), (idle, "Idle"), (unknown, "Unknown"), *apart]
+    return [(expression, name + " {{currency}}") for expression, name in named]
+
+
+def _over_time() -> list[Panel]:
+    names = ("active", "idle", "unknown", "unattributed", "unallocated")
+    idle = gained("cluster:gpu_idle_cost", "cluster, currency", DAY)
+    cost = gained("cluster:gpu_cost", "cluster, currency", DAY)
+    return [
+        periods(
+            "Money by day",
+            "A bar for each day (UTC), the last one until now. Unknown: held, and nobody could measure whether it "
+            "worked; its part of the money that is not idle is told by seconds, model by model.",
+            "1d",
+            *_stack(DAY),
+            span=24,
+        ),
+        periods("Money by hour", "The same of the last two days.", "1h", *_stack(HOUR), time_from="now-2d"),
+        periods(
+            "GPU-hours by day",
+            "A bar for each day (UTC), the last one until now; together they are the capacity that was recorded.",
+            "1d",
+            *(
+                (f"sum({gained(f'cluster:gpu_{name}_seconds', 'cluster', DAY)}) / 3600", name.capitalize())
+                for name in names
+            ),
+            unit="short",
+        ),
+        graph(
+            "Idle part of what was held",
+            "Day by day: idle money as a part of the money of what pods held.",
+            (f"sum by (currency) ({idle}) / sum by (currency) ({cost})", "{{currency}}"),
+            unit="percentunit",
+        )
+        .interval("1d")
+        .max_data_points(1100),
+        graph(
+            "Energy by day",
+            "Used by what was held, in kWh.",
+            (f"sum({gained('cluster:gpu_energy_joules', 'cluster', DAY)}) / 3600000", "energy"),
+            unit="kwatth",
+        )
+        .interval("1d")
+        .max_data_points(1100),
+    ]
+
+
+def _by(level: str, label: str, title: str, variable: str, links: tuple[dict[str, Any], ...] = ()) -> Panel:
+    matchers = f'{CLUSTER},{label}=~"${variable}"'
+    cost, idle = (
+        f"sum by ({label}, currency) ({gained(f'{level}:gpu_{name}', f'cluster, {label}, currency', RANGE, matchers)})"
+        for name in ("cost", "idle_cost")
+    )
+    hours = (
+        f"sum by ({label}) ({gained(f'{level}:gpu_allocated_seconds', f'cluster, {label}', RANGE, matchers)}) / 3600"
+    )
+    return grid(
+        f"By {title.lower()}",
+        f"Money and GPU-hours of what pods held in the range, by {title.lower()}; an empty name is what has none. "
+        "Share: of this table's money in that currency. Idle: the part of it for time in which nothing was done.",
+        [cost, f"{cost} / on (currency) group_left () sum by (currency) ({cost})", f"{idle} / {cost}", hours],
+        [
+            Column(label, title, links=links),
+            Column("Value #A", "Cost", MONEY),
+            Column("currency", "Currency"),
+            Column("Value #B", "Share", "percentunit", gauge=True),
+            Column("Value #C", "Idle", "percentunit", gauge=True),
+            Column("Value #D", HOURS),
+        ],
+        sort="Cost",
+        span=8,
+        none="Nothing was held and priced",
+    ).height(10)
+
+
+def _who() -> list[Panel]:
+    pods = link("Pods of the namespace", TO_PODS)
+    service = link("Cost page", "${cost_page}/owner?namespace=${__data.fields.Namespace:percentencode}")
+    return [
+        _by("team", "team", "Team", "team"),
+        _by("namespace", "workload_namespace", "Namespace", "namespace", (pods, service)),
+        _by("model", "model", "Model", "model"),
+    ]
+
+
+def _owner(name: str, by: str) -> str:
+    """What owners gained in the range, over nodes, models and modes."""
+    series = f"{OWNER}, currency" if "currency" in by else OWNER
+    return f"sum by ({by}) ({gained(f'owner:gpu_{name}', series, RANGE, HELD_BY)})"
+
+
+def _waste() -> list[Panel]:
+    by = f"{WORKLOAD}, currency"
+    idle = _owner("idle_cost", by)
+    return [
+        grid(
+            "Top 20 by idle money",
+            "Workloads that lost most money to idle GPUs in the range, twenty of each currency.",
+            [
+                f"topk by (currency) (20, {idle})",
+                _owner("cost", by),
+                f"{_owner('idle_seconds', WORKLOAD)} / {_owner('allocated_seconds', WORKLOAD)}",
+                f"{_owner('allocated_seconds', WORKLOAD)} / 3600",
+            ],
+            [
+                Column("workload_name", "Workload", links=(link("Cost page", TO_OWNER),)),
+                Column("workload_kind", "Kind"),
+                Column("workload_namespace", "Namespace", links=(link("Pods of the namespace", TO_PODS),)),
+                Column("team", "Team"),
+                Column("Value #A", "Idle cost", MONEY),
+                Column("Value #B", "Cost", MONEY),
+                Column("currency", "Currency"),
+                Column("Value #C", "Idle part", "percentunit", gauge=True),
+                Column("Value #D", HOURS),
+            ],
+            sort="Idle cost",
+            none="Nothing was idle",
+            span=18,
+        ).height(12),
+        number(
+            "Could be saved",
+            "Idle money of the range, of the clusters, namespaces, teams and models chosen. What to do about it, "
+            "workload by workload and with its risk, is on the cost page: Recommendations.",
+            (f"sum by (currency) ({_owner('idle_cost', by)})", "{{currency}}"),
+            unit=MONEY,
+            decimals=2,
+            span=6,
+        ).links([dashboard.DashboardLink("Recommendations").url(RECOMMENDATIONS).target_blank(target_blank=True)]),
+    ]
+
+
+def _budgets() -> list[Panel]:
+    def of(name: str) -> str:
+        return f"max by ({BUDGET}) (gpu_budget_{name})"
+
+    return [
+        grid(
+            "Budgets",
+            "As the cost service has them: what the period may cost, what it has cost, and what it will have cost. "
+            "Empty where there are none, or Prometheus does not scrape the service.",
+            [
+                of("limit"),
+                of("spent"),
+                of("projected"),
+                f"{of('spent')} / ({of('limit')} > 0)",
+                f"{of('projected')} / ({of('limit')} > 0)",
+                f"({of('period_end_timestamp_seconds')} - time())",
+            ],
+            [
+                Column("budget", "Budget", links=(link("Cost page", "${cost_page}/budgets"),)),
+                Column("period", "Period"),
+                Column("cluster", "Cluster"),
+                Column("team", "Team"),
+                Column("workload_namespace", "Namespace"),
+                Column("Value #A", "Limit", MONEY),
+                Column("Value #B", "Spent", MONEY),
+                Column("Value #C", "Projected", MONEY),
+                Column("currency", "Currency"),
+                Column("Value #D", "Spent part", "percentunit", gauge=True),
+                Column("Value #E", "Projected part", "percentunit", gauge=True),
+                Column("Value #F", "Ends in", "s"),
+            ],
+            sort="Projected part",
+            none="No budgets",
+        ).height(7)
+    ]
+
+
+def _trust() -> list[Panel]:
+    def seconds(name: str) -> str:
+        return f"sum({gained(f'cluster:gpu_{name}_seconds', 'cluster', RANGE)})"
+
+    held = seconds("allocated")
+    recorded = f"max by (cluster) (count_over_time(cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}{RANGE}))"
+    return [
+        number(
+            "Hours recorded",
+            "Part of the range's hours that the ledger has, of the cluster that has fewest. Money of the others is in "
+            "no sum here.",
+            (f"clamp_max(min({recorded}) / ($__range_s / 3600), 1)", ""),
+            unit="percentunit",
+            bad_below=0.9,
+            decimals=1,
+        ),
+        number(
+            "Price known",
+            "Part of the held GPU-hours that had a price. Money of the others is in no sum: it is missing, not 0.",
+            (f"1 - ({seconds('unpriced')} or 0 * {held}) / {held}", ""),
+            unit="percentunit",
+            bad_below=0.99,
+            decimals=1,
+        ),
+        number(
+            "Activity known",
+            "Part of the held GPU-hours of which it was measured whether they worked.",
+            (f"1 - ({seconds('unknown')} or 0 * {held}) / {held}", ""),
+            unit="percentunit",
+            bad_below=0.9,
+            decimals=1,
+        ),
+        number(
+            "Per GPU-hour",
+            "Money for each GPU-hour that was held and priced, by model. Absent where a model was paid in several "
+            "currencies in one cluster.",
+            (of_one_currency("gpu_allocated_seconds", RANGE, 3600), "{{model}} {{currency}}"),
+            unit=MONEY,
+            decimals=2,
+            span=6,
+        ),
+        number(
+            "Per kWh",
+            "Money of what was held for each kWh that it used, by model. Absent as beside, and where energy was not "
+            "measured.",
+            (of_one_currency("gpu_energy_joules", RANGE, 3_600_000), "{{model}} {{currency}}"),
+            unit=MONEY,
+            decimals=2,
+            span=6,
+        ),
+    ]
+
+
+def build() -> dict[str, Any]:
+    """The dashboard as JSON values."""
+    rows: Rows = (
+        ("This month (UTC): follows Cluster", _month()),
+        ("Over time: follows Cluster", _over_time()),
+        ("Who: each follows Cluster and its own choice", _who()),
+        ("Waste: follows Cluster, Namespace, Team, Model", _waste()),
+        ("Budgets: all of them", _budgets()),
+        ("How far to trust it: follows Cluster", _trust()),
+    )
+    return board(
+        uid="gpu-cost-finops",
+        title="GPU FinOps",
+        description="What the fleet costs, whose it is, what of it is waste, how far to trust it. Days are UTC, as in "
+        "the ledger, in reports and on the cost page.",
+        time_from="now-30d",
+        refresh="15m",
+        timezone="utc",
+        variables=(
+            choice("cluster", "Cluster", "label_values(cluster:gpu_capacity_seconds:delta1h, cluster)"),
+            choice(
+                "namespace",
+                "Namespace",
+                f"label_values(namespace:gpu_allocated_seconds:delta1h{{{CLUSTER}}}, workload_namespace)",
+            ),
+            choice("team", "Team", f"label_values(team:gpu_allocated_seconds:delta1h{{{CLUSTER}}}, team)"),
+            choice("model", "Model", f"label_values(model:gpu_allocated_seconds:delta1h{{{CLUSTER}}}, model)"),
+        ),
+        rows=rows,
+    )

@@ -1,0 +1,236 @@
+"""Dashboards as JSON, their questions as Grafana asks them, and a Prometheus with five minutes of a node with faults.
+
+The node is simulated in virtual time; its pages, one every two seconds, are backfilled. ``vmalert`` replays the shipped
+rules, with the demonstration's windows, over them: every recorded series and alert is there without waiting for any.
+"""
+
+import asyncio
+import json
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.text import render
+from exporter.simulator import demo_rules, scenario, scenario_file
+from exporter.simulator.parts import free_port
+from tests import pipeline_support
+from tests.fleet_support import READY_SECONDS, backfill, tool
+
+ROOT = Path(__file__).resolve().parent.parent
+SCENARIO = ROOT / "tests" / "fixtures" / "dashboards.yaml"
+RULES = ROOT / "rules" / "prometheus-rules.yaml"
+NAMES = ("fleet", "oncall", "finops")
+SECONDS = 300
+STEP_SECONDS = 2
+CLUSTER = "live"
+_DAY, _HOUR = 86_400, 3600
+CONFIG = "global: {}\nstorage: {tsdb: {out_of_order_time_window: 30d}}\n"
+ALL = ".*"
+DEFAULTS = {**dict.fromkeys(("cluster", "node", "namespace", "team", "model", "uuid"), ALL), "job_gpus": "8"}
+
+Board = dict[str, Any]
+Panel = dict[str, Any]
+Vector = list[tuple[dict[str, str], float]]
+Matrix = list[tuple[dict[str, str], list[tuple[float, float]]]]
+
+
+def load(name: str) -> Board:
+    """A dashboard, as it is committed."""
+    board: Board = json.loads((ROOT / "dashboards" / f"{name}.json").read_text(encoding="utf-8"))
+    return board
+
+
+def panels(board: Board) -> list[Panel]:
+    """Its panels, without the rows."""
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def expand(expression: str, range_seconds: int, **chosen: str) -> str:
+    """Put values where Grafana puts them; variables that are not chosen are All."""
+    macros = {"__range_s": str(range_seconds), "__range": f"{range_seconds}s", "__rate_interval": "60s"}
+    for name, value in {**macros, **DEFAULTS, **chosen}.items():
+        expression = expression.replace("${" + name + "}", value)
+        expression = re.sub(rf"\${name}\b", value, expression)
+    assert "$" not in expression, expression
+    return expression
+
+
+def range_of(panel: Panel, board: Board, now: float) -> int:
+    """Seconds that a panel looks back at: what is chosen for all, or its own."""
+    since = panel.get("timeFrom") or board["time"]["from"]
+    day = int(now // _DAY) * _DAY
+    month = int(datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0).timestamp())
+    starts = {"now/d": day, "now/M": month}
+    if since in starts:
+        return int(now) - starts[since]
+    count, unit = re.fullmatch(r"now-(\d+)([hd])", since).groups()  # type: ignore[union-attr]
+    return int(count) * {"h": _HOUR, "d": _DAY}[unit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A Prometheus, and the instant from which people look at it."""
+
+    url: str
+    now: float
+    step: int
+    back: int = 0
+    """Seconds of a range query where its panel has no step of its own; 0: the panel's range."""
+
+    def _ask(self, path: str, **form: str) -> list[dict[str, Any]]:
+        body = urllib.parse.urlencode(form).encode()
+        request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=body)  # noqa: S310 - our own server
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - as above
+                result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AssertionError(f"{form['query']}: {error.read().decode()}") from None
+        return result
+
+    def vector(self, expression: str) -> Vector:
+        """Labels and value of each series, now."""
+        rows = self._ask("query", query=expression, time=str(self.now))
+        return [(row["metric"], float(row["value"][1])) for row in rows]
+
+    def matrix(self, expression: str, start: float, step: int) -> Matrix:
+        """Labels and values over time of each series, in steps that begin at whole ones, as Grafana's do."""
+        rows = self._ask(
+            "query_range",
+            query=expression,
+            start=str(start // step * step),
+            end=str(self.now // step * step),
+            step=str(step),
+        )
+        return [(row["metric"], [(at, float(value)) for at, value in row["values"]]) for row in rows]
+
+    def series(self, board: Board, panel: Panel, target: Mapping[str, Any], **chosen: str) -> list[Any]:
+        """What a target shows."""
+        length = range_of(panel, board, self.now)
+        expression = expand(target["expr"], length if not self.back else self.back, **chosen)
+        if target.get("instant"):
+            return list(self.vector(expression))
+        own = {"1d": _DAY, "1h": _HOUR}.get(panel.get("interval", ""))
+        start = self.now - (self.back if self.back and not own else length)
+        return list(self.matrix(expression, start, own or self.step))
+
+
+def _lines(page: bytes, at: float, instance: str) -> Iterator[str]:
+    """A page's samples as Prometheus would store them, in OpenMetrics."""
+    for line in page.decode().splitlines():
+        if line and not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            head, brace, labels = name.partition("{")
+            inside = f'cluster="{CLUSTER}",instance="{instance}"' + (f",{labels[:-1]}" if brace else "")
+            yield f"{head}{{{inside}}} {value} {at}\n"
+    yield f'up{{cluster="{CLUSTER}",instance="{instance}",job="gpu-cost-exporter"}} 1 {at}\n'
+
+
+async def _pages(directory: Path, epoch: float) -> list[str]:
+    node = scenario.build(scenario_file.parse(SCENARIO.read_text(encoding="utf-8"), SCENARIO.name))
+    found: list[str] = []
+    async with pipeline_support.pipeline(node, directory, with_api=True) as pipeline:
+        for second in range(0, SECONDS + 1, STEP_SECONDS):
+            # What only a child process that hangs, or an exporter that is full, would count.
+            pipeline.direct.errors = {"timeout": second // 20}
+            snapshot = await pipeline.step(float(second))
+            page = render(families(snapshot, ExpositionOptions()), openmetrics=False)
+            found += _lines(page, epoch + second, "sim:9400")
+    return found
+
+
+@contextmanager
+def live_node(directory: Path, *extra: str) -> Iterator[Engine]:
+    """The node's last five minutes in a real Prometheus, with what the rules make of them; ``extra``: more series."""
+    epoch = float(int(time.time()) // 60 * 60 - SECONDS - 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_support, "EPOCH_SECONDS", epoch)
+        (directory / "node").mkdir()
+        lines = asyncio.run(_pages(directory / "node", epoch))
+    text = directory / "node.om"
+    now = epoch + SECONDS
+    more = [f"{line} {epoch + second}\n" for line in extra for second in range(0, SECONDS + 1, 15)]
+    text.write_text("".join((*lines, *more, "# EOF\n")), encoding="utf-8")
+    backfill(text, directory / "blocks")
+    with _prometheus(directory) as url:
+        _replay(directory, url, epoch, now)
+        yield Engine(url=url, now=now, step=5, back=SECONDS)
+
+
+@contextmanager
+def _prometheus(directory: Path) -> Iterator[str]:
+    config = directory / "prometheus.yml"
+    config.write_text(CONFIG, encoding="utf-8")
+    url = f"http://127.0.0.1:{free_port(0)}"
+    command = [
+        tool("prometheus"),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={directory / 'blocks'}",
+        f"--web.listen-address={url.removeprefix('http://')}",
+        "--web.enable-remote-write-receiver",
+    ]
+    with (directory / "prometheus.log").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _until_ready(url, process, directory / "prometheus.log")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def _until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
+        assert time.monotonic() < deadline, log.read_text(encoding="utf-8")[-2000:]
+        try:
+            with urllib.request.urlopen(f"{url}/-/ready", timeout=5):  # noqa: S310 - our own server
+                return
+        except OSError:
+            time.sleep(0.05)
+
+
+def _replay(directory: Path, url: str, start: float, end: float) -> None:
+    shipped = yaml.safe_load(demo_rules.shorten(RULES.read_text(encoding="utf-8"), str(RULES)))
+    for rule in (rule for group in shipped["groups"] for rule in group["rules"]):
+        rule.pop("annotations", None)  # their questions are no part of a replay
+    times = [datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for at in (start, end)]
+    for group in shipped["groups"]:  # one at a time: vmalert has an order of its own, and later ones read earlier ones
+        rules = directory / "group.yaml"
+        rules.write_text(yaml.safe_dump({"groups": [group]}, sort_keys=False), encoding="utf-8")
+        done = subprocess.run(
+            [
+                tool("vmalert-1.112"),
+                f"-rule={rules}",
+                f"-datasource.url={url}",
+                f"-remoteWrite.url={url}",
+                f"-replay.timeFrom={times[0]}",
+                f"-replay.timeTo={times[1]}",
+                "-replay.disableProgressBar",
+                "-replay.rulesDelay=40ms",
+                "-remoteWrite.flushInterval=10ms",
+                "-rule.evalDelay=0s",
+                "-disableAlertgroupLabel",
+                f"-httpListenAddr=127.0.0.1:{free_port(0)}",
+                "-loggerLevel=WARN",
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{group['name']}: {done.stderr[-3000:]}"
