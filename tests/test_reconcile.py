@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from fleet_support import FleetServer
-from focus_support import FACTS, Lines, as_csv, exported, held, key, ledger, nobody
+from focus_support import DAY, FACTS, START, Lines, as_csv, exported, held, key, ledger, nobody
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.errors import ConfigError, ExporterError
 from exporter.model import NodeFacts
-from exporter.report.fleet.values import FleetLedger
+from exporter.report.fleet.values import Failure, FleetLedger, Window
 from exporter.report.reconcile import (
     Bill,
     Group,
@@ -543,6 +543,20 @@ def test_half_a_surrogate_pair_in_a_name_costs_nothing(form: str, tmp_path: Path
     stream = io.StringIO()
     write_reconciliation(found, form, stream)
     assert "p5?" in stream.getvalue().encode().decode(), "or the file could not be written"
+
+
+def test_what_could_not_be_read_is_told_with_its_period(tmp_path: Path) -> None:
+    failure = Failure(
+        window=Window(start_seconds=START, end_seconds=START + DAY), what="owner:x", reason="HTTP\x1b 503"
+    )
+    of = replace(ledger(whole_node()), failures=(failure,))
+    found, _ = compared(bill_file(tmp_path, FOCUS_LINE, {}), of)
+    table, document = io.StringIO(), io.StringIO()
+    write_reconciliation(found, "table", table)
+    assert "2026-10-01 00:00 to 2026-10-02 00:00 UTC: owner:x: HTTP? 503" in table.getvalue()
+    write_reconciliation(found, "json", document)
+    (told,) = json.loads(document.getvalue())["failures"]
+    assert (told["start"], told["end"]) == ("2026-10-01T00:00:00Z", "2026-10-02T00:00:00Z")
 
 
 def test_a_bill_that_is_none_is_refused_before_prometheus_is_asked(

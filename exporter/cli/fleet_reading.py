@@ -5,16 +5,22 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exporter.cli.base import say
 from exporter.cli.progress import ProgressBar
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import ExporterError
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
+from exporter.report.render.foot import failure_words
 from exporter.report.store import CombinedLedger, DayStore, StoreLedger
 
 if TYPE_CHECKING:
     from exporter.report.fleet.sources import LedgerSource
+
+
+_MOST_FAILURES = 3
+"""On standard error; what is written has all of them."""
 
 
 async def read_fleet(
@@ -46,6 +52,14 @@ async def read_fleet(
         ledger = await source.ledger(window, dimensions, filters, bar.told)
     _refuse_nothing(ledger)
     return ledger
+
+
+def tell_failures(ledger: FleetLedger, whole: str) -> None:
+    """Say that something could not be read, if so; ``whole`` is what lacks it."""
+    if ledger.failures:
+        say(f"{whole} is not whole: {len(ledger.failures)} question(s) stayed unanswered")
+        for failure in ledger.failures[:_MOST_FAILURES]:
+            say(failure_words(failure))
 
 
 def _refuse_nothing(ledger: FleetLedger) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exporter.cli.base import EXIT_PARTIAL, say
-from exporter.cli.fleet_reading import read_fleet
+from exporter.cli.fleet_reading import read_fleet, tell_failures
 from exporter.cli.fleet_task import Task, settle_task
 from exporter.cli.output import check_output, is_written_in_place, output
 from exporter.config import price_book
@@ -16,10 +16,6 @@ from exporter.report.fleet.reprice import reprice
 from exporter.report.fleet.values import HOUR_SECONDS, Filters, FleetLedger
 from exporter.report.focus import DEFAULT_VERSION, FocusSettings, write_focus
 from exporter.report.render import write_fleet
-from exporter.report.render.foot import failure_words
-
-_MOST_FAILURES = 3
-"""On standard error; the report itself has all of them."""
 
 
 def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -51,10 +47,7 @@ def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         if namespace.format == "focus"
         else _write(ledger, task, namespace, now, book.description or "none" if book else "")
     )
-    if ledger.failures:
-        say(f"the report is not whole: {len(ledger.failures)} question(s) stayed unanswered")
-        for failure in ledger.failures[:_MOST_FAILURES]:
-            say(failure_words(failure))
+    tell_failures(ledger, "the report")
     return 0 if whole else EXIT_PARTIAL
 
 

@@ -54,7 +54,7 @@ def add(commands: Commands) -> None:
 def _reconcile(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     import asyncio
 
-    from exporter.cli.fleet_reading import read_fleet
+    from exporter.cli.fleet_reading import read_fleet, tell_failures
     from exporter.cli.output import check_output, output
     from exporter.report import reconcile as of
 
@@ -75,8 +75,7 @@ def _reconcile(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     more = bill.scope.malformed - len(bill.malformed)
     if more:
         say(f"{more:,} more lines could not be read")
-    for failure in ledger.failures:
-        say(f"{failure.what}: {failure.reason}")
+    tell_failures(ledger, "the ledger")
     return EXIT_PARTIAL if bill.scope.malformed or ledger.failures else 0
 
 

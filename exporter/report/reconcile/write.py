@@ -14,6 +14,7 @@ from rich.text import Text
 
 from exporter.report.focus.findings import printable
 from exporter.report.reconcile.values import Group, Reconciliation
+from exporter.report.render.foot import failure_words
 from exporter.report.render.words import encodable, guarded
 
 FORMATS = ("table", "csv", "json")
@@ -87,7 +88,7 @@ def _foot(found: Reconciliation) -> Iterator[tuple[str, str]]:
             yield "Invoice", f"{_name(group)}: {group.invoiced:,.2f} {group.currency} as invoiced, before it is spread"
     yield "Coverage", f"{found.recorded_hours:,} of {found.expected_hours:,} hours of the ledger are recorded"
     for failure in found.failures:
-        yield "Not read", f"{failure.what}: {failure.reason}"
+        yield "Not read", failure_words(failure)
     for note in found.notes:
         yield "Note", printable(note)
 
@@ -131,7 +132,15 @@ def _write_json(found: Reconciliation, stream: TextIO) -> None:
         },
         "expected_hours": found.expected_hours,
         "recorded_hours": found.recorded_hours,
-        "failures": [{"what": failure.what, "reason": failure.reason} for failure in found.failures],
+        "failures": [
+            {
+                "start": _day(failure.window.start_seconds),
+                "end": _day(failure.window.end_seconds),
+                "what": failure.what,
+                "reason": failure.reason,
+            }
+            for failure in found.failures
+        ],
         "notes": list(found.notes),
     }
     stream.write(encodable(json.dumps(document, ensure_ascii=False, indent=2)) + "\n")
