@@ -49,7 +49,7 @@ BUILD_INFO = _own(
 SIMULATED = _own("gpu_cost_service_simulated", "1 where some of what is shown is of simulated nodes, else 0.")
 READ_ERRORS_TOTAL = _own(
     "gpu_cost_service_read_errors_total",
-    "What went wrong since the start while Prometheus or the store was read, by reason.",
+    "What went wrong since the start while Prometheus, the store or the web configuration was read, by reason.",
     "reason",
     kind=Kind.COUNTER,
 )
