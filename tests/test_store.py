@@ -148,6 +148,9 @@ def test_accepted_gaps_stay_visible(tmp_path: Path) -> None:
         ledger = asyncio.run(StoreLedger(store).ledger(day_window(D1), frozenset()))
     assert day.recorded_hours == 23
     assert ledger.chunks[0].recorded_hours == {"east": 23, "west": 23}
+    assert ledger.notes == tuple(
+        f"cluster {name}: 1 hour was not recorded: 2026-09-04 (1)" for name in ("east", "west")
+    ), "as a report from Prometheus says"
 
 
 def test_a_reopened_day_is_not_replaced_by_less_than_it_had(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from exporter.model import NodeFacts
+from exporter.report.fleet.gaps import missing_hours
 from exporter.report.fleet.sources import Progress
 from exporter.report.fleet.values import (
     DAY_SECONDS,
@@ -61,14 +62,16 @@ class StoreLedger:
             asked += len(days)
             if progress is not None:
                 progress(Progress(done=asked, total=sum(map(is_day, pieces))))
+        closed = tuple(chunks[piece] for piece in pieces if piece in chunks)
         return FleetLedger(
             window=window,
             dimensions=dimensions,
-            chunks=tuple(chunks[piece] for piece in pieces if piece in chunks),
+            chunks=closed,
             nodes=nodes,
             failures=tuple(_failure(piece) for piece in pieces if piece not in chunks),
             engine=ENGINE,
             simulated=simulated,
+            notes=tuple(missing_hours([one.window for one in closed], [one.recorded_hours for one in closed])),
         )
 
     async def closed(self) -> frozenset[int]:
