@@ -145,8 +145,8 @@ class _Pool(NamedTuple):
     parts: int = 1
     """Instances or replicas of a GPU."""
     profile: str = ""
-    slices: int = 7
-    """Of 7, that an instance has."""
+    instance_ratio: float = 1.0
+    """Part of a GPU that an instance is: the larger of its parts of compute and memory slices, as the agent has it."""
 
 
 _DOZEN = 12
@@ -156,10 +156,10 @@ _MIXED = (
     _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
     _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
     _Pool("serve", "h100", "p5.48xlarge", "on-demand", 6.88),
-    _Pool("interactive", "h100", "p5.48xlarge", "on-demand", 6.88, 2, "3g.40gb", 3),
+    _Pool("interactive", "h100", "p5.48xlarge", "on-demand", 6.88, 2, "3g.40gb", 4 / 8),
     _Pool("train", "a100-80gb", "p4de.24xlarge", "reserved", 2.7),
     _Pool("batch", "a100-80gb", "p4de.24xlarge", "spot", 1.39),
-    _Pool("interactive", "a100-80gb", "p4de.24xlarge", "on-demand", 2.7, 7, "1g.10gb", 1),
+    _Pool("interactive", "a100-80gb", "p4de.24xlarge", "on-demand", 2.7, 7, "1g.10gb", 1 / 7),
     _Pool("serve", "l40s", "g6e.48xlarge", "on-demand", 2.25),
     _Pool("batch", "l40s", "g6e.48xlarge", "spot", 1.1),
     _Pool("interactive", "t4", "g4dn.metal", "on-demand", 0.53, 4),
@@ -218,7 +218,7 @@ def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
 def _slots(pool: _Pool, gpu: int) -> tuple[Slot, ...]:
     if pool.profile:
         return tuple(
-            Slot(gpu, pool.slices / 7, "mig", str(instance + 1), pool.profile) for instance in range(pool.parts)
+            Slot(gpu, pool.instance_ratio, "mig", str(instance + 1), pool.profile) for instance in range(pool.parts)
         )
     if pool.parts > 1:
         return tuple(Slot(gpu, 1 / pool.parts, "shared") for _ in range(pool.parts))

@@ -32,10 +32,12 @@ def ends(plan: FleetPlan, form: Format) -> tuple[str, ...]:
     return tuple(f" {plan.stamp(hour) * unit}\n" for hour in range(plan.hours))
 
 
-def series(name: str, inside: str, values: Iterable[tuple[int, float]], ending: tuple[str, ...]) -> str:
-    """All samples of one series, those of 0 left out."""
+def series(
+    name: str, inside: str, values: Iterable[tuple[int, float]], ending: tuple[str, ...], *, zeros: bool = False
+) -> str:
+    """All samples of one series; those of 0 only with ``zeros``: evidence has them, and the ledger has none."""
     begin = f"{name}{inside} "
-    return "".join([f"{begin}{value}{ending[hour]}" for hour, value in values if value > 0])
+    return "".join([f"{begin}{value}{ending[hour]}" for hour, value in values if zeros or value > 0])
 
 
 def node_text(ledger: NodeLedger, ending: tuple[str, ...], extra: Mapping[str, str], *, devices: bool) -> Iterator[str]:
@@ -148,9 +150,10 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
         rows = hours.items()
         level = "workload_device:gpu"
         yield series(f"{level}_share:ratio", inside, ((h, round(sum(use) / _HOUR_MS, 6)) for h, use in rows), ending)
-        yield series(f"{level}_active:rate1h", inside, ((h, round(use[0] / _HOUR_MS, 6)) for h, use in rows), ending)
+        active = ((h, round(use[0] / _HOUR_MS, 6)) for h, use in rows)
+        yield series(f"{level}_active:rate1h", inside, active, ending, zeros=True)
         measured = ((h, round((use[0] + use[1]) / _HOUR_MS, 6)) for h, use in rows)
-        yield series(f"{level}_measured:rate1h", inside, measured, ending)
+        yield series(f"{level}_measured:rate1h", inside, measured, ending, zeros=True)
         yield series(f"{level}_memory_used_bytes:max1h", inside, ((h, used) for h in hours), ending)
         if part.mode == "shared":
             yield series(f"{level}_estimated:info", inside, ((h, 1) for h in hours), ending)
