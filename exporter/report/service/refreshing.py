@@ -12,6 +12,7 @@ from exporter.report.recommend.values import Recommendation
 from exporter.report.service.keeping import Keeping
 from exporter.report.service.live_book import LiveBook
 from exporter.report.service.probe import lateness
+from exporter.report.service.readings import Question
 
 LOG = logging.getLogger("exporter.service")
 
@@ -42,6 +43,8 @@ class Refreshing:
     book: LiveBook
     questions: Questions
     keeping: Keeping
+    first: Sequence[Question] = ()
+    """What is read while nobody has looked at anything: the first visitor does not wait for it."""
     errors: Counter[str] = field(default_factory=Counter)
     """Questions that failed, by reason."""
     looked: bool = False
@@ -81,11 +84,11 @@ class Refreshing:
             self._due |= {"budgets", "months", "advice", "reports"}
             self.book.renew()
         self._tell(now, down)
+        self.looked = True
         if not down:
             await self._count_what_is_due(now)
             if not self._due:
                 self.last_read_seconds = now
-        self.looked = True
         return not down
 
     def _tell(self, now: float, down: str) -> None:
@@ -129,7 +132,7 @@ class Refreshing:
 
     async def _reports(self, now: float) -> None:
         """Read again what people look at, so that they do not wait for it."""
-        for question in self.book.readings.lately(now - WARM_SECONDS)[-MOST_WARM:]:
+        for question in self.book.readings.lately(now - WARM_SECONDS)[-MOST_WARM:] or self.first:
             await self.book.again(question, now)
 
     def failed(self, error: ExporterError) -> str:

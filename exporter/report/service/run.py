@@ -26,6 +26,7 @@ from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.sources import LedgerSource
 from exporter.report.recommend.reading import read_recommendations
+from exporter.report.service import view_overview
 from exporter.report.service.app import Face, create_app
 from exporter.report.service.keeping import Keeping, keep
 from exporter.report.service.live_book import LiveBook, Sources
@@ -136,6 +137,7 @@ class Service:
                 history_days=settings.history_days,
                 changed=self._wake.set,
             ),
+            first=view_overview.questions(),
         )
 
     def app(self) -> web.Application:

@@ -11,10 +11,11 @@ from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, OTHER, Figures
 from exporter.report.service.book import Book, Funnel
 from exporter.report.service.charts import uses
+from exporter.report.service.readings import Question
 from exporter.report.service.view_advice import advised, standing
 from exporter.report.service.view_frame import chosen_currency
-from exporter.report.service.view_groups import groups, read, summed, with_days
-from exporter.report.service.view_query import View
+from exporter.report.service.view_groups import GROUPS, groups, read, summed, with_days
+from exporter.report.service.view_query import DEFAULT_WINDOW, View
 from exporter.report.service.view_table import SUBJECTS, WORKLOADS, Row, make_row
 
 _LARGEST, _WASTE, _ADVICE = 5, 8, 5
@@ -56,6 +57,21 @@ class Ranking(NamedTuple):
     href: str
     rows: tuple[Row, ...]
     more: int
+
+
+def questions() -> tuple[Question, ...]:
+    """What the page of a first visit asks the book for, and takes long."""
+    return tuple(
+        Question(
+            name=DEFAULT_WINDOW,
+            by=by,
+            filters=frozenset(),
+            share_idle="none",
+            share_unallocated=False,
+            with_series=with_series,
+        )
+        for by, with_series in ((GROUPS, True), (WORKLOADS.by, False))
+    )
 
 
 async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:

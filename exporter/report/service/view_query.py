@@ -15,7 +15,7 @@ NONE = "(none)"
 """In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 _OF_A_TABLE = ("sort", "page", "q")
-_DEFAULT_WINDOW = "30d"
+DEFAULT_WINDOW = "30d"
 _LONGEST = 500
 
 Asked = Mapping[str, tuple[str, ...]]
@@ -101,7 +101,7 @@ def address(prefix: str, path: str, asked: Asked) -> str:
 
 def written(view: View) -> str:
     """The window as it was written, or the default one."""
-    return (view.asked.get("window") or (_DEFAULT_WINDOW,))[0]
+    return (view.asked.get("window") or (DEFAULT_WINDOW,))[0]
 
 
 def read_view(path: str, pairs: Iterable[tuple[str, str]], now_seconds: float, prefix: str = "") -> View:
@@ -145,10 +145,10 @@ def plain_view(path: str, now_seconds: float, prefix: str = "") -> View:
 
 def _window(asked: Asked, now_seconds: float, problems: list[str]) -> Window:
     try:
-        return parse_window(asked.get("window", (_DEFAULT_WINDOW,))[0], now_seconds)
+        return parse_window(asked.get("window", (DEFAULT_WINDOW,))[0], now_seconds)
     except ConfigError as error:
         problems.extend(error.problems)
-        return parse_window(_DEFAULT_WINDOW, now_seconds)
+        return parse_window(DEFAULT_WINDOW, now_seconds)
 
 
 def _share(asked: Asked, problems: list[str]) -> ShareIdle:
