@@ -378,6 +378,15 @@ def test_a_device_is_written_to_and_not_replaced(
     assert "/dev/full: cannot write: No space left on device" in capsys.readouterr().err
 
 
+def test_a_dash_is_standard_output(
+    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(report(fleet_prometheus.url, "--format", "csv", "--output", "-")) == 0
+    assert capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def at_a_terminal(command: list[str]) -> tuple[int, str]:
     """Run a command whose standard error is a terminal: its exit code, and what that terminal was sent."""
     ours, theirs = pty.openpty()

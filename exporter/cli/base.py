@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NoReturn, TextIO, TypeAlias
 
 from exporter.config.options import OPTIONS, Option
@@ -81,6 +82,16 @@ def _help(option: Option) -> str:
     allowed = "" if option.kind.metavar.startswith("{") else f" Allowed: {option.kind.allowed}."
     also = f" [also: {option.dcgm_env}]" if option.dcgm_env else ""
     return f"{option.help}{allowed} [default: {default}{unit}]{also}".replace("%", "%%")
+
+
+def add_output(options: "argparse._ActionsContainer") -> None:
+    """The flag that names the result's file; nothing and ``-`` are standard output, as ``None``."""
+    options.add_argument(
+        "--output",
+        type=lambda text: None if text == "-" else Path(text),
+        metavar="FILE",
+        help="file to write, whole or not at all; -: standard output [default: -]",
+    )
 
 
 def unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, command, say
+from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, command, say
 from exporter.config.prometheus_options import add_prometheus_options
 from exporter.config.serve_options import URL
 from exporter.errors import ConfigError
@@ -63,9 +63,7 @@ def add(commands: Commands) -> None:
         choices=("text", "html", "slack"),
         help="lines, the body of a mail, or Slack's JSON [default: text; slack with --webhook-url-file]",
     )
-    form.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to this file, whole or not at all [default: standard output]"
-    )
+    add_output(form)
     form.add_argument(
         "--webhook-url-file",
         type=Path,

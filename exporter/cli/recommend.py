@@ -8,10 +8,9 @@ import asyncio
 import os
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, command, say
+from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, command, say
 from exporter.config.prometheus_options import add_prometheus_options
 from exporter.errors import ConfigError, ExporterError
 
@@ -55,9 +54,7 @@ def add(commands: Commands) -> None:
     )
     form = parser.add_argument_group("How it is told")
     form.add_argument("--format", choices=("table", "csv", "json"), default="table", help="form [default: table]")
-    form.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to this file, whole or not at all [default: standard output]"
-    )
+    add_output(form)
     parser.set_defaults(run=_recommend)
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, command, say
+from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, command, say
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--store", type=Path, metavar="FILE", help="store of closed days to read, too")
     parser.add_argument("--format", choices=_FORMATS, default="table", help="form of the result [default: table]")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write it [default: standard output]")
+    add_output(parser)
     add_prometheus_options(parser)
     parser.set_defaults(run=_reconcile)
 

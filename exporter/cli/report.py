@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from exporter.cli.agent_access import access_problems, add_agent_access, agent_access
-from exporter.cli.base import Commands, Parser, command, refuse
+from exporter.cli.base import Commands, Parser, add_output, command, refuse
 from exporter.cli.focus_options import FOCUS_FLAGS, add_focus_options
 from exporter.cli.output import check_output, output
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
@@ -102,9 +102,7 @@ def _add_form(parser: Parser) -> None:
     form.add_argument(
         "--top", type=_count, metavar="N", help="show N owners and the rest as one line (table, html) [default: all]"
     )
-    form.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to this file, whole or not at all [default: standard output]"
-    )
+    add_output(form)
 
 
 def _count(text: str) -> int:
