@@ -138,6 +138,9 @@ def test_the_oldest_day_is_found_behind_months_and_not_behind_a_bare_one() -> No
     source = Known({day: chunk(day, nodes=1, owners=1) for day in range(old, D3, 20 * DAY_SECONDS)})
     assert asyncio.run(oldest_day(source, D3)) == old
     assert asyncio.run(oldest_day(source, D3, from_day=D3 - 50 * DAY_SECONDS)) == old + 40 * DAY_SECONDS
+    later = D3 + 70 * DAY_SECONDS
+    assert asyncio.run(oldest_day(source, later)) is None
+    assert asyncio.run(oldest_day(source, later, from_day=later - 90 * DAY_SECONDS)) is not None
     assert asyncio.run(oldest_day(Known({}), D3)) is None
 
 

@@ -117,7 +117,7 @@ async def due_days(
 
 
 async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 0) -> int | None:
-    """Start of the oldest day of which the source has an hour, looking back until 30 days are bare.
+    """Start of the oldest day of which the source has an hour, looking back to ``from_day``, or until 30 days are bare.
 
     Raises:
         PrometheusError: Nothing can be read at all.
@@ -128,10 +128,10 @@ async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 
         start = max(first, end_seconds - _LOOK_DAYS * DAY_SECONDS)
         found = await source.ledger(Window(start_seconds=start, end_seconds=end_seconds), frozenset())
         days = [chunk.window.start_seconds for chunk in found.chunks if any(chunk.recorded_hours.values())]
-        if not days:
+        if not days and not from_day:
             break
-        oldest, end_seconds = min(days) // DAY_SECONDS * DAY_SECONDS, start
-    return oldest
+        oldest, end_seconds = min(days, default=oldest), start
+    return None if oldest is None else oldest // DAY_SECONDS * DAY_SECONDS
 
 
 async def _close(
