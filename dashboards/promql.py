@@ -6,6 +6,7 @@ CLUSTER = 'cluster=~"$cluster"'
 NODES = f'{CLUSTER},node=~"$node"'
 DEVICE = "cluster, node, gpu, uuid, gpu_instance"
 """What a GPU or MIG instance is told by, whichever labels Prometheus adds."""
+GPU = "cluster, node, gpu, uuid"
 HOLDER = f"{DEVICE}, pod_namespace, pod_name, pod_uid, container_name"
 WORKLOAD = "cluster, workload_namespace, workload_kind, workload_name, team"
 OWNER = f"{WORKLOAD}, node, model, mode"

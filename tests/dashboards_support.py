@@ -162,7 +162,7 @@ def live_node(directory: Path, *extra: str) -> Iterator[Engine]:
         lines = asyncio.run(_pages(directory / "node", epoch))
     text = directory / "node.om"
     now = epoch + SECONDS
-    more = [f"{line} {epoch + second}\n" for line in extra for second in range(0, SECONDS + 1, 15)]
+    more = [f"{line} {epoch + second}\n" for line in extra for second in range(0, SECONDS + 1, 10)]
     text.write_text("".join((*lines, *more, "# EOF\n")), encoding="utf-8")
     backfill(text, directory / "blocks")
     with _prometheus(directory) as url:
@@ -181,6 +181,7 @@ def _prometheus(directory: Path) -> Iterator[str]:
         f"--storage.tsdb.path={directory / 'blocks'}",
         f"--web.listen-address={url.removeprefix('http://')}",
         "--web.enable-remote-write-receiver",
+        "--query.lookback-delta=15s",  # backfilled series have no marker of their end
     ]
     with (directory / "prometheus.log").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -187,7 +187,17 @@ def test_the_dashboards_are_of_grafanas_published_types(tmp_path: Path) -> None:
             lines.append(f'const {at}: Options["{kind}"] = {json.dumps(panel.get("options", {}))};')
             lines.append(f'const {at}c: Custom["{kind}"] = {json.dumps(custom)};')
     (tmp_path / "boards.ts").write_text("\n".join(lines), encoding="utf-8")
-    options = "--noEmit --strict --skipLibCheck --moduleResolution bundler --module esnext --target es2022".split()
+    options = [
+        "--noEmit",
+        "--strict",
+        "--skipLibCheck",
+        "--moduleResolution",
+        "bundler",
+        "--module",
+        "esnext",
+        "--target",
+        "es2022",
+    ]
     compiler = SCHEMA_TOOLS / "typescript" / "bin" / "tsc"
     command = ["node", str(compiler), *options, "boards.ts"]
     result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)

@@ -1,0 +1,319 @@
+"""Every panel of every dashboard shows something on a real Prometheus, and what it shows is the truth."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.report.budget.periods import period_at
+from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.service.book import Freshness, MonthMoney
+from exporter.report.service.service_metrics import ServiceFigures, render
+from exporter.simulator.fleet_plan import FleetPlan
+from exporter.simulator.fleet_truth import FleetTruth
+from tests.dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
+from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfilled, prometheus, truth_between
+
+DAY, HOUR = 86_400, 3600
+H100_PRICE = 6.16
+BOARDS = {name: load(name) for name in NAMES}
+APART = ("Unallocated", "Unattributed")
+MONTH_START = int(datetime(2026, 9, 1, tzinfo=UTC).timestamp())
+TODAY = END_SECONDS // DAY * DAY
+
+
+def _service_page() -> list[str]:
+    """What the cost service shows, as it stands on its page."""
+    now = time.time()
+    budget = Budget(name="research", amount=1000.0, currency="USD", period="month", owner={"team": "vision"})
+    state = BudgetState(
+        budget=budget,
+        period=period_at("month", now),
+        spent=400.0,
+        projected=900.0,
+        unpriced_seconds=0.0,
+        as_of_seconds=now,
+    )
+    figures = ServiceFigures(
+        freshness=Freshness(now_seconds=now, first_day_seconds=None, closed_until_seconds=None, read_until_seconds=now),
+        budgets=(state,),
+        months=(MonthMoney(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
+    )
+    page = render(figures, "")[0].decode()
+    return [line for line in page.splitlines() if line.startswith(("gpu_budget", "gpu_cost_month", "gpu_cost_last"))]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A node with faults, and a cost service."""
+    with live_node(tmp_path_factory.mktemp("dashboards"), *_service_page()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def recorded(fleet_prometheus: FleetServer) -> Engine:
+    """Forty days of a fleet, as the rules record them."""
+    return Engine(url=fleet_prometheus.url, now=float(END_SECONDS), step=HOUR)
+
+
+def panel_of(name: str, title: str) -> Panel:
+    return next(panel for panel in panels(BOARDS[name]) if panel["title"] == title)
+
+
+def shown(engine: Engine, name: str, title: str, letter: str = "A", **chosen: str) -> list[Any]:
+    """Series of a target."""
+    panel = panel_of(name, title)
+    target = next(target for target in panel["targets"] if target["refId"] == letter)
+    return engine.series(BOARDS[name], panel, target, **chosen)
+
+
+def value(engine: Engine, name: str, title: str, letter: str = "A", **labels: str) -> float:
+    """The one value of a target, now, or that of the series with these labels."""
+    found: Vector = [row for row in shown(engine, name, title, letter) if labels.items() <= row[0].items()]
+    assert len(found) == 1, (title, found)
+    return found[0][1]
+
+
+def newest(engine: Engine, name: str, title: str, letter: str = "A") -> dict[tuple[str, ...], float]:
+    """The last value of each line, by the values of its labels."""
+    return {tuple(labels.values()): values[-1][1] for labels, values in shown(engine, name, title, letter)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_panel_is_dead(name: str, live: Engine, recorded: Engine) -> None:
+    dead = [
+        f"{panel['title']} {target['refId']}: {target['expr']}"
+        for panel in panels(BOARDS[name])
+        for target in panel["targets"]
+        if not any(engine.series(BOARDS[name], panel, target) for engine in (live, recorded))
+    ]
+    assert not dead
+
+
+def test_what_is_chosen_narrows_what_is_shown(live: Engine) -> None:
+    for name in ("fleet", "oncall"):
+        for panel in panels(BOARDS[name]):
+            for target in panel["targets"]:
+                if "$cluster" in target["expr"] and "vector(0)" not in target["expr"]:
+                    assert not live.series(BOARDS[name], panel, target, cluster="another"), panel["title"]
+
+
+def test_an_eight_gpu_pod_at_ninety_per_cent_shows_ninety_per_cent(live: Engine) -> None:
+    by_pod = newest(live, "fleet", "Activity by pod")
+    assert by_pod["trainer-0", "research"] == pytest.approx(0.9, abs=0.01)
+    assert by_pod["notebook-0", "research"] == 0.0
+    # By share: 8 GPUs at 90 %, 2 at 0.
+    assert newest(live, "fleet", "Activity by namespace")["research",] == pytest.approx(0.72, abs=0.01)
+    row = value(live, "fleet", "Top idle workloads", "C", workload_name="trainer")
+    assert row == pytest.approx(0.9, abs=0.01)
+
+
+def test_the_funnel_narrows_from_what_is_there_to_what_is_used(live: Engine) -> None:
+    funnel = [value(live, "fleet", "GPUs: from what is there to what is used", letter) for letter in "ABCD"]
+    # 8 at 90 %, 2 idle, half a GPU at 50 %, a quarter at work, one that is gone and of which nothing is known.
+    assert funnel == pytest.approx([17, 11.75, 8.75, 7.7], abs=0.05)
+    money = [value(live, "fleet", "The same in money per hour", letter, currency="USD") for letter in "BCD"]
+    assert money == pytest.approx([H100_PRICE * gpus for gpus in funnel[1:]], abs=0.5)
+
+
+def test_idle_workloads_are_told_with_what_they_cost(live: Engine) -> None:
+    notebook = {"workload_name": "notebook", "workload_kind": "StatefulSet", "team": "vision", "currency": "USD"}
+    assert value(live, "fleet", "Top idle workloads", "A", **notebook) == pytest.approx(2 * H100_PRICE, abs=0.1)
+    assert value(live, "fleet", "Top idle workloads", "B", workload_name="notebook") == 2
+
+
+def test_free_gpus_are_counted_by_what_could_run_on_them(live: Engine) -> None:
+    free = value(live, "fleet", "Free whole GPUs")
+    assert free == 4
+    assert value(live, "fleet", "Jobs that fit") == 0
+    assert value(live, "fleet", "Free GPUs that no such job can use") == free
+    assert shown(live, "fleet", "Jobs that fit", job_gpus="2")[0][1] == 2
+    assert shown(live, "fleet", "Free GPUs that no such job can use", job_gpus="3")[0][1] == 1
+    assert value(live, "fleet", "MIG layout", "A", mig_profile="3g.40gb") == 1
+    assert value(live, "fleet", "MIG layout", "B", mig_profile="2g.20gb") == 0
+
+
+def test_faults_are_on_the_on_call_board_with_who_held_the_gpu(live: Engine) -> None:
+    tiers = {row[0]["xid"]: row[0]["tier"] for row in shown(live, "oncall", "Xids")}
+    assert tiers == {"31": "application", "94": "warning", "45": "none", "48": "critical"}
+    assert value(live, "oncall", "What the driver asks for") == 4
+    assert value(live, "oncall", "Memory of boards", "A", gpu="12") == 6
+    firing = {row[0]["alertname"] for row in shown(live, "oncall", "Alerts that fire")}
+    assert {"GPUXidCritical", "GPUMissing", "GPURecoveryActionNeeded"} <= firing
+    fired = {labels["alertname"] for labels, _ in shown(live, "oncall", "Alerts over time")}
+    assert {"GPUEccUncorrectable", *firing} <= fired
+    held = {(labels["gpu"], labels["pod_name"]) for labels, _ in shown(live, "oncall", "Who held it")}
+    assert {("0", "trainer-0"), ("15", "victim-0")} <= held
+    reasons = {(labels["gpu"], labels["reason"]) for labels, _ in shown(live, "oncall", "Why clocks are held down")}
+    assert reasons == {("13", "hw_thermal")}
+
+
+def test_budgets_and_the_month_are_those_of_the_cost_service(live: Engine) -> None:
+    row = [value(live, "finops", "Budgets", letter, budget="research", team="vision") for letter in "ABCDE"]
+    assert row == [1000, 400, 900, 0.4, 0.9]
+    month = [value(live, "finops", "Month, as the cost service has it", letter) for letter in "ABC"]
+    assert month == [5, 9, 7]
+
+
+def _money(truth: FleetTruth, currency: str, **wanted: str) -> float:
+    money = truth.sum(**wanted).money.get(currency)
+    return money.total if money else 0.0
+
+
+@pytest.mark.parametrize("currency", SMALL_FLEET.currencies)
+def test_today_and_the_month_are_the_money_of_the_ledger(recorded: Engine, currency: str) -> None:
+    for title, since in (("Today", TODAY), ("Month to date", MONTH_START)):
+        truth = truth_between(since, END_SECONDS)
+        assert value(recorded, "finops", title, currency=currency) == pytest.approx(_money(truth, currency), rel=1e-6)
+    month = truth_between(MONTH_START, END_SECONDS)
+    free = _money(month, currency, kind="Unallocated")
+    assert value(recorded, "finops", "Unallocated, month to date", currency=currency) == pytest.approx(free, rel=1e-6)
+
+
+def test_the_forecast_is_the_month_to_date_and_the_pace_of_seven_days(recorded: Engine) -> None:
+    week = truth_between(END_SECONDS - 7 * DAY, END_SECONDS)
+    hours: dict[str, int] = {}
+    for clusters in week.recorded_hours.values():
+        for cluster, count in clusters.items():
+            hours[cluster] = hours.get(cluster, 0) + count
+    pace = sum(_money(week, "USD", cluster=cluster) / count for cluster, count in hours.items())
+    spent = _money(truth_between(MONTH_START, END_SECONDS), "USD")
+    rest = (30 * DAY - (END_SECONDS - MONTH_START)) / HOUR
+    forecast = value(recorded, "finops", "Forecast of the month", currency="USD")
+    assert forecast == pytest.approx(spent + pace * rest, rel=1e-6)
+
+
+def test_bars_of_days_are_the_days_and_their_parts_are_the_whole(recorded: Engine) -> None:
+    panel = panel_of("finops", "Money by day")
+    drawn: dict[float, float] = {}
+    for target in panel["targets"]:
+        for labels, values in recorded.series(BOARDS["finops"], panel, target):
+            for at, money in values:
+                if labels["currency"] == "USD":
+                    drawn[at] = drawn.get(at, 0.0) + money
+    truth = truth_between(END_SECONDS - 40 * DAY, END_SECONDS)
+    assert len(drawn) == 31
+    assert max(drawn) == TODAY
+    for day, lines in truth.days.items():
+        whole = sum(totals.money["USD"].total for totals in lines.values() if "USD" in totals.money)
+        if day in drawn:
+            assert drawn[day] == pytest.approx(whole, rel=1e-6), datetime.fromtimestamp(day, UTC)
+
+
+def test_bars_of_hours_are_todays_money(recorded: Engine) -> None:
+    panel = panel_of("finops", "Money by hour")
+    drawn = sum(
+        money
+        for target in panel["targets"]
+        for labels, values in recorded.series(BOARDS["finops"], panel, target)
+        for at, money in values
+        if labels["currency"] == "USD" and at >= TODAY
+    )
+    assert drawn == pytest.approx(_money(truth_between(TODAY, END_SECONDS), "USD"), rel=1e-6)
+
+
+def test_the_top_of_waste_is_whose_idle_gpus_cost_most(recorded: Engine) -> None:
+    truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
+    by = ("cluster", "namespace", "kind", "workload", "team")
+    idle = {
+        owner: totals.money["USD"].idle
+        for owner, totals in truth.total(*by).items()
+        if owner[2] not in APART and "USD" in totals.money
+    }
+    most = sorted(idle.values(), reverse=True)[:20]
+    names = ("cluster", "workload_namespace", "workload_kind", "workload_name", "team")
+    rows = [row for row in shown(recorded, "finops", "Top 20 by idle money") if row[0]["currency"] == "USD"]
+    assert sorted((money for _, money in rows), reverse=True) == pytest.approx(most, rel=1e-6)
+    for labels, money in rows:
+        assert money == pytest.approx(idle[tuple(labels.get(name, "") for name in names)], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("title", "label", "field"),
+    [("By team", "team", "team"), ("By namespace", "workload_namespace", "namespace"), ("By model", "model", "model")],
+)
+def test_tables_have_all_that_was_held(recorded: Engine, title: str, label: str, field: str) -> None:
+    truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
+    expected: dict[str, float] = {}
+    for (kind, name), totals in truth.total("kind", field).items():
+        if kind not in APART:
+            expected[name] = expected.get(name, 0.0) + totals.allocated_seconds / HOUR
+    hours = {labels.get(label, ""): amount for labels, amount in shown(recorded, "finops", title, "D")}
+    assert hours == pytest.approx(expected, rel=1e-6)
+    for currency in SMALL_FLEET.currencies:
+        shares = [part for labels, part in shown(recorded, "finops", title, "B") if labels["currency"] == currency]
+        assert sum(shares) == pytest.approx(1.0)
+
+
+def test_trust_is_told_from_the_same_hours(recorded: Engine) -> None:
+    # What had no price is older than the thirty days that the board begins with.
+    recorded = replace(recorded, back=40 * DAY)
+    truth = truth_between(END_SECONDS - 40 * DAY, END_SECONDS)
+    held = [totals for (kind,), totals in truth.total("kind").items() if kind not in APART]
+    allocated = sum(totals.allocated_seconds for totals in held)
+    unpriced = sum(totals.unpriced_seconds for totals in held) / allocated
+    unknown = sum(totals.unknown_seconds for totals in held) / allocated
+    assert unpriced > 0
+    assert value(recorded, "finops", "Price known") == pytest.approx(1 - unpriced, rel=1e-6)
+    assert value(recorded, "finops", "Activity known") == pytest.approx(1 - unknown, rel=1e-6)
+    counted: dict[str, int] = {}
+    for clusters in truth.recorded_hours.values():
+        for cluster, count in clusters.items():
+            counted[cluster] = counted.get(cluster, 0) + count
+    fewest = min(counted.values()) / (40 * 24)
+    assert value(recorded, "finops", "Hours recorded") == pytest.approx(fewest)
+    assert fewest < 1
+
+
+def test_a_gpu_hour_costs_what_its_price_was(recorded: Engine) -> None:
+    per_hour = {
+        labels["model"]: (labels["currency"], money) for labels, money in shown(recorded, "finops", "Per GPU-hour")
+    }
+    truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
+    for model, (currency, money) in per_hour.items():
+        held = [totals for (kind,), totals in truth.total("kind", model=model).items() if kind not in APART]
+        hours = sum(totals.allocated_seconds - totals.unpriced_seconds for totals in held) / HOUR
+        paid = sum(totals.money[currency].total for totals in held if currency in totals.money)
+        assert money == pytest.approx(paid / hours, rel=1e-6), model
+    assert len(per_hour) >= 3
+
+
+def test_replicas_of_one_prometheus_count_once(tmp_path: Path) -> None:
+    plan = FleetPlan(nodes=2, gpus_per_node=2, days=25, end_seconds=END_SECONDS, seed=3)
+    blocks = backfilled(plan, tmp_path, {"replica": "a"}, {"replica": "b"}, devices=False)
+    with prometheus(tmp_path, blocks, plan) as server:
+        engine = Engine(url=server.url, now=float(END_SECONDS), step=HOUR)
+        truth = truth_between(MONTH_START, END_SECONDS, plan)
+        assert value(engine, "finops", "Month to date") == pytest.approx(_money(truth, "USD"), rel=1e-6)
+        last = newest(engine, "finops", "GPU-hours by day", "D")
+        free = truth_between(TODAY, END_SECONDS, plan).sum(kind="Unattributed").allocated_seconds / HOUR
+        assert sum(last.values()) == pytest.approx(free)
+        hours = sum(amount for _, amount in shown(engine, "finops", "By namespace", "D"))
+        held = truth_between(plan.start_seconds, END_SECONDS, plan).total("kind")
+        assert hours == pytest.approx(sum(t.allocated_seconds for (k,), t in held.items() if k not in APART) / HOUR)
+
+
+def test_victoria_metrics_says_the_same(recorded: Engine, fleet_victoria: FleetServer) -> None:
+    other = replace(recorded, url=fleet_victoria.url)
+    compared = 0
+    for panel in panels(BOARDS["finops"]):
+        for target in panel["targets"]:
+            if target.get("instant"):
+                here, there = (
+                    {
+                        tuple(sorted(labels.items())): amount
+                        for labels, amount in engine.series(BOARDS["finops"], panel, target)
+                    }
+                    for engine in (recorded, other)
+                )
+                assert there == pytest.approx(here, rel=1e-6), panel["title"]
+                compared += len(here)
+    assert compared > 100
+    for name in ("fleet", "oncall"):
+        for panel in panels(BOARDS[name]):
+            for target in panel["targets"]:
+                other.series(BOARDS[name], panel, target)  # it understands what is asked
