@@ -288,7 +288,7 @@ def _pods() -> list[Panel]:
         graph(
             "Activity by pod",
             "Each holder's part of its device's activity, averaged over the pod's devices by share.",
-            (_used(SHARE, "pod_namespace, pod_name"), "{{pod_namespace}}/{{pod_name}}"),
+            (_used(SHARE, "cluster, pod_namespace, pod_name"), "{{cluster}} {{pod_namespace}}/{{pod_name}}"),
             unit="percentunit",
         ),
         graph(
@@ -301,8 +301,8 @@ def _pods() -> list[Panel]:
             "Memory by pod",
             "Device memory used by the pod's processes.",
             (
-                f"sum by (pod_namespace, pod_name) (max by ({HOLDER}) (gpu_pod_memory_used_bytes{{{PODS}}}))",
-                "{{pod_namespace}}/{{pod_name}}",
+                f"sum by (cluster, pod_namespace, pod_name) (max by ({HOLDER}) (gpu_pod_memory_used_bytes{{{PODS}}}))",
+                "{{cluster}} {{pod_namespace}}/{{pod_name}}",
             ),
             unit="bytes",
             stacked=True,
@@ -316,7 +316,7 @@ def build() -> dict[str, Any]:
         ("The fleet: follows Cluster", _funnel()),
         ("Over time: follows Cluster", _over_time()),
         ("What is free: follows Cluster, Model; whole GPUs follow Node", _free()),
-        ("Layout", _layout()),
+        ("Layout: MIG follows Cluster, Node; models follow Cluster, Model", _layout()),
         ("Nodes: follows Cluster, Node", _nodes()),
         ("Who: follows Cluster, Namespace; workloads follow Team, pods follow Node", _pods()),
     )

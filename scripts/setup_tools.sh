@@ -183,7 +183,7 @@ rules_tools() {
 schema_tools() {
   local place=$tools/grafana_schema
   cmp -s tests/grafana_schema/package-lock.json "$place/node_modules/.lock" && return 0
-  if ! have npm; then say "skipped: Grafana's types (no npm here; get it with: sudo apt-get install -y npm)"; return 1; fi
+  have npm || apt_install npm || return 1
   mkdir -p "$place" && cp tests/grafana_schema/package.json tests/grafana_schema/package-lock.json "$place/"
   npm --prefix "$place" ci --ignore-scripts --no-audit --no-fund >/dev/null 2>&1 || {
     say "skipped: Grafana's types (npm ci failed in $place)"

@@ -133,6 +133,12 @@ def test_links_of_cells_lead_to_dashboards_pages_and_headings_that_are_there(boa
             assert url.startswith("${cost_page}") or url.endswith("/docs/runbook.md"), url
 
 
+@each_board
+def test_the_docs_say_what_each_panel_answers(board: Board) -> None:
+    text = (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8")
+    assert [panel["title"] for panel in panels(board) if panel["title"] not in text] == []
+
+
 def test_every_expression_is_valid_promql(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:

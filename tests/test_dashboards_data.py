@@ -104,8 +104,8 @@ def test_what_is_chosen_narrows_what_is_shown(live: Engine) -> None:
 
 def test_an_eight_gpu_pod_at_ninety_per_cent_shows_ninety_per_cent(live: Engine) -> None:
     by_pod = newest(live, "fleet", "Activity by pod")
-    assert by_pod["trainer-0", "research"] == pytest.approx(0.9, abs=0.01)
-    assert by_pod["notebook-0", "research"] == 0.0
+    assert by_pod["live", "trainer-0", "research"] == pytest.approx(0.9, abs=0.01)
+    assert by_pod["live", "notebook-0", "research"] == 0.0
     # By share: 8 GPUs at 90 %, 2 at 0.
     assert newest(live, "fleet", "Activity by namespace")["research",] == pytest.approx(0.72, abs=0.01)
     row = value(live, "fleet", "Top idle workloads", "C", workload_name="trainer")
