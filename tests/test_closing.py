@@ -144,6 +144,29 @@ def test_the_oldest_day_is_found_behind_months_and_not_behind_a_bare_one() -> No
     assert asyncio.run(oldest_day(Known({}), D3)) is None
 
 
+def test_a_day_without_a_cluster_that_was_there_before_waits_two_days_for_it(tmp_path: Path) -> None:
+    source = three_days()
+    whole = source.days[D2]
+    for day in (D2, D3):
+        source.days[day] = dataclasses.replace(
+            chunk(day),
+            lines={key: figures for key, figures in chunk(day).lines.items() if key.cluster == "east"},
+            capacity_seconds={"east": chunk(day).capacity_seconds["east"]},
+            recorded_hours={"east": 24},
+        )
+    soon, later = D3 + 3 * 3600.0, D3 + 48 * 3600.0
+    with DayStore.open(tmp_path / "store", write=True) as store:
+        closing = asyncio.run(close_due_days(store, source, soon, accept_gaps=True))
+        assert closing.closed == (D1,)
+        assert [left.waits for left in closing.left] == [True]
+        assert "no hour of cluster 'west' was recorded" in closing.left[0].reason
+        assert asyncio.run(close_due_days(store, source, later, accept_gaps=True)).closed == (D2, D3)
+    with DayStore.open(tmp_path / "other", write=True) as store:
+        asyncio.run(close_due_days(store, source, D2 + 3 * 3600.0))
+        source.days[D2] = whole
+        assert asyncio.run(close_due_days(store, source, soon)).closed == (D2,)
+
+
 def test_a_kill_at_any_moment_leaves_no_lost_doubled_or_half_day(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "store_kill_support.py"), str(tmp_path), "25", "11"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -8,7 +8,7 @@ from exporter.errors import PrometheusError, StoreError
 from exporter.report.fleet.sources import LedgerSource, Progress
 from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Window
 from exporter.report.store.days import DayStore
-from exporter.report.store.values import ALL_OF_A_DAY, day_window
+from exporter.report.store.values import ALL_OF_A_DAY, day_name, day_window
 
 LAG_HOURS = 2
 """After midnight, before a day is closed: the last hour is recorded by then, and remote storage has it."""
@@ -146,6 +146,17 @@ async def _close(
         ledger = await source.ledger(day_window(day), ALL_OF_A_DAY)
     except PrometheusError as error:
         return NotClosed(day_seconds=day, reason=str(error))
+    if now < day + DAY_SECONDS + GRACE_HOURS * HOUR_SECONDS:
+        recorded = {cluster for chunk in ledger.chunks for cluster in chunk.recorded_hours}
+        gone = sorted(await asyncio.to_thread(store.clusters_before, day) - recorded)
+        if gone and recorded and not ledger.failures:
+            told = ", ".join(f"'{cluster}'" for cluster in gone)
+            reason = (
+                f"store: {day_name(day)} is not closed: no hour of cluster {told} was recorded, which was there before"
+            )
+            return NotClosed(
+                day_seconds=day, reason=f"{reason}; it may still come within {GRACE_HOURS} hours", waits=True
+            )
     try:
         await asyncio.to_thread(store.close_day, ledger, now=now, by=by, accept_gaps=accept_gaps)
     except StoreError as error:

@@ -157,6 +157,16 @@ class DayStore:
         with door.reading(self.path) as connection:
             return look.closed_days(connection)
 
+    def clusters_before(self, day_seconds: int) -> frozenset[str]:
+        """Clusters of the newest closed day before this one."""
+        with door.reading(self.path) as connection:
+            rows = connection.execute(
+                "SELECT cluster FROM capacity JOIN days ON days.version = capacity.version"
+                " WHERE day = (SELECT max(day) FROM days WHERE day < ?)",
+                (day_seconds // DAY_SECONDS,),
+            )
+            return frozenset(cluster for (cluster,) in rows)
+
     def restatements(self, day_seconds: int) -> tuple[DayVersion, ...]:
         """All versions of a day, first to last; empty where it never was closed."""
         with door.reading(self.path) as connection:
