@@ -6,7 +6,20 @@ from board import Rows, board, choice
 from fleet import TO_OWNER, TO_PODS
 from grafana_foundation_sdk.builders import dashboard
 from panels import MONEY, Column, Panel, graph, grid, link, number, periods
-from promql import CLUSTER, DAY, HOUR, OWNER, RANGE, WORKLOAD, Window, gained, held_money, money, of_one_currency
+from promql import (
+    CLUSTER,
+    DAY,
+    HOUR,
+    OWNER,
+    RANGE,
+    WORKLOAD,
+    Window,
+    gained,
+    held_money,
+    money,
+    of_one_currency,
+    of_top,
+)
 
 CHOSEN = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team",model=~"$model"'
 HELD_BY = f'{CHOSEN},workload_kind!~"Unallocated|Unattributed"'
@@ -193,17 +206,17 @@ def _owner(name: str, by: str) -> str:
 
 def _waste() -> list[Panel]:
     by = f"{WORKLOAD}, currency"
-    idle = _owner("idle_cost", by)
+    top = f"topk by (currency) (20, {_owner('idle_cost', by)})"
+    columns = (
+        _owner("cost", by),
+        f"{_owner('idle_seconds', WORKLOAD)} / {_owner('allocated_seconds', WORKLOAD)}",
+        f"{_owner('allocated_seconds', WORKLOAD)} / 3600",
+    )
     return [
         grid(
             "Top 20 by idle money",
             "Workloads that lost most money to idle GPUs in the range, twenty of each currency.",
-            [
-                f"topk by (currency) (20, {idle})",
-                _owner("cost", by),
-                f"{_owner('idle_seconds', WORKLOAD)} / {_owner('allocated_seconds', WORKLOAD)}",
-                f"{_owner('allocated_seconds', WORKLOAD)} / 3600",
-            ],
+            [top, *(of_top(column, top) for column in columns)],
             [
                 Column("workload_name", "Workload", links=(link("Cost page", TO_OWNER),)),
                 Column("workload_kind", "Kind"),

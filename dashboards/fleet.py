@@ -4,7 +4,7 @@ from typing import Any
 
 from board import Rows, board, choice, text
 from panels import RUNBOOK, Column, Panel, bars, graph, grid, heat, link, number
-from promql import CLUSTER, DEVICE, HOLDER, NODES, WORKLOAD, price
+from promql import CLUSTER, DEVICE, HOLDER, NODES, WORKLOAD, of_top, price
 
 MODELS = f'{CLUSTER},model=~"$model"'
 PODS = f'{NODES},pod_namespace=~"$namespace"'
@@ -218,17 +218,22 @@ def _nodes() -> list[Panel]:
 
 def _idle_workloads() -> Panel:
     idle = f"workload:gpu_idle_cost_per_hour:rate15m{{{WORKLOADS}}}"
+    top = f"topk by (currency) (20, sum by ({WORKLOAD}, currency) ({idle}) > 0)"
+    columns = (
+        f"sum by ({WORKLOAD}) (workload:gpu_held:sum{{{WORKLOADS}}})",
+        *(
+            f"max by ({WORKLOAD}) (workload:gpu_{name}{{{WORKLOADS}}})"
+            for name in ("active:ratio1h", "idle_for_seconds:min", "age_seconds:max")
+        ),
+    )
     return grid(
         "Top idle workloads",
         "The twenty of each currency that lose most money to idle GPUs, by the last 15 minutes and prices of now. "
         "Idle for: since the device that worked last did. Unknown activity is not idle. A workload without a price is "
         "not here: see idle pods.",
         [
-            f"topk by (currency) (20, sum by ({WORKLOAD}, currency) ({idle}) > 0)",
-            f"sum by ({WORKLOAD}) (workload:gpu_held:sum{{{WORKLOADS}}})",
-            f"max by ({WORKLOAD}) (workload:gpu_active:ratio1h{{{WORKLOADS}}})",
-            f"max by ({WORKLOAD}) (workload:gpu_idle_for_seconds:min{{{WORKLOADS}}})",
-            f"max by ({WORKLOAD}) (workload:gpu_age_seconds:max{{{WORKLOADS}}})",
+            top,
+            *(of_top(column, top) for column in columns),
         ],
         [
             Column(

@@ -84,6 +84,11 @@ def of_one_currency(name: str, window: Window, unit: float, matchers: str = CLUS
     return f"sum by (model, currency) ({cost}) / ({paid} / {unit:.0f} > 0)"
 
 
+def of_top(column: str, top: str) -> str:
+    """A column of the workloads of a table's first one: all of a large fleet's would be too many to send."""
+    return f"({column}) and on ({WORKLOAD}) {top}"
+
+
 def price(share: str) -> str:
     """What a number of GPUs costs an hour at prices of now, by currency."""
     now = f"node_gpu:gpu_hourly_price:max{{{CLUSTER}}}"

@@ -228,6 +228,11 @@ def test_the_top_of_waste_is_whose_idle_gpus_cost_most(recorded: Engine) -> None
     names = ("cluster", "workload_namespace", "workload_kind", "workload_name", "team")
     rows = [row for row in shown(recorded, "finops", "Top 20 by idle money") if row[0]["currency"] == "USD"]
     assert sorted((money for _, money in rows), reverse=True) == pytest.approx(most, rel=1e-6)
+    owners = {
+        tuple(row[0].get(name, "") for name in names) for row in shown(recorded, "finops", "Top 20 by idle money")
+    }
+    hours = shown(recorded, "finops", "Top 20 by idle money", "D")
+    assert {tuple(labels.get(name, "") for name in names) for labels, _ in hours} == owners
     for labels, money in rows:
         assert money == pytest.approx(idle[tuple(labels.get(name, "") for name in names)], rel=1e-6)
 
