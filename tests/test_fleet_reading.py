@@ -340,6 +340,22 @@ async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Calla
             assert any("told apart by replica" in note for note in ledger.notes)
 
 
+async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
+    hand_written: Callable[..., object],
+) -> None:
+    """One was away from 2 to 5 and the other from 10 to 13: its next value has those hours, which the rules carry."""
+    text = owner([*range(2), *range(6, 24)], replica="a") + owner([5], 4 * 3600, replica="a")
+    text += owner([*range(10), *range(14, 24)], replica="b") + owner([13], 4 * 3600, replica="b")
+    # Ended while the one was away.
+    text += owner(range(2, 4), 600, team="ended", replica="b") + owner([5], 1200, team="ended", replica="a")
+    with hand_written(text) as server:  # type: ignore[attr-defined]
+        for by_day in (True, False):
+            ledger = await read(server.url, day(2), "team", by_day=by_day)
+            found = summed(ledger, "team")
+            assert {team: total.idle_seconds for (team,), total in found.items()} == {"": 24 * 3600, "ended": 1200}
+            assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600 + 1200
+
+
 async def test_a_pair_over_a_whole_fleet_is_the_same_as_one(small_fleet: FleetPlan, tmp_path: Path) -> None:
     plan = replace(small_fleet, nodes=4, days=3)
     blocks = backfilled(plan, tmp_path, {"replica": "a"}, {"replica": "b"}, devices=False)

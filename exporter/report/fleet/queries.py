@@ -92,7 +92,7 @@ class Scope(NamedTuple):
     """As ``matchers`` makes them."""
 
 
-def total(measure: Measure, scope: Scope, window_span: str, *, twice: bool) -> str:
+def total(measure: Measure, scope: Scope, window_span: str, *, twice: bool, apart: Iterable[str] = ()) -> str:
     """What a series gained over the span, by the labels to keep.
 
     Args:
@@ -100,18 +100,21 @@ def total(measure: Measure, scope: Scope, window_span: str, *, twice: bool) -> s
         scope: Of which lines.
         window_span: As ``span`` makes it.
         twice: Several Prometheis recorded the same: of each hour the largest counts.
+        apart: Labels that tell those Prometheis apart, where they are known.
     """
     currency = (CURRENCY,) if measure.has_currency else ()
     selector = f"{measure.series}{{{scope.matchers}}}"
     gained = f"sum_over_time({selector}[{window_span}])"
     if twice:
-        gained = f"sum_over_time({_once(selector, (scope.cluster_label, *_IDENTITY, *currency))}[{window_span}:1h])"
+        once = _once(selector, (scope.cluster_label, *_IDENTITY, *currency), (scope.cluster_label, *apart))
+        gained = f"sum_over_time({once}[{window_span}:1h])"
     return f"sum by ({', '.join((*scope.keep, *currency))}) ({gained}) > 0"
 
 
-def capacity(cluster_label: str, window_span: str, *, twice: bool) -> str:
-    """GPU-seconds that were metered, by cluster, whoever held them."""
-    return total(Measure("capacity", ALLOCATED), Scope(cluster_label, (cluster_label,)), window_span, twice=twice)
+def capacity(cluster_label: str, window_span: str, *, twice: bool, apart: Iterable[str] = ()) -> str:
+    """GPU-seconds that were metered, by cluster, whoever held them; arguments as of ``total``."""
+    scope = Scope(cluster_label, (cluster_label,))
+    return total(Measure("capacity", ALLOCATED), scope, window_span, twice=twice, apart=apart)
 
 
 def recorded_hours(window_span: str) -> str:
@@ -124,8 +127,19 @@ def recorded_hours_once(cluster_label: str, window_span: str) -> str:
     return f"count_over_time({_once(RECORDED, (cluster_label,))}[{window_span}:1h])"
 
 
-def _once(selector: str, labels: tuple[str, ...]) -> str:
-    return f"max by ({', '.join(labels)}) (last_over_time({selector}[{_HOUR}]))"
+def _once(selector: str, labels: tuple[str, ...], recorder: tuple[str, ...] = ()) -> str:
+    """The largest of an hour; ``recorder``: the labels of a Prometheus, its cluster's first.
+
+    One that missed an hour has it in its next value, and the others have it in that hour's: so that value counts only
+    where no other recorded both hours.
+    """
+    last = f"last_over_time({selector}[{_HOUR}])"
+    if len(recorder) > 1:
+        place = ", ".join(recorder)
+        before = f"last_over_time({RECORDED}[{_HOUR}] offset 1h)"
+        both = f"(last_over_time({RECORDED}[{_HOUR}]) and on ({place}) {before})"
+        last = f"{last} and on ({place}) {both} or {last} unless on ({recorder[0]}) {both}"
+    return f"max by ({', '.join(labels)}) ({last})"
 
 
 def node_info(cluster_label: str, lookback: str, nodes: Iterable[str] = ()) -> str:

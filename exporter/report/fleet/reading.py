@@ -138,7 +138,7 @@ class _Reading:
         await self._asking.ask(
             block,
             measure.series,
-            lambda span: queries.total(measure, self._scope, span, twice=twice),
+            lambda span: queries.total(measure, self._scope, span, twice=twice, apart=self._recorded.apart),
             lambda rows: self._cells.add(measure, rows, ends),
         )
 
@@ -147,7 +147,7 @@ class _Reading:
         await self._asking.ask(
             block,
             queries.ALLOCATED,
-            lambda span: queries.capacity(self._cluster_label, span, twice=twice),
+            lambda span: queries.capacity(self._cluster_label, span, twice=twice, apart=self._recorded.apart),
             lambda rows: self._recorded.add_capacity(rows, block),
         )
 

@@ -79,6 +79,11 @@ class Recorded:
         """Whether several Prometheis may have recorded the same."""
         return block in self._twice
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Labels that tell several Prometheis apart."""
+        return tuple(sorted(self._differing))
+
     def hours(self, chunk: int) -> Mapping[str, int]:
         """By cluster."""
         return self._hours[chunk]
