@@ -178,11 +178,11 @@ class _Handler(BaseHTTPRequestHandler):
             server.asked += 1
             place = server.asked % _ATTEMPTS_APART
             server.refused += place == 5
-            server.hung += place == 25
+            server.hung += place == 10
         if place == 5:
             self._answer(503, b"overloaded", [])
             return
-        if place == 25:
+        if place == 10:
             server.ended.wait(server.hang_seconds)
             self.close_connection = True
             return
