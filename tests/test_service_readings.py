@@ -176,8 +176,25 @@ async def test_however_many_questions_have_no_line_or_no_answer_not_all_are_reme
         await readings.get(question(number), WINDOW_NOW, empty)
         with pytest.raises(PrometheusError):
             await readings.get(question(-1 - number), WINDOW_NOW, dead)
-    assert len(readings.lately(0.0)) <= MOST_FIGURES // 300
+    assert len(readings._kept) <= MOST_FIGURES // 300
     assert not readings._failed
+
+
+async def test_only_what_somebody_asked_for_lately_is_read_again_by_itself() -> None:
+    clock = Clock(1000.0)
+    readings = Readings(clock)
+
+    async def read() -> FleetReport:
+        return report(lines=1)
+
+    for number in (1, 2):
+        readings.look(question(number))
+        await readings.get(question(number), WINDOW_NOW, read)
+        clock.now += 100.0
+    readings.expire()
+    await readings.get(question(1), WINDOW_NOW, read)  # by itself: nobody has looked
+    assert readings.lately(1050.0) == (question(2),)
+    assert readings.lately(0.0) == (question(1), question(2))
 
 
 async def test_what_was_written_of_a_report_does_not_keep_the_report() -> None:

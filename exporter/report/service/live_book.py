@@ -70,33 +70,16 @@ class LiveBook:
         with_series: bool = False,
     ) -> FleetReport:
         """The report over a window; see ``Book.report``."""
-        wanted = filters or Filters()
         question = question_of(
             window,
             tuple(by),
-            wanted,
+            filters or Filters(),
             share_idle=share_idle,
             share_unallocated=share_unallocated,
             with_series=with_series,
         )
-
-        async def read() -> FleetReport:
-            ledger = await self._sources.ledger.ledger(window, dimensions_of(by), wanted)
-            report = await asyncio.to_thread(
-                make_report,
-                ledger,
-                by,
-                wanted,
-                now_seconds=self._clock(),
-                share_idle=share_idle,
-                share_unallocated=share_unallocated,
-                with_series=with_series,
-            )
-            self._note(simulated=ledger.simulated)
-            return report
-
-        is_closed = window.end_seconds <= (self._freshness.closed_until_seconds or 0.0)
-        return await self.readings.get(question, window, read, "" if is_closed else self._down)
+        self.readings.look(question)
+        return await self._report(question, window)
 
     async def again(self, question: Question, now: float) -> None:
         """Read a report again, for the window that its name means now; one that has none is left.
@@ -109,14 +92,28 @@ class LiveBook:
             window = parse_window(question.name, now)
         except ConfigError:
             return
-        await self.report(
-            window,
-            question.by,
-            Filters(wanted=dict(question.filters)),
-            share_idle=question.share_idle,
-            share_unallocated=question.share_unallocated,
-            with_series=question.with_series,
-        )
+        await self._report(question, window)
+
+    async def _report(self, question: Question, window: Window) -> FleetReport:
+        wanted = Filters(wanted=dict(question.filters))
+
+        async def read() -> FleetReport:
+            ledger = await self._sources.ledger.ledger(window, dimensions_of(question.by), wanted)
+            report = await asyncio.to_thread(
+                make_report,
+                ledger,
+                question.by,
+                wanted,
+                now_seconds=self._clock(),
+                share_idle=question.share_idle,
+                share_unallocated=question.share_unallocated,
+                with_series=question.with_series,
+            )
+            self._note(simulated=ledger.simulated)
+            return report
+
+        is_closed = window.end_seconds <= (self._freshness.closed_until_seconds or 0.0)
+        return await self.readings.get(question, window, read, "" if is_closed else self._down)
 
     async def ledger(
         self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None

@@ -22,6 +22,7 @@ MOST_FIGURES = 300_000
 """Lines times periods that are kept: some 100 MiB."""
 _FIGURES_OF_NONE = 300
 """What a report weighs besides: one without a line has its question and its notes, too."""
+_MOST_LOOKED = 100
 OLDEST_SECONDS = 86_400.0
 """An old report is shown in the place of one that cannot be read now, unless it is older than this."""
 REST_SECONDS = 30.0
@@ -65,6 +66,7 @@ class Readings:
         self._clock = clock
         self._kept: OrderedDict[Question, _Kept] = OrderedDict()
         self._running: dict[tuple[Question, Window], asyncio.Task[FleetReport]] = {}
+        self._looked: dict[Question, float] = {}
         self._failed: dict[Question, tuple[float, str]] = {}
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._others = 0
@@ -76,9 +78,18 @@ class Readings:
         """From now on every report is read anew; what is kept stays as the old one."""
         self._generation += 1
 
+    def look(self, question: Question) -> None:
+        """Somebody asks: it is one of those that are read again by themselves for a while."""
+        self._looked.pop(question, None)
+        self._looked[question] = self._clock()
+        while len(self._looked) > _MOST_LOOKED:
+            self._looked.pop(next(iter(self._looked)))
+
     def lately(self, since_seconds: float) -> tuple[Question, ...]:
-        """Questions whose reports were read since then, the newest last."""
-        return tuple(question for question, kept in self._kept.items() if kept.read_at_seconds >= since_seconds)
+        """Questions of which there is a report and that somebody asked since then, the newest last."""
+        return tuple(
+            question for question, at in self._looked.items() if at >= since_seconds and question in self._kept
+        )
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -120,7 +120,7 @@ async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 
     """Start of the oldest day of which the source has an hour, looking back to ``from_day``, or until 30 days are bare.
 
     Raises:
-        PrometheusError: Nothing can be read at all.
+        PrometheusError: Something could not be read: days that were not seen must not be taken for bare ones.
     """
     oldest: int | None = None
     first = max(from_day, end_seconds - MOST_DAYS * DAY_SECONDS)
@@ -128,6 +128,9 @@ async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 
         start = max(first, end_seconds - _LOOK_DAYS * DAY_SECONDS)
         found = await source.ledger(Window(start_seconds=start, end_seconds=end_seconds), frozenset())
         days = [chunk.window.start_seconds for chunk in found.chunks if any(chunk.recorded_hours.values())]
+        unseen = [one for one in found.failures if not days or one.window.start_seconds < min(days)]
+        if unseen:
+            raise PrometheusError("partial", unseen[0].reason, retriable=True)
         if not days and not from_day:
             break
         oldest, end_seconds = min(days, default=oldest), start
