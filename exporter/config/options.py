@@ -40,6 +40,22 @@ class Option:
         return ENV_PREFIX + self.key.upper().replace("-", "_")
 
 
+LOG_FORMAT = Option(
+    key="log-format",
+    kind=kinds.choice("text", "json"),
+    default="text",
+    group=RUN,
+    dcgm_env="DCGM_EXPORTER_LOG_FORMAT",
+    help="Form of the log on standard error; one line per event either way.",
+)
+LOG_LEVEL = Option(
+    key="log-level",
+    kind=kinds.choice("debug", "info", "warning", "error"),
+    default="info",
+    group=RUN,
+    help="Least severe event that is logged.",
+)
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         key="listen",
@@ -326,21 +342,8 @@ OPTIONS: tuple[Option, ...] = (
         group=RUN,
         help="Show a simulated node instead: a shipped scenario (see: simulate list) or a file. Touches nothing real.",
     ),
-    Option(
-        key="log-format",
-        kind=kinds.choice("text", "json"),
-        default="text",
-        group=RUN,
-        dcgm_env="DCGM_EXPORTER_LOG_FORMAT",
-        help="Form of the log on standard error; one line per event either way.",
-    ),
-    Option(
-        key="log-level",
-        kind=kinds.choice("debug", "info", "warning", "error"),
-        default="info",
-        group=RUN,
-        help="Least severe event that is logged.",
-    ),
+    LOG_FORMAT,
+    LOG_LEVEL,
 )
 
 BY_KEY = {option.key: option for option in OPTIONS}

@@ -1,10 +1,11 @@
 """Every option of the cost service that is its own; where it reads Prometheus is `prometheus_options`."""
 
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from exporter.config import kinds
 from exporter.config.kinds import Kind
-from exporter.config.options import Option
+from exporter.config.options import LOG_FORMAT, LOG_LEVEL, Option
 
 SERVE, BOOKS, RUN = "Serving", "Reading and keeping", "Running"
 
@@ -96,18 +97,6 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         group=BOOKS,
         help="How many days back the store is filled from Prometheus, as far as that has them.",
     ),
-    Option(
-        key="log-format",
-        kind=kinds.choice("text", "json"),
-        default="text",
-        group=RUN,
-        help="Form of the log on standard error; one line per event either way.",
-    ),
-    Option(
-        key="log-level",
-        kind=kinds.choice("debug", "info", "warning", "error"),
-        default="info",
-        group=RUN,
-        help="Least severe event that is logged.",
-    ),
+    replace(LOG_FORMAT, dcgm_env=None),
+    LOG_LEVEL,
 )

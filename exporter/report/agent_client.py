@@ -8,11 +8,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from exporter.errors import ConfigError, ExporterError
+from exporter.report.redirects import NoRedirects
 
 PATH = "/api/v1/ledger"
 API_VERSION = 1
@@ -86,26 +87,11 @@ def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAcce
     return document
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """No agent sends elsewhere, and a password must not follow."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,  # noqa: ARG002 - urllib's, as are the next five
-        fp: IO[bytes],  # noqa: ARG002
-        code: int,  # noqa: ARG002
-        msg: str,  # noqa: ARG002
-        headers: HTTPMessage,  # noqa: ARG002
-        newurl: str,  # noqa: ARG002
-    ) -> None:
-        return None
-
-
 def _get(base: str, timeout_seconds: float, access: AgentAccess) -> bytes:
     handlers: list[urllib.request.BaseHandler] = [
         # A proxy for the world outside has no way to a pod or to a port-forward on this host.
         urllib.request.ProxyHandler({}),
-        _NoRedirects(),
+        NoRedirects(),
     ]
     if base.startswith("https:"):
         handlers.append(urllib.request.HTTPSHandler(context=_context(access)))

@@ -5,12 +5,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from exporter.errors import ConfigError, ExporterError
+from exporter.report.redirects import NoRedirects
 
 ATTEMPTS = 5
 TIMEOUT_SECONDS = 15.0
@@ -66,28 +67,13 @@ def post(url: str, message: Mapping[str, Any], sleep: Callable[[float], object] 
         wait *= 2
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A webhook sends nowhere else, and what it is sent must not follow."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,  # noqa: ARG002 - urllib's, as are the next five
-        fp: IO[bytes],  # noqa: ARG002
-        code: int,  # noqa: ARG002
-        msg: str,  # noqa: ARG002
-        headers: HTTPMessage,  # noqa: ARG002
-        newurl: str,  # noqa: ARG002
-    ) -> None:
-        return None
-
-
 def _attempt(url: str, body: bytes) -> tuple[bool, str, float | None] | None:
     """``None`` where it was taken; else whether another attempt may help, why, and for how long to wait."""
     request = urllib.request.Request(  # noqa: S310 - read_url allows http and https
         url, data=body, headers={"Content-Type": "application/json; charset=utf-8"}, method="POST"
     )
     try:
-        with urllib.request.build_opener(_NoRedirects()).open(request, timeout=TIMEOUT_SECONDS):
+        with urllib.request.build_opener(NoRedirects()).open(request, timeout=TIMEOUT_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         with error:
