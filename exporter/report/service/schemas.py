@@ -206,7 +206,9 @@ SCHEMAS: dict[str, Schema] = {
         thresholds=_list({"type": "number"}, "Parts of the amount that are marked."),
         passed=_list({"type": "number"}, "Those that were reached."),
         as_of_seconds=_known("number", "When it was counted, Unix time."),
-        known=_known("boolean", "False: some of the period could not be read, or its money is in another currency; spent is null."),
+        known=_known(
+            "boolean", "False: some of it could not be read, or its money is in another currency; spent is null."
+        ),
         notes=_list({"type": "string"}, "What is not in it, and why."),
     ),
     "Budgets": _object(
