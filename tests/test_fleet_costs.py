@@ -21,6 +21,7 @@ from exporter.report.fleet.values import (
     Filters,
     FleetLedger,
     LineKey,
+    Window,
 )
 from exporter.report.render.rows import charged
 
@@ -142,6 +143,31 @@ def test_coverage_counts_hours_that_are_over_for_every_cluster() -> None:
     trust = make_report(replace(two, chunks=(chunk,)), ["team"], now_seconds=now).trust
     assert (trust.recorded_hours, trust.expected_hours) == (8, 10)
     assert trust.period_coverage_ratio == pytest.approx(0.8)
+
+
+def test_a_cluster_that_is_new_is_not_expected_to_have_the_hours_before_it() -> None:
+    old, new = owner("a", "x", cluster="old"), owner("a", "x", cluster="new")
+    days = [
+        replace(ledger({old: hours(active=1)}).chunks[0], recorded_hours=recorded, window=day)
+        for day, recorded in zip(
+            (Window(start_seconds=at, end_seconds=at + DAY_SECONDS) for at in range(START, LATER, DAY_SECONDS)),
+            [{}, {"old": 24}, {"old": 24, "new": 10}],
+            strict=False,
+        )
+    ]
+    window = Window(start_seconds=START, end_seconds=START + 3 * DAY_SECONDS)
+    two = replace(ledger({new: hours(active=1)}), window=window, chunks=tuple(days))
+    trust = make_report(two, ["team"], now_seconds=LATER).trust
+    assert (trust.recorded_hours, trust.expected_hours) == (58, 72 + 24)
+
+
+def test_owners_that_the_agent_folded_are_a_part_of_their_place_where_no_owners_are_told_apart() -> None:
+    apart = reported(small_ledger(), "model", "team")
+    folded = reported(small_ledger(), "model")
+    assert OTHER in {line.key.kind for line in apart.held}
+    assert {line.key.kind for line in folded.held} == {""}
+    held = [sum(line.figures.allocated_seconds for line in report.held) for report in (apart, folded)]
+    assert held[0] == pytest.approx(held[1])
 
 
 def test_coverage_of_activity_is_of_what_was_held_and_of_prices_of_all() -> None:

@@ -23,6 +23,7 @@ from exporter.report.fleet.values import (
 APART = (UNATTRIBUTED, UNALLOCATED)
 """Kinds of lines that are nobody's, in the order in which they are told."""
 _OF_OWNERS: frozenset[Dimension] = frozenset({"namespace", "workload", "team"})
+_TELL_OWNERS: frozenset[Dimension] = _OF_OWNERS | {"kind"}
 _TOLERATED_RATIO, _TOLERATED_SECONDS = 1e-9, 1e-6
 _NOTHING = Figures()
 
@@ -189,8 +190,9 @@ def _keeps(kept: Filters, asked: Filters, key: LineKey) -> bool:
 
 def _group(key: LineKey, wanted: frozenset[Dimension]) -> LineKey:
     kept = LineKey(*(value if name in wanted else "" for name, value in zip(key._fields, key, strict=True)))
-    nobodys = is_apart(key) or (key.kind == OTHER and not key.namespace)
-    return kept._replace(kind=key.kind) if nobodys else kept
+    # Where no owners are told apart, those that the agent folded are a part of their place like any other.
+    folded = key.kind == OTHER and not key.namespace and bool(wanted & _TELL_OWNERS)
+    return kept._replace(kind=key.kind) if is_apart(key) or folded else kept
 
 
 def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
@@ -217,7 +219,6 @@ def _trust(
     }
     capacity, missing = _conservation(ledger, gathered.chunk_seconds, clusters, is_whole=not is_part(filters))
     over = min(ledger.window.end_seconds, int(now_seconds // HOUR_SECONDS) * HOUR_SECONDS)
-    hours = max(0, over - ledger.window.start_seconds) // HOUR_SECONDS
     recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
     notes = ledger.notes
     if filters.wanted and not total.allocated_seconds and any(chunk.capacity_seconds for chunk in ledger.chunks):
@@ -225,13 +226,28 @@ def _trust(
     return Trust(
         capacity_seconds=capacity,
         missing_seconds=missing,
-        expected_hours=hours * max(1, len(clusters)),
+        expected_hours=sum(max(0, over - start) for start in _starts(ledger, clusters)) // HOUR_SECONDS,
         recorded_hours=recorded,
         activity_coverage_ratio=_rest(held.unknown_seconds, held.allocated_seconds),
         price_coverage_ratio=_rest(total.unpriced_seconds, total.allocated_seconds),
         failures=ledger.failures,
         notes=notes,
     )
+
+
+def _starts(ledger: FleetLedger, clusters: set[str]) -> list[int]:
+    """From when on each cluster's hours are expected: a new one cannot have those before its first chunk.
+
+    What no cluster has is missing, rather than too early for all of them.
+    """
+    firsts: dict[str, int] = {}
+    for chunk in ledger.chunks:
+        for cluster in clusters:
+            if chunk.recorded_hours.get(cluster):
+                firsts.setdefault(cluster, chunk.window.start_seconds)
+    begin, first_of_all = ledger.window.start_seconds, min(firsts.values(), default=0)
+    late = {cluster: start for cluster, start in firsts.items() if start > first_of_all}
+    return [late.get(cluster, begin) for cluster in clusters] or [begin]
 
 
 def _conservation(

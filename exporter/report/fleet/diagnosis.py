@@ -41,17 +41,19 @@ async def _why_nothing(client: PrometheusClient, windows: Sequence[Window]) -> s
     """Nothing was recorded: the period is another, the rules are not loaded, or this is not the right server."""
     url = client.settings.url
     end = windows[-1].end_seconds
+    first, last = day_of(windows[0].start_seconds), day_of(end - 1)
+    period = f"from {first} to {last}" if first != last else f"on {first}"
     days = await client.range(
         f"count(last_over_time({queries.RECORDED}[1d]))", end - _LOOK_BACK_DAYS * DAY_SECONDS, end, DAY_SECONDS
     )
     now = await client.instant(f"count(last_over_time({queries.RECORDED}[1d]))", None)
     if days:
-        last = days[0].points[-1][0]
-        return f"{url}: nothing was recorded in the period; the newest hours before it are of {day_of(last - 1)}"
+        newest = day_of(days[0].points[-1][0] - 1)
+        return f"{url}: nothing was recorded {period}; the newest hours before it are of {newest}"
     if now:
         return (
-            f"{url}: nothing was recorded in the period, but is now: it lies before the rules were loaded, or is older"
-            " than what the server keeps"
+            f"{url}: nothing was recorded {period}, but is now: that is before the rules were loaded, or older than"
+            " what the server keeps"
         )
     if await client.instant(f"count(last_over_time({queries.RAW_LEDGER}[1h]))", None):
         return f"{url}: the agents' ledger is there, but its hourly series {queries.RECORDED} are not: {RULES}"

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
-from exporter.report.fleet.values import Dimension, Filters, LineKey
+from exporter.report.fleet.values import OTHER, Dimension, Filters, LineKey
 from exporter.report.service.book import Book
 from exporter.report.service.view_query import NONE, View
 
 GROUPS: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 """Few enough lines in any fleet to be had with their days, and what the filters of every page offer."""
 MOST_CHOICES = 500
+_OF_PLACES: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model", "mode"})
 _OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
 
 
@@ -91,7 +92,8 @@ def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[Re
 
 def _key(key: LineKey, by: Sequence[Dimension]) -> LineKey:
     kept = LineKey(**{name: getattr(key, name) for name in by})
-    return kept._replace(kind=key.kind) if key.kind and not key.namespace else kept
+    folded = key.kind == OTHER and not key.namespace and not _OF_PLACES.issuperset(by)
+    return kept._replace(kind=key.kind) if is_apart(key) or folded else kept
 
 
 def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
@@ -111,5 +113,6 @@ def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
     return ReportLine(
         key=key,
         figures=total_of(line.figures for line in lines),
+        shared=shared,
         series=tuple(total_of(figures) for figures in periods),
     )
