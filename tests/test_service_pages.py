@@ -166,6 +166,16 @@ def test_what_nobody_held_and_the_total_stand_below_and_sum_to_the_capacity(
     assert "all of the capacity" in shown.text
 
 
+def test_a_place_costs_the_same_in_its_table_and_on_its_own_page(service: Served, small_fleet: FleetPlan) -> None:
+    place = next(key[0] for key in held(month_truth(small_fleet), "cluster"))
+    table = page(service, f"/by/cluster?window={MONTH}&currency=USD")
+    shown = page(service, f"/owner?window={MONTH}&currency=USD&cluster={place}")
+    cost = float(table.row(place)[5].rstrip("*").replace(",", ""))
+    assert f"Held by owners {money(cost, 'USD')}" in shown.text
+    assert f"Idle hours {table.row(place)[3]}" in shown.text
+    assert "Not held by an owner $" in shown.text
+
+
 def test_what_nobody_held_has_no_idle_hours(service: Served) -> None:
     shown = page(service, f"/by/namespace?window={MONTH}")
     assert shown.row("Unallocated")[2:5] == ["", "", ""]
@@ -286,7 +296,8 @@ def test_shared_money_is_a_column_of_its_own_and_sums_to_nothing(service: Served
     shown = page(service, f"/by/team?window={MONTH}&share=even&shareUnallocated=true&currency=USD")
     header = next(row for row in shown.rows if row and row[0] == "Team")
     column = header.index("Shared USD")
-    shared = [float(row[column]) for row in shown.rows if len(row) == len(header) and row[column][:1] in {"+", "-"}]
+    signed = [row[column] for row in shown.rows if len(row) == len(header) and row[column][:1] in {"+", "-"}]
+    shared = [float(text.replace(",", "")) for text in signed]
     assert len(shared) > 4
     assert sum(shared) == pytest.approx(0, abs=0.005)
 
@@ -434,13 +445,14 @@ def test_recommendations_say_money_evidence_and_risk_and_are_filtered(
     fleet_prometheus: FleetServer, now: float
 ) -> None:
     many = [
-        recommendation("vision", "serving-1"),
+        recommendation("vision", "serving-1", nodes=("sim-node-0000", "sim-node-0001")),
         recommendation("ads", "trainer", per_month=None, team="ads", title="Share one GPU"),
         recommendation("ads", "batch", per_month=100.0, currency="EUR", team="ads"),
     ]
     with beside(served(fleet_prometheus.url, now, recommendations=many)) as running:
         shown = page(running, "/recommendations")
         ads = page(running, "/recommendations?team=ads")
+        node = page(running, "/owner?node=sim-node-0000")
     assert "All of them together $8,432 a month" in shown.text
     assert "All of them together €100.00 a month" in shown.text
     assert "Share one GPU" in shown.text
@@ -449,6 +461,8 @@ def test_recommendations_say_money_evidence_and_risk_and_are_filtered(
     assert "A load that comes once a month would not fit" in shown.text
     assert "vision/serving-1" not in ads.text
     assert "ads/trainer" in ads.text
+    assert "vision/serving-1" in node.text
+    assert "ads/trainer" not in node.text
 
 
 def test_budgets_say_in_words_how_they_stand(fleet_prometheus: FleetServer, now: float) -> None:

@@ -120,4 +120,5 @@ def _written(lot: Lot, found: Change, window: Window, price: Price | None) -> Re
         risk=found.risk,
         risk_level=found.level,
         devices=tuple(use.uuid for use in lot.uses),
+        nodes=tuple(sorted({use.node for use in lot.uses})),
     )

@@ -67,3 +67,5 @@ class Recommendation:
     risk_level: RiskLevel
     devices: tuple[str, ...] = ()
     """UUIDs that it is about."""
+    nodes: tuple[str, ...] = ()
+    """Where these devices are, each once."""

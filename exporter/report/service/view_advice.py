@@ -69,15 +69,17 @@ def advised(recommendations: Sequence[Recommendation], view: View) -> list[Advis
 
 
 def _is_wanted(one: Recommendation, view: View) -> bool:
-    known = {
-        "cluster": one.cluster,
-        "namespace": one.namespace,
-        "kind": one.kind,
-        "workload": one.workload,
-        "team": one.team,
-        "model": one.model,
+    """What a recommendation does not know, as the pool, it is not said to have."""
+    known: dict[str, Sequence[str]] = {
+        "cluster": (one.cluster,),
+        "node": one.nodes,
+        "namespace": (one.namespace,),
+        "kind": (one.kind,),
+        "workload": (one.workload,),
+        "team": (one.team,),
+        "model": (one.model,),
     }
-    return all(known[name] in values for name, values in view.filters.wanted.items() if name in known)
+    return all(not values.isdisjoint(known.get(name, ())) for name, values in view.filters.wanted.items())
 
 
 def savings(advice: Sequence[Advised]) -> dict[str, float]:
@@ -112,7 +114,7 @@ def standing(state: BudgetState, view: View) -> Standing:
         spent_ratio=spent,
         projected_ratio=projected,
         scale_ratio=min(_LONGEST_BAR_RATIO, max(1.0, spent or 0.0, projected or 0.0)),
-        owner=owner or "all that is held",
+        owner=owner or ("all GPUs, held or not" if state.budget.include_unallocated else "all that is held"),
         href=view.owner(**{str(name): value for name, value in state.budget.owner.items()})
         if state.budget.owner
         else view.link("/"),

@@ -18,6 +18,7 @@ _STALE_SECONDS = 3 * HOUR_SECONDS
 _WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
 """Pages whose money, if any, is in a currency of its own."""
 _FORM: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
+SHARING: Mapping[str, str] = {"none": "no", "even": "evenly", "weighted": "by own cost"}
 WORDS: Mapping[Dimension, str] = {
     "cluster": "Cluster",
     "node": "Node",
@@ -98,6 +99,8 @@ class Frame:
     notices: tuple[Notice, ...]
     notes: tuple[str, ...]
     simulated: bool
+    sharing: Mapping[str, str]
+    """Ways to share what nobody held, in words."""
 
 
 def chosen_currency(report: FleetReport | None, view: View) -> str:
@@ -138,6 +141,7 @@ def make_frame(
         notices=(*_notices(view, freshness, report), *_not_known(view, offered)),
         notes=report.trust.notes if report else (),
         simulated=freshness.simulated or bool(report and report.simulated),
+        sharing=SHARING,
     )
 
 
@@ -166,7 +170,9 @@ def _chips(view: View) -> tuple[Link, ...]:
         if name in view.asked
     ]
     if view.share_idle != "none":
-        chips.append(Link(f"Shared: {view.share_idle}", view.without("share", "shareUnallocated")))
+        what = "Unallocated and Unattributed" if view.share_unallocated else "Unallocated"
+        words = f"{what} shared {SHARING[view.share_idle]}"
+        chips.append(Link(words, view.without("share", "shareUnallocated")))
     return tuple(chips)
 
 

@@ -46,6 +46,8 @@ class Waste:
     """Of what it held and was measured."""
     since_seconds: float | None
     """Start of the first day of the window on which it held GPUs; ``None``: longer than the window."""
+    until_seconds: float | None
+    """Start of the last such day; ``None``: it held GPUs on the window's last day, too."""
     at_work_seconds: float | None
     """Start of the last day on which its GPUs were at work; ``None``: on none."""
 
@@ -138,7 +140,7 @@ def _steps(of: Funnel | None, *, whole: bool) -> list[Step]:
     steps = [("Allocated", f"held by owners{unknown}", of.allocated, "held")]
     if of.at_work is not None:
         steps.append(("Active", "at work for 5 % of the time or more", of.at_work, "measured"))
-    steps.append(("Effective", "a GPU that is half busy counts half", of.effective, "active"))
+    steps.append(("Effective", "what tables call active: a GPU that is half busy counts half", of.effective, "active"))
     if whole:
         steps.insert(0, ("Total", "there and metered, on average", of.total, "total"))
     first = steps[0][2]
@@ -168,10 +170,12 @@ def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: V
     held = [start for start, of_day in zip(starts, line.series, strict=False) if of_day.allocated_seconds > 0]
     at_work = [start for start, of_day in zip(starts, line.series, strict=False) if _was_at_work(of_day)]
     first = held[0] if held else None
+    last = held[-1] if held and starts and held[-1] < starts[-1] else None
     return Waste(
         row=make_row(line, report, view, currency, WORKLOADS),
         idle_ratio=figures.idle_seconds / (figures.active_seconds + figures.idle_seconds),
         since_seconds=None if first is None or first < report.window.start_seconds + DAY_SECONDS else first,
+        until_seconds=last,
         at_work_seconds=at_work[-1] if at_work else None,
     )
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from exporter.errors import PrometheusError
+from exporter.report.fleet.costs import total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import Dimension
 from exporter.report.service.book import Book, PodUse
@@ -56,12 +57,15 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         _pods(book, view),
     )
     currency = chosen_currency(report, view)
+    held = total_of(line.figures for line in report.held)
     return report, {
         "title": _title(view),
         "crumbs": _crumbs(view),
         "team": _team(report),
-        "figures": report.total,
-        "cost": report.total.money.get(currency),
+        "figures": held,
+        "recorded": report.total.allocated_seconds > 0,
+        "cost": held.money.get(currency),
+        "apart": total_of(line.figures for line in report.apart),
         "idle_cost": sum(line.figures.money[currency].idle for line in report.held if currency in line.figures.money),
         "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
         "chart": uses(days, currency, with_apart=True),
