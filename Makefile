@@ -42,7 +42,7 @@ install: .venv/.runtime .venv/.develop .tools/.demo .tools/.test ## Set up .venv
 .tools/.test: scripts/setup_tools.sh
 	@./scripts/setup_tools.sh test
 
-demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus and Alertmanager; Ctrl-C ends all of it
+demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus, Alertmanager and the cost service; Ctrl-C ends all of it
 	@exec $(RUN) -m exporter simulate stack $(SCENARIO)
 
 test: .venv/.develop .tools/.demo .tools/.test ## Run the tests with branch coverage; STRICT=1 lets no test be skipped but those for a real GPU

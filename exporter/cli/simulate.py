@@ -31,7 +31,9 @@ def _add_simulations(parser: Parser) -> None:
         "--dir", required=True, type=Path, metavar="DIR", help="empty or new directory to make the node in"
     )
     node.set_defaults(run=_run_node)
-    stack = command(kinds, "stack", "Run agent, Prometheus and Alertmanager on a simulated node until Ctrl-C.")
+    stack = command(
+        kinds, "stack", "Run agent, Prometheus, Alertmanager and the cost service on simulated data until Ctrl-C."
+    )
     stack.set_defaults(run=_run_stack)
     add_fleet(kinds)
     for simulation in (check, node, stack):

@@ -191,7 +191,7 @@ def _trust(report: FleetReport) -> tuple[Fact, ...]:
             "Hours recorded",
             f"{trust.recorded_hours:,} of {trust.expected_hours:,}",
             "ok" if trust.recorded_hours >= trust.expected_hours else "warn",
-            "Hours of the window that are over, times clusters, and those that the hourly ledger was recorded for.",
+            "Hours of the window that are over, times clusters (a new one from its first day on), and those recorded.",
         ),
         _sum_fact(report),
     )

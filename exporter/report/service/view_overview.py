@@ -140,7 +140,7 @@ def _steps(of: Funnel | None, *, whole: bool) -> list[Step]:
     steps = [("Allocated", f"held by owners{unknown}", of.allocated, "held")]
     if of.at_work is not None:
         steps.append(("Active", "at work for 5 % of the time or more", of.at_work, "measured"))
-    steps.append(("Effective", "what tables call active: a GPU that is half busy counts half", of.effective, "active"))
+    steps.append(("Effective", "active in the tables: half busy counts half", of.effective, "active"))
     if whole:
         steps.insert(0, ("Total", "there and metered, on average", of.total, "total"))
     first = steps[0][2]

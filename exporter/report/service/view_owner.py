@@ -34,13 +34,22 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
     drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
     if subject is WORKLOADS and drawn:
         drawn = await with_days(book, view, report, drawn)
-    names = [(_drawn_name(line, name_of(line.key, subject.name)), line) for line in drawn]
+    names = _drawn_names(drawn, subject)
     return report, {
         "subject": subject,
         # Thousands of lines are not to keep other visitors waiting.
         "table": await asyncio.to_thread(make_table, report, view, currency, subject),
         "chart": largest(whole, currency, names, more=len(report.held) > len(names)),
     }
+
+
+def _drawn_names(lines: Sequence[ReportLine], subject: Subject) -> list[tuple[str, ReportLine]]:
+    """Names in a legend, with the cluster where two would be the same."""
+    names = [_drawn_name(line, name_of(line.key, subject.name)) for line in lines]
+    return [
+        (f"{name} ({line.key.cluster})" if names.count(name) > 1 and line.key.cluster else name, line)
+        for name, line in zip(names, lines, strict=True)
+    ]
 
 
 def _drawn_name(line: ReportLine, name: str) -> str:
