@@ -176,6 +176,12 @@ def test_a_place_costs_the_same_in_its_table_and_on_its_own_page(service: Served
     assert "Not held by an owner $" in shown.text
 
 
+def test_a_legend_tells_nodes_of_two_clusters_apart(service: Served) -> None:
+    shown = page(service, f"/by/node?window={MONTH}&currency=USD")
+    assert "sim-node-0000 (alpha)" in shown.text
+    assert "sim-node-0000 (beta)" in shown.text
+
+
 def test_what_nobody_held_has_no_idle_hours(service: Served) -> None:
     shown = page(service, f"/by/namespace?window={MONTH}")
     assert shown.row("Unallocated")[2:5] == ["", "", ""]
