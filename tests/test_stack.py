@@ -1,7 +1,6 @@
 """The demonstration: real Prometheus and Alertmanager, and an alert that reaches the webhook."""
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -212,6 +211,16 @@ async def test_an_idle_pods_alert_travels_through_prometheus_and_alertmanager_to
     assert "nothing at all for 2h 0m 0s; 12.00 USD an hour." in text
 
 
+async def test_every_address_that_is_printed_has_something_to_show() -> None:
+    async with running(stand_in(), both_tools()) as state, aiohttp.ClientSession() as session:
+        greeting = await state.until(lambda text: "agent's page" in text)
+        pages = re.findall(r"^  (Prometheus|alerts|Alertmanager) +(http\S+)$", greeting, re.MULTILINE)
+        assert [name for name, _ in pages] == ["Prometheus", "alerts", "Alertmanager"]
+        for _, url in pages:
+            async with session.get(url) as response:
+                assert response.status == 200, url
+
+
 async def test_a_part_that_dies_is_told_and_the_rest_goes_on() -> None:
     options = stand_in()
     async with running(options, both_tools()) as state:
@@ -239,36 +248,16 @@ def children(word: str) -> list[int]:
     return found
 
 
-async def test_the_forgotten_notebook_of_the_demo_reaches_the_webhook_and_no_panel_is_empty() -> None:
+async def test_the_forgotten_notebook_of_the_demo_reaches_the_webhook() -> None:
     options = replace(StackOptions(scenario="demo", substitutions=QUICK), **ports_of(stand_in()))
     async with running(options, both_tools()) as state:
         await state.until(lambda text: "agent's page" in text)
         text = await state.until(
             lambda text: "GPUUnderutilised" in text and "data-science/" in text and "mkowalski" in text, 180
         )
-        empty = await empty_panels(f"http://127.0.0.1:{options.prometheus_port}/api/v1/query")
     assert "SIMULATED ALERT FIRING GPUUnderutilised" in text
     assert "Notebook data-science/mkowalski of team recommender leaves 1 of 1 GPUs idle: " in text
     assert re.search(r"; \d+\.\d\d USD an hour\.$", text)
-    assert empty <= {"Errors"}  # a node without errors has none to show
-
-
-async def empty_panels(url: str) -> set[str]:
-    """Titles of the dashboard's panels for which Prometheus has nothing, asked as Grafana would."""
-    dashboard = json.loads((RULES.parents[1] / "dashboards" / "fleet.json").read_text(encoding="utf-8"))
-    empty = set()
-    async with aiohttp.ClientSession() as session:
-        for panel in dashboard["panels"]:
-            for target in panel.get("targets", ()):
-                query = target["expr"].replace("$__rate_interval", "1m")
-                query = query.replace("$node", ".*").replace("$namespace", ".*")
-                query = query.replace("(gpu_pod_idle_for_seconds{", "(60 + gpu_pod_idle_for_seconds{")  # run is short
-                async with session.get(url, params={"query": query}) as response:
-                    answer = await response.json()
-                assert answer["status"] == "success", answer
-                if not answer["data"]["result"]:
-                    empty.add(panel["title"])
-    return empty
 
 
 def ports_of(options: StackOptions) -> dict[str, int]:

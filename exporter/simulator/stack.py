@@ -15,13 +15,15 @@ import aiohttp
 
 from exporter.errors import ConfigError, ExporterError
 from exporter.simulator import demo_rules, history
+from exporter.simulator.links import links
 from exporter.simulator.parts import Part, free_port
 from exporter.simulator.scenario import load
 from exporter.simulator.webhook import Webhook
 
 RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
 READY_SECONDS = 60.0
-HISTORY_DAYS = 45
+HISTORY_DAYS = 62
+"""So that the month before this one is whole."""
 SCRAPE_INTERVAL = "2s"
 GET_THEM = "get them with: make install, or apt-get install prometheus prometheus-alertmanager"
 
@@ -184,7 +186,7 @@ def _make_past(options: StackOptions, tools: Tools, directory: Path) -> None:
     history.make(fleet, str(tools.promtool), directory / "prometheus")
 
 
-def greeting(options: StackOptions, ports: Ports, *, complete: bool, with_cost: bool = False) -> str:
+def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str]], *, with_cost: bool = False) -> str:
     """Say where to look, and what is not as on a real cluster."""
     lines = [
         "",
@@ -195,11 +197,9 @@ def greeting(options: StackOptions, ports: Ports, *, complete: bool, with_cost: 
     if with_cost:
         days = f"{history.NODES} nodes that do not exist, {options.history_days} days"
         lines.insert(3, f"  cost of a fleet    http://127.0.0.1:{ports.cost}/   ({days})")
-    if complete:
+    lines += [f"  {name:<18} {url}" for name, url in pages]
+    if pages:
         lines += [
-            f"  Prometheus         http://127.0.0.1:{ports.prometheus}/graph?g0.expr=gpu_pod_idle_for_seconds&g0.tab=1",
-            f"  alerts             http://127.0.0.1:{ports.prometheus}/alerts",
-            f"  Alertmanager       http://127.0.0.1:{ports.alertmanager}/",
             "",
             "Rules: rules/prometheus-rules.yaml with shorter times, so that an alert comes in two to three minutes:",
             demo_rules.table(options.substitutions),
@@ -209,6 +209,10 @@ def greeting(options: StackOptions, ports: Ports, *, complete: bool, with_cost: 
     else:
         lines += ["", "Ctrl-C ends it."]
     return "\n".join(lines)
+
+
+async def _pages(ports: Ports) -> Sequence[tuple[str, str]]:
+    return await links(f"http://127.0.0.1:{ports.prometheus}/", f"http://127.0.0.1:{ports.alertmanager}/")
 
 
 async def _bring_up(started: list[Part], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
@@ -292,7 +296,7 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
             code = await _bring_up(started, say, stop)
             if code is not None:
                 return code
-            say(greeting(options, ports, complete=len(started) > 1, with_cost=with_cost))
+            say(greeting(options, ports, await _pages(ports) if len(started) > 1 else (), with_cost=with_cost))
             return await _stand_by(started, say, stop)
         finally:
             await asyncio.gather(*(part.end() for part in started))
