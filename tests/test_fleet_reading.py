@@ -471,7 +471,10 @@ def now_series(name: str, value: float = 1, **labels: str) -> str:
     [
         (lambda: now_series("gpu_ledger_allocated_seconds_total"), "load rules/prometheus-rules.yaml into Prometheus"),
         (lambda: now_series("gpu_exporter_build_info"), "they have no ledger yet"),
-        (lambda: now_series("cluster:gpu_capacity_seconds:delta1h"), "on 2026-09-20, but is now: that is before the rules were loaded, or older"),
+        (
+            lambda: now_series("cluster:gpu_capacity_seconds:delta1h"),
+            "on 2026-09-20, but is now: that is before the rules were loaded, or older",
+        ),
     ],
 )
 async def test_what_is_there_now_tells_why_nothing_was_recorded(
