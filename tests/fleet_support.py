@@ -53,7 +53,7 @@ def tool(name: str) -> str:
     """The path of a program; the test is skipped where it is not installed."""
     found = shutil.which(name) or shutil.which(name, path=str(TOOLS))
     if found is None:
-        pytest.skip(f"{name} is not installed; see: make setup")
+        pytest.skip(f"{name} is not installed; get it with: make install")
     return found
 
 

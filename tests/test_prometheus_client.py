@@ -302,7 +302,7 @@ def _certificates(folder: Path) -> dict[str, Path]:
     """A CA, a server's certificate for 127.0.0.1 and a client's, made by openssl."""
     program = shutil.which("openssl")
     if program is None:
-        pytest.skip("needs openssl on the PATH")
+        pytest.skip("needs openssl on the PATH: make install")
 
     def run(*arguments: str) -> None:
         subprocess.run([program, *arguments], check=True, capture_output=True, cwd=folder)

@@ -73,7 +73,7 @@ def _issue(folder: Path, name: str, names: str, usage: str) -> None:
 def _openssl(folder: Path, *arguments: str) -> None:
     program = shutil.which("openssl")
     if program is None:
-        pytest.skip("needs openssl on the PATH")
+        pytest.skip("needs openssl on the PATH: make install")
     subprocess.run([program, *arguments], cwd=folder, check=True, capture_output=True)
 
 
