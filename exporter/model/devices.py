@@ -35,6 +35,22 @@ class SourceState(StrEnum):
     """Closed on request, so that a GPU reset or driver upgrade can pass; opens again by itself."""
 
 
+class ProfilingState(StrEnum):
+    """Whether DCGM's profiling fields (``DCGM_FI_PROF_*``) can be had of a GPU, and if not, why."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    """Somebody paused it, for the whole host engine (``dcgmi profile --pause``): its values are blank meanwhile."""
+    UNSUPPORTED = "unsupported"
+    """DCGM has no profiling for this model."""
+    NO_MODULE = "no_module"
+    """The engine could not load its profiling module, which only NVIDIA's full package has."""
+    NO_PERMISSION = "no_permission"
+    """The engine lacks a right that profiling takes (root, or CAP_SYS_ADMIN)."""
+    REFUSED = "refused"
+    """Refused for another reason, such as a profiler that has the counters, or a driver that is too old."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """Identity and static facts of one physical GPU.
@@ -102,6 +118,8 @@ class MigReading:
     values: Mapping[Field, int | float] = field(default_factory=dict)
     processes: tuple[ProcessUse, ...] | None = None
     """``None``: the driver would not tell; empty: it told that there is none."""
+    from_dcgm: frozenset[Field] = frozenset()
+    """Which of ``values`` DCGM told; NVML told the others. Set where the sources are joined, empty before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +133,10 @@ class GpuReading:
     values: Mapping[Field, int | float] = field(default_factory=dict)
     instances: tuple[MigReading, ...] = ()
     processes: tuple[ProcessUse, ...] | None = None
+    from_dcgm: frozenset[Field] = frozenset()
+    """As of ``MigReading``."""
+    profiling: ProfilingState | None = None
+    """``None`` where DCGM was not asked for a profiling field, or did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +169,8 @@ class Reading:
     intervals are taken. ``None`` where time is replayed: then ``taken_at_seconds`` serves."""
     driver_version: str | None = None
     nvml_version: str | None = None
+    dcgm_version: str | None = None
+    """Of the host engine: ``4.6.0``."""
     gpus: tuple[GpuReading, ...] = ()
     xids: tuple[XidEvent, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)

@@ -1,6 +1,9 @@
 """Numeric identities of what can be measured, shared by every source and by the exposition."""
 
 from enum import IntEnum
+from typing import Self
+
+_DCGM_IDS = range(1, 2**16)
 
 
 class Field(IntEnum):
@@ -11,6 +14,9 @@ class Field(IntEnum):
     the exposition can convert it: MHz, degrees Celsius, watts, millijoules, MiB, percent 0..100 for
     ``*_UTIL``, ratio 0..1 for ``PROF_*``, nanoseconds for ``*_VIOLATION`` and ``*_NS``, bytes per second for
     ``PROF_*_BYTES``. Members from ``OWN_FIRST`` up have no DCGM field; their unit is in their comment.
+
+    The members that stand here are those that NVML answers too. Every other id of DCGM's is a member as soon as it is
+    asked for, ``Field(1076)``, called ``DCGM_1076``: only DCGM measures it, in a unit that is DCGM's own.
     """
 
     # Text (label) fields.
@@ -124,3 +130,18 @@ class Field(IntEnum):
     PCIE_RX_BYTES_TOTAL = 100_004  # bytes since driver load, may wrap
     NVLINK_TX_BYTES_TOTAL = 100_005  # payload bytes over all links since driver load
     NVLINK_RX_BYTES_TOTAL = 100_006  # payload bytes over all links since driver load
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, int) or value not in _DCGM_IDS:
+            return None
+        member = int.__new__(cls, value)
+        member._name_, member._value_ = f"DCGM_{value}", value
+        # As enum.Flag keeps the combinations that nobody named: one object for each value.
+        kept: Self = cls._value2member_map_.setdefault(value, member)  # type: ignore[assignment]
+        return kept
+
+    @property
+    def only_dcgm(self) -> bool:
+        """Whether NVML has no answer to it."""
+        return self._name_.startswith("DCGM_")

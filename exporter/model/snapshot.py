@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.model.devices import DeviceState, Gpu, MigInstance, SourceStatus
+from exporter.model.devices import DeviceState, Gpu, MigInstance, ProfilingState, SourceStatus
 from exporter.model.fields import Field
 from exporter.model.holders import AllocationState, Holder, Unresolved
 from exporter.model.ledger import LedgerView, Price
@@ -32,6 +32,8 @@ class Activity:
 
     ratio: float
     source: ActivitySource
+    measured_by: str = "nvml"
+    """Which source's reading it is made of: ``nvml`` or ``dcgm``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class DeviceView:
     """Activity of the device that belongs to no listed pod; ``None`` where it cannot be told."""
     unattributed_memory_bytes: int | None = None
     unattributed_processes: int | None = None
+    profiling: ProfilingState | None = None
+    """Of the physical GPU, as DCGM has it; ``None`` where DCGM is not asked or does not answer."""
     xids: Mapping[int, int] = field(default_factory=dict)
     """Events per Xid since the agent started."""
     xid_last_seen_seconds: Mapping[int, float] = field(default_factory=dict)
@@ -100,6 +104,8 @@ class Snapshot:
     simulated: bool = False
     driver_version: str | None = None
     nvml_version: str | None = None
+    dcgm_version: str | None = None
+    """Of the host engine; ``None`` where DCGM is not asked or does not answer."""
     sample_at_seconds: float | None = None
     """Unix time of the newest reading; ``None`` before the first."""
     sample_duration_seconds: float | None = None

@@ -14,6 +14,7 @@ from exporter.model import (
     MigInstance,
     MigReading,
     ProcessUse,
+    ProfilingState,
     Reading,
     SourceState,
     SourceStatus,
@@ -22,6 +23,7 @@ from exporter.model import (
 
 # A table lookup is several times faster than Field(int(key)), and a reading has hundreds of keys.
 _FIELDS = {str(int(member)): member for member in Field}
+_LONGEST_ID = 6
 
 
 def encode(message: Reading | SourceStatus) -> bytes:
@@ -72,6 +74,7 @@ def _reading_out(reading: Reading) -> dict[str, Any]:
         "steady": reading.steady_seconds,
         "driver": reading.driver_version,
         "nvml": reading.nvml_version,
+        "dcgm": reading.dcgm_version,
         "gpus": [_gpu_reading_out(gpu) for gpu in reading.gpus],
         "xids": [[xid.uuid, xid.xid, xid.at_seconds, xid.gpu_instance_id] for xid in reading.xids],
         "errors": dict(reading.errors),
@@ -86,6 +89,7 @@ def _reading_in(body: Mapping[str, Any]) -> Reading:
         steady_seconds=_optional_float(body["steady"]),
         driver_version=_optional_text(body["driver"]),
         nvml_version=_optional_text(body["nvml"]),
+        dcgm_version=_optional_text(body["dcgm"]),
         gpus=tuple(_gpu_reading_in(row) for row in body["gpus"]),
         xids=tuple(
             XidEvent(uuid=_text(uuid), xid=int(xid), at_seconds=_finite(at), gpu_instance_id=_optional_int(instance))
@@ -112,6 +116,7 @@ def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
         "values": dict(reading.values),
         "parts": [_instance_out(part) for part in reading.instances],
         "procs": _processes_out(reading.processes),
+        "profiling": reading.profiling,
     }
 
 
@@ -129,13 +134,14 @@ def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
             compute_slices=int(compute_slices),
             memory_slices=int(memory_slices),
             memory_total_bytes=_optional_int(row["memory"]),
-            labels={_FIELDS[key]: _text(value) for key, value in row["labels"].items()},
+            labels={_field(key): _text(value) for key, value in row["labels"].items()},
         ),
         state=DeviceState(row["state"]),
         reason=_text(row["reason"]),
         values=_values_in(row["values"]),
         instances=tuple(_instance_in(part, uuid) for part in row["parts"]),
         processes=_processes_in(row["procs"]),
+        profiling=None if row["profiling"] is None else ProfilingState(row["profiling"]),
     )
 
 
@@ -197,8 +203,18 @@ def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
         # type(), not isinstance(): a bool is an int, and no measured value is a bool.
         if type(value) is not int and (type(value) is not float or not math.isfinite(value)):
             raise TypeError(f"field {key} has the value {value!r}")
-        result[_FIELDS[key]] = value
+        result[_FIELDS.get(key) or _field(key)] = value
     return result
+
+
+def _field(key: str) -> Field:
+    """Return the field of an id; those that only DCGM has become known when they come."""
+    known = _FIELDS.get(key)
+    if known is None:
+        if len(key) > _LONGEST_ID:
+            raise ValueError(f"{key!r} is not the id of a field")
+        known = _FIELDS[key] = Field(int(key))
+    return known
 
 
 def _text(value: object) -> str:
