@@ -43,6 +43,8 @@ def test_without_any_setting_the_defaults_hold() -> None:
     config = settle()
     assert (config.listen_host, config.listen_port) == ("", 9400)
     assert config.sample_interval_seconds == 1.0
+    assert (config.source, config.dcgm_address) == ("auto", "")
+    assert (config.xid_count_window_seconds, config.clock_events_window_seconds) == (300.0, 300.0)
     assert config.kubelet_interval_seconds == 5.0
     assert config.attribution_expiry_seconds == 60.0
     assert config.attribution is True
@@ -74,7 +76,8 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             "web_config": "/web.yaml",
             "release_seconds": "2m",
             "sample_interval": "500ms",
-            "source": "nvml",
+            "source": "dcgm",
+            "dcgm_address": "engine",
             "idle_threshold": "0.1",
             "attribution": "off",
             "kubelet_socket": "unix:///run/k.sock",
@@ -98,6 +101,8 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             "collectors": "/c.csv",
             "dcgm_names": "4.9",
             "hostname_label": "node_name",
+            "xid_count_window": "1m",
+            "clock_events_window": "2m",
             "series_limit": "500",
             "linger": "10m",
             "price_book": "/prices.yaml",
@@ -117,7 +122,8 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         web_config=Path("/web.yaml"),
         release_seconds=120.0,
         sample_interval_seconds=0.5,
-        source="nvml",
+        source="dcgm",
+        dcgm_address="engine:5555",
         idle_threshold_ratio=0.1,
         attribution=False,
         kubelet_socket="/run/k.sock",
@@ -141,6 +147,8 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         collectors=Path("/c.csv"),
         dcgm_names="4.9",
         hostname_label="node_name",
+        xid_count_window_seconds=60.0,
+        clock_events_window_seconds=120.0,
         series_limit=500,
         linger_seconds=600.0,
         price_book=Path("/prices.yaml"),
@@ -221,7 +229,7 @@ def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_p
         f"{path}:4: listen: empty or nested; allowed: one value, or a list of values",
         f"{path}:5: source: given twice, first in line 3; keep one",
         f"sample-interval (from {path}:1): value '30' is not a duration in range; allowed: {DURATION}",
-        f"source (from {path}:3): value 'dcmg' is not a known choice; allowed: auto, nvml",
+        f"source (from {path}:3): value 'dcmg' is not a known choice; allowed: auto, nvml, dcgm; did you mean 'dcgm'?",
         f"idle-threshold (from GPU_COST_EXPORTER_IDLE_THRESHOLD): value '5' is not a ratio; allowed: {RATIO}",
         "attribution (from --attribution): value 'maybe' is not a switch; allowed: on, off",
         "series-limit (from --series-limit): value 'many' is not a whole number in range; allowed: 100 to 10000000",
@@ -259,6 +267,61 @@ def test_addresses_that_can_be_listened_on_are_taken(text: str) -> None:
 def test_addresses_that_cannot_be_listened_on_are_refused(text: str) -> None:
     (told,) = mistakes({"listen": text, "simulate": "demo"})
     assert told.startswith(f"listen (from --listen): value '{text}' is not")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("node", "node:5555"),
+        ("node:1234", "node:1234"),
+        ("10.1.2.3", "10.1.2.3:5555"),
+        ("tcp://node.example.:7", "node.example.:7"),
+        ("my_engine", "my_engine:5555"),
+        ("[::1]", "[::1]:5555"),
+        ("[::1]:8", "[::1]:8"),
+        ("tcp://[fd00::7]:5555", "[fd00::7]:5555"),
+        ("::1", "[::1]:5555"),
+        ("/run/nv-hostengine", "unix:///run/nv-hostengine"),
+        ("unix:///run/nv-hostengine", "unix:///run/nv-hostengine"),
+        (" embedded ", "embedded"),
+    ],
+)
+def test_every_form_of_an_engines_address_is_taken_and_reads_back_as_itself(text: str, address: str) -> None:
+    assert settle({"dcgm_address": text}).dcgm_address == address
+    assert settle({"dcgm_address": address}).dcgm_address == address
+    assert settle({}, {"DCGM_REMOTE_HOSTENGINE_INFO": text}).dcgm_address == address
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("vsock://2:5555", "vsock:// is not spoken"),
+        ("http://node:9400", "does not speak HTTP"),
+        ("node:0", ""),
+        ("node:65536", ""),
+        ("node:", ""),
+        (":5555", ""),
+        ("a b", ""),
+        ("[node]:1", ""),
+        ("[::1]x", ""),
+        ("::1]:5", ""),
+        ("unix://run/x", ""),
+        ("unix:///run/", ""),
+        ("/" + "x" * 107, ""),
+    ],
+)
+def test_what_no_engine_can_listen_at_is_refused_with_what_is_allowed(text: str, why: str) -> None:
+    (told,) = mistakes({"dcgm_address": text, "simulate": "demo"})
+    assert told.startswith(f"dcgm-address (from --dcgm-address): value '{text}' is not an engine's address; allowed: ")
+    assert why in told
+
+
+def test_dcgm_is_used_where_there_is_an_address_and_where_it_is_asked_for() -> None:
+    assert settle({"source": "dcgm"}).dcgm_address == "localhost:5555"
+    assert settle({"source": "auto", "dcgm_address": "node"}).dcgm_address == "node:5555"
+    alone = settle({"source": "nvml", "dcgm_address": "node"})
+    assert alone.dcgm_address == ""
+    assert alone.warnings == ("dcgm-address: with source nvml no engine is asked; not used; source auto reads both",)
 
 
 def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ class AgentConfig:
     """``None``: plain HTTP, for everybody."""
     release_seconds: float
     sample_interval_seconds: float
-    source: Literal["auto", "nvml"]
+    source: Literal["auto", "nvml", "dcgm"]
+    """``auto`` is NVML, and DCGM beside it where there is an address; the others are one alone."""
+    dcgm_address: str
+    """``host:port``, ``unix:///path`` or ``embedded``; empty where DCGM is not used."""
     idle_threshold_ratio: float
     attribution: bool
     kubelet_socket: str
@@ -43,6 +46,8 @@ class AgentConfig:
     dcgm_names: Literal["legacy", "4.9"]
     hostname_label: str
     dcgm_pod_uid: bool
+    xid_count_window_seconds: float
+    clock_events_window_seconds: float
     series_limit: int
     linger_seconds: float
     price_book: Path | None

@@ -33,6 +33,8 @@ def translate(environ: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], l
         text: str | None = environ[variable]
         if option.key == "sample-interval":
             text = _interval(environ[variable], warnings)
+        elif option.key in {"xid-count-window", "clock-events-window"}:
+            text = f"{text}ms" if environ[variable].isdecimal() else text
         elif option.key in {"attribution", "dcgm-pod-uid"}:
             text = _switch(environ[variable])
         elif option.key == "collectors":

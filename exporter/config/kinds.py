@@ -19,7 +19,7 @@ class Kind:
     """A sort of value.
 
     ``parse`` turns a text into the value and raises ValueError; ``noun`` and ``allowed`` complete the message
-    "'x' is not <noun>; allowed: <allowed>".
+    "'x' is not <noun>; allowed: <allowed>", to which ``why`` adds what is to be said of this text, if anything is.
     """
 
     parse: Callable[[str], object]
@@ -27,6 +27,7 @@ class Kind:
     allowed: str
     metavar: str
     is_list: bool = False
+    why: Callable[[str], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.attribution import exported_labels
-from exporter.config import dcgm_env, paths
+from exporter.config import dcgm_env, engine_address, paths
 from exporter.config.agent_config import AgentConfig
 from exporter.config.options import BY_KEY, OPTIONS
 from exporter.config.settle import refusal, settle, unknown_variables
@@ -42,6 +42,7 @@ def load_agent(
         values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
     _add_resources(values, environ, problems)
     _check_together(values, problems)
+    warnings += _settle_source(values)
     warnings += unknown_variables(OPTIONS, environ) + _without_effect(values)
     if check_paths:
         problems += paths.problems(values)
@@ -61,6 +62,16 @@ def _add_resources(values: _Values, environ: Mapping[str, str], problems: list[s
         problems.append(refusal(option, dcgm_env.EXTRA_RESOURCES_ENV, str(error)))
         return
     values["gpu-resources"] = tuple(dict.fromkeys((*values["gpu-resources"], *added)))
+
+
+def _settle_source(values: _Values) -> list[str]:
+    """Whether DCGM is used at all is whether there is an address; what was given in vain is told."""
+    if values["source"] == "dcgm":
+        values["dcgm-address"] = values["dcgm-address"] or engine_address.DEFAULT_ADDRESS
+    elif values["source"] == "nvml" and values["dcgm-address"]:
+        values["dcgm-address"] = None
+        return ["dcgm-address: with source nvml no engine is asked; not used; source auto reads both"]
+    return []
 
 
 def _check_together(values: _Values, problems: list[str]) -> None:
@@ -113,6 +124,7 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
         release_seconds=values["release-seconds"],
         sample_interval_seconds=values["sample-interval"],
         source=values["source"],
+        dcgm_address=values["dcgm-address"] or "",
         idle_threshold_ratio=values["idle-threshold"],
         attribution=values["attribution"],
         kubelet_socket=values["kubelet-socket"],
@@ -136,6 +148,8 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
         dcgm_names=values["dcgm-names"],
         hostname_label=values["hostname-label"] or ("Hostname" if values["dcgm-names"] == "legacy" else "hostname"),
         dcgm_pod_uid=values["dcgm-pod-uid"],
+        xid_count_window_seconds=values["xid-count-window"],
+        clock_events_window_seconds=values["clock-events-window"],
         series_limit=values["series-limit"],
         linger_seconds=values["linger"],
         price_book=Path(values["price-book"]) if values["price-book"] else None,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from exporter.config import kinds
+from exporter.config.engine_address import DEFAULT_ADDRESS, ENGINE_ADDRESS
 from exporter.config.kinds import Kind
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
@@ -91,10 +92,19 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="source",
-        kind=kinds.choice("auto", "nvml"),
+        kind=kinds.choice("auto", "nvml", "dcgm"),
         default="auto",
         group=SAMPLE,
-        help="Where readings come from. auto takes the best that the node has.",
+        help="Where readings come from: NVML and, where dcgm-address is given, DCGM beside it (auto); or one alone.",
+    ),
+    Option(
+        key="dcgm-address",
+        kind=ENGINE_ADDRESS,
+        default=None,
+        default_note=f"no DCGM; {DEFAULT_ADDRESS} with source dcgm",
+        group=SAMPLE,
+        dcgm_env="DCGM_REMOTE_HOSTENGINE_INFO",
+        help="Where nv-hostengine listens, port 5555 unless given; embedded: an engine of the agent's own.",
     ),
     Option(
         key="idle-threshold",
@@ -271,6 +281,22 @@ OPTIONS: tuple[Option, ...] = (
         group=SHOW,
         dcgm_env="DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID",
         help="Add pod_uid to the DCGM_FI_* series of pods, where it is known.",
+    ),
+    Option(
+        key="xid-count-window",
+        kind=kinds.duration(1, 3600),
+        default="5m",
+        group=SHOW,
+        dcgm_env="DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE",
+        help="Span that DCGM_EXP_XID_ERRORS_COUNT counts in, where the collectors file asks for it.",
+    ),
+    Option(
+        key="clock-events-window",
+        kind=kinds.duration(1, 3600),
+        default="5m",
+        group=SHOW,
+        dcgm_env="DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE",
+        help="Span that DCGM_EXP_CLOCK_EVENTS_COUNT counts in, where the collectors file asks for it.",
     ),
     Option(
         key="series-limit",

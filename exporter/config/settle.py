@@ -100,6 +100,8 @@ def refusal(option: Option, origin: str, raw: Raw) -> str:
     words = option.kind.allowed.split(", ") if option.kind.metavar.startswith("{") else []
     close = get_close_matches(shown.lower(), words, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
+    why = option.kind.why(shown)
+    hint = f"; {why}" if why else hint
     return (
         f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}; allowed: {option.kind.allowed}{hint}"
     )
