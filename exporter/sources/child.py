@@ -21,8 +21,6 @@ from exporter.sources import wire
 EXIT_FRESH_PROCESS_NEEDED = 3
 _FRESH_PROCESS_REASONS = frozenset({"library_mismatch"})
 """A library that was replaced on disk stays mapped in this process for ever."""
-_FIRST_BACKOFF_SECONDS = 1.0
-_LONGEST_BACKOFF_SECONDS = 10.0
 _HEARTBEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -35,6 +33,8 @@ class Source(Protocol):
     name: str
     announce: Callable[[], None]
     """Set by ``run``; the source calls it before something within a sample that may take long."""
+    waits_seconds: tuple[float, float]
+    """Between two attempts to open it: at first, and at most, for the wait doubles while they fail."""
 
     def open(self) -> None:
         """Get ready to sample; raises SourceError."""
@@ -66,22 +66,36 @@ class _Stop:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the NVML source in this process; see ``--help`` for the arguments. Returns the exit code."""
+    """Run one source in this process, NVML or DCGM; see ``--help`` for the arguments. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m exporter.sources.child", description=__doc__)
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     out = prepare_process()
-    # The binding is loaded only now, so that nothing of it can write to the stream of readings.
+    return run(_source(arguments), out, arguments.interval)
+
+
+def _source(arguments: argparse.Namespace) -> Source:
+    # The binding is loaded only now, so that nothing of it can write to the stream of readings; and only the one.
+    fields = parse_fields(arguments.fields)
+    if arguments.dcgm_address:
+        from exporter.sources.dcgm import DcgmSource  # noqa: PLC0415 - see above
+
+        return DcgmSource(fields, address=arguments.dcgm_address, interval_seconds=arguments.interval)
     from exporter.sources.nvml import NvmlSource  # noqa: PLC0415 - see above
 
-    source = NvmlSource(parse_fields(arguments.fields), interval_seconds=arguments.interval)
-    return run(source, out, arguments.interval)
+    return NvmlSource(fields, interval_seconds=arguments.interval)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that every source's child has: ``--interval`` and ``--fields``."""
+    """Add the arguments of a source's child: ``--interval``, ``--fields`` and ``--dcgm-address``."""
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between samples")
     parser.add_argument("--fields", default="", metavar="IDS", help="comma-separated field ids to read")
+    parser.add_argument(
+        "--dcgm-address",
+        default="",
+        metavar="ADDRESS",
+        help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
+    )
 
 
 def parse_fields(text: str) -> frozenset[Field]:
@@ -133,7 +147,8 @@ def run(
     stop = _Stop()
     say = partial(_say, out, source.name)
     source.announce = partial(say, SourceState.STARTING)
-    backoff_seconds = _FIRST_BACKOFF_SECONDS
+    first_seconds, longest_seconds = source.waits_seconds
+    backoff_seconds = first_seconds
     try:
         while not stop.asked:
             try:
@@ -143,7 +158,7 @@ def run(
                 gc.freeze()
                 for reading in _samples(source, stop, interval_seconds, clock, monotonic):
                     _write(out, wire.encode(reading))
-                    backoff_seconds = _FIRST_BACKOFF_SECONDS
+                    backoff_seconds = first_seconds
             except SourceError as error:
                 source.close()
                 tell = partial(say, SourceState.FAILED, error.reason, str(error))
@@ -151,7 +166,7 @@ def run(
                 if error.reason in _FRESH_PROCESS_REASONS:
                     return EXIT_FRESH_PROCESS_NEEDED
                 _wait(stop, backoff_seconds, tell, monotonic)
-                backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
+                backoff_seconds = min(2 * backoff_seconds, longest_seconds)
     except BrokenPipeError:
         _log.info("nobody reads any more; this process ends")
     finally:

@@ -19,13 +19,21 @@ class Library:
     Args:
         functions: Has the C functions as attributes: a ``ctypes.CDLL``, or what the simulator puts in its place.
         soname: By which it was found; the digit at its end is its major version.
+        knock: Stands for a first connection to an engine's address (``host:port``, ``unix:///path``) within so many
+            seconds, and raises the OSError that a socket would; ``None``: a socket is what is tried.
 
     Raises:
         SourceError: a function that every supported DCGM has is missing; reason ``dcgm_library_incomplete``.
     """
 
-    def __init__(self, functions: Any, soname: str) -> None:  # noqa: ANN401 - a CDLL has any attribute
+    def __init__(
+        self,
+        functions: Any,  # noqa: ANN401 - a CDLL has any attribute
+        soname: str,
+        knock: Callable[[str, float], None] | None = None,
+    ) -> None:
         self.soname = soname
+        self.knock = knock
         self._functions: dict[str, Callable[..., Any]] = {}
         for name, arguments in {**_libdcgm.SIGNATURES, **_libdcgm.OPTIONAL_SIGNATURES}.items():
             self._declare(functions, name, ctypes.c_int, arguments)
@@ -74,9 +82,9 @@ class _Loaded:
     library: Library | None = None
 
 
-def install(functions: object, soname: str = SONAMES[0]) -> None:
+def install(functions: object, soname: str = SONAMES[0], *, knock: Callable[[str, float], None] | None = None) -> None:
     """Put something in the place of the library, as if the process had just loaded it: the simulator's door."""
-    _Loaded.library = Library(functions, soname)
+    _Loaded.library = Library(functions, soname, knock)
 
 
 def uninstall() -> None:

@@ -43,6 +43,7 @@ class NvmlSource:
     """
 
     name = NAME
+    waits_seconds = (1.0, 10.0)
 
     def __init__(
         self,

@@ -39,6 +39,17 @@ def nvml_command(interval_seconds: float, fields: Iterable[Field]) -> tuple[str,
     return (sys.executable, "-m", "exporter.sources.child", "--interval", str(interval_seconds), "--fields", ids)
 
 
+def dcgm_command(interval_seconds: float, fields: Iterable[Field], address: str) -> tuple[str, ...]:
+    """Return the command line of the child that asks a DCGM host engine.
+
+    Args:
+        interval_seconds: Time between samples.
+        fields: What to read; ``dcgm_fields.supplement`` or ``dcgm_fields.alone`` gives them.
+        address: ``host:port``, ``unix:///path`` or ``embedded``.
+    """
+    return (*nvml_command(interval_seconds, fields), "--dcgm-address", address)
+
+
 class Worker:
     """One source in a child process.
 
