@@ -96,21 +96,112 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE",
-        "1013",
-        "1200",
-        "DCGM_FI_DEV_NVLINK_COUNT_TX_PACKETS",
-        "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND",
-        "DCGM_EXP_XID_ERRORS_COUNT",
-        "DCGM_EXP_GPU_HEALTH_STATUS",
-        "DCGM_FI_DEV_PCIE_TX_THROUGHPUT",
-    ],
+    ["DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "DCGM_FI_DEV_VGPU_MEMORY_USAGE", "75", "1640", "DCGM_FI_DEV_CPU_UTIL_TOTAL"],
 )
 def test_a_real_field_that_is_not_measured_is_warned_of_and_shows_nothing(name: str) -> None:
     read = parse(f"{name}, counter, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x\n", "counters.csv")
     assert names(read) == ["DCGM_FI_DEV_GPU_TEMP"]
     assert read.warnings == (f"counters.csv:1: {name} is not measured by this agent; the row shows nothing",)
+
+
+def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number() -> None:
+    read = parse(
+        "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, gauge, old\n"
+        "DCGM_FI_PROF_HMMA_UTIL_RATIO, gauge, of 4.6\n"
+        "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ, gauge, of 4.9\n"
+        "1076, gauge, by number\n"
+        "1610, gauge, by its new number\n"
+        "DCGM_FI_DEV_FABRIC_CLUSTER_UUID, label, x\n"
+        "1013, gauge, again\n",
+        "counters.csv",
+    )
+    assert [(row.name, int(row.field.field), row.era, row.kind) for row in read.rows] == [
+        ("DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", 1013, Era.LEGACY, Kind.GAUGE),
+        ("DCGM_FI_PROF_HMMA_UTIL_RATIO", 1014, Era.LEGACY, Kind.GAUGE),
+        ("DCGM_FI_DEV_SM_APP_CLOCK_HERTZ", 110, Era.NEW, Kind.GAUGE),
+        ("DCGM_FI_PROF_C2C_TX_ALL_BYTES", 1076, Era.LEGACY, Kind.GAUGE),
+        ("DCGM_FI_DEV_VIDEO_MAX_CLOCK_HERTZ", 115, Era.NEW, Kind.GAUGE),
+        ("DCGM_FI_DEV_FABRIC_CLUSTER_UUID", 172, Era.LEGACY, Kind.LABEL),
+    ]
+    assert read.fields == ALWAYS_READ | {Field(number) for number in (1013, 1014, 110, 1076, 115, 172)}
+    assert read.dcgm_only == read.rows
+    assert read.warnings == (
+        (
+            "counters.csv:7: DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE is the same field as "
+            "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE above and is left out"
+        ),
+    )
+    assert read.without_dcgm == (
+        "collectors: only DCGM measures DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, DCGM_FI_PROF_HMMA_UTIL_RATIO, "
+        "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ and 3 more, which show nothing; name its host engine (--dcgm-address)"
+    )
+
+
+def test_what_nvml_measures_and_what_is_known_of_every_device_needs_no_dcgm() -> None:
+    read = parse(
+        "DCGM_FI_PROF_SM_ACTIVE, gauge, x\nDCGM_FI_DEV_UUID, label, x\nDCGM_FI_DEV_GPU_NAME, label, x\n57, label, x\n",
+        "counters.csv",
+    )
+    assert [row.name for row in read.rows][1:] == ["DCGM_FI_DEV_UUID", "DCGM_FI_DEV_GPU_NAME", "DCGM_FI_DEV_PCI_BUSID"]
+    assert (read.dcgm_only, read.without_dcgm) == ((), "")
+    assert read.fields == ALWAYS_READ | {Field.PROF_SM_ACTIVE}
+
+
+def test_a_text_that_only_dcgm_has_is_a_label_and_a_number_is_none() -> None:
+    assert problems("172, gauge, x\n1076, label, x\n") == (
+        "counters.csv:1: 172 is a text and cannot be a gauge: allowed is label",
+        "counters.csv:2: 1076 is a number and cannot be a label: allowed are gauge and counter",
+    )
+
+
+def test_the_field_that_dcgm_4_7_added_is_asked_for_and_told_to_need_it() -> None:
+    read = parse("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND, gauge, x\n", "counters.csv")
+    assert [int(row.field.field) for row in read.dcgm_only] == [1648]
+    assert read.warnings == (
+        ("counters.csv:1: DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND is measured by DCGM 4.7 and later alone"),
+    )
+
+
+def test_the_counts_of_dcgm_exporters_own_are_read_with_the_type_that_is_true() -> None:
+    read = parse(
+        "DCGM_EXP_XID_ERRORS_COUNT, gauge, Xids\n"
+        "DCGM_EXP_CLOCK_EVENTS_COUNT, counter,\n"
+        "DCGM_EXP_XID_ERRORS_TOTAL, counter, x\n"
+        "DCGM_EXP_CLOCK_EVENTS_TOTAL, counter, x\n"
+        "DCGM_EXP_XID_ERRORS_COUNT, gauge, again\n",
+        "counters.csv",
+    )
+    assert [(row.name, row.kind) for row in read.events] == [
+        ("DCGM_EXP_XID_ERRORS_COUNT", Kind.GAUGE),
+        ("DCGM_EXP_CLOCK_EVENTS_COUNT", Kind.GAUGE),
+        ("DCGM_EXP_XID_ERRORS_TOTAL", Kind.COUNTER),
+        ("DCGM_EXP_CLOCK_EVENTS_TOTAL", Kind.COUNTER),
+    ]
+    assert read.events[0].help == "Xids"
+    assert read.events[1].help.startswith("Samples of the window")
+    assert (read.rows, read.fields, read.dcgm_only) == ((), ALWAYS_READ, ())
+    assert read.warnings == (
+        "counters.csv:2: DCGM_EXP_CLOCK_EVENTS_COUNT is shown as the gauge that it is, not as a counter",
+        (
+            "counters.csv:5: DCGM_EXP_XID_ERRORS_COUNT is the same field as DCGM_EXP_XID_ERRORS_COUNT above "
+            "and is left out"
+        ),
+    )
+    assert problems("DCGM_EXP_XID_ERRORS_COUNT, label, x\n") == (
+        ("counters.csv:1: DCGM_EXP_XID_ERRORS_COUNT is a number and cannot be a label: allowed are gauge and counter"),
+    )
+
+
+def test_what_dcgm_exporter_makes_and_this_agent_does_not_is_told_with_what_to_use_instead() -> None:
+    read = parse(
+        "DCGM_EXP_GPU_HEALTH_STATUS, gauge, x\nDCGM_EXP_P2P_STATUS, gauge, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x\n",
+        "counters.csv",
+    )
+    assert (names(read), read.events) == (["DCGM_FI_DEV_GPU_TEMP"], ())
+    health, p2p = read.warnings
+    assert "DCGM_EXP_GPU_HEALTH_STATUS is not made by this agent" in health
+    assert "gpu_recovery_action" in health
+    assert "gpu_nvlink_errors_total" in p2p
 
 
 def test_gpu_util_ratio_is_told_to_be_a_ratio() -> None:

@@ -2,9 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.exposition import dcgm_ids
 from exporter.exposition.dcgm_fields import BY_FIELD, BY_NAME, TABLE, DcgmField, Era
-from exporter.exposition.dcgm_known import NOT_MEASURED
+from exporter.exposition.family import Kind
 from exporter.model import Field
+
+OTHERS = dcgm_ids.read()
 
 # dcgm-exporter's rename map: legacy name, legacy id, 4.9 name, 4.9 id, and a value in both units.
 RENAMED = [
@@ -43,7 +46,9 @@ RENAMED = [
 
 
 def test_every_dcgm_field_that_sources_may_carry_is_in_the_table_once() -> None:
-    assert sorted(row.field for row in TABLE) == [field for field in Field if field < Field.OWN_FIRST]
+    assert sorted(row.field for row in TABLE) == [
+        field for field in Field if field < Field.OWN_FIRST and not field.only_dcgm
+    ]
     assert len(BY_FIELD) == len(TABLE)
 
 
@@ -79,18 +84,93 @@ def test_ids_are_names_too_and_choose_their_own_unit() -> None:
 
 def test_nvlink_throughput_is_never_derived_from_the_old_bandwidth() -> None:
     assert BY_FIELD[Field.NVLINK_BANDWIDTH_TOTAL].name(Era.NEW) is None
-    assert "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND" in NOT_MEASURED
+    other, era = OTHERS["DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"]
+    assert (other.id, era, other.field().convert(5, era)) == (1648, Era.LEGACY, 5)
 
 
-def test_measured_and_unmeasured_names_do_not_overlap() -> None:
-    assert not NOT_MEASURED & set(BY_NAME)
-    assert {
-        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L17",
-        "DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE",
-        "DCGM_FI_DEV_ECC_SBE_VOL_SRM",
-        "DCGM_FI_PROF_NVLINK_L0_TX_BYTES",
-        "DCGM_EXP_XID_ERRORS_COUNT",
-    } <= NOT_MEASURED
+def test_no_name_and_no_number_means_two_fields() -> None:
+    assert not OTHERS.keys() & BY_NAME.keys()
+    # A name that stood in two lines would be found under the second one's id alone.
+    for other in {id(other): other for other, _ in OTHERS.values()}.values():
+        assert [OTHERS[name][0] for name in (*other.names, str(other.id))] == [other] * (len(other.names) + 1)
+
+
+def test_every_field_of_dcgm_is_found_by_its_number() -> None:
+    ids = {int(name) for name in OTHERS if name.isdigit()} | {int(name) for name in BY_NAME if name.isdigit()}
+    assert len(ids) == 650 + 16 + 1  # up to DCGM 4.6.1, what 4.7 has in other units, and one that is new in it
+    for first, last in [(1, 6), (50, 77), (400, 500), (789, 843), (879, 897), (1001, 1034), (1040, 1096), (1200, 1220)]:
+        assert set(range(first, last + 1)) <= ids, (first, last)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "per_instance", "whole", "names"),
+    [
+        (5, Kind.GAUGE, False, True, ["DCGM_FI_CUDA_DRIVER_VERSION"]),
+        (
+            63,
+            Kind.GAUGE,
+            False,
+            True,
+            ["DCGM_FI_DEV_CUDA_COMPUTE_CAPABILITY", "DCGM_FI_CUDA_GPU_COMPUTE_CAPABILITY"],
+        ),
+        (172, Kind.LABEL, False, True, ["DCGM_FI_DEV_FABRIC_CLUSTER_UUID"]),
+        (345, Kind.GAUGE, False, True, ["DCGM_FI_DEV_ECC_DBE_AGG_SRM"]),
+        (
+            407,
+            Kind.GAUGE,
+            False,
+            True,
+            ["DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L13", "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_L13_TOTAL"],
+        ),
+        (
+            493,
+            Kind.GAUGE,
+            False,
+            True,
+            ["DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L17", "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_L17_TOTAL"],
+        ),
+        (1014, Kind.GAUGE, True, False, ["DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", "DCGM_FI_PROF_HMMA_UTIL_RATIO"]),
+        (1024, Kind.GAUGE, False, False, ["DCGM_FI_PROF_NVDEC7_ACTIVE", "DCGM_FI_PROF_NVDEC_UTIL_7_RATIO"]),
+        (1075, Kind.GAUGE, False, True, ["DCGM_FI_PROF_NVLINK_L17_RX_BYTES"]),
+        (1216, Kind.GAUGE, False, False, ["DCGM_FI_DEV_NVLINK_COUNT_SYMBOL_BER_FLOAT"]),
+        (1418, Kind.GAUGE, False, True, ["DCGM_FI_DEV_NVLINK_COUNT_FEC_HISTORY_14"]),
+    ],
+)
+def test_a_field_that_only_dcgm_measures_has_its_type_and_level_by_number_and_by_every_name(
+    number: int, kind: Kind, names: list[str], *, per_instance: bool, whole: bool
+) -> None:
+    for name in (str(number), *names):
+        other, era = OTHERS[name]
+        field = other.field()
+        assert other.measured
+        assert (field.field, field.field.only_dcgm, era) == (number, True, Era.LEGACY)
+        assert (field.kind, field.per_instance, field.whole) == (kind, per_instance, whole)
+        assert field.name(Era.LEGACY) == names[0]
+
+
+def test_the_clocks_of_applications_are_in_hertz_under_their_new_name_and_number() -> None:
+    for name in ("1606", "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"):
+        other, era = OTHERS[name]
+        assert (other.id, other.field().convert(1410, era)) == (110, 1_410_000_000)
+        assert other.field().name(era) == "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"
+    other, era = OTHERS["DCGM_FI_DEV_APP_SM_CLOCK"]
+    assert other.field().convert(1410, era) == 1410
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DCGM_FI_DEV_PCIE_TX_THROUGHPUT",
+        "DCGM_FI_DEV_MIG_GI_INFO",
+        "DCGM_FI_DEV_VGPU_MEMORY_USAGE",
+        "DCGM_FI_DEV_NVSWITCH_LINK_CRC_ERROR_L5_TOTAL",
+        "DCGM_FI_DEV_CPU_UTIL_RATIO",
+        "DCGM_FI_DEV_CONNECTX_HEALTH",
+        "1533",
+    ],
+)
+def test_fields_of_other_things_than_gpus_and_dead_or_binary_ones_are_known_and_not_asked_for(name: str) -> None:
+    assert not OTHERS[name][0].measured
 
 
 @given(st.sampled_from(TABLE), st.integers(min_value=0, max_value=2**53))

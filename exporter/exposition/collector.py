@@ -44,7 +44,12 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     room = device_collector.collect(page, snapshot, series_limit=options.series_limit)
     ledger_collector.collect(page, snapshot, series_limit=room)
     dcgm_collector.collect(
-        page, snapshot, _rows(options), hostname_label=options.hostname_label, with_pod_uid=options.dcgm_pod_uid
+        page,
+        snapshot,
+        _rows(options),
+        options.collectors.events,
+        hostname_label=options.hostname_label,
+        with_pod_uid=options.dcgm_pod_uid,
     )
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)

@@ -2,18 +2,25 @@
 
 import csv
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exporter.errors import ConfigError
-from exporter.exposition import health_collector
+from exporter.exposition import dcgm_exp, dcgm_ids, health_collector
+from exporter.exposition.dcgm_exp import EventCount, EventRow
 from exporter.exposition.dcgm_fields import BY_NAME, TABLE, DcgmField, Era
-from exporter.exposition.dcgm_known import HIGHEST_ID, NOT_MEASURED
+from exporter.exposition.dcgm_ids import HIGHEST_ID, OtherField
 from exporter.exposition.family import Kind
 from exporter.model import Field
 
 _COLUMNS = 3
 _DEAD_NAMES = frozenset({"dcgm_pcie_tx_throughput", "dcgm_pcie_rx_throughput"})  # in dcgm-exporter's 1.x file
 _GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+_SINCE_4_7 = Field(1648)
+_SHOWN_NAMES = 3
+_EVENT_NAMES = frozenset(EventCount)
+
+_Others = Mapping[str, tuple[OtherField, Era]]
 
 ALWAYS_READ: frozenset[Field] = frozenset(
     {
@@ -39,6 +46,9 @@ ALWAYS_READ: frozenset[Field] = frozenset(
 )
 """Fields that are read whatever the collectors file says."""
 
+BY_IDENTITY = (Field(50), Field(54), Field(57))
+"""Name, UUID and PCI address: texts that are known of every device, whichever source answers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -57,6 +67,8 @@ class Collectors:
     """What the drop-in family shows, in order. ``warnings`` are one line each, for the log at start."""
 
     rows: tuple[Row, ...]
+    events: tuple[EventRow, ...] = ()
+    """Counts of dcgm-exporter's own."""
     warnings: tuple[str, ...] = ()
     from_file: bool = False
     """A file's names are printed as written; only the built-in set follows ``--dcgm-names``."""
@@ -64,7 +76,24 @@ class Collectors:
     @property
     def fields(self) -> frozenset[Field]:
         """What the sources must read: the rows' fields and those that are always read."""
-        return ALWAYS_READ | {row.field.field for row in self.rows}
+        return ALWAYS_READ | {row.field.field for row in self.rows if row.field.field not in BY_IDENTITY}
+
+    @property
+    def dcgm_only(self) -> tuple[Row, ...]:
+        """The rows that NVML has no answer to: without DCGM they show nothing."""
+        return tuple(row for row in self.rows if row.field.field.only_dcgm and row.field.field not in BY_IDENTITY)
+
+    @property
+    def without_dcgm(self) -> str:
+        """One line for who does not use DCGM: which rows show nothing, and the mend; empty where there is none."""
+        names = [row.name for row in self.dcgm_only]
+        if not names:
+            return ""
+        more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+        shown = ", ".join(names[:_SHOWN_NAMES])
+        return (
+            f"collectors: only DCGM measures {shown}{more}, which show nothing; name its host engine (--dcgm-address)"
+        )
 
 
 def default(names: str) -> Collectors:
@@ -95,7 +124,8 @@ def parse(text: str, source: str) -> Collectors:
     Raises:
         ConfigError: With one line ``source:line: ...`` per mistake.
     """
-    rows: dict[int, Row] = {}
+    others = dcgm_ids.read()
+    rows: dict[int | str, Row | EventRow] = {}
     problems: list[str] = []
     warnings: list[str] = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
@@ -103,49 +133,75 @@ def parse(text: str, source: str) -> Collectors:
             continue
         where = f"{source}:{number}"
         try:
-            row, warning = _row(line.rstrip("\r"))
+            row, warning = _row(line.rstrip("\r"), others)
         except ValueError as mistake:
             problems.append(f"{where}: {mistake}")
             continue
-        if row and row.field.field in rows:
-            earlier = rows[row.field.field].name
-            warning, row = f"{row.name} is the same field as {earlier} above and is left out", None
+        if row:
+            key = row.field.field if isinstance(row, Row) else row.name
+            if key in rows:
+                warning = f"{row.name} is the same field as {rows[key].name} above and is left out"
+            rows.setdefault(key, row)
         if warning:
             warnings.append(f"{where}: {warning}")
-        if row:
-            rows[row.field.field] = row
     if problems:
         raise ConfigError(*problems)
     if not rows:
         warnings.append(f"{source}: no row names a field that this agent measures: there will be no DCGM_FI_* metric")
-    return Collectors(rows=tuple(rows.values()), warnings=tuple(warnings), from_file=True)
+    return Collectors(
+        rows=tuple(row for row in rows.values() if isinstance(row, Row)),
+        events=tuple(row for row in rows.values() if isinstance(row, EventRow)),
+        warnings=tuple(warnings),
+        from_file=True,
+    )
 
 
-def _row(line: str) -> tuple[Row | None, str]:
+def _row(line: str, others: _Others) -> tuple[Row | EventRow | None, str]:
     """A line's row and what to warn of; ``ValueError`` says what is wrong with it and what is allowed."""
     name, kind_text, text = _columns(line)
     try:
         kind = Kind(kind_text)
     except ValueError:
         raise ValueError(f"type {kind_text!r} of {name}: allowed are gauge, counter and label") from None
-    if (
-        name in NOT_MEASURED
-        or name in _DEAD_NAMES
-        or (name not in BY_NAME and name.isascii() and name.isdigit() and _is_id(name))
-    ):
+    if name in _EVENT_NAMES:
+        return _event_row(name, kind, text)
+    if name in dcgm_exp.NOT_MADE:
+        return None, f"{name} is not made by this agent; the row shows nothing: use {dcgm_exp.NOT_MADE[name]}"
+    found = _field(name, others)
+    if found is None:
         return None, f"{name} is not measured by this agent; the row shows nothing"
-    if name not in BY_NAME:
-        raise ValueError(f"unknown field {name!r}{_suggestion(name)}; allowed are DCGM field names and ids")
-    field, era = BY_NAME[name]
+    field, era = found
     if kind is Kind.LABEL and field.kind is not Kind.LABEL:
         raise ValueError(f"{name} is a number and cannot be a label: allowed are gauge and counter")
     if kind is not Kind.LABEL and field.kind is Kind.LABEL:
         raise ValueError(f"{name} is a text and cannot be a {kind}: allowed is label")
     printed = (field.name(era) or field.legacy_name) if name.isdigit() else name
-    warning = ""
+    return Row(field=field, name=printed, kind=kind, help=text or field.help, era=era), _remark(name, field)
+
+
+def _event_row(name: str, kind: Kind, text: str) -> tuple[EventRow, str]:
+    if kind is Kind.LABEL:
+        raise ValueError(f"{name} is a number and cannot be a label: allowed are gauge and counter")
+    row = dcgm_exp.row(name, text)
+    return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"
+
+
+def _field(name: str, others: _Others) -> tuple[DcgmField, Era] | None:
+    """The field of a name or number and the era of its unit; ``None`` for one that exists and is not measured."""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    if name in others:
+        other, era = others[name]
+        return (other.field(), era) if other.measured else None
+    if name in _DEAD_NAMES or (name.isascii() and name.isdigit() and _is_id(name)):
+        return None
+    raise ValueError(f"unknown field {name!r}{_suggestion(name, others)}; allowed are DCGM field names and ids")
+
+
+def _remark(name: str, field: DcgmField) -> str:
     if name == _GPU_UTIL_RATIO:
-        warning = f"{name} is shown as 0-1, as dcgm-exporter 4.9 does; in DCGM 4.6 the same name meant 0-100"
-    return Row(field=field, name=printed, kind=kind, help=text or field.help, era=era), warning
+        return f"{name} is shown as 0-1, as dcgm-exporter 4.9 does; in DCGM 4.6 the same name meant 0-100"
+    return f"{name} is measured by DCGM 4.7 and later alone" if field.field is _SINCE_4_7 else ""
 
 
 def _columns(line: str) -> list[str]:
@@ -164,6 +220,6 @@ def _is_id(text: str) -> bool:
     return 0 < int(text) <= HIGHEST_ID
 
 
-def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, [*BY_NAME, *NOT_MEASURED], n=1, cutoff=0.8)
+def _suggestion(name: str, others: _Others) -> str:
+    close = difflib.get_close_matches(name, [*BY_NAME, *others, *EventCount, *dcgm_exp.NOT_MADE], n=1, cutoff=0.8)
     return f": did you mean {close[0]}?" if close else ""

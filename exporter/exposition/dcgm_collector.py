@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from exporter.exposition import xid
+from exporter.exposition import dcgm_exp, xid
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.collectors_file import Row
+from exporter.exposition.collectors_file import BY_IDENTITY, Row
+from exporter.exposition.dcgm_exp import EventRow
 from exporter.exposition.family import Kind, Labels, labels
 from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
@@ -15,9 +16,15 @@ _Values = Mapping[Field, int | float]
 
 
 def collect(
-    page: PageBuilder, snapshot: Snapshot, rows: Iterable[Row], *, hostname_label: str, with_pod_uid: bool
+    page: PageBuilder,
+    snapshot: Snapshot,
+    rows: Iterable[Row],
+    events: Iterable[EventRow] = (),
+    *,
+    hostname_label: str,
+    with_pod_uid: bool,
 ) -> None:
-    """Add the rows of every device that is up.
+    """Add the rows of every device that is up, and the Xid counts of all.
 
     A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
     holder only for what was measured per holder. A MIG instance shows what is measured on it, with the labels of
@@ -26,18 +33,27 @@ def collect(
     """
     numbers = [row for row in rows if row.kind is not Kind.LABEL]
     texts = [row for row in rows if row.kind is Kind.LABEL]
+    events = tuple(events)
     for row in numbers:
         page.declare(row.name, row.kind, row.help)
+    for event in events:
+        page.declare(event.name, event.kind, event.help)
     crowded = _crowded_instances(snapshot.devices)
     own = _own_values(snapshot.devices, {row.field.field for row in numbers if row.field.per_instance})
     named = partial(_holder_labels, with_pod_uid=with_pod_uid)
     for view in snapshot.devices:
-        if view.state is not DeviceState.UP:
+        if view.state is not DeviceState.UP and not events:
             continue
         host = (hostname_label, snapshot.node)
         before = labels(*_identity(view, crowded), host, *_text_labels(view, snapshot, texts))
         holder = _exclusive(view.pods)
-        _device_rows(page, view, own[view.uuid], numbers, before, named(holder) if holder else [])
+        holder_labels = named(holder) if holder else []
+        for event in events:
+            for more, count in dcgm_exp.samples(event.count, view, snapshot):
+                page.add(event.name, before.plus(*more, *holder_labels), count)
+        if view.state is not DeviceState.UP:
+            continue
+        _device_rows(page, view, own[view.uuid], numbers, before, holder_labels)
         if holder is None:
             for use in view.pods:
                 _measured(page, numbers, use.values, before.plus(*named(use)))
@@ -110,11 +126,26 @@ def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, 
 
 
 def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> _Pairs:
-    node_wide = {Field.DRIVER_VERSION: snapshot.driver_version, Field.NVML_VERSION: snapshot.nvml_version}
-    return sorted(
-        ((row.name, node_wide.get(row.field.field) or view.gpu.labels.get(row.field.field)) for row in rows),
-        key=lambda pair: pair[0],
-    )
+    return sorted(((row.name, _text(view, snapshot, row)) for row in rows), key=lambda pair: pair[0])
+
+
+def _text(view: DeviceView, snapshot: Snapshot, row: Row) -> str | None:
+    field, instance = row.field.field, view.instance
+    if field in BY_IDENTITY:
+        return _known_text(view, field)
+    if field is Field.DRIVER_VERSION:
+        return snapshot.driver_version
+    if field is Field.NVML_VERSION:
+        return snapshot.nvml_version
+    # An instance has a text of its own, which is not its board's.
+    return None if instance and row.field.per_instance else view.gpu.labels.get(field)
+
+
+def _known_text(view: DeviceView, field: Field) -> str:
+    name, uuid, _ = BY_IDENTITY
+    if field is name:
+        return view.instance.profile if view.instance else view.gpu.model
+    return view.uuid if field is uuid else view.gpu.pci_bus_id
 
 
 def _holder_labels(use: PodUse, *, with_pod_uid: bool) -> _Pairs:

@@ -70,13 +70,13 @@ def _whole_if_exact(value: float) -> int | float:
 def _parse(columns: str, text: str) -> DcgmField:
     number, legacy, canonical, unit, flags, *new = (column.strip() for column in columns.split("|"))
     kind, *rest = flags.split()
-    same = _PREFIX + (legacy if canonical == "-" else canonical)
+    same = PREFIX + (legacy if canonical == "-" else canonical)
     new_id, new_name, scale, new_type, new_unit = new[0].split(" ", 4) if new else (number, same, "*1", "", unit)
     return DcgmField(
         field=Field(int(number)),
-        legacy_name=_PREFIX + legacy,
+        legacy_name=PREFIX + legacy,
         canonical_name=same,
-        new_name=None if "not49" in rest else _PREFIX + new_name.removeprefix(_PREFIX),
+        new_name=None if "not49" in rest else PREFIX + new_name.removeprefix(PREFIX),
         new_id=int(new_id),
         kind=Kind(kind),
         unit=unit,
@@ -92,7 +92,7 @@ def _parse(columns: str, text: str) -> DcgmField:
     )
 
 
-_PREFIX = "DCGM_FI_"
+PREFIX = "DCGM_FI_"
 _LINES = TEXT.strip().splitlines()
 
 TABLE: tuple[DcgmField, ...] = tuple(

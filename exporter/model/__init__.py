@@ -13,6 +13,7 @@ from exporter.model.devices import (
     SourceStatus,
     XidEvent,
 )
+from exporter.model.events import CLOCK_EVENTS, DeviceEvents
 from exporter.model.fields import Field
 from exporter.model.holders import (
     Allocations,
@@ -42,6 +43,7 @@ from exporter.model.metadata import NodeFacts, PodFacts, PodMetadata
 from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 
 __all__ = [
+    "CLOCK_EVENTS",
     "OTHER",
     "UNALLOCATED",
     "UNATTRIBUTED",
@@ -53,6 +55,7 @@ __all__ = [
     "Attribution",
     "ClaimedDevice",
     "ContainerAllocation",
+    "DeviceEvents",
     "DeviceIds",
     "DeviceState",
     "DeviceView",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from exporter.model.devices import DeviceState, Gpu, MigInstance, ProfilingState, SourceStatus
+from exporter.model.events import DeviceEvents
 from exporter.model.fields import Field
 from exporter.model.holders import AllocationState, Holder, Unresolved
 from exporter.model.ledger import LedgerView, Price
@@ -112,6 +113,10 @@ class Snapshot:
     devices: tuple[DeviceView, ...] = ()
     expected_devices: int | None = None
     sources: tuple[SourceStatus, ...] = ()
+    events: Mapping[tuple[str, int | None], DeviceEvents] = field(default_factory=dict)
+    """By UUID of the physical GPU and GPU instance, ``None`` for the GPU itself; a device without any is absent."""
+    xid_window_seconds: float = 300.0
+    clock_events_window_seconds: float = 300.0
     attribution_enabled: bool = True
     attribution_source: str = "kubelet"
     """Who tells who holds: ``kubelet``, ``slurm`` or ``host``."""

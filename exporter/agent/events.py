@@ -1,0 +1,119 @@
+"""Counts what readings tell of Xids and clock events: since the start, and in a window that moves on."""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from exporter.model import CLOCK_EVENTS, DeviceEvents, Field, Reading
+
+_STEPS = 300
+"""Of a window, which moves on by one: so its size in memory does not depend on how often is read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """How often each key was added in the last ``seconds``. Instants are of a clock that nobody sets."""
+
+    seconds: float
+    _steps: deque[tuple[int, Counter[int]]] = field(default_factory=deque)
+    """Oldest first: number of the step and what was added in it."""
+
+    def add(self, key: int, at: float) -> None:
+        """Count one; an instant before the last one counts as that."""
+        step = self._step(at)
+        if not self._steps or self._steps[-1][0] < step:
+            self._steps.append((step, Counter()))
+        self._steps[-1][1][key] += 1
+        self._forget(step)
+
+    def counts(self, now: float) -> Counter[int]:
+        """The counts of the window that ends ``now``; a key that is not in it is absent."""
+        self._forget(self._step(now))
+        counts: Counter[int] = Counter()
+        for _, added in self._steps:
+            counts.update(added)
+        return counts
+
+    def _step(self, at: float) -> int:
+        return int(at // (self.seconds / _STEPS))
+
+    def _forget(self, step: int) -> None:
+        while self._steps and self._steps[0][0] <= step - _STEPS:
+            self._steps.popleft()
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """Of one GPU."""
+
+    mask: int
+    began: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CLOCK_EVENTS, 0)))
+    recent: Window | None = None
+    """Of masks."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EventLog:
+    """Xids and clock events of a node's devices; the windows only ``with_windows``, as few pages show them."""
+
+    with_windows: bool = False
+    xid_window_seconds: float = 300.0
+    clock_events_window_seconds: float = 300.0
+    _xids: dict[tuple[str, int | None], Window] = field(default_factory=dict)
+    """By UUID of the GPU and GPU instance."""
+    _clocks: dict[str, _Clocks] = field(default_factory=dict)
+
+    def add(self, reading: Reading) -> None:
+        """Count what a reading tells; each one once, in their order."""
+        at = reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
+        if self.with_windows:
+            for event in reading.xids:
+                window = self._xids.setdefault(
+                    (event.uuid, event.gpu_instance_id), Window(seconds=self.xid_window_seconds)
+                )
+                window.add(event.xid, at)
+        for gpu in reading.gpus:
+            mask = gpu.values.get(Field.CLOCK_THROTTLE_REASONS)
+            if mask is not None:
+                self._add_mask(gpu.gpu.uuid, int(mask), at)
+
+    def _add_mask(self, uuid: str, mask: int, at: float) -> None:
+        clocks = self._clocks.get(uuid)
+        if clocks is None:
+            # What holds clocks down at the first reading began before it, nobody knows when.
+            recent = Window(seconds=self.clock_events_window_seconds) if self.with_windows else None
+            clocks = self._clocks[uuid] = _Clocks(mask, recent=recent)
+        clocks.began.update(_events(mask & ~clocks.mask))
+        clocks.mask = mask
+        if clocks.recent:
+            clocks.recent.add(mask, at)
+
+    def told(self, steady: float) -> Mapping[tuple[str, int | None], DeviceEvents]:
+        """What is known by now, by UUID of the GPU and GPU instance, ``None`` for the GPU itself.
+
+        Args:
+            steady: Now, in seconds of the clock of the readings' ``steady_seconds``.
+        """
+        xids = {device: dict(window.counts(steady)) for device, window in self._xids.items()}
+        told = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
+        for uuid, clocks in self._clocks.items():
+            told[uuid, None] = DeviceEvents(
+                recent_xids=xids.get((uuid, None), {}),
+                clock_events=dict(clocks.began),
+                recent_clock_events=_recent(clocks.recent, steady),
+            )
+        return told
+
+
+def _recent(masks: Window | None, steady: float) -> dict[str, int] | None:
+    seen = masks.counts(steady) if masks else None
+    if not seen:
+        return None
+    counts: Counter[str] = Counter()
+    for mask, readings in seen.items():
+        counts.update(dict.fromkeys(_events(mask), readings))
+    return dict(counts)
+
+
+def _events(mask: int) -> list[str]:
+    return [event for bit, event in enumerate(CLOCK_EVENTS) if mask >> bit & 1]
