@@ -1,0 +1,322 @@
+"""Builds and steers the simulated libdcgm and host engine of tests/dcgm_stub, for ABI tests and benchmarks."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Self
+
+from stub_support import MAX_INSTANCES, MIB, compiler, gpu_uuid, instance_uuid
+
+__all__ = ["MAX_INSTANCES", "MIB", "Engine", "StubControl", "build", "compiler", "control", "environment"]
+__all__ += ["gpu_uuid", "instance_uuid", "xid"]
+
+SOURCES = Path(__file__).parent / "dcgm_stub"
+RELEASES = {3: "3.3.9", 4: "4.6.0"}
+
+MAX_GPUS, MAX_XIDS, MAX_OVERRIDES, SLOTS = 16, 32, 32, 8
+BY_NOTHING, BY_MODULE, BY_GPM = 0, 1, 2
+NO_MODULE, LOADED, PAUSED = 0, 3, 5
+WORKS, LOST, DETACHED = 1, 4, 7
+KEEP, STATUS, BLANK, BLANK32, NUMBER, FROZEN = range(6)
+
+_PARTS = ("fields", "connection", "watches")
+
+
+class StubInstance(ctypes.Structure):
+    """One MIG instance; as ``struct stub_instance``."""
+
+    _fields_ = [
+        ("engine_permille", ctypes.c_uint32),
+        ("generation", ctypes.c_uint32),
+        ("memory_used_bytes", ctypes.c_uint64),
+    ]
+
+
+class StubXid(ctypes.Structure):
+    """One Xid; as ``struct stub_xid``."""
+
+    _fields_ = [
+        ("at_micros", ctypes.c_int64),
+        ("xid", ctypes.c_uint32),
+        ("level", ctypes.c_uint32),
+        ("place", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class StubGpu(ctypes.Structure):
+    """One GPU; as ``struct stub_gpu``."""
+
+    _fields_ = [
+        ("status", ctypes.c_uint32),
+        ("nvml_index", ctypes.c_uint32),
+        ("gpu_percent", ctypes.c_uint32),
+        ("memory_percent", ctypes.c_uint32),
+        ("encoder_percent", ctypes.c_uint32),
+        ("decoder_percent", ctypes.c_uint32),
+        ("engine_permille", ctypes.c_uint32),
+        ("temperature_celsius", ctypes.c_uint32),
+        ("memory_temperature_celsius", ctypes.c_uint32),
+        ("power_milliwatts", ctypes.c_uint32),
+        ("sm_clock_mhz", ctypes.c_uint32),
+        ("memory_clock_mhz", ctypes.c_uint32),
+        ("clock_event_reasons", ctypes.c_uint32),
+        ("instance_count", ctypes.c_uint32),
+        ("profiling", ctypes.c_uint32),
+        ("xid_count", ctypes.c_uint32),
+        ("memory_used_bytes", ctypes.c_uint64),
+        ("memory_reserved_bytes", ctypes.c_uint64),
+        ("energy_millijoules", ctypes.c_uint64),
+        ("instances", StubInstance * MAX_INSTANCES),
+        ("xids", StubXid * MAX_XIDS),
+    ]
+
+
+class StubOverride(ctypes.Structure):
+    """What a field says instead; as ``struct stub_override``."""
+
+    _fields_ = [
+        ("field_id", ctypes.c_uint32),
+        ("what", ctypes.c_uint32),
+        ("level", ctypes.c_uint32),
+        ("entity_id", ctypes.c_uint32),
+        ("code", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+        ("at_micros", ctypes.c_int64),
+        ("number", ctypes.c_double),
+    ]
+
+
+class StubEngine(ctypes.Structure):
+    """What the running engine has; as ``struct stub_engine``."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint32),
+        ("connections", ctypes.c_uint32),
+        ("groups", ctypes.c_uint32),
+        ("field_groups", ctypes.c_uint32),
+        ("watches", ctypes.c_uint32),
+        ("accepted", ctypes.c_uint32),
+        ("requests", ctypes.c_uint64),
+    ]
+
+
+class StubControl(ctypes.Structure):
+    """The control block; as ``struct stub_control``. What is written here, running libraries and engines do at once."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("gpu_count", ctypes.c_uint32),
+        ("slow_micros", ctypes.c_uint32),
+        ("connect_code", ctypes.c_int32),
+        ("module_status", ctypes.c_uint32),
+        ("per_callback", ctypes.c_uint32),
+        ("refused_field", ctypes.c_uint32),
+        ("refused_code", ctypes.c_int32),
+        ("clock_ahead_micros", ctypes.c_int64),
+        ("deliveries", ctypes.c_uint64),
+        ("records", ctypes.c_uint64),
+        ("embedded", ctypes.c_uint32),
+        ("override_count", ctypes.c_uint32),
+        ("engine", StubEngine),
+        ("overrides", StubOverride * MAX_OVERRIDES),
+        ("gpus", StubGpu * MAX_GPUS),
+    ]
+
+    def override(
+        self,
+        field_id: int,
+        what: int,
+        *,
+        entity: tuple[int, int] = (0, 0),
+        code: int = 0,
+        number: float = 0.0,
+    ) -> None:
+        """Let a field answer otherwise from now on.
+
+        Args:
+            field_id: of DCGM.
+            what: ``STATUS`` (``code``, with a blank), ``BLANK`` (plus ``code``), ``BLANK32``, ``NUMBER`` (``number``),
+                ``FROZEN`` (its values are never newer than now), ``KEEP`` (as ever).
+            entity: level and id; level 0: every entity.
+            code: see ``what``.
+            number: see ``what``.
+        """
+        one = StubOverride(field_id, what, *entity, code, 0, self.now_micros(), number)
+        self.overrides[self.override_count] = one
+        self.override_count += 1
+
+    def now_micros(self) -> int:
+        """Time by the engine's clock."""
+        return time.time_ns() // 1000 + int(self.clock_ahead_micros)
+
+
+def build(directory: Path, *, major: int = 4, release: str = "", without: Iterable[str] = ()) -> Path:
+    """Compile ``directory/libdcgm.so.<major>`` and ``directory/stub-engine``.
+
+    Args:
+        directory: created where missing; goes into ``LD_LIBRARY_PATH``. Both majors may stand in one.
+        major: of the library.
+        release: of the library; it knows the fields of that release. Default 4.6.0, or 3.3.9.
+        without: functions that this library does not have, as an older one: ``dcgmConnect_v3``.
+
+    Returns:
+        The directory.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    exports = directory / "exports.map"
+    hidden = "".join(f"{name}; " for name in without)
+    exports.write_text(f"{{ global: dcgm*; Dcgm*; errorString; local: {hidden}*; }};\n", encoding="ascii")
+    compile_c = [compiler() or "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2"]
+    library, engine = directory / "building.so", directory / "building-engine"
+    command = [*compile_c, "-fPIC", "-shared", "-fvisibility=hidden", f"-DMAJOR={major}"]
+    command += [f'-DRELEASE="{release or RELEASES[major]}"', f"-Wl,--version-script={exports}"]
+    command += [f"-Wl,-soname,libdcgm.so.{major}", *(str(SOURCES / f"{name}.c") for name in _PARTS), "-o", str(library)]
+    subprocess.run([*command, "-lm", "-lpthread"], check=True)
+    library.replace(directory / f"libdcgm.so.{major}")
+    subprocess.run([*compile_c, str(SOURCES / "engine.c"), "-o", str(engine)], check=True)
+    engine.replace(directory / "stub-engine")
+    return directory
+
+
+def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubControl:
+    """Make a control file and map it: GPUs that the profiling module measures, valued as those of tests/stub."""
+    path.write_bytes(bytes(ctypes.sizeof(StubControl)))
+    with path.open("r+b") as file:
+        block = StubControl.from_buffer(mmap.mmap(file.fileno(), 0))
+    block.size = ctypes.sizeof(StubControl)
+    block.gpu_count = gpus
+    block.module_status = LOADED
+    block.per_callback = 1
+    for index in range(gpus):
+        _fill(block.gpus[index], index, partitioned=partitioned)
+    return block
+
+
+def _fill(gpu: StubGpu, index: int, *, partitioned: bool) -> None:
+    gpu.status, gpu.nvml_index, gpu.profiling = WORKS, index, BY_MODULE
+    gpu.gpu_percent, gpu.memory_percent = 90 - index, 40 + index
+    gpu.engine_permille = 805 - index
+    gpu.temperature_celsius, gpu.memory_temperature_celsius = 50 + index, 60 + index
+    gpu.power_milliwatts = 400_000 + 1_000 * index
+    gpu.sm_clock_mhz, gpu.memory_clock_mhz = 1_900 + index, 2_600 + index
+    gpu.memory_used_bytes, gpu.memory_reserved_bytes = (20_000 + index) * MIB, 500 * MIB
+    gpu.energy_millijoules = 5_000_000_000_000 + index
+    if not partitioned:
+        return
+    gpu.instance_count = MAX_INSTANCES
+    for place in range(MAX_INSTANCES):
+        gpu.instances[place] = StubInstance(100 * place + index, 0, (1_000 + 10 * index + place) * MIB)
+
+
+def xid(block: StubControl, gpu: int, number: int, *, level: int = 1, place: int = 0) -> None:
+    """Let a GPU, or the instance at ``place`` of it, report an Xid now."""
+    one = block.gpus[gpu]
+    one.xids[one.xid_count % MAX_XIDS] = StubXid(block.now_micros(), number, level, place, 0)
+    one.xid_count += 1
+
+
+def entity_id(gpu: int, place: int) -> int:
+    """Return DCGM's id of the instance at ``place``, the same for GPU instance and compute instance."""
+    return gpu * SLOTS + place
+
+
+def environment(directory: Path, control_path: Path, *, beside: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment that makes a process find the simulated libdcgm and its control file.
+
+    Args:
+        directory: where ``build`` put it.
+        control_path: the control file.
+        beside: an environment to join, that of tests/stub say: both libraries are found.
+    """
+    joined = dict(beside or {})
+    paths = [str(directory), *filter(None, [joined.get("LD_LIBRARY_PATH")])]
+    return {**joined, "LD_LIBRARY_PATH": ":".join(paths), "DCGM_STUB_CONTROL": str(control_path)}
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody uses, and that no outgoing connection gets by itself."""
+    while True:
+        port = 15_000 + secrets.randbelow(15_000)
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
+
+
+class Engine:
+    """A host engine in a process of its own; a context.
+
+    Args:
+        directory: where ``build`` put it.
+        control_path: the control file.
+        socket_path: of the unix socket to listen on; ``None``: a free TCP port of the loopback address.
+        release: version of the engine; its first digit has to be the library's.
+    """
+
+    def __init__(
+        self, directory: Path, control_path: Path, *, socket_path: Path | None = None, release: str = "4.6.0"
+    ) -> None:
+        self._directory, self._control_path, self._socket_path = directory, control_path, socket_path
+        self._port = free_port() if socket_path is None else 0
+        self.release = release
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        """As the agent takes it: ``127.0.0.1:PORT``, or ``unix:///PATH``."""
+        return f"127.0.0.1:{self._port}" if self._socket_path is None else f"unix://{self._socket_path}"
+
+    @property
+    def pid(self) -> int:
+        """Of its process; it has to run."""
+        assert self._process is not None, "the engine does not run"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, at the same address whenever it starts; it listens when this returns."""
+        place = str(self._port if self._socket_path is None else self._socket_path)
+        command = [str(self._directory / "stub-engine"), str(self._control_path), place, self.release]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        with process.stdout as output:
+            assert output.readline().strip() == "ready", "the engine did not start; see above"
+        self._process = process
+
+    def kill(self) -> None:
+        """End it at once, whatever it does; nothing when it does not run."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """Let it hang: it answers nothing until ``go_on``."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it answer again."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def has_crashed(self) -> bool:
+        """Tell whether it has ended by itself; waits for that a moment."""
+        assert self._process is not None, "the engine was not started"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout=5) != 0
+        return False
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill it."""
+        self.kill()
