@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from exporter.config.dcgm_env import EXTRA_RESOURCES_ENV
+from exporter.config.dcgm_flags import names_for
 from exporter.config.options import OPTIONS, Option
 from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
 
@@ -18,8 +18,8 @@ Made by `scripts/configuration_doc.py` from `exporter/config/options.py`; do not
 
 Every option of `gpu-cost-exporter agent` is a flag (`--sample-interval 500ms`), an environment variable
 (`GPU_COST_EXPORTER_SAMPLE_INTERVAL=500ms`) and a key of a YAML file (`sample-interval: 500ms`). Flags win over the
-environment, the environment over dcgm-exporter's own variables, those over the file, the file over the defaults. The
-file is named by `--config` or `GPU_COST_EXPORTER_CONFIG`. `doctor` takes the same options.
+environment, the environment over dcgm-exporter's own flags and variables, those over the file, the file over the
+defaults. The file is named by `--config` or `GPU_COST_EXPORTER_CONFIG`. `doctor` takes the same options.
 
 All mistakes are told at once, one line each, with where they stand and what is allowed; the exit code is 2 and nothing
 has been started. A duration needs its unit: `ms`, `s`, `m` or `h`.
@@ -31,13 +31,13 @@ EXAMPLE = """\
 Every key with its default, where it has one; take out the `#` of what you want to change.
 """
 
-FOREIGN = f"""\
-## dcgm-exporter's variables
+FOREIGN = """\
+## dcgm-exporter's flags and variables
 
-Its DaemonSet can be switched over: the variables named above are read, `DCGM_EXPORTER_INTERVAL` in milliseconds as
-there. `{EXTRA_RESOURCES_ENV}` adds names to `gpu-resources`. Others of its variables are named in a warning at the
-start, and not used; a collectors file that is only in its image (`/etc/dcgm-exporter/...`) stands for the same set,
-which is built in.
+Its DaemonSet can be switched over: the flags and variables named above are read, times in milliseconds as there.
+`NVIDIA_RESOURCE_NAMES` adds names to `gpu-resources`. One line at the start names the others that were given, and they
+are not used; a collectors file that is only in its image (`/etc/dcgm-exporter/...`) stands for the same set, which is
+built in. All of them, one by one: [migrating.md](migrating.md).
 """
 
 
@@ -89,14 +89,14 @@ def _table(title: str, options: list[Option]) -> str:
     lines = [
         title,
         "",
-        "| Key | Default | Allowed | Meaning |" + (" Variable of dcgm-exporter |" if foreign else ""),
+        "| Key | Default | Allowed | Meaning |" + (" In dcgm-exporter |" if foreign else ""),
         "| --- | --- | --- | --- |" + (" --- |" if foreign else ""),
     ]
     for option in options:
         default = option.default_note or f"`{option.default}`"
         cells = [f"`{option.key}`", default, option.kind.allowed, option.help]
         if foreign:
-            cells.append(f"`{option.dcgm_env}`" if option.dcgm_env else "")
+            cells.append(", ".join(f"`{name}`" for name in names_for(option.key)))
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 

@@ -12,6 +12,7 @@ import pytest
 
 from exporter import __version__
 from exporter.cli import main
+from exporter.config import dcgm_flags
 from exporter.config.options import OPTIONS
 
 HELP_THEN_HEAVY_MODULES = """
@@ -40,7 +41,7 @@ def test_help_documents_every_option_with_its_default(
     for option in OPTIONS:
         assert option.flag in text
         assert f"[default: {option.default_note or option.default}" in text
-        assert option.dcgm_env is None or option.dcgm_env in text
+        assert all(name in text for name in dcgm_flags.names_for(option.key))
     assert "GPU_COST_EXPORTER_" in text
 
 

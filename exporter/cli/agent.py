@@ -49,8 +49,9 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
     """The configuration; for the doctor, wrong paths are findings, and what would be logged is in the findings."""
     from exporter.config import load_agent, logs
 
-    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run", "format"}}
-    config = load_agent(flags, os.environ, check_paths=not for_doctor, extra=problems)
+    others = {"command", "run", "format", "dcgm_flags"}
+    flags = {name: value for name, value in vars(namespace).items() if name not in others}
+    config = load_agent(flags, os.environ, dcgm_flags=namespace.dcgm_flags, check_paths=not for_doctor, extra=problems)
     logs.configure(config.log_format, "error" if for_doctor and config.log_level == "info" else config.log_level)
     for warning in config.warnings:
         LOG.warning(warning)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, TextIO, TypeAlias
 
+from exporter.config import dcgm_flags
 from exporter.config.options import OPTIONS, Option
 from exporter.errors import ConfigError, ExporterError
 
@@ -19,7 +20,8 @@ EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 _ORDER = (
     "Each option can also be set as an environment variable, GPU_COST_EXPORTER_ and its name in capitals"
     " (GPU_COST_EXPORTER_SAMPLE_INTERVAL=500ms), or as a key of the file (sample-interval: 500ms). Flags win over the"
-    " environment, the environment over the file. dcgm-exporter's variables that mean the same are accepted."
+    " environment, the environment over the file. dcgm-exporter's flags and variables are accepted where there is an"
+    " equivalent ([also: ...]); ours win over them, and one line names those that have none: docs/migrating.md."
 )
 
 
@@ -73,14 +75,15 @@ def add_options(parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str
     for option in options:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=_help(option))
+        also = dcgm_flags.names_for(option.key) if options is OPTIONS else ()
+        groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=_help(option, also))
 
 
-def _help(option: Option) -> str:
+def _help(option: Option, names: Sequence[str]) -> str:
     default = option.default_note or option.default or "none"
     unit = f" {option.unit}" if option.unit else ""
     allowed = "" if option.kind.metavar.startswith("{") else f" Allowed: {option.kind.allowed}."
-    also = f" [also: {option.dcgm_env}]" if option.dcgm_env else ""
+    also = f" [also: {', '.join(names)}]" if names else ""
     return f"{option.help}{allowed} [default: {default}{unit}]{also}".replace("%", "%%")
 
 
@@ -94,9 +97,9 @@ def add_output(options: "argparse._ActionsContainer") -> None:
     )
 
 
-def unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace) -> tuple[str, ...]:
-    """What was written and is known to no command, one line each with the nearest flag."""
-    known = [f"--{name.replace('_', '-')}" for name in vars(namespace) if name not in {"command", "run"}]
+def unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """What was written and is known to no command, one line each with the nearest flag; ``more`` are known as well."""
+    known = [f"--{name.replace('_', '-')}" for name in vars(namespace) if name not in {"command", "run"}] + [*more]
     problems = []
     after_flag = False
     for word in unknown:

@@ -1,13 +1,14 @@
-"""Settles the agent's configuration: flags, environment, dcgm-exporter's environment, file, defaults, in this order."""
+"""Settles the agent's configuration: flags, environment, dcgm-exporter's of both, file, defaults, in this order."""
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.attribution import exported_labels
-from exporter.config import dcgm_env, engine_address, paths
+from exporter.config import dcgm_settings, engine_address, paths
 from exporter.config.agent_config import AgentConfig
+from exporter.config.dcgm_flags import Given
 from exporter.config.options import BY_KEY, OPTIONS
 from exporter.config.settle import refusal, settle, unknown_variables
 from exporter.errors import ConfigError
@@ -21,13 +22,19 @@ _Values = dict[str, Any]  # by option key; each value was made by its option's k
 
 
 def load_agent(
-    flags: Mapping[str, object], environ: Mapping[str, str], *, check_paths: bool = True, extra: tuple[str, ...] = ()
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    *,
+    dcgm_flags: Sequence[Given] = (),
+    check_paths: bool = True,
+    extra: tuple[str, ...] = (),
 ) -> AgentConfig:
     """The agent's settled configuration.
 
     Args:
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
         environ: The process environment.
+        dcgm_flags: Flags of dcgm-exporter; they win over its variables, and ours over both.
         check_paths: Also look at what the values name: collectors file, state directory, sockets.
         extra: Problems that the caller met before, told together with those met here.
 
@@ -35,14 +42,14 @@ def load_agent(
         ConfigError: With all mistakes at once, one line each.
     """
     problems = list(extra)
-    from_dcgm, warnings = dcgm_env.translate(environ)
-    settled = settle(OPTIONS, flags, environ, problems, from_dcgm)
+    from_dcgm = dcgm_settings.translate(environ, dcgm_flags, _stated(flags, environ))
+    settled = settle(OPTIONS, flags, environ, problems, from_dcgm.values)
     values, stated = settled.values, settled.stated
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
         values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
-    _add_resources(values, environ, problems)
+    _add_resources(values, from_dcgm.resources, problems)
     _check_together(values, problems)
-    warnings += _settle_source(values)
+    warnings = [*from_dcgm.warnings, *_settle_collectors(values), *_settle_source(values)]
     warnings += unknown_variables(OPTIONS, environ) + _without_effect(values)
     if check_paths:
         problems += paths.problems(values)
@@ -51,17 +58,32 @@ def load_agent(
     return _build(values, tuple(warnings))
 
 
-def _add_resources(values: _Values, environ: Mapping[str, str], problems: list[str]) -> None:
-    names = environ.get(dcgm_env.EXTRA_RESOURCES_ENV, "").strip(", ")
-    if not names or values["gpu-resources"] is None:
-        return
+def _stated(flags: Mapping[str, object], environ: Mapping[str, str]) -> frozenset[str]:
+    given = {key.replace("_", "-") for key, value in flags.items() if value is not None}
+    return frozenset(option.key for option in OPTIONS if option.key in given or environ.get(option.env))
+
+
+def _add_resources(values: _Values, resources: Sequence[tuple[str, str]], problems: list[str]) -> None:
     option = BY_KEY["gpu-resources"]
-    try:
-        added = [option.kind.parse(name) for name in names.split(",")]
-    except ValueError as error:
-        problems.append(refusal(option, dcgm_env.EXTRA_RESOURCES_ENV, str(error)))
-        return
-    values["gpu-resources"] = tuple(dict.fromkeys((*values["gpu-resources"], *added)))
+    for origin, text in resources:
+        names = text.strip(", ")
+        if not names or values["gpu-resources"] is None:
+            continue
+        try:
+            added = [option.kind.parse(name) for name in names.split(",")]
+        except ValueError as error:
+            problems.append(refusal(option, origin, str(error)))
+            continue
+        values["gpu-resources"] = tuple(dict.fromkeys((*values["gpu-resources"], *added)))
+
+
+def _settle_collectors(values: _Values) -> list[str]:
+    """A file that only dcgm-exporter's image has stands for the default set."""
+    warning = dcgm_settings.image_file_warning(values["collectors"]) if values["collectors"] else ""
+    if not warning:
+        return []
+    values["collectors"] = None
+    return [warning]
 
 
 def _settle_source(values: _Values) -> list[str]:

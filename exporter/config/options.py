@@ -7,7 +7,6 @@ from exporter.config.engine_address import DEFAULT_ADDRESS, ENGINE_ADDRESS
 from exporter.config.kinds import Kind
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
-DCGM_ENV_PREFIX = "DCGM_EXPORTER_"
 
 SERVE, SAMPLE, ATTRIBUTE, SHOW = "Serving", "Sampling", "Attribution", "What is exported"
 OWN, COST, RUN = "Owners", "Cost", "Running"
@@ -18,7 +17,6 @@ class Option:
     """One option. ``key`` is its name in the file; the flag and the variable follow from it.
 
     ``default`` is what a user would have to write; ``None`` where the option is unset by default.
-    ``dcgm_env`` is the variable of dcgm-exporter that means the same.
     """
 
     key: str
@@ -27,7 +25,6 @@ class Option:
     help: str
     group: str
     unit: str = ""
-    dcgm_env: str | None = None
     default_note: str = ""
 
     @property
@@ -46,7 +43,6 @@ LOG_FORMAT = Option(
     kind=kinds.choice("text", "json"),
     default="text",
     group=RUN,
-    dcgm_env="DCGM_EXPORTER_LOG_FORMAT",
     help="Form of the log on standard error; one line per event either way.",
 )
 LOG_LEVEL = Option(
@@ -63,7 +59,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.LISTEN,
         default=":9400",
         group=SERVE,
-        dcgm_env="DCGM_EXPORTER_LISTEN",
         help="Address of the page, the metrics and the API; no host means every interface, IPv6 in brackets.",
     ),
     Option(
@@ -72,7 +67,6 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="plain HTTP, no passwords",
         group=SERVE,
-        dcgm_env="DCGM_EXPORTER_WEB_CONFIG_FILE",
         help="YAML file of TLS and passwords, as Prometheus' own (docs/web-config.md); read again when it changes.",
     ),
     Option(
@@ -87,7 +81,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.duration(0.2, 300),
         default="1s",
         group=SAMPLE,
-        dcgm_env="DCGM_EXPORTER_INTERVAL",
         help="Time between two readings of the driver. Prometheus' scrape interval is independent of it.",
     ),
     Option(
@@ -103,7 +96,6 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note=f"no DCGM; {DEFAULT_ADDRESS} with source dcgm",
         group=SAMPLE,
-        dcgm_env="DCGM_REMOTE_HOSTENGINE_INFO",
         help="Where nv-hostengine listens, port 5555 unless given; embedded: an engine of the agent's own.",
     ),
     Option(
@@ -119,7 +111,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.SWITCH,
         default="on",
         group=ATTRIBUTE,
-        dcgm_env="DCGM_EXPORTER_KUBERNETES",
         help="Ask the kubelet which pod holds which device.",
     ),
     Option(
@@ -127,7 +118,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.SOCKET,
         default="/var/lib/kubelet/pod-resources/kubelet.sock",
         group=ATTRIBUTE,
-        dcgm_env="DCGM_POD_RESOURCES_KUBELET_SOCKET",
         help="The kubelet's pod-resources socket. In a container mount its directory, never the socket itself.",
     ),
     Option(
@@ -157,7 +147,6 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="$NODE_NAME, else the host name",
         group=ATTRIBUTE,
-        dcgm_env="NODE_NAME",
         help="Name of this node in labels and on the page.",
     ),
     Option(
@@ -187,7 +176,6 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="jobs by their processes' cgroups alone",
         group=ATTRIBUTE,
-        dcgm_env="DCGM_HPC_JOB_MAPPING_DIR",
         help="Slurm: directory of files named by GPU (0, or 2.1 for an instance) with one job id per line.",
     ),
     Option(
@@ -256,7 +244,6 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="dcgm-exporter's default set",
         group=SHOW,
-        dcgm_env="DCGM_EXPORTER_COLLECTORS",
         help="CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names.",
     ),
     Option(
@@ -279,7 +266,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.SWITCH,
         default="off",
         group=SHOW,
-        dcgm_env="DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID",
         help="Add pod_uid to the DCGM_FI_* series of pods, where it is known.",
     ),
     Option(
@@ -287,7 +273,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.duration(1, 3600),
         default="5m",
         group=SHOW,
-        dcgm_env="DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE",
         help="Span that DCGM_EXP_XID_ERRORS_COUNT counts in, where the collectors file asks for it.",
     ),
     Option(
@@ -295,7 +280,6 @@ OPTIONS: tuple[Option, ...] = (
         kind=kinds.duration(1, 3600),
         default="5m",
         group=SHOW,
-        dcgm_env="DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE",
         help="Span that DCGM_EXP_CLOCK_EVENTS_COUNT counts in, where the collectors file asks for it.",
     ),
     Option(

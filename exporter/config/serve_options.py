@@ -1,6 +1,5 @@
 """Every option of the cost service that is its own; where it reads Prometheus is `prometheus_options`."""
 
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 from exporter.config import kinds
@@ -97,6 +96,6 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         group=BOOKS,
         help="How many days back the store is filled from Prometheus, as far as that has them.",
     ),
-    replace(LOG_FORMAT, dcgm_env=None),
+    LOG_FORMAT,
     LOG_LEVEL,
 )

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from exporter.config import dcgm_env, yaml_file
+from exporter.config import dcgm_settings, yaml_file
 from exporter.config.kinds import Kind
 from exporter.config.options import ENV_PREFIX, Option
 
@@ -37,7 +37,7 @@ def settle(
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
         environ: The process environment.
         problems: Mistakes are added here, one line each.
-        foreign: By key: name and text of another program's variable that means the same.
+        foreign: By key: name and text of another program's flag or variable that means the same.
     """
     given = {key.replace("_", "-"): str(value) for key, value in flags.items() if value is not None}
     from_file, file_path = _read_file(
@@ -113,7 +113,7 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
     warnings: list[str] = []
     for name in sorted(environ):
         rest = name.removeprefix(ENV_PREFIX[:-1])
-        if not name.startswith(ENV_PREFIX) or name in known or dcgm_env.SERVICE_LINK.fullmatch(rest):
+        if not name.startswith(ENV_PREFIX) or name in known or dcgm_settings.SERVICE_LINK.fullmatch(rest):
             continue
         close = get_close_matches(name, known, n=1, cutoff=0.8)
         hint = f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,299 @@
+"""dcgm-exporter's command line and environment, taken at their word: every setting, by every name it has."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.cli import main
+from exporter.config import AgentConfig, dcgm_flags, load_agent
+from exporter.config.dcgm_flags import TABLE, Given, Setting
+from exporter.config.options import BY_KEY
+from exporter.errors import ConfigError
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "migrating.md"
+OURS = frozenset(BY_KEY)
+SAMPLES = {
+    "collectors": "/c.csv",
+    "address": "[::1]:9401",
+    "collect-interval": "10000",
+    "kubernetes": "false",
+    "kubernetes-enable-pod-uid": "true",
+    "kubernetes-enable-pod-labels": "true",
+    "kubernetes-enable-dra": "1",
+    "nvidia-resource-names": "nvidia.com/a100,nvidia.com/a10",
+    "pod-resources-kubelet-socket": "/k/kubelet.sock",
+    "hpc-job-mapping-dir": "/jobs",
+    "remote-hostengine-info": "tcp://engine",
+    "xid-count-window-size": "60000",
+    "clock-events-count-window-size": "120000",
+    "web-config-file": "/web.yaml",
+    "debug": "T",
+    "log-format": "json",
+    "NODE_NAME": "node-7",
+}
+SEEN = {
+    "collectors": ("collectors", Path("/c.csv")),
+    "address": ("listen_port", 9401),
+    "collect-interval": ("sample_interval_seconds", 10.0),
+    "kubernetes": ("attribution", False),
+    "kubernetes-enable-pod-uid": ("dcgm_pod_uid", True),
+    "kubernetes-enable-pod-labels": ("kube_metadata", True),
+    "kubernetes-enable-dra": ("kube_metadata", True),
+    "pod-resources-kubelet-socket": ("kubelet_socket", "/k/kubelet.sock"),
+    "hpc-job-mapping-dir": ("job_mapping_dir", Path("/jobs")),
+    "remote-hostengine-info": ("dcgm_address", "engine:5555"),
+    "xid-count-window-size": ("xid_count_window_seconds", 60.0),
+    "clock-events-count-window-size": ("clock_events_window_seconds", 120.0),
+    "web-config-file": ("web_config", Path("/web.yaml")),
+    "debug": ("log_level", "debug"),
+    "log-format": ("log_format", "json"),
+    "NODE_NAME": ("node_name", "node-7"),
+}
+
+
+def settle(words: list[str], environ: dict[str, str] | None = None, **ours: str) -> AgentConfig:
+    rest, given_flags, problems = dcgm_flags.take(words, OURS)
+    # What is left of a flag that has the same name as ours is ours.
+    same = dict(word.removeprefix("--").split("=", 1) for word in rest)
+    assert problems == []
+    return load_agent({**same, **ours}, environ or {}, dcgm_flags=given_flags, check_paths=False)
+
+
+def named(setting: Setting) -> str:
+    return setting.flag.removeprefix("--") or setting.env
+
+
+def text_of(setting: Setting) -> str:
+    return SAMPLES.get(named(setting), "true" if setting.form == "switch" else "g:0")
+
+
+def forms(setting: Setting) -> list[list[str]]:
+    """Every way to write the setting on a command line."""
+    text = text_of(setting)
+    found = []
+    for name in setting.names[:-1]:
+        written = [name] if len(name) == 2 else [name, name.removeprefix("-")]
+        found += [[f"{form}={text}"] for form in written]
+        if setting.form != "switch" and name.removeprefix("--") not in OURS:
+            found.append([name, text])
+    return found
+
+
+def without_origin(setting: Setting, config: AgentConfig) -> tuple[object, ...]:
+    written = [form for name in setting.names for form in (name, name.removeprefix("-") if len(name) > 2 else name)]
+    warnings = [re.sub(rf"(?<![\w-])({'|'.join(written)})(?![\w-])", "NAME", line) for line in config.warnings]
+    names = [name for name in AgentConfig.__dataclass_fields__ if name != "warnings"]
+    return (*(getattr(config, name) for name in names), warnings)
+
+
+@pytest.mark.parametrize("setting", TABLE, ids=named)
+def test_a_setting_comes_to_the_same_by_every_name_that_it_has(setting: Setting) -> None:
+    by_variable = without_origin(setting, settle([], {setting.env: text_of(setting)}))
+    for words in forms(setting):
+        assert without_origin(setting, settle(words)) == by_variable, words
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_setting_that_has_an_equivalent_reaches_it(name: str) -> None:
+    setting = next(setting for setting in TABLE if named(setting) == name)
+    attribute, value = SEEN[name]
+    assert getattr(settle([], {setting.env: SAMPLES[name]}), attribute) == value
+
+
+def test_every_setting_has_an_equivalent_or_says_what_to_do_instead() -> None:
+    for setting in TABLE:
+        assert sum(map(bool, (setting.key, setting.always, setting.instead))) == 1, setting
+        assert not setting.key or setting.key in BY_KEY
+    assert {named(setting) for setting in TABLE if setting.key} == {*SAMPLES, "kubernetes-pod-label-allowlist-regex"}
+    names = [name for setting in TABLE for name in setting.names]
+    assert len(names) == len(set(names))
+
+
+def test_what_has_no_equivalent_is_one_line_with_what_to_do_and_what_asks_for_nothing_is_none() -> None:
+    others = [setting for setting in TABLE if setting.instead]
+    config = settle([f"{setting.flag}={text_of(setting)}" for setting in others])
+    (line,) = config.warnings
+    assert line.startswith("of dcgm-exporter, without an equivalent here, not used: ")
+    for setting in others:
+        assert f"{setting.flag} ({setting.instead})" in line
+    quiet = [f"{setting.flag}={setting.unset or 'false'}" for setting in others]
+    assert settle(quiet).warnings == ()
+    assert settle([], {setting.env: setting.unset or "none" for setting in others}).warnings == ()
+
+
+def test_what_is_always_so_here_is_taken_without_a_word() -> None:
+    always = [setting for setting in TABLE if setting.always]
+    assert len(always) > 5
+    assert settle([f"{setting.flag}={text_of(setting)}" for setting in always]) == settle([])
+
+
+def test_the_arguments_of_its_chart_and_image_are_taken_as_they_stand() -> None:
+    environ = {
+        "DCGM_EXPORTER_KUBERNETES": "true",
+        "DCGM_EXPORTER_LISTEN": ":9400",
+        "DCGM_EXPORTER_WEB_WRITE_TIMEOUT": "30s",
+        "NODE_NAME": "gpu-1",
+    }
+    config = settle(
+        ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv", "-r", "localhost:5555", "-c", "15000"], environ
+    )
+    assert config.collectors is None
+    assert (config.source, config.dcgm_address) == ("auto", "localhost:5555")
+    assert config.sample_interval_seconds == 15.0
+    assert config.node_name == "gpu-1"
+    (line,) = config.warnings
+    assert "its default set, which is built in, is used" in line
+
+
+def test_a_file_that_its_image_does_not_ship_must_be_there() -> None:
+    rest, flags, _ = dcgm_flags.take(["-f", "/etc/dcgm-exporter/mine.csv"], OURS)
+    assert rest == []
+    with pytest.raises(ConfigError, match=r"cannot read /etc/dcgm-exporter/mine\.csv"):
+        load_agent({"simulate": "demo"}, {}, dcgm_flags=flags)
+
+
+def test_ours_win_over_theirs_and_their_flags_over_their_variables() -> None:
+    assert settle(["-c", "2000"], {"DCGM_EXPORTER_INTERVAL": "3000"}).sample_interval_seconds == 2.0
+    assert settle(["-c", "2000", "--collect-interval=4000"]).sample_interval_seconds == 4.0
+    ours = settle(["-c", "30"], {"DCGM_EXPORTER_INTERVAL": "3"}, **{"sample-interval": "1s"})
+    assert ours.sample_interval_seconds == 1.0
+    assert ours.warnings == ()  # a wrong interval that is not used is nobody's trouble
+    assert settle(["-a", ":1"], {"GPU_COST_EXPORTER_LISTEN": ":2"}).listen_port == 2
+    assert settle(["--debug"], {}, **{"log-level": "error"}).log_level == "error"
+
+
+def test_a_switch_that_is_off_says_nothing_and_one_that_is_no_switch_is_refused() -> None:
+    assert settle(["--debug=false", "--kubernetes-enable-pod-labels=0", "--kubernetes-enable-dra=F"]) == settle([])
+    assert settle(["-k"]).attribution is True
+    with pytest.raises(ConfigError, match=r"attribution \(from -k\): value 'perhaps'"):
+        settle(["-k=perhaps"])
+    with pytest.raises(ConfigError, match=r"kube-metadata \(from --kubernetes-enable-dra\): value 'perhaps'"):
+        settle(["--kubernetes-enable-dra=perhaps"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "least", "most", "option"),
+    [
+        ("-c", 200, 300_000, "sample_interval_seconds"),
+        ("-x", 1000, 3_600_000, "xid_count_window_seconds"),
+        ("--clock-events-count-window-size", 1000, 3_600_000, "clock_events_window_seconds"),
+    ],
+)
+def test_milliseconds_out_of_range_are_used_as_far_as_they_go_and_pointed_at(
+    flag: str, least: int, most: int, option: str
+) -> None:
+    low, high = settle([flag, "30"]), settle([flag, str(most + 1)])
+    assert getattr(low, option) == least / 1000
+    assert getattr(high, option) == most / 1000
+    assert low.warnings[0].startswith(f"{flag}: 30 is in milliseconds; ")
+    assert low.warnings[0].endswith("; 30000 would be 30 s")
+    assert high.warnings[0].startswith(f"{flag}: {most + 1} ms is above the maximum; ")
+    assert settle([flag, str(most)]).warnings == ()
+    with pytest.raises(ConfigError, match="value '5s5' is not a duration"):
+        settle([flag, "5s5"])
+
+
+def test_names_of_resources_are_added_up_and_come_on_top_of_ours() -> None:
+    words = ["--nvidia-resource-names", "nvidia.com/a100", "--nvidia-resource-names=nvidia.com/a10,"]
+    assert settle(words).gpu_resources[-2:] == ("nvidia.com/a100", "nvidia.com/a10")
+    assert settle(words, {}, **{"gpu-resources": "x.com/y"}).gpu_resources == (
+        "x.com/y",
+        "nvidia.com/a100",
+        "nvidia.com/a10",
+    )
+    with pytest.raises(ConfigError, match=r"gpu-resources \(from --nvidia-resource-names\): value 'a b'"):
+        settle(["--nvidia-resource-names", "a b"])
+
+
+def test_patterns_of_labels_that_name_keys_become_keys_and_the_others_are_told() -> None:
+    switch, patterns = "--kubernetes-enable-pod-labels", "--kubernetes-pod-label-allowlist-regex"
+    config = settle([switch, patterns, r"^app$,^(team|env)$,^app\.kubernetes\.io/name$,^x-.*", patterns, "tier"])
+    assert config.pod_labels == ("app", "team", "env", "app.kubernetes.io/name", "tier")
+    assert config.kube_metadata is True
+    (line,) = config.warnings
+    assert line.startswith(f"{switch}: labels are shown once, on gpu_pod_info")
+    assert line.endswith("left out: ^x-.*")
+    many = settle([switch, patterns, ",".join(f"key{number}" for number in range(12))])
+    assert len(many.pod_labels) == 10
+    assert many.warnings[0].endswith("left out: key10, key11")
+    assert settle([patterns, "team"]).pod_labels == ()  # as there: nothing without the switch
+    assert settle([switch, patterns, "team"], {}, **{"pod-labels": "mine"}).pod_labels == ("mine",)
+    assert settle([switch, patterns, "team"], {}, **{"kube-metadata": "on"}).pod_labels == ("team",)
+
+
+def test_a_job_mapping_without_kubernetes_is_slurm_and_with_it_is_told() -> None:
+    assert settle(["--hpc-job-mapping-dir", "/jobs"]).workload_manager == "slurm"
+    alone = settle(["--hpc-job-mapping-dir", "/jobs", "-k=false", "--kubernetes-enable-pod-labels"])
+    assert (alone.workload_manager, alone.attribution, alone.kube_metadata) == ("slurm", True, False)
+    both = settle(["--hpc-job-mapping-dir", "/jobs", "--kubernetes"])
+    assert both.workload_manager == "kubernetes"
+    assert both.warnings == ("job-mapping-dir: read only with workload-manager slurm; not used",)
+
+
+def test_without_kubernetes_its_api_is_not_asked() -> None:
+    assert settle(["-k=false", "--kubernetes-enable-pod-labels"]).kube_metadata is False
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-r"], "-r: needs a value, as in: -r VALUE"),
+        (["--address", "--kubernetes"], "--address: needs a value"),
+        (["--kuberntes"], "--kuberntes: unknown flag; did you mean --kubernetes?"),
+        (["--colect-interval", "1"], "--colect-interval: unknown flag; did you mean --collect-interval?"),
+        (["--kubernetes", "false"], "'false': unexpected argument"),
+        (["-z"], "-z: unknown flag"),
+        (["--x=1"], "--x: unknown flag"),
+        (["-r", "vsock://1:2"], "dcgm-address (from -r): value 'vsock://1:2'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["agent", "doctor"])
+def test_a_mistake_in_their_words_is_one_line(
+    capsys: pytest.CaptureFixture[str], command: str, words: list[str], told: str
+) -> None:
+    assert main([command, "--simulate", "demo", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu-cost-exporter: ")
+    assert told in line
+
+
+def test_arguments_without_a_command_are_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-c", "30000", "--simulate", "dmo"]) == 2
+    assert "did you mean 'demo'?" in capsys.readouterr().err
+    assert main(["-c", "30000", "--listn", ":1"]) == 2
+    assert "--listn: unknown flag; did you mean --listen?" in capsys.readouterr().err
+
+
+def test_other_commands_know_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--collect-interval", "1"]) == 2
+    assert "--collect-interval: unknown flag" in capsys.readouterr().err
+
+
+WORDS = st.lists(
+    st.sampled_from([*dcgm_flags.KNOWN_FLAGS, "--listen", "--", "x", "-q"])
+    | st.builds("{}={}".format, st.sampled_from(dcgm_flags.KNOWN_FLAGS), st.text(max_size=5))
+    | st.text(max_size=5),
+    max_size=8,
+)
+
+
+@given(WORDS)
+def test_no_word_is_lost_and_any_command_line_is_settled_or_refused_by_name(words: list[str]) -> None:
+    rest, flags, problems = dcgm_flags.take(words, OURS)
+    kept = [*rest, *(part for one in flags for part in (one.origin, one.text)), *problems]
+    for word in words:
+        assert any(part in kept or any(part in problem for problem in problems) for part in (word, word.split("=")[0]))
+    told: tuple[str, ...] = ()
+    try:
+        load_agent({}, {}, dcgm_flags=flags, check_paths=False)
+    except ConfigError as error:
+        told = error.problems
+    assert all(any(f"(from {one.origin})" in line for one in flags) for line in told)
+
+
+@given(st.sampled_from([setting for setting in TABLE if setting.form == "milliseconds"]), st.integers(0, 10**12))
+def test_any_number_of_milliseconds_can_be_used(setting: Setting, number: int) -> None:
+    load_agent({}, {}, dcgm_flags=[Given(setting=setting, origin="-c", text=str(number))], check_paths=False)
