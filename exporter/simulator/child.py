@@ -1,16 +1,16 @@
-"""The child process of a simulated node: the sources' own child on a fake driver under the real NVML binding."""
+"""The child process of a simulated node: the sources' own child on a fake driver, or on a fake host engine."""
 
 import argparse
 import sys
 import time
 
 from exporter.errors import ConfigError
-from exporter.simulator import driver, scenario
+from exporter.simulator import dcgm, driver, scenario
 from exporter.sources import child
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Install the scenario's driver and sample it; exit code 2 for a scenario that cannot be loaded.
+    """Install the scenario's driver, or its host engine, and sample it; exit code 2 for one that cannot be loaded.
 
     Args:
         argv: ``--scenario NAME --epoch UNIX_SECONDS``, and whatever ``exporter.sources.child`` takes.
@@ -24,8 +24,15 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    driver.install(lambda: loaded.at(time.time() - arguments.epoch), epoch_seconds=arguments.epoch)
+    install = dcgm.install if _asks_dcgm(rest) else driver.install
+    install(lambda: loaded.at(time.time() - arguments.epoch), epoch_seconds=arguments.epoch)
     return child.main(rest)
+
+
+def _asks_dcgm(argv: list[str]) -> bool:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dcgm-address", default="")
+    return bool(parser.parse_known_args(argv)[0].dcgm_address)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ def _driver_version(session: Session, buffer: CArgument, size: CArgument) -> Non
     put_text(buffer, size, session.now().driver_version)
 
 
-def _cuda_major(driver_version: str) -> int:
+def cuda_major(driver_version: str) -> int:
+    """Major version of CUDA that came with a driver."""
     major = driver_fields.driver_major(driver_version)
     if major >= _FIRST_CUDA_13_DRIVER:
         return 13
@@ -67,12 +68,12 @@ def _cuda_major(driver_version: str) -> int:
 @_SYSTEM.system("nvmlSystemGetNVMLVersion")
 def _nvml_version(session: Session, buffer: CArgument, size: CArgument) -> None:
     version = session.now().driver_version
-    put_text(buffer, size, f"{_cuda_major(version)}.{version}")
+    put_text(buffer, size, f"{cuda_major(version)}.{version}")
 
 
 @_SYSTEM.system("nvmlSystemGetCudaDriverVersion_v2")
 def _cuda_version(session: Session, version: CArgument) -> None:
-    out(version).value = _cuda_major(session.now().driver_version) * 1000
+    out(version).value = cuda_major(session.now().driver_version) * 1000
 
 
 def _shutdown(session: Session, _arguments: tuple[CArgument, ...]) -> None:

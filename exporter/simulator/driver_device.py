@@ -17,7 +17,7 @@ from exporter.simulator.driver_core import (
     plain,
     supported,
 )
-from exporter.simulator.truth import GpuTruth
+from exporter.simulator.truth import GpuTruth, MigTruth
 
 CALLS = Calls()
 
@@ -197,14 +197,20 @@ def _memory(target: Target, info: CArgument) -> None:
     struct.used = used + reserved
 
 
+def instance_bar1_bytes(gpu: GpuTruth, instance: MigTruth) -> tuple[int, int, int]:
+    """(total, used, free) of an instance's part of the board's BAR1."""
+    total = int(whole(gpu, Field.BAR1_TOTAL, MIB) * _BAR1_PER_MEMORY_SLICE * instance.memory_slices)
+    return (total, 0, total)
+
+
 @CALLS.device("nvmlDeviceGetBAR1MemoryInfo", mig=True)
 def _bar1(target: Target, info: CArgument) -> None:
     struct = out(info)
-    total = whole(target.gpu, Field.BAR1_TOTAL, MIB)
-    used, free = whole(target.gpu, Field.BAR1_USED, MIB), whole(target.gpu, Field.BAR1_FREE, MIB)
     if target.instance:
-        total = int(total * _BAR1_PER_MEMORY_SLICE * target.instance.memory_slices)
-        used, free = 0, total
+        total, used, free = instance_bar1_bytes(target.gpu, target.instance)
+    else:
+        fields = (Field.BAR1_TOTAL, Field.BAR1_USED, Field.BAR1_FREE)
+        total, used, free = (whole(target.gpu, field, MIB) for field in fields)
     struct.bar1Total, struct.bar1Used, struct.bar1Free = total, used, free
 
 

@@ -97,10 +97,10 @@ def _mig_sample(target: Target, number: CArgument, sample: CArgument) -> None:
     if not members:
         raise Refused(NOT_FOUND if target.gpu.mig_enabled else NOT_SUPPORTED)
     uuid = f"{target.gpu.uuid}/{plain(number)}/" + ",".join(member.uuid for member in members)
-    _store(target, sample, uuid, _joined(members), whole=False)
+    _store(target, sample, uuid, joined(members), whole=False)
 
 
-def _joined(members: Sequence[MigTruth]) -> Load:
+def joined(members: Sequence[MigTruth]) -> Load:
     """Load of a GPU instance: its compute instances by their part of the slices in use."""
     weights = [slices_of(member)[1] for member in members]
     total = max(sum(weights), 1)

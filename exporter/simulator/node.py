@@ -116,8 +116,15 @@ class SimulatedNode:
         await self._api.stop()
         await self._kubelet.stop()
 
-    def child_command(self, interval_seconds: float, fields: Iterable[Field]) -> tuple[str, ...]:
+    def child_command(
+        self, interval_seconds: float, fields: Iterable[Field], dcgm_address: str = ""
+    ) -> tuple[str, ...]:
         """Command of the child process with this scenario's driver, for ``sources.worker.Worker``.
+
+        Args:
+            interval_seconds: Between samples.
+            fields: What to sample.
+            dcgm_address: Of the host engine, to have its child; the simulated one is at ``localhost:5555``.
 
         Raises:
             ConfigError: for a scenario that was made in memory, which no other process can load.
@@ -136,6 +143,7 @@ class SimulatedNode:
             repr(interval_seconds),
             "--fields",
             ",".join(str(int(field)) for field in sorted(fields)),
+            *(("--dcgm-address", dcgm_address) if dcgm_address else ()),
         )
 
     def _refresh(self) -> None:

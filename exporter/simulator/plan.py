@@ -7,7 +7,7 @@ from enum import StrEnum
 from exporter.model import Field
 from exporter.simulator.loads import Mix
 from exporter.simulator.profiles import Signal
-from exporter.simulator.truth import Fault, ModelSpec
+from exporter.simulator.truth import DcgmTruth, Fault, ModelSpec
 
 
 class IdForm(StrEnum):
@@ -270,3 +270,4 @@ class NodePlan:
     node_labels: Mapping[str, str] = field(default_factory=dict)
     dra_version: str = ""
     """Of ``resource.k8s.io``; empty: a cluster without."""
+    dcgm: DcgmTruth = field(default_factory=DcgmTruth)

@@ -84,6 +84,7 @@ class Scenario:
                 claims=claims.claims(self.plan, held),
                 dra_version=self.plan.dra_version,
             ),
+            dcgm=self.plan.dcgm,
             faults={f.kind: f.parameter for f in self.plan.faults if f.gpu is None and f.window.occurrence(t)},
         )
 

@@ -5,8 +5,13 @@ from exporter.simulator.scenario_keys import Section
 from exporter.simulator.truth import Fault
 
 GPU_FAULTS = frozenset({Fault.GPU_LOST, Fault.RESET_REQUIRED, Fault.UNKNOWN_ERROR, Fault.GPU_ABSENT})
-"""Faults of one GPU; all others are of the driver, the kubelet or the API as a whole."""
-_WITH_SECONDS: dict[Fault, float | None] = {Fault.SLOW: None, Fault.API_SLOW: None, Fault.API_TOO_MANY: 1.0}
+"""Faults of one GPU; all others are of the driver, the kubelet, the API or the host engine as a whole."""
+_WITH_SECONDS: dict[Fault, float | None] = {
+    Fault.SLOW: None,
+    Fault.API_SLOW: None,
+    Fault.API_TOO_MANY: 1.0,
+    Fault.ENGINE_SLOW: None,
+}
 """Faults that have a parameter, and what it is by default; ``None``: it must be given."""
 
 

@@ -1,5 +1,7 @@
 """Scenario files: YAML into a checked plan, with every mistake told at once by file, line and key."""
 
+import re
+
 import yaml
 
 from exporter.errors import ConfigError
@@ -9,8 +11,10 @@ from exporter.simulator.scenario_gpus import read_gpus
 from exporter.simulator.scenario_keys import Item, Problems, Section
 from exporter.simulator.scenario_metadata import read_namespaces, read_texts
 from exporter.simulator.scenario_pods import read_outside, read_pods
+from exporter.simulator.truth import DcgmTruth
 
 MOST_OTHER_PODS = 250
+_DCGM_VERSION = re.compile(r"(?:3\.[3-9]|4\.\d{1,2})\.\d{1,2}")
 
 
 def parse(text: str, source: str) -> NodePlan:
@@ -53,6 +57,7 @@ def _plan(top: Section, problems: Problems, source: str) -> NodePlan:
         namespaces=read_namespaces(top),
         node_labels=read_texts(top, "node_labels"),
         dra_version=_dra_version(top, plugin),
+        dcgm=_dcgm(top),
     )
     top.finish()
     return plan
@@ -79,6 +84,19 @@ def _dra_version(top: Section, plugin: Plugin) -> str:
     if not top.has("dra_version") and plugin.ids is not IdForm.DRA:
         return ""
     return top.choice("dra_version", DraVersion.V1).value
+
+
+def _dcgm(top: Section) -> DcgmTruth:
+    section = top.section("dcgm")
+    if section is None:
+        return DcgmTruth()
+    version = section.text("version", DcgmTruth().version)
+    if not _DCGM_VERSION.fullmatch(version):
+        section.problem("version", f"is {version!r}; allowed: three numbers, from 3.3.0 to 4.99.99")
+        version = DcgmTruth().version
+    module = section.flag("profiling_module", default=True)
+    section.finish()
+    return DcgmTruth(version=version, profiling_module=module)
 
 
 def _tree(text: str, problems: Problems) -> Item | None:

@@ -49,6 +49,14 @@ class Fault(StrEnum):
     API_FORBIDDEN = "api_forbidden"
     API_ERROR = "api_error"
     """HTTP 500 with a body that is no JSON."""
+    ENGINE_DOWN = "engine_down"
+    """Nothing listens where DCGM's host engine was; connections that were open are dead for good."""
+    ENGINE_HANG = "engine_hang"
+    """Calls to the host engine do not return while the fault lasts."""
+    ENGINE_SLOW = "engine_slow"
+    """Every call to the host engine takes ``seconds``."""
+    PROFILING_PAUSED = "profiling_paused"
+    """Somebody paused DCGM's profiling: its values are blank for everybody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +239,15 @@ class ClusterTruth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DcgmTruth:
+    """The node's DCGM host engine."""
+
+    version: str = "4.6.0"
+    profiling_module: bool = True
+    """Whether NVIDIA's full package is there: without it only Hopper and later have profiling fields, by GPM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTruth:
     """A simulated node at an instant (``at_seconds`` since the scenario's start)."""
 
@@ -248,5 +265,6 @@ class NodeTruth:
     pods: tuple[PodTruth, ...] = ()
     """Every pod of the node that the API knows."""
     cluster: ClusterTruth = field(default_factory=ClusterTruth)
+    dcgm: DcgmTruth = field(default_factory=DcgmTruth)
     faults: Mapping[Fault, float] = field(default_factory=dict)
-    """Faults of the driver or the kubelet as a whole, with a parameter (seconds for SLOW, else 0)."""
+    """Faults of the node as a whole, with a parameter (seconds for those that are slow, else 0)."""
