@@ -292,11 +292,10 @@ def test_xids_are_counted_per_code_and_device() -> None:
     record = SourceRecord()
     for at, code in ((10.0, 31), (20.0, 79), (30.0, 31)):
         event = XidEvent(uuid="GPU-0", xid=code, at_seconds=at)
-        record.add(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, xids=(event,), errors={"x": 1}))
+        record.add(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, xids=(event,)))
     xids = record.xids["GPU-0", None]
     assert dict(xids.counts) == {31: 2, 79: 1}
     assert (xids.last_seen_seconds[31], xids.last) == (30.0, 31)
-    assert record.errors == {"x": 3}
 
 
 def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances() -> None:

@@ -1,13 +1,13 @@
 """The agent's tick: sources and attribution joined into one immutable snapshot. The only place where they meet."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.record import SourceRecord
+from exporter.agent.sources import Source, Sources
 from exporter.agent.views import Viewer, darkened
 from exporter.model import Attribution, DeviceView, LedgerView, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
 
@@ -20,30 +20,15 @@ def stale_after_seconds(sample_interval_seconds: float) -> float:
     return max(STALE_INTERVALS * sample_interval_seconds, LEAST_STALE_SECONDS)
 
 
-class Source(Protocol):
-    """Where readings come from: ``sources.worker.Worker``, or the same source without a child for a replay."""
-
-    @property
-    def status(self) -> SourceStatus:
-        """How the source is doing."""
-        ...
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason, beside those that readings carry."""
-        ...
-
-    def take(self) -> tuple[Reading, ...]:
-        """Readings since the last call, oldest first."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Node:
     """One node as the agent knows it."""
 
     name: str
     source: Source
+    """NVML, or DCGM where it is used alone."""
+    dcgm: Source | None = None
+    """DCGM beside NVML."""
     viewer: Viewer
     sample_interval_seconds: float
     simulated: bool = False
@@ -55,6 +40,12 @@ class Node:
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waiting_since: float | None = None
     """Of the clock that nobody sets: first reading, while holders were not known."""
+    _sources: Sources = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Join the sources."""
+        stale_after = stale_after_seconds(self.sample_interval_seconds)
+        self._sources = Sources(first=self.source, second=self.dcgm, stale_after_seconds=stale_after)
 
     @property
     def attributor(self) -> Attributor:
@@ -71,15 +62,17 @@ class Node:
         steady = now if steady is None else steady
         started = self.process_clock()
         sampled: tuple[DeviceView, ...] | None = None
-        for reading in self.source.take():
+        for reading in self._sources.take(now, steady):
             sampled = self._add(reading, now, steady)
-        status = self.source.status
+        statuses = self._sources.statuses
         newest = self.record.newest
-        fresh = newest is not None and self._is_fresh(newest, status, now)
+        # A clock that was set back makes a reading look as if it came from the future: it is not old for that, and if
+        # no more come, the source's own deadline tells.
+        fresh = newest is not None and self._sources.is_fresh(now - newest.taken_at_seconds)
         attribution = self.attributor.join(newest, now, steady)
         views = sampled if sampled is not None and fresh else ()
         if newest is not None and not views:
-            shown = newest if fresh else darkened(newest, status.reason or "stale")
+            shown = newest if fresh else darkened(newest, statuses[0].reason or "stale")
             views = self.viewer.views(shown, attribution, self.record.xids, steady)
         metadata = self.attributor.metadata
         if self.metering and metadata and metadata.node_facts:
@@ -89,7 +82,7 @@ class Node:
         return self._snapshot(
             now,
             fresh=fresh,
-            status=status,
+            statuses=statuses,
             attribution=attribution,
             views=views,
             ledger=self.metering.view(steady) if self.metering else None,
@@ -130,18 +123,12 @@ class Node:
         """Count an error of the agent itself."""
         self.own_errors[part, reason] += 1
 
-    def _is_fresh(self, reading: Reading, status: SourceStatus, now: float) -> bool:
-        age = now - reading.taken_at_seconds
-        # A clock that was set back makes a reading look as if it came from the future: it is not old for that, and if
-        # no more come, the source's own deadline tells.
-        return status.state is SourceState.UP and age <= stale_after_seconds(self.sample_interval_seconds)
-
     def _snapshot(
         self,
         now: float,
         *,
         fresh: bool,
-        status: SourceStatus,
+        statuses: tuple[SourceStatus, ...],
         attribution: Attribution,
         views: tuple[DeviceView, ...],
         ledger: LedgerView | None,
@@ -156,11 +143,12 @@ class Node:
             simulated=self.simulated,
             driver_version=newest.driver_version if newest else None,
             nvml_version=newest.nvml_version if newest else None,
+            dcgm_version=newest.dcgm_version if newest and fresh else None,
             sample_at_seconds=newest.taken_at_seconds if newest else None,
             sample_duration_seconds=newest.duration_seconds if newest else None,
             devices=views,
             expected_devices=_expected(attribution, views),
-            sources=(status,),
+            sources=statuses,
             attribution_enabled=kubelet is not None,
             attribution_source=self.attributor.source,
             attribution_known=attribution.known,
@@ -178,7 +166,7 @@ class Node:
             errors=self._errors(),
             tick_duration_seconds=duration,
             ready=fresh,
-            not_ready_reasons=() if fresh else (_why_not(status, newest),),
+            not_ready_reasons=() if fresh else tuple(_why_not(status, newest) for status in statuses),
             ledger=ledger,
             prices=self.metering.prices if self.metering else {},
             price_book=self.metering.book.description if self.metering else "",
@@ -189,10 +177,7 @@ class Node:
         errors: Counter[tuple[str, str]] = Counter(self.own_errors)
         if self.metering:
             errors.update(self.metering.errors)
-        name = self.source.status.name
-        for source in (self.record.errors, self.source.errors):
-            for reason, count in source.items():
-                errors[name, reason] += count
+        errors.update(self._sources.errors)
         if self.attributor.kubelet:
             for reason, count in self.attributor.kubelet.errors.items():
                 errors["attribution", reason] += count

@@ -1,4 +1,4 @@
-"""What the agent remembers of its sources between ticks: newest reading, Xid counts, error counts."""
+"""What the agent remembers of its readings between ticks: the newest, every GPU ever seen, Xid counts."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -17,20 +17,18 @@ class XidRecord:
 
 @dataclass(slots=True)
 class SourceRecord:
-    """Everything kept of one source's readings."""
+    """Everything kept of the readings."""
 
     newest: Reading | None = None
     """With every GPU that was ever seen: one that is gone is missing, not forgotten."""
     known: dict[str, GpuReading] = field(default_factory=dict)
     """The last reading of each GPU while it was up, by UUID."""
-    errors: Counter[str] = field(default_factory=Counter)
     xids: dict[tuple[str, int | None], XidRecord] = field(default_factory=dict)
     """By (GPU uuid, GPU-instance id or ``None`` for the whole GPU)."""
 
     def add(self, reading: Reading) -> None:
         """Add one reading: counts add up, values replace."""
         self.newest = replace(reading, gpus=self._with_all_known(reading.gpus))
-        self.errors.update(reading.errors)
         for event in reading.xids:
             record = self.xids.setdefault((event.uuid, event.gpu_instance_id), XidRecord())
             record.counts[event.xid] += 1

@@ -21,10 +21,12 @@ from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.attribution import Attributing, attributing_of
 from exporter.agent.metering import Metering, Save
-from exporter.agent.node import Node, Source, stale_after_seconds
+from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import Owners
 from exporter.agent.problems import ProblemLog
+from exporter.agent.sources import Source
 from exporter.agent.views import Viewer
+from exporter.agent.workers import workers_of
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
 from exporter.exposition.collector import ExpositionOptions
@@ -35,7 +37,7 @@ from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
 from exporter.exposition.web_access import Listening, WebAccess
 from exporter.model import NodeFacts, Snapshot
-from exporter.sources.worker import Worker, nvml_command
+from exporter.sources.worker import Worker
 
 LOG = logging.getLogger("exporter.agent")
 
@@ -50,6 +52,7 @@ async def run(
     config: AgentConfig,
     *,
     worker_command: Sequence[str] | None = None,
+    dcgm_worker_command: Sequence[str] | None = None,
     simulated: bool = False,
     worker_env: Mapping[str, str] | None = None,
 ) -> int:
@@ -58,8 +61,9 @@ async def run(
     Args:
         config: What the user wants.
         worker_command: Command line of the child that owns the driver; ``None`` for the NVML child.
+        dcgm_worker_command: The same of the child that asks DCGM's host engine, where one is asked at all.
         simulated: Whether what the child reads does not exist; every page and the metrics then say so.
-        worker_env: Extra environment of the child.
+        worker_env: Extra environment of the children.
 
     Raises:
         ConfigError: A file or the port cannot be had, or the state directory is another agent's; nothing was started.
@@ -72,19 +76,14 @@ async def run(
     access = WebAccess(functools.partial(web_config.load, config.web_config)) if config.web_config else None
     listener = bind(config.listen_host, config.listen_port)
     file = _state_file(config.state_dir)
-    worker = Worker(
-        name="nvml",
-        command=worker_command or nvml_command(config.sample_interval_seconds, collectors.fields),
-        interval_seconds=config.sample_interval_seconds,
-        env=worker_env,
-        clock=time.monotonic,
-    )
+    commands = {"nvml": worker_command, "dcgm": dcgm_worker_command}
+    workers = workers_of(config, collectors.fields, commands, worker_env)
     attributing = attributing_of(config)
     owners = Owners(tenancy=attributing.tenancy)
     agent = Agent(
-        node=_node(config, worker, attributing, metering_of(config, book, file, owners=owners, simulated=simulated)),
+        node=_node(config, workers, attributing, metering_of(config, book, file, owners=owners, simulated=simulated)),
         load_prices=load_prices,
-        worker=worker,
+        workers=workers,
         attributing=attributing,
         renderer=Renderer(_exposition(config, collectors)),
         release_seconds=config.release_seconds,
@@ -150,7 +149,7 @@ def _boot_id() -> str:
         return ""
 
 
-def _node(config: AgentConfig, source: Source, attributing: Attributing, metering: Metering) -> Node:
+def _node(config: AgentConfig, sources: Sequence[Source], attributing: Attributing, metering: Metering) -> Node:
     viewer = Viewer(
         attributor=attributing.attributor,
         clock=IdleClock(
@@ -162,7 +161,8 @@ def _node(config: AgentConfig, source: Source, attributing: Attributing, meterin
     )
     return Node(
         name=config.node_name,
-        source=source,
+        source=sources[0],
+        dcgm=sources[1] if len(sources) > 1 else None,
         viewer=viewer,
         sample_interval_seconds=config.sample_interval_seconds,
         simulated=metering.simulated,
@@ -184,7 +184,7 @@ class Agent:
     """A running agent: one node, one renderer, one newest snapshot."""
 
     node: Node
-    worker: Worker
+    workers: tuple[Worker, ...]
     attributing: Attributing
     renderer: Renderer
     release_seconds: float
@@ -205,7 +205,7 @@ class Agent:
         app = create_app(
             snapshot=lambda: self.snapshot,
             metrics=self._metrics,
-            release=self.worker.release,
+            release=self._release,
             guard=self.access.middleware() if self.access else None,
         )
         runner = web.AppRunner(
@@ -218,7 +218,7 @@ class Agent:
         gc.collect()
         gc.freeze()
         LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
-        parts: list[Callable[[], Awaitable[None]]] = [self.worker.run, self._ticks]
+        parts: list[Callable[[], Awaitable[None]]] = [*(worker.run for worker in self.workers), self._ticks]
         if runner.server:
             parts.append(functools.partial(app[CONNECTIONS].watch, runner.server))
         if self.access:
@@ -246,9 +246,14 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGUSR1, self.worker.release, self.release_seconds)
+        loop.add_signal_handler(signal.SIGUSR1, self._release, self.release_seconds)
         if self.node.metering:
             loop.add_signal_handler(signal.SIGHUP, self._start_reload, self.node.metering)
+
+    def _release(self, seconds: float) -> None:
+        """Let go of the driver, in every child that has it."""
+        for worker in self.workers:
+            worker.release(seconds)
 
     async def _ticks(self) -> None:
         loop = asyncio.get_running_loop()
