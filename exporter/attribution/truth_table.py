@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+NVML, DCGM = "NVML", "DCGM"
+
 
 class Layer(StrEnum):
     """What stands between the hardware and a pod, from below."""
@@ -24,7 +26,8 @@ class Counts:
     in_driver: int | None = None
     """Known to the kernel driver of the host."""
     seen: int | None = None
-    """Given out by NVML here; ``None`` where NVML does not work."""
+    """Given out by NVML, or by DCGM, here; ``None`` where it does not work."""
+    shown_by: str = NVML
     advertised: int | None = None
     """Healthy by the kubelet's word, or by the slices of a DRA driver; ``None`` where nobody can tell."""
     allocated: int | None = None
@@ -45,7 +48,7 @@ class Diagnosis:
 
 _DRIVER_LOG = "see the kernel log (dmesg | grep -i -e nvrm -e xid), then reset the GPU or restart the node"
 _LOAD_DRIVER = "load the driver (modprobe nvidia), or see the driver's pod of the GPU operator"
-_SHOW_ALL = "let this container see all GPUs: runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all"
+_SHOW_ALL = "see all GPUs: runtimeClassName: nvidia and NVIDIA_VISIBLE_DEVICES=all"
 _PLUGIN_LOG = (
     "see the device plugin's log for the unhealthy device and the kernel log for its Xid; "
     "a resource of another name needs --gpu-resources"
@@ -95,21 +98,24 @@ def _toolkit(counts: Counts) -> Diagnosis | None:
     known = max(advertised or 0, counts.allocated or 0)
     if max(there or 0, known) <= seen:
         return None
-    shown = "NVML does not work here" if counts.seen is None else f"NVML shows {counts.seen} here"
+    by, where = counts.shown_by, "this container" if counts.shown_by == NVML else "its engine's container"
+    shown = f"{by} does not work here" if counts.seen is None else f"{by} shows {counts.seen} here"
+    show_all = f"let {where} {_SHOW_ALL}"
     if advertised and advertised > seen:
         more = f"; the device plugin is shown {advertised}"
-        return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}{more}", mend=_SHOW_ALL)
+        return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}{more}", mend=show_all)
     if advertised or (counts.allocated or 0) > seen:
-        who = "to this container and to the device plugin" if advertised else "any more"
+        who = f"to {where} and to the device plugin" if advertised else "any more"
         cause = f"{_there(counts, there)}{shown}: the driver does not give all of {max(there or 0, known)} {who}"
         return Diagnosis(layer=Layer.DRIVER, cause=cause, mend=_DRIVER_LOG)
-    return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}", mend=_SHOW_ALL)
+    return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}", mend=show_all)
 
 
 def _above(counts: Counts) -> Diagnosis:
     seen, advertised = counts.seen or 0, counts.advertised
     if advertised is None and counts.allocated is None:
-        here = f"{_gpus(seen)} here" if counts.seen is not None else "NVML does not work here, and no GPU is known of"
+        blind = f"{counts.shown_by} does not work here, and no GPU is known of"
+        here = f"{_gpus(seen)} here" if counts.seen is not None else blind
         return Diagnosis(layer=Layer.NONE, cause=f"{here}; which are given out is not known")
     if counts.by_claims and not advertised:
         return _ok(counts, "given out by claims (DRA)")

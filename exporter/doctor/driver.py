@@ -1,18 +1,19 @@
-"""Checks of the driver, made in a child process with a deadline: a call into it can hang for ever."""
+"""Checks of the driver, and of what its readings tell of activity and processes."""
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from exporter.doctor import listening
 from exporter.doctor.finding import Finding, fail, ok, warn
-from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState
-from exporter.sources.worker import Worker
+from exporter.model import DeviceState, Field, GpuReading, Reading
 
-_LOOK_SECONDS = 0.05
 _ENOUGH_READINGS = 3
 """Rates and engine counters are differences: the first reading cannot have them."""
-_BAD_STATES = frozenset({SourceState.FAILED, SourceState.HUNG, SourceState.DIED})
+_BLIND = "see the line of DCGM profiling; the driver may refuse it, too: see dmesg"
+_BLIND_WITHOUT_DCGM = (
+    "MIG before Hopper is measured by DCGM alone: run its host engine and name it, --dcgm-address HOST:5555"
+    " (docs/dcgm.md); elsewhere the driver may refuse profiling: see dmesg"
+)
 
 
 async def read(
@@ -24,42 +25,20 @@ async def read(
     clock: Callable[[], float],
 ) -> tuple[Finding, Reading | None]:
     """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
-    worker = Worker(
-        name="nvml",
-        command=command,
-        interval_seconds=interval_seconds,
-        # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
-        deadline_seconds=2 * deadline_seconds,
-        start_deadline_seconds=2 * deadline_seconds,
+    heard = await listening.listen(
+        "nvml",
+        command,
         env=env,
+        interval_seconds=interval_seconds,
+        deadline_seconds=deadline_seconds,
+        enough=_ENOUGH_READINGS,
         clock=clock,
     )
-    task = asyncio.ensure_future(worker.run())
-    readings: list[Reading] = []
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    first_after = 0.0
-    try:
-        while loop.time() - start < deadline_seconds and len(readings) < _ENOUGH_READINGS and not task.done():
-            await asyncio.sleep(_LOOK_SECONDS)
-            taken = worker.take()
-            if taken and not readings:
-                first_after = loop.time() - start
-            readings += taken
-            if worker.status.state in _BAD_STATES:
-                break
-        status = worker.status
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    if not readings:
-        cause = status.message or status.reason.replace("_", " ") or f"no answer within {deadline_seconds:g} s"
-        mend = "" if status.message else "see the kernel log: dmesg | grep -i nvrm"
-        return fail("driver", cause, mend), None
-    last = readings[-1]
-    version = f"driver {last.driver_version or 'of unknown version'}"
-    return ok("driver", f"{version}, first reading after {first_after:.1f} s"), last
+    if heard.last is None:
+        mend = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
+        return fail("driver", heard.trouble(deadline_seconds), mend), None
+    version = f"driver {heard.last.driver_version or 'of unknown version'}"
+    return ok("driver", f"{version}, first reading after {heard.first_after_seconds:.1f} s"), heard.last
 
 
 def devices(reading: Reading) -> Finding:
@@ -80,8 +59,13 @@ def devices(reading: Reading) -> Finding:
     return ok("devices", ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) + parts)
 
 
-def activity(reading: Reading) -> Finding:
-    """Where activity comes from: engine counters where there are some, else utilisation, else nowhere."""
+def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
+    """Where activity comes from: engine counters where there are some, else utilisation, else nowhere.
+
+    Args:
+        reading: Of all sources together.
+        dcgm: Whether DCGM is one of them.
+    """
     up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
     blind = sum(not _is_measured(gpu) for gpu in up)
     engine = sum(_has_engine(gpu) for gpu in up)
@@ -89,11 +73,18 @@ def activity(reading: Reading) -> Finding:
         return warn(
             "activity",
             f"{blind} of {len(up)} GPUs have no activity for at least one device, which shows as unknown",
-            "MIG before Hopper has none without DCGM; elsewhere the driver may refuse profiling: see dmesg",
+            _BLIND if dcgm else _BLIND_WITHOUT_DCGM,
         )
+    by_dcgm = sum(_has_engine(gpu) and _is_of_dcgm(gpu) for gpu in up)
+    by = f", on {by_dcgm} of them by DCGM" if by_dcgm else ""
     if engine < len(up):
-        return ok("activity", f"engine counters on {engine} of {len(up)} GPUs, NVML utilisation on the others")
-    return ok("activity", f"engine counters on all {len(up)} GPUs")
+        return ok("activity", f"engine counters on {engine} of {len(up)} GPUs{by}, utilisation on the others")
+    return ok("activity", f"engine counters on all {len(up)} GPUs{by}")
+
+
+def _is_of_dcgm(reading: GpuReading) -> bool:
+    parts = [part.from_dcgm for part in reading.instances] or [reading.from_dcgm]
+    return any(Field.PROF_GR_ENGINE_ACTIVE in fields for fields in parts)
 
 
 def _has_engine(reading: GpuReading) -> bool:
@@ -106,7 +97,7 @@ def _is_measured(reading: GpuReading) -> bool:
 
 
 def processes(reading: Reading) -> Finding:
-    """The process list divides a shared device between its holders."""
+    """The process list, which NVML alone has, divides a shared device between its holders."""
     up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
     silent = sum(gpu.processes is None and all(part.processes is None for part in gpu.instances) for gpu in up)
     if silent:

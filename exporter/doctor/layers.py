@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exporter.attribution.truth_table import Counts, Layer, diagnose
+from exporter.attribution.truth_table import NVML, Counts, Layer, diagnose
 from exporter.doctor.finding import Finding, fail, ok, warn
 from exporter.model import Allocations, Attribution, DeviceState, Reading
 
@@ -19,15 +19,17 @@ def agreement(
     *,
     on_bus: int | None,
     in_driver: int | None,
+    shown_by: str = NVML,
 ) -> Finding:
-    """Compare PCI bus, kernel driver, NVML and kubelet.
+    """Compare PCI bus, kernel driver, NVML or DCGM, and kubelet.
 
     Args:
-        reading: ``None`` where NVML does not work.
+        reading: ``None`` where no source works.
         attribution: The join, ``None`` where no kubelet was asked or answered.
         allocations: The kubelet's answer.
         on_bus: GPUs on the PCI bus.
         in_driver: GPUs that the kernel driver knows.
+        shown_by: Whose reading it is, ``NVML`` or ``DCGM``.
     """
     counts = Counts(
         on_bus=on_bus,
@@ -36,6 +38,7 @@ def agreement(
         advertised=attribution.advertised_devices if attribution else None,
         allocated=attribution.allocated_devices if attribution else None,
         by_claims=allocations is not None and any(container.claims for container in allocations.containers),
+        shown_by=shown_by,
     )
     found = diagnose(counts)
     if found.layer is Layer.NONE:

@@ -1,0 +1,40 @@
+"""Says which libdcgm there is and which fields it does not know, in a process of its own, which it may take along."""
+
+import argparse
+import ctypes
+import json
+import sys
+
+from exporter.errors import SourceError
+from exporter.sources import _libdcgm, libdcgm
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print one JSON object: ``soname``, ``version`` and ``unknown`` (field ids), or ``problem``, one line."""
+    parser = argparse.ArgumentParser(prog="python -m exporter.sources.libdcgm_check", description=__doc__)
+    parser.add_argument("--fields", default="", metavar="IDS", help="comma-separated field ids to look for")
+    ids = [int(part) for part in parser.parse_args(argv).fields.split(",") if part]
+    try:
+        told = _look(libdcgm.load(), ids)
+    except SourceError as error:
+        told = {"problem": str(error)}
+    sys.stdout.write(json.dumps(told) + "\n")
+    return 0
+
+
+def _look(library: libdcgm.Library, ids: list[int]) -> dict[str, object]:
+    # It knows its fields only when it has been initialised; it does not connect to anything by that.
+    code = library.call("dcgmInit")
+    if code != _libdcgm.OK:
+        return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM anew"}
+    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
+    told = library.call("dcgmVersionInfo", ctypes.byref(info)) == _libdcgm.OK
+    words = info.rawBuildInfoString.decode("utf-8", "replace").split(";") if told else []
+    version = next((word.removeprefix("version:") for word in words if word.startswith("version:")), "")
+    unknown = [one for one in ids if library.field_meta(one) is None]
+    library.call("dcgmShutdown")
+    return {"soname": library.soname, "version": version, "unknown": unknown}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
