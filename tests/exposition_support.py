@@ -1,12 +1,14 @@
 """Hand-made snapshots for the exposition's tests: one node with every kind of device and holder."""
 
 from exporter.model import (
+    CLOCK_EVENTS,
     UNALLOCATED,
     UNATTRIBUTED,
     Account,
     Activity,
     ActivitySource,
     AllocationState,
+    DeviceEvents,
     DeviceState,
     DeviceView,
     Field,
@@ -196,6 +198,17 @@ def lost(index: int = 3) -> DeviceView:
     )
 
 
+EVENTS = {
+    (gpu(0).uuid, None): DeviceEvents(
+        recent_xids={31: 2},
+        clock_events=dict.fromkeys(CLOCK_EVENTS, 0) | {"power_cap": 3, "hw_thermal": 1},
+        recent_clock_events={"power_cap": 12},
+    ),
+    (gpu(1).uuid, None): DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0), recent_clock_events={}),
+    (gpu(2).uuid, None): DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0)),
+    (gpu(2).uuid, 9): DeviceEvents(recent_xids={43: 1}),
+    (gpu(3).uuid, None): DeviceEvents(recent_xids={79: 1}, clock_events=dict.fromkeys(CLOCK_EVENTS, 0)),
+}
 PRICE = Price(per_hour=2.5, currency="USD", source="fleet:h100", as_of="2026-10-01")
 TRAINING = Account(
     owner=Owner(namespace="vision", kind="Job", name="resnet", team="perception"), model=H100, mode=ShareMode.EXCLUSIVE
@@ -258,6 +271,7 @@ def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snap
         devices=devices or (exclusive(), shared(), *partitioned(), lost()),
         expected_devices=5,
         sources=(SourceStatus(name="nvml", state=SourceState.UP, restarts=1),),
+        events=EVENTS,
         attribution_known=True,
         attribution_at_seconds=at_seconds - 2,
         advertised_devices=4,

@@ -325,6 +325,116 @@ def test_a_collectors_file_replaces_the_default_whatever_the_names_option_says()
     assert "DCGM_FI_DRIVER_VERSION" not in pairs
 
 
+EVENT_ROWS = parse(
+    "DCGM_EXP_XID_ERRORS_COUNT, gauge, x\nDCGM_EXP_XID_ERRORS_TOTAL, counter, x\n"
+    "DCGM_EXP_CLOCK_EVENTS_COUNT, gauge, x\nDCGM_EXP_CLOCK_EVENTS_TOTAL, counter, x\n"
+    "DCGM_FI_DRIVER_VERSION, label, x\n",
+    "c.csv",
+)
+
+
+def events(view: Snapshot, name: str) -> dict[tuple[str, str, str], float]:
+    """Of one of dcgm-exporter's own counts: values by GPU, GPU instance, and Xid or event."""
+    page = shown(view, ExpositionOptions(collectors=EVENT_ROWS))
+    return {
+        (pairs["gpu"], pairs.get("GPU_I_ID", ""), pairs.get("xid") or pairs.get("clock_event", "")): value
+        for pairs, value in rows(page, name)
+    }
+
+
+def test_xids_of_the_window_stand_on_their_gpu_or_instance_and_a_device_without_any_has_one_zero() -> None:
+    assert events(snapshot(), "DCGM_EXP_XID_ERRORS_COUNT") == {
+        ("0", "", "31"): 2,
+        ("1", "", ""): 0,
+        ("2", "", ""): 0,
+        ("2", "9", "43"): 1,
+        ("2", "10", ""): 0,
+        ("3", "", "79"): 1,
+    }, "a GPU that is lost keeps the Xid that says why"
+
+
+def test_xids_since_the_start_have_a_row_per_code_that_came() -> None:
+    assert events(snapshot(), "DCGM_EXP_XID_ERRORS_TOTAL") == {
+        ("0", "", "31"): 2,
+        ("0", "", "94"): 1,
+        ("3", "", "79"): 1,
+    }
+
+
+def test_clock_events_are_the_boards_and_are_told_of_boards_that_answer() -> None:
+    assert events(snapshot(), "DCGM_EXP_CLOCK_EVENTS_COUNT") == {("0", "", "power_cap"): 12, ("1", "", ""): 0}
+    assert events(snapshot(), "DCGM_EXP_CLOCK_EVENTS_TOTAL") == {("0", "", "power_cap"): 3, ("0", "", "hw_thermal"): 1}
+
+
+def test_the_counts_have_dcgm_exporters_labels_in_its_order_and_the_window_where_there_is_one() -> None:
+    page = shown(snapshot(exclusive()), ExpositionOptions(collectors=EVENT_ROWS))
+    recent, total = page["DCGM_EXP_XID_ERRORS_COUNT"], page["DCGM_EXP_XID_ERRORS_TOTAL"]
+    assert [name for name, _ in recent.samples[0].labels.pairs] == [
+        *GPU_LABELS,
+        "window_size_in_ms",
+        "xid",
+        *HOLDER_LABELS,
+    ]
+    assert dict(recent.samples[0].labels.pairs)["window_size_in_ms"] == "300000"
+    assert [name for name, _ in total.samples[0].labels.pairs] == [*GPU_LABELS, "xid", *HOLDER_LABELS]
+    assert [str(page[f"DCGM_EXP_{name}"].kind) for name in ("XID_ERRORS_COUNT", "CLOCK_EVENTS_TOTAL")] == [
+        "gauge",
+        "counter",
+    ]
+
+
+def test_a_window_of_another_length_says_so() -> None:
+    longer = dataclasses.replace(snapshot(exclusive()), clock_events_window_seconds=60.0, xid_window_seconds=0.5)
+    page = shown(longer, ExpositionOptions(collectors=EVENT_ROWS))
+    assert rows(page, "DCGM_EXP_CLOCK_EVENTS_COUNT")[0][0]["window_size_in_ms"] == "60000"
+    assert rows(page, "DCGM_EXP_XID_ERRORS_COUNT")[0][0]["window_size_in_ms"] == "500"
+
+
+def test_what_only_dcgm_measures_is_shown_where_it_was_measured_and_its_texts_are_labels() -> None:
+    device, chosen = (
+        partitioned(),
+        parse("1013, gauge, IMMA\n1076, gauge, C2C\n1606, gauge, clock\n172, label, x\n68, label, x\n", "c.csv"),
+    )
+    board, held, free = device
+    texts = {Field(172): "cluster-7", Field(68): "0"}
+    page = shown(
+        snapshot(
+            dataclasses.replace(
+                board,
+                values={Field(1013): 0.1, Field(1076): 5, Field(110): 1410},
+                gpu=dataclasses.replace(board.gpu, labels=texts),
+            ),
+            dataclasses.replace(held, values={Field(1013): 0.25, Field(1076): 5, Field(110): 1410}),
+            free,
+        ),
+        ExpositionOptions(collectors=chosen),
+    )
+    assert [(pairs.get("GPU_I_ID"), value) for pairs, value in rows(page, "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE")] == [
+        ("9", 0.25)
+    ]
+    ((pairs, value),) = rows(page, "DCGM_FI_PROF_C2C_TX_ALL_BYTES")
+    assert (value, pairs["DCGM_FI_DEV_FABRIC_CLUSTER_UUID"], "GPU_I_ID" in pairs) == (5, "cluster-7", False)
+    assert pairs["DCGM_FI_DEV_CUDA_VISIBLE_DEVICES_STR"] == "0"
+    assert rows(page, "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ")[0][1] == 1_410_000_000
+    of_instance = rows(page, "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE")[0][0]
+    assert "DCGM_FI_DEV_CUDA_VISIBLE_DEVICES_STR" not in of_instance, "that is its board's"
+
+
+def test_name_uuid_and_address_are_labels_without_dcgm() -> None:
+    chosen = parse(
+        "DCGM_FI_DEV_GPU_TEMP, gauge, x\nDCGM_FI_PROF_SM_ACTIVE, gauge, x\n50, label, x\n54, label, x\n57, label, x\n",
+        "c.csv",
+    )
+    board, held, _ = partitioned()
+    held = dataclasses.replace(held, values={Field.PROF_SM_ACTIVE: 0.5})
+    page = shown(snapshot(board, held), ExpositionOptions(collectors=chosen))
+    texts = ("DCGM_FI_DEV_NAME", "DCGM_FI_DEV_UUID", "DCGM_FI_DEV_PCI_BUSID")
+    ((of_board, _),) = rows(page, "DCGM_FI_DEV_GPU_TEMP")
+    assert [of_board[name] for name in texts] == ["NVIDIA H100 80GB HBM3", board.gpu.uuid, "00000000:03:00.0"]
+    ((of_instance, _),) = rows(page, "DCGM_FI_PROF_SM_ACTIVE")
+    assert [of_instance[name] for name in texts] == ["1g.10gb", held.uuid, "00000000:03:00.0"]
+
+
 def test_a_gpu_with_two_whole_holders_is_shared() -> None:
     device = gpu(0)
     uses = tuple(PodUse(holder=holder(pod, device.uuid), age_seconds=1.0) for pod in ("a", "b"))

@@ -112,3 +112,15 @@ def test_an_instance_has_no_board_of_its_own() -> None:
     values = dict.fromkeys(nvml_fields.HEALTH, 1)
     view = DeviceView(gpu=exclusive().gpu, instance=part, values=values, allocation=AllocationState.UNALLOCATED)
     assert shown(view) == {}
+
+
+def test_clock_events_stand_on_a_board_that_answers_from_zero_on() -> None:
+    page = {family.name: family for family in families(snapshot(), ExpositionOptions())}
+    counted = {
+        (pairs["gpu"], pairs["event"]): sample.value
+        for sample in page["gpu_clock_events_total"].samples
+        for pairs in [dict(sample.labels.pairs)]
+        if "gpu_instance" not in pairs
+    }
+    assert len(counted) == len(page["gpu_clock_events_total"].samples) == 3 * 9, "not on instances, nor on a lost GPU"
+    assert {key: times for key, times in counted.items() if times} == {("0", "power_cap"): 3, ("0", "hw_thermal"): 1}

@@ -85,6 +85,13 @@ GPU_THROTTLE_SECONDS_TOTAL = _device(
 GPU_THROTTLE_ACTIVE = _device(
     "gpu_throttle_active", "1 for each reason that holds clocks down at the sample, else 0.", "reason"
 )
+GPU_CLOCK_EVENTS_TOTAL = _device(
+    "gpu_clock_events_total",
+    "Times that something began to hold clocks down since this agent started, by event, as the samples show it; what "
+    "holds them down at the start is not counted.",
+    "event",
+    kind=_COUNTER,
+)
 GPU_RECOVERY_ACTION = _device(
     "gpu_recovery_action",
     "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the "

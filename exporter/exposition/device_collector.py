@@ -81,7 +81,8 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     if view.allocation is not None:
         for state in AllocationState:
             yield catalog.GPU_ALLOCATION_STATE, identity.plus(("state", state)), int(view.allocation is state)
-    yield from health_collector.rows(view, identity)
+    events = snapshot.events.get((view.gpu.uuid, None)) if view.instance is None else None
+    yield from health_collector.rows(view, identity, events)
     if view.state is not DeviceState.UP:
         return
     if view.activity is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from exporter.exposition import catalog
 from exporter.exposition.family import Labels
 from exporter.exposition.metric import Metric
-from exporter.model import DeviceState, DeviceView, Field
+from exporter.model import CLOCK_EVENTS, DeviceEvents, DeviceState, DeviceView, Field
 
 _NANOSECONDS = 1_000_000_000
 _ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
@@ -81,18 +81,6 @@ _THROTTLE_TIMES = {
     "hw_thermal": Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS,
     "hw_power_brake": Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS,
 }
-# In the order of the bits, named as dcgm-exporter names its clock events.
-_THROTTLE_REASONS = (
-    "gpu_idle",
-    "clocks_setting",
-    "power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-    "display_clocks",
-)
 
 FIELDS: frozenset[Field] = frozenset(
     {
@@ -106,7 +94,7 @@ FIELDS: frozenset[Field] = frozenset(
 """What the health series are made of."""
 
 
-def rows(view: DeviceView, identity: Labels) -> Iterator[_Row]:
+def rows(view: DeviceView, identity: Labels, events: DeviceEvents | None = None) -> Iterator[_Row]:
     """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is not told."""
     for xid, count in sorted(view.xids.items()):
         yield catalog.GPU_XID_ERRORS_TOTAL, identity.plus(("xid", str(xid))), count
@@ -115,6 +103,8 @@ def rows(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     if view.instance is None and view.state in _ANSWERING:
         yield from _board(view, identity)
         yield from _throttling(view, identity)
+        for event, times in (events.clock_events or {}).items() if events else ():
+            yield catalog.GPU_CLOCK_EVENTS_TOTAL, identity.plus(("event", event)), times
 
 
 def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
@@ -135,6 +125,6 @@ def _throttling(view: DeviceView, identity: Labels) -> Iterator[_Row]:
             yield catalog.GPU_THROTTLE_SECONDS_TOTAL, identity.plus(("reason", reason)), nanoseconds / _NANOSECONDS
     mask = view.values.get(Field.CLOCK_THROTTLE_REASONS)
     if mask is not None:
-        for bit, reason in enumerate(_THROTTLE_REASONS):
+        for bit, reason in enumerate(CLOCK_EVENTS):
             active = int(mask) >> bit & 1
             yield catalog.GPU_THROTTLE_ACTIVE, identity.plus(("reason", reason)), active
