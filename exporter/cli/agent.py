@@ -10,14 +10,14 @@ import os
 import tempfile
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exporter.cli.base import EXIT_FAILED, PROGRAM, Commands, add_options, command, refuse, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from exporter.config import AgentConfig
 
@@ -42,7 +42,8 @@ class _Target:
     """What to look at: this node, or a simulated one."""
 
     config: "AgentConfig"
-    worker_command: tuple[str, ...] | None = None
+    commands: "Mapping[str, tuple[str, ...]]" = field(default_factory=dict)
+    """Of the simulated node's children by source; empty for a node that exists."""
 
 
 def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
@@ -64,6 +65,7 @@ async def _target(config: "AgentConfig", *, node_name_given: bool) -> "AsyncIter
     if config.simulate is None:
         yield _Target(config=config)
         return
+    from exporter.agent.workers import fields_of, sources_of
     from exporter.config import read_collectors
     from exporter.simulator import scenario
     from exporter.simulator.node import SimulatedNode
@@ -82,9 +84,14 @@ async def _target(config: "AgentConfig", *, node_name_given: bool) -> "AsyncIter
                 proc_root=node.proc_root,
                 pod_log_root=node.pod_log_root,
             )
-            fields = read_collectors(config.collectors).fields
-            command = tuple(node.child_command(config.sample_interval_seconds, fields))
-            yield _Target(config=simulated, worker_command=command)
+            fields, interval = read_collectors(config.collectors).fields, config.sample_interval_seconds
+            commands = {
+                name: node.child_command(
+                    interval, fields_of(config, name, fields), config.dcgm_address if name == "dcgm" else ""
+                )
+                for name in sources_of(config)
+            }
+            yield _Target(config=simulated, commands=commands)
         finally:
             await node.stop()
 
@@ -99,7 +106,10 @@ async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
 
     async with _target(config, node_name_given=node_name_given) as target:
         return await agent.run(
-            target.config, worker_command=target.worker_command, simulated=target.worker_command is not None
+            target.config,
+            worker_command=target.commands.get("nvml"),
+            dcgm_worker_command=target.commands.get("dcgm"),
+            simulated=bool(target.commands),
         )
 
 
@@ -113,13 +123,14 @@ async def _examine(config: "AgentConfig", form: str, *, node_name_given: bool) -
     from exporter import doctor
 
     async with _target(config, node_name_given=node_name_given) as target:
-        simulated = target.worker_command is not None
+        simulated = bool(target.commands)
         findings = await doctor.examine(
             doctor.Surroundings(
                 config=target.config,
                 wall=time.time,
                 monotonic=time.monotonic,
-                worker_command=target.worker_command,
+                worker_command=target.commands.get("nvml"),
+                dcgm_command=target.commands.get("dcgm"),
                 simulated=simulated,
             )
         )
