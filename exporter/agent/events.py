@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from exporter.agent.sources import instant
 from exporter.model import CLOCK_EVENTS, DeviceEvents, Field, Reading
 
 _STEPS = 300
@@ -65,7 +66,7 @@ class EventLog:
 
     def add(self, reading: Reading) -> None:
         """Count what a reading tells; each one once, in their order."""
-        at = reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
+        at = instant(reading)
         if self.with_windows:
             for event in reading.xids:
                 window = self._xids.setdefault(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from exporter.agent.attributor import Attributor
+from exporter.agent.events import EventLog
 from exporter.agent.metering import Metering
 from exporter.agent.record import SourceRecord
 from exporter.agent.sources import Source, Sources
@@ -37,6 +38,7 @@ class Node:
     metering: Metering | None = None
     """``None``: nothing is metered."""
     record: SourceRecord = field(default_factory=SourceRecord)
+    events: EventLog = field(default_factory=EventLog)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waiting_since: float | None = None
     """Of the clock that nobody sets: first reading, while holders were not known."""
@@ -81,6 +83,7 @@ class Node:
             self.metering.look_up_prices(views, now)
         return self._snapshot(
             now,
+            steady,
             fresh=fresh,
             statuses=statuses,
             attribution=attribution,
@@ -92,6 +95,7 @@ class Node:
     def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
         """Take one reading in, meter it and return what is to be seen of it."""
         self.record.add(reading)
+        self.events.add(reading)
         newest = self.record.newest or reading
         if self.attributor.observe:
             self.attributor.observe(newest, now)
@@ -126,6 +130,7 @@ class Node:
     def _snapshot(
         self,
         now: float,
+        steady: float,
         *,
         fresh: bool,
         statuses: tuple[SourceStatus, ...],
@@ -149,6 +154,9 @@ class Node:
             devices=views,
             expected_devices=_expected(attribution, views),
             sources=statuses,
+            events=self.events.told(steady),
+            xid_window_seconds=self.events.xid_window_seconds,
+            clock_events_window_seconds=self.events.clock_events_window_seconds,
             attribution_enabled=kubelet is not None,
             attribution_source=self.attributor.source,
             attribution_known=attribution.known,

@@ -20,13 +20,14 @@ from exporter.accounting.pricing import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.attribution import Attributing, attributing_of
+from exporter.agent.events import EventLog
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import Owners
 from exporter.agent.problems import ProblemLog
 from exporter.agent.sources import Source
 from exporter.agent.views import Viewer
-from exporter.agent.workers import workers_of
+from exporter.agent.workers import sources_of, workers_of
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
 from exporter.exposition.collector import ExpositionOptions
@@ -71,7 +72,8 @@ async def run(
     collectors = read_collectors(config.collectors)
     load_prices = functools.partial(price_book.load, config.price_book)
     book = load_prices()
-    for warning in (*collectors.warnings, *book.warnings):
+    missing = "" if "dcgm" in sources_of(config) else collectors.without_dcgm
+    for warning in (*collectors.warnings, *([missing] if missing else []), *book.warnings):
         LOG.warning("%s", warning)
     access = WebAccess(functools.partial(web_config.load, config.web_config)) if config.web_config else None
     listener = bind(config.listen_host, config.listen_port)
@@ -80,8 +82,9 @@ async def run(
     workers = workers_of(config, collectors.fields, commands, worker_env)
     attributing = attributing_of(config)
     owners = Owners(tenancy=attributing.tenancy)
+    metering = metering_of(config, book, file, owners=owners, simulated=simulated)
     agent = Agent(
-        node=_node(config, workers, attributing, metering_of(config, book, file, owners=owners, simulated=simulated)),
+        node=_node(config, workers, attributing, metering, _events(config, collectors)),
         load_prices=load_prices,
         workers=workers,
         attributing=attributing,
@@ -149,7 +152,17 @@ def _boot_id() -> str:
         return ""
 
 
-def _node(config: AgentConfig, sources: Sequence[Source], attributing: Attributing, metering: Metering) -> Node:
+def _events(config: AgentConfig, collectors: Collectors) -> EventLog:
+    return EventLog(
+        with_windows=bool(collectors.events),
+        xid_window_seconds=config.xid_count_window_seconds,
+        clock_events_window_seconds=config.clock_events_window_seconds,
+    )
+
+
+def _node(
+    config: AgentConfig, sources: Sequence[Source], attributing: Attributing, metering: Metering, events: EventLog
+) -> Node:
     viewer = Viewer(
         attributor=attributing.attributor,
         clock=IdleClock(
@@ -168,6 +181,7 @@ def _node(config: AgentConfig, sources: Sequence[Source], attributing: Attributi
         simulated=metering.simulated,
         process_clock=time.monotonic,
         metering=metering,
+        events=events,
     )
 
 
