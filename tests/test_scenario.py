@@ -172,7 +172,7 @@ def test_the_demos_gpu_fails_with_xid_79_and_returns() -> None:
 def test_chaos_shows_every_fault_and_health_between_them() -> None:
     seen: set[Fault] = set()
     healthy = 0
-    for t in range(0, 1020, 5):
+    for t in range(0, 1200, 5):
         truth = _LOADED["chaos"].at(float(t))
         now = {gpu.fault for gpu in truth.gpus if gpu.fault} | set(truth.faults)
         seen |= now
