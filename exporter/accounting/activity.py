@@ -1,7 +1,7 @@
 """How busy a device was over a sample, how sure that is, and whose activity it was."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from exporter.model import Activity, ActivitySource, Field, Gpu, Holder
 
@@ -43,6 +43,7 @@ class ActivityJudge:
         uuid: str,
         values: Mapping[Field, int | float],
         *,
+        from_dcgm: frozenset[Field] = frozenset(),
         process_count: int | None = None,
         process_list_reliable: bool = True,
     ) -> Judgement:
@@ -51,6 +52,7 @@ class ActivityJudge:
         Args:
             uuid: Identity of the GPU or MIG instance.
             values: What was measured, in ``Field`` units.
+            from_dcgm: Which of them DCGM told.
             process_count: Processes that the driver lists; ``None`` where it does not tell.
             process_list_reliable: False in a PID namespace of our own, where the list is empty whatever runs.
 
@@ -65,7 +67,7 @@ class ActivityJudge:
             self._contradictions[uuid] = self._contradictions.get(uuid, 0) + 1
             if self._contradictions[uuid] >= CONTRADICTING_SAMPLES:
                 return Judgement(activity=None, reason="contradiction")
-        return judge_sample(values)
+        return judge_sample(values, from_dcgm)
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""
@@ -89,20 +91,24 @@ def contradicts(values: Mapping[Field, int | float], process_count: int | None) 
     return process_count == 0 and memory is not None and memory < NO_PROCESS_MEMORY_MIB
 
 
-def judge_sample(values: Mapping[Field, int | float]) -> Judgement:
+def judge_sample(values: Mapping[Field, int | float], from_dcgm: frozenset[Field] = frozenset()) -> Judgement:
     """Judge one sample by itself: engine before utilisation, and codecs where they are busier than both."""
+
+    def told(ratio: float, source: ActivitySource, by: Field) -> Activity:
+        return Activity(ratio=_clamp(ratio), source=source, measured_by="dcgm" if by in from_dcgm else "nvml")
+
     engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)
     utilisation = values.get(Field.GPU_UTIL)
     if engine is not None:
-        compute = Activity(ratio=_clamp(engine), source=ActivitySource.ENGINE)
+        compute = told(engine, ActivitySource.ENGINE, Field.PROF_GR_ENGINE_ACTIVE)
     elif utilisation is not None:
-        compute = Activity(ratio=_clamp(utilisation / 100), source=ActivitySource.UTILISATION)
+        compute = told(utilisation / 100, ActivitySource.UTILISATION, Field.GPU_UTIL)
     else:
         # Codecs alone cannot show that a device is idle; that its compute engines are is not known.
         return Judgement(activity=None, reason="no_source")
-    codec = max((values[key] / 100 for key in CODEC_FIELDS if key in values), default=0.0)
-    if codec > compute.ratio:
-        return Judgement(activity=Activity(ratio=_clamp(codec), source=ActivitySource.CODEC))
+    busiest = max((key for key in CODEC_FIELDS if key in values), key=values.__getitem__, default=None)
+    if busiest is not None and values[busiest] / 100 > compute.ratio:
+        return Judgement(activity=told(values[busiest] / 100, ActivitySource.CODEC, busiest))
     return Judgement(activity=compute)
 
 
@@ -115,18 +121,19 @@ def partitioned_activity(gpu: Gpu, own: Judgement, instances: Sequence[tuple[int
         instances: Compute slices and judgement of each instance; slices of no instance are idle.
 
     Returns:
-        The slice-weighted mean, unknown as soon as one instance is unknown.
+        The slice-weighted mean, unknown as soon as one instance is unknown; DCGM's as soon as one instance's is.
     """
     if own.activity is not None or not gpu.compute_slices:
         return own
     total = 0.0
-    source = ActivitySource.ENGINE
+    source, measured_by = ActivitySource.ENGINE, "nvml"
     for slices, judgement in instances:
         if judgement.activity is None:
             return Judgement(activity=None, reason=judgement.reason)
         total += judgement.activity.ratio * slices / gpu.compute_slices
         source = judgement.activity.source
-    return Judgement(activity=Activity(ratio=_clamp(total), source=source))
+        measured_by = "dcgm" if judgement.activity.measured_by == "dcgm" else measured_by
+    return Judgement(activity=Activity(ratio=_clamp(total), source=source, measured_by=measured_by))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +177,16 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
     if samples and sampled > 0:
         alone = len(holders) == 1 and not samples.others
         source = device.source if alone else ActivitySource.PROCESS_SAMPLES
-        parts = tuple(Activity(ratio=device.ratio * (part / sampled), source=source) for part in samples.by_holder)
+        parts = tuple(
+            replace(device, ratio=device.ratio * (part / sampled), source=source) for part in samples.by_holder
+        )
         return Split(parts=parts, remainder_ratio=device.ratio * (samples.others / sampled))
     if len(holders) == 1:
         return Split(parts=(device,), remainder_ratio=0.0)
     shares = sum(holder.device_share_ratio for holder in holders)
     return Split(
         parts=tuple(
-            Activity(ratio=device.ratio * holder.device_share_ratio / shares, source=ActivitySource.ESTIMATED)
+            replace(device, ratio=device.ratio * holder.device_share_ratio / shares, source=ActivitySource.ESTIMATED)
             for holder in holders
         ),
         remainder_ratio=0.0,

@@ -79,6 +79,7 @@ class Viewer:
             self._judgements[gpu.gpu.uuid] = self.judge.judge(
                 gpu.gpu.uuid,
                 gpu.values,
+                from_dcgm=gpu.from_dcgm,
                 process_count=None if processes is None or gpu.instances else len(processes),
                 process_list_reliable=self.process_list_reliable,
             )
@@ -89,7 +90,7 @@ class Viewer:
             return Judgement(activity=None, reason="device_down")
         uuid = part.instance.uuid
         if new or uuid not in self._judgements:
-            self._judgements[uuid] = self.judge.judge(uuid, part.values)
+            self._judgements[uuid] = self.judge.judge(uuid, part.values, from_dcgm=part.from_dcgm)
         return self._judgements[uuid]
 
     def _view(
@@ -124,6 +125,7 @@ class Viewer:
             unattributed_activity_ratio=use.unattributed_activity_ratio if told and not partitioned else None,
             unattributed_memory_bytes=use.unattributed_memory_bytes if told else None,
             unattributed_processes=use.unattributed_processes if told else None,
+            profiling=gpu.profiling,
             xids=dict(record.counts),
             xid_last_seen_seconds=dict(record.last_seen_seconds),
             last_xid=record.last,

@@ -1,6 +1,6 @@
 """Every metric of our own, one value each, with its full name: the place to look, and the source of docs/metrics.md."""
 
-from exporter.exposition import metric
+from exporter.exposition import metric, process_catalog
 from exporter.exposition.family import Kind
 from exporter.exposition.metric import Metric
 from exporter.exposition.metric import of_device as _device
@@ -48,8 +48,9 @@ GPU_ALLOCATION_STATE = _device(
 GPU_ACTIVITY_RATIO = _device(
     "gpu_activity_ratio",
     "How busy the device was over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
-    "source tells what measured it; absent where nothing did.",
+    "source tells what it is a measure of, measured_by whose figure it is (nvml, dcgm); absent where nothing told.",
     "source",
+    "measured_by",
 )
 GPU_MEMORY_USED_BYTES = _device(
     "gpu_memory_used_bytes",
@@ -166,6 +167,12 @@ GPU_UNATTRIBUTED_MEMORY_USED_BYTES = _device(
 )
 GPU_UNATTRIBUTED_PROCESSES = _device(
     "gpu_unattributed_processes", "Processes on the device that belong to no listed pod."
+)
+GPU_PROFILING_STATE = _device(
+    "gpu_profiling_state",
+    "1 on the one state of DCGM's profiling of a physical GPU: running, paused, unsupported, no_module, no_permission, "
+    "refused. Absent where DCGM is not asked or does not answer.",
+    "state",
 )
 GPU_HOURLY_PRICE = _device(
     "gpu_hourly_price",
@@ -299,6 +306,9 @@ SOURCE_UP = _own(
     "1 while a source of readings (nvml, dcgm), of holders (kubelet, slurm, host) or of owners (kubernetes-api) works.",
     "source",
 )
+DCGM_INFO = _own(
+    "gpu_exporter_dcgm_info", "Version of the DCGM host engine; 1, and absent where none answers.", "version"
+)
 ERRORS_TOTAL = _own(
     "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason", kind=_COUNTER
 )
@@ -328,7 +338,7 @@ POD_METADATA_PROBLEMS = _own(
 )
 WORKER_RESTARTS_TOTAL = _own(
     "gpu_exporter_worker_restarts_total",
-    "Times the child process that owns the driver was started again.",
+    "Times the child process that reads a source (nvml, dcgm) was started again.",
     "source",
     kind=_COUNTER,
 )
@@ -367,29 +377,11 @@ STATE_SAVED_TIMESTAMP_SECONDS = _own(
     "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the save that is shown, in seconds."
 )
 
-PROCESS_CPU_SECONDS_TOTAL = _own(
-    "process_cpu_seconds_total", "User and system CPU time of this process, in seconds.", kind=_COUNTER
+ALL: tuple[Metric, ...] = (
+    *(value for value in list(globals().values()) if isinstance(value, Metric)),
+    *process_catalog.ALL,
 )
-PROCESS_RESIDENT_MEMORY_BYTES = _own("process_resident_memory_bytes", "Resident memory of this process, in bytes.")
-PROCESS_VIRTUAL_MEMORY_BYTES = _own("process_virtual_memory_bytes", "Virtual memory of this process, in bytes.")
-PROCESS_START_TIME_SECONDS = _own("process_start_time_seconds", "Unix time of this process' start, in seconds.")
-PROCESS_OPEN_FDS = _own("process_open_fds", "File descriptors that this process has open.")
-PROCESS_MAX_FDS = _own("process_max_fds", "File descriptors that this process may open.")
-PYTHON_GC_COLLECTIONS_TOTAL = _own(
-    "python_gc_collections_total", "Runs of Python's garbage collector.", "generation", kind=_COUNTER
-)
-PYTHON_GC_OBJECTS_COLLECTED_TOTAL = _own(
-    "python_gc_objects_collected_total", "Objects freed by Python's garbage collector.", "generation", kind=_COUNTER
-)
-PYTHON_GC_OBJECTS_UNCOLLECTABLE_TOTAL = _own(
-    "python_gc_objects_uncollectable_total",
-    "Objects that Python's garbage collector could not free.",
-    "generation",
-    kind=_COUNTER,
-)
-
-ALL: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """In the order above, which is the order on the page."""
 BY_NAME = {metric.name: metric for metric in ALL}
-PROCESS: tuple[Metric, ...] = tuple(metric for metric in ALL if metric.name.startswith(("process_", "python_")))
+PROCESS: tuple[Metric, ...] = process_catalog.ALL
 """Of the agent's own process, read when the page is rendered."""

@@ -76,6 +76,8 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     if snapshot.metadata_enabled:
         well = snapshot.metadata_known and not snapshot.metadata_problem
         page.metric(catalog.SOURCE_UP, labels(("source", "kubernetes-api")), int(well))
+    if snapshot.dcgm_version:
+        page.metric(catalog.DCGM_INFO, labels(("version", snapshot.dcgm_version)), 1)
     for (part, reason), count in sorted(_errors(snapshot.errors, dropped.reasons).items()):
         page.metric(catalog.ERRORS_TOTAL, labels(("part", part), ("reason", reason)), count)
     page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, snapshot.sample_duration_seconds)

@@ -78,6 +78,8 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
         if price is not None:
             priced = identity.plus(("currency", price.currency), ("price_source", price.source))
             yield catalog.GPU_HOURLY_PRICE, priced, price.per_hour
+        if view.profiling is not None:
+            yield catalog.GPU_PROFILING_STATE, identity.plus(("state", view.profiling)), 1
     if view.allocation is not None:
         for state in AllocationState:
             yield catalog.GPU_ALLOCATION_STATE, identity.plus(("state", state)), int(view.allocation is state)
@@ -86,8 +88,8 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     if view.state is not DeviceState.UP:
         return
     if view.activity is not None:
-        source = identity.plus(("source", view.activity.source))
-        yield catalog.GPU_ACTIVITY_RATIO, source, view.activity.ratio
+        measured = (("source", view.activity.source), ("measured_by", view.activity.measured_by))
+        yield catalog.GPU_ACTIVITY_RATIO, identity.plus(*measured), view.activity.ratio
     yield catalog.GPU_MEMORY_USED_BYTES, identity, _scaled(view, Field.FB_USED, _BYTES_PER_MIB, 1)
     yield catalog.GPU_MEMORY_TOTAL_BYTES, identity, _scaled(view, Field.FB_TOTAL, _BYTES_PER_MIB, 1)
     yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, identity, view.unattributed_activity_ratio
