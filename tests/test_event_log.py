@@ -86,8 +86,8 @@ def test_a_storm_of_events_does_not_grow_a_window() -> None:
     window = Window(seconds=300.0)
     for number in range(20_000):
         window.add(31, number / 20)
-    assert 299 * 20 <= window.counts(1000.0)[31] <= 300 * 20
-    assert len(window._steps) <= 301
+    assert 295 * 20 <= window.counts(1000.0)[31] <= 300 * 20
+    assert len(window._steps) <= 61
 
 
 @given(
@@ -103,12 +103,12 @@ def test_a_window_has_what_is_surely_in_it_and_nothing_that_is_surely_not(
     for at, key in added:
         window.add(key, at)
     now = (added[-1][0] if added else 0.0) + later
-    step = seconds / 300
+    step = seconds / 60
     counts = window.counts(now)
     for key in (1, 2, 3):
         sure = sum(1 for at, one in added if one == key and at > now - seconds + 2 * step)
         possible = sum(1 for at, one in added if one == key and at >= now - seconds - 2 * step)
-        assert sure <= counts[key] <= possible
+        assert sure <= counts.get(key, 0) <= possible
 
 
 def test_an_instant_before_the_last_one_is_still_counted() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from exporter.agent.sources import instant
 from exporter.model import CLOCK_EVENTS, DeviceEvents, Field, Reading
 
-_STEPS = 300
+_STEPS = 60
 """Of a window, which moves on by one: so its size in memory does not depend on how often is read."""
 
 
@@ -16,31 +16,34 @@ class Window:
     """How often each key was added in the last ``seconds``. Instants are of a clock that nobody sets."""
 
     seconds: float
-    _steps: deque[tuple[int, Counter[int]]] = field(default_factory=deque)
+    _steps: deque[tuple[int, dict[int, int]]] = field(default_factory=deque)
     """Oldest first: number of the step and what was added in it."""
+    _counts: dict[int, int] = field(default_factory=dict)
+    """Over all steps."""
 
     def add(self, key: int, at: float) -> None:
         """Count one; an instant before the last one counts as that."""
         step = self._step(at)
         if not self._steps or self._steps[-1][0] < step:
-            self._steps.append((step, Counter()))
-        self._steps[-1][1][key] += 1
-        self._forget(step)
+            self._steps.append((step, {}))
+            self._forget(step)
+        for counts in (self._steps[-1][1], self._counts):
+            counts[key] = counts.get(key, 0) + 1
 
-    def counts(self, now: float) -> Counter[int]:
+    def counts(self, now: float) -> dict[int, int]:
         """The counts of the window that ends ``now``; a key that is not in it is absent."""
         self._forget(self._step(now))
-        counts: Counter[int] = Counter()
-        for _, added in self._steps:
-            counts.update(added)
-        return counts
+        return dict(self._counts)
 
     def _step(self, at: float) -> int:
         return int(at // (self.seconds / _STEPS))
 
     def _forget(self, step: int) -> None:
         while self._steps and self._steps[0][0] <= step - _STEPS:
-            self._steps.popleft()
+            for key, times in self._steps.popleft()[1].items():
+                self._counts[key] -= times
+                if not self._counts[key]:
+                    del self._counts[key]
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class EventLog:
         Args:
             steady: Now, in seconds of the clock of the readings' ``steady_seconds``.
         """
-        xids = {device: dict(window.counts(steady)) for device, window in self._xids.items()}
+        xids = {device: window.counts(steady) for device, window in self._xids.items()}
         told = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
         for uuid, clocks in self._clocks.items():
             told[uuid, None] = DeviceEvents(
