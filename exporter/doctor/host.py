@@ -149,6 +149,9 @@ def collectors(config: AgentConfig) -> Finding:
     except ConfigError as error:
         more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
         return fail(name, f"{error.problems[0]}{more}", "mend the file, or leave --collectors out")
+    if made.without_dcgm and not config.dcgm_address:
+        cause, _, mend = made.without_dcgm.removeprefix("collectors: ").partition("; ")
+        return warn(name, cause, f"{mend}, or take the rows out")
     where = str(config.collectors) if config.collectors else "dcgm-exporter's default set"
     if made.warnings:
         more = f" (and {len(made.warnings) - 1} more)" if len(made.warnings) > 1 else ""

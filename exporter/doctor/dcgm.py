@@ -1,0 +1,229 @@
+"""Checks of DCGM, where it is in use: library, host engine, its devices against NVML's, profiling, fields."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from exporter.config import AgentConfig
+from exporter.doctor import dcgm_library, listening
+from exporter.doctor.dcgm_library import Library
+from exporter.doctor.finding import Finding, fail, ok, warn
+from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
+from exporter.sources.dcgm_fields import is_profiling
+from exporter.sources.merge import of_one_machine
+
+_LIBRARY, _ENGINE, _DEVICES, _PROFILING, _FIELDS = (
+    f"DCGM {what}" for what in ("library", "engine", "devices", "profiling", "fields")
+)
+_ENOUGH_READINGS = 4
+"""The first reading of a profiling field is blank, and some fields are slower than the others."""
+_USUAL_HOST, _USUAL_PORT = "localhost", 5555
+_PROBE_SECONDS = 0.5
+_SHOWN = 5
+
+_MENDS: Mapping[ProfilingState, str] = {
+    ProfilingState.PAUSED: "whoever paused it may still need the counters; then: dcgmi profile --resume",
+    ProfilingState.UNSUPPORTED: "DCGM measures no engines on this model; utilisation is what there is",
+    ProfilingState.NO_MODULE: (
+        "install NVIDIA's full package beside the engine (datacenter-gpu-manager-4-proprietary; 3.x has it in"
+        " datacenter-gpu-manager) and restart the engine"
+    ),
+    ProfilingState.NO_PERMISSION: (
+        "run the engine as root with CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+    ),
+    ProfilingState.REFUSED: (
+        "see the engine's log (/var/log/nv-hostengine.log): a profiler that has the counters must end first, an old"
+        " driver be replaced"
+    ),
+}
+"""By state, the one that can be mended at once first."""
+
+
+async def examine(
+    config: AgentConfig,
+    command: Sequence[str],
+    fields: Collection[Field],
+    *,
+    env: Mapping[str, str] | None,
+    simulated: bool,
+    deadline_seconds: float,
+    clock: Callable[[], float],
+) -> tuple[list[Finding], Library, Reading | None]:
+    """Whether library and engine work, and the engine's last reading; ``None`` where there was none.
+
+    Args:
+        config: Of the agent.
+        command: Of the child that asks the engine.
+        fields: What is asked for.
+        env: Of both children, beside this process's own.
+        simulated: There is no library then.
+        deadline_seconds: For the engine's readings.
+        clock: Unix time.
+    """
+    # Alone it is all there is; beside NVML the agent goes on without it.
+    bad = fail if config.source == "dcgm" else warn
+    library, found = Library(), []
+    if not simulated:
+        library = await dcgm_library.look(fields, env)
+        if library.problem:
+            return [bad(_LIBRARY, library.problem, "")], library, None
+        found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
+    heard = await listening.listen(
+        "dcgm",
+        command,
+        env=env,
+        interval_seconds=config.sample_interval_seconds,
+        deadline_seconds=deadline_seconds,
+        enough=_ENOUGH_READINGS,
+        clock=clock,
+    )
+    if heard.last is None:
+        return [*found, bad(_ENGINE, *_trouble(config, heard, deadline_seconds))], library, None
+    return [*found, _engine(config, heard, clock())], library, heard.last
+
+
+def _trouble(config: AgentConfig, heard: listening.Heard, deadline_seconds: float) -> tuple[str, str]:
+    """What is wrong with the engine, and its mend where the child has not said it itself."""
+    cause = heard.trouble(deadline_seconds)
+    if heard.status.message:
+        return cause, ""
+    return f"{config.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"
+
+
+def _engine(config: AgentConfig, heard: listening.Heard, now: float) -> Finding:
+    last = heard.last
+    if last is None:
+        raise ValueError("an engine that has said nothing has no version")
+    interval = config.sample_interval_seconds
+    told = (
+        f"{config.dcgm_address}: DCGM {last.dcgm_version or 'of unknown version'}, first reading after"
+        f" {heard.first_after_seconds:.1f} s, the last one {max(now - last.taken_at_seconds, 0.0):.1f} s old"
+    )
+    if last.duration_seconds > interval:
+        slow = f"{told}; it took {last.duration_seconds:.1f} s, longer than the sample interval of {interval:g} s"
+        return warn(_ENGINE, slow, "give it time (--sample-interval), or use the engine of this node")
+    return ok(_ENGINE, told)
+
+
+def devices(dcgm: Reading, nvml: Reading | None) -> Finding:
+    """The engine's GPUs and instances must be this node's, and all of them.
+
+    Args:
+        dcgm: Of the engine.
+        nvml: ``None`` where NVML is not asked or does not work: then nothing can be compared.
+    """
+    theirs, ours = _uuids([dcgm]), _uuids([nvml] if nvml else [])
+    if not dcgm.gpus:
+        return warn(
+            _DEVICES,
+            "the engine has no GPU",
+            "it was started without a driver: restart it (systemctl restart nvidia-dcgm)",
+        )
+    bad = [gpu for gpu in dcgm.gpus if gpu.state is not DeviceState.UP]
+    missing = ours - theirs
+    if nvml and not of_one_machine(nvml, dcgm):
+        mend = "it is another node's engine: name this node's (a Service needs internalTrafficPolicy: Local)"
+        return warn(_DEVICES, f"none of its {len(dcgm.gpus)} GPUs is one of NVML's {_count(nvml)}", mend)
+    if missing:
+        names = ", ".join(sorted(missing)[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        mend = "restart the engine (systemctl restart nvidia-dcgm), and see that its container is shown all GPUs"
+        return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {names}{more}", mend)
+    if bad:
+        told = ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
+        return warn(_DEVICES, f"{told}; the others go on", "see the kernel log, and: dcgmi discovery -l")
+    models = Counter(gpu.gpu.model for gpu in dcgm.gpus)
+    listed = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
+    same = ", as NVML has" if ours else ""
+    return ok(_DEVICES, f"{listed}{_instances(dcgm)}{same}")
+
+
+def _uuids(readings: Iterable[Reading]) -> set[str]:
+    gpus = [gpu for reading in readings for gpu in reading.gpus if gpu.state is not DeviceState.MISSING]
+    return {gpu.gpu.uuid for gpu in gpus} | {part.instance.uuid for gpu in gpus for part in gpu.instances}
+
+
+def _instances(reading: Reading) -> str:
+    count = sum(len(gpu.instances) for gpu in reading.gpus)
+    return f", {count} MIG instances" if count else ""
+
+
+def _count(reading: Reading | None) -> str:
+    return f"{len(reading.gpus)} GPUs{_instances(reading)}" if reading else ""
+
+
+def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
+    """Whether engines are measured, GPU by GPU; ``None`` where DCGM was not asked that.
+
+    Where NVML measures them itself, DCGM's word does not matter.
+    """
+    measured = {gpu.gpu.uuid for gpu in nvml.gpus if _has_engine(gpu)} if nvml else set()
+    up = [gpu for gpu in dcgm.gpus if gpu.state is DeviceState.UP]
+    states = [gpu.profiling for gpu in up if gpu.profiling is not None]
+    if not states:
+        return None
+    missing = Counter(gpu.profiling for gpu in up if gpu.profiling in _MENDS and gpu.gpu.uuid not in measured)
+    running = states.count(ProfilingState.RUNNING)
+    if not missing:
+        others = len(states) - running
+        spare = f"; NVML measures the other {others} by itself" if others else ""
+        return ok(_PROFILING, f"running on {running} of {len(up)} GPUs{spare}")
+    told = ", ".join(f"{count} {state.value.replace('_', ' ')}" for state, count in missing.items() if state)
+    state = next(state for state in _MENDS if state in missing)
+    of = f"of {len(up)} GPUs {running} running, {told}"
+    if set(missing) == {ProfilingState.UNSUPPORTED}:
+        return ok(_PROFILING, f"{of}: {_MENDS[state]}")
+    return warn(_PROFILING, f"{of}: their engines are not measured", _MENDS[state])
+
+
+def _has_engine(reading: GpuReading) -> bool:
+    parts = [part.values for part in reading.instances] or [reading.values]
+    return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
+
+
+def fields(rows: Mapping[Field, str], library: Library, dcgm: Reading) -> Finding | None:
+    """Whether what the collectors file has for DCGM alone can be had; ``None`` where it has nothing of that kind.
+
+    Args:
+        rows: Name in the file by field, of what only DCGM measures.
+        library: Knows which fields there are.
+        dcgm: Of the engine.
+    """
+    # Why the counters of engines are not there is told with the profiling.
+    measuring = any(gpu.profiling is ProfilingState.RUNNING for gpu in dcgm.gpus)
+    judged = {field: name for field, name in rows.items() if measuring or not is_profiling(field)}
+    if not judged:
+        return None
+    had = {field for gpu in dcgm.gpus for field in (*gpu.values, *gpu.gpu.labels)}
+    had |= {field for gpu in dcgm.gpus for part in gpu.instances for field in part.values}
+    unknown = [name for field, name in judged.items() if field in library.unknown]
+    absent = [name for field, name in judged.items() if field not in library.unknown | had]
+    told = []
+    if unknown:
+        told.append(f"{library.soname} {library.version} does not know {_some(unknown)}")
+    if absent:
+        told.append(f"no GPU has a value of {_some(absent)}")
+    if told:
+        mend = "take the rows out, or see why: dcgmi dmon -e ID (a newer DCGM has more; not every GPU has every field)"
+        return warn(_FIELDS, "; ".join(told), mend)
+    return ok(_FIELDS, f"{_some(tuple(judged.values()))}: measured, which only DCGM does")
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
+async def hint(port: int = _USUAL_PORT) -> Finding | None:
+    """Tell of something that listens where an engine usually does; only for a node that does not use DCGM."""
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(_USUAL_HOST, port)
+    except OSError:
+        return None
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    where = f"{_USUAL_HOST}:{port}"
+    return ok(_ENGINE, f"not in use; something listens on {where}: if it is an engine, --dcgm-address {where} adds it")

@@ -1,0 +1,266 @@
+"""The doctor on DCGM: library, engine, devices against NVML's, profiling, fields, and the hint where it is not used."""
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exporter import doctor
+from exporter.attribution.truth_table import DCGM
+from exporter.config import AgentConfig, load_agent
+from exporter.doctor import dcgm, dcgm_library, driver, host, layers
+from exporter.doctor.dcgm_library import Library
+from exporter.doctor.finding import Finding, Level
+from exporter.model import (
+    DeviceState,
+    Field,
+    Gpu,
+    GpuReading,
+    MigInstance,
+    MigReading,
+    ProfilingState,
+    Reading,
+    SourceState,
+    SourceStatus,
+)
+from exporter.sources import wire
+from exporter.sources.merge import joined
+
+SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
+ENGINE = Field.PROF_GR_ENGINE_ACTIVE
+
+
+def settings(**changes: object) -> AgentConfig:
+    return replace(load_agent({}, {}, check_paths=False), dcgm_address="localhost:5555", **changes)
+
+
+def gpu(index: int = 0, *, instances: int = 0, host: int = 0) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-{host}000000{index}-1111-2222-3333-444444444444",
+        index=index,
+        minor=index,
+        model="NVIDIA A100-SXM4-80GB",
+        pci_bus_id=f"00000000:0{index + 1}:00.0",
+        mig_enabled=bool(instances),
+    )
+
+
+def part(parent: Gpu, number: int, **values: float) -> MigReading:
+    instance = MigInstance(
+        uuid=f"MIG-{parent.index}-{number}",
+        parent_uuid=parent.uuid,
+        gpu_instance_id=number,
+        compute_instance_id=0,
+        profile="1g.10gb",
+        compute_slices=1,
+        memory_slices=1,
+    )
+    return MigReading(instance=instance, values={Field[name]: value for name, value in values.items()})
+
+
+def one(index: int = 0, *, instances: int = 0, host: int = 0, **changes: object) -> GpuReading:
+    identity = gpu(index, instances=instances, host=host)
+    parts = tuple(part(identity, number) for number in range(instances))
+    return replace(GpuReading(gpu=identity, values={Field.GPU_UTIL: 5}, instances=parts), **changes)
+
+
+def reading(*gpus: GpuReading, source: str = "dcgm") -> Reading:
+    return Reading(source=source, taken_at_seconds=100.0, duration_seconds=0.01, dcgm_version="4.6.0", gpus=gpus)
+
+
+def nvml(*gpus: GpuReading) -> Reading:
+    return reading(*gpus, source="nvml")
+
+
+def test_an_engine_with_nvmls_gpus_and_instances_is_ok() -> None:
+    found = dcgm.devices(reading(one(0, instances=2), one(1)), nvml(one(0, instances=2), one(1)))
+    assert (found.level, found.cause) == (Level.OK, "2 x NVIDIA A100-SXM4-80GB, 2 MIG instances, as NVML has")
+
+
+def test_an_engine_that_lacks_an_instance_of_nvmls_is_warned_of_by_its_uuid() -> None:
+    found = dcgm.devices(reading(one(0, instances=1)), nvml(one(0, instances=3)))
+    assert found.level is Level.WARN
+    assert found.cause == "of NVML's 1 GPUs, 3 MIG instances it has not MIG-0-1, MIG-0-2"
+    assert "restart nvidia-dcgm" in found.mend
+
+
+def test_another_nodes_engine_is_told_by_its_gpus_and_the_mend_names_the_service() -> None:
+    found = dcgm.devices(reading(one(0, host=7), one(1, host=7)), nvml(one(0), one(1)))
+    assert (found.level, "none of its 2 GPUs" in found.cause) == (Level.WARN, True)
+    assert "internalTrafficPolicy: Local" in found.mend
+
+
+def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
+    assert "restart" in dcgm.devices(reading(), nvml(one())).mend
+    lost = dcgm.devices(reading(one(0), one(1, state=DeviceState.LOST)), None)
+    assert (lost.level, "GPU 1 lost" in lost.cause) == (Level.WARN, True)
+    assert dcgm.devices(reading(one()), None) == Finding(
+        name="DCGM devices", level=Level.OK, cause="1 x NVIDIA A100-SXM4-80GB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "words"),
+    [
+        (ProfilingState.RUNNING, Level.OK, ""),
+        (ProfilingState.PAUSED, Level.WARN, "dcgmi profile --resume"),
+        (ProfilingState.NO_MODULE, Level.WARN, "datacenter-gpu-manager-4-proprietary"),
+        (ProfilingState.NO_PERMISSION, Level.WARN, "CAP_SYS_ADMIN"),
+        (ProfilingState.REFUSED, Level.WARN, "a profiler that has the counters"),
+        (ProfilingState.UNSUPPORTED, Level.OK, ""),
+    ],
+)
+def test_each_state_of_profiling_has_its_mend(state: ProfilingState, level: Level, words: str) -> None:
+    found = dcgm.profiling(reading(one(profiling=state)), nvml(one()))
+    assert found is not None
+    assert (found.level, words in found.mend) == (level, True)
+
+
+def test_profiling_that_dcgm_lacks_and_nvml_measures_is_no_warning() -> None:
+    hopper = one(0, values={ENGINE: 0.5})
+    found = dcgm.profiling(reading(one(0, profiling=ProfilingState.NO_MODULE)), nvml(hopper))
+    assert found == Finding(
+        name="DCGM profiling", level=Level.OK, cause="running on 0 of 1 GPUs; NVML measures the other 1 by itself"
+    )
+    mixed = reading(one(0, profiling=ProfilingState.NO_MODULE), one(1, profiling=ProfilingState.NO_MODULE))
+    blind = dcgm.profiling(mixed, nvml(hopper, one(1)))
+    assert blind is not None
+    assert (blind.level, "1 no module" in blind.cause) == (Level.WARN, True)
+
+
+def test_nothing_is_said_of_profiling_that_was_not_asked_for() -> None:
+    assert dcgm.profiling(reading(one()), None) is None
+
+
+def test_fields_of_the_file_that_the_library_or_the_gpus_do_not_have_are_named() -> None:
+    rows = {Field(1700): "DCGM_FI_DEV_NEW", Field(300): "DCGM_FI_DEV_ECC_CURRENT", Field(63): "CAPABILITY"}
+    library = Library(soname="libdcgm.so.4", version="4.6.0", unknown=frozenset({Field(1700)}))
+    found = dcgm.fields(rows, library, reading(one(values={Field(63): 8})))
+    assert found is not None
+    assert found.level is Level.WARN
+    assert found.cause == (
+        "libdcgm.so.4 4.6.0 does not know DCGM_FI_DEV_NEW; no GPU has a value of DCGM_FI_DEV_ECC_CURRENT"
+    )
+    assert dcgm.fields({}, library, reading(one())) is None
+
+
+def test_a_profiling_field_is_not_told_twice_while_nothing_is_profiled() -> None:
+    rows = {Field(1013): "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE"}
+    paused = reading(one(profiling=ProfilingState.PAUSED))
+    assert dcgm.fields(rows, Library(), paused) is None
+    running = dcgm.fields(rows, Library(), reading(one(profiling=ProfilingState.RUNNING)))
+    assert running is not None
+    assert running.level is Level.WARN
+
+
+def speaking(*messages: Reading | SourceStatus) -> list[str]:
+    lines = b"".join(wire.encode(message) for message in messages)
+    return [sys.executable, "-c", SPEAK, lines.decode()]
+
+
+async def engine_finding(
+    command: list[str], config: AgentConfig, *, deadline: float = 20.0, clock: Callable[[], float] = time.time
+) -> tuple[list[Finding], Reading | None]:
+    found, _, last = await dcgm.examine(
+        config, command, (), env=None, simulated=True, deadline_seconds=deadline, clock=clock
+    )
+    return found, last
+
+
+async def test_an_engine_that_answers_is_told_with_version_and_age_of_its_reading() -> None:
+    last = reading(one())
+    (found,), got = await engine_finding(speaking(*[last] * 4), settings(), clock=lambda: 100.4)
+    assert (found.level, found.name, got) == (Level.OK, "DCGM engine", last)
+    assert "localhost:5555: DCGM 4.6.0, first reading after " in found.cause
+    assert found.cause.endswith("the last one 0.4 s old")
+
+
+async def test_an_engine_that_takes_longer_than_the_interval_is_warned_of() -> None:
+    slow = replace(reading(one()), duration_seconds=1.6)
+    (found,), _ = await engine_finding(speaking(*[slow] * 4), settings())
+    assert (found.level, "--sample-interval" in found.mend) == (Level.WARN, True)
+    assert "it took 1.6 s, longer than the sample interval of 1 s" in found.cause
+
+
+async def test_trouble_with_the_engine_is_a_warning_beside_nvml_and_a_fail_without_it() -> None:
+    refused = SourceStatus(
+        name="dcgm", state=SourceState.FAILED, reason="dcgm_refused", message="nobody listens; start"
+    )
+    for source, level in (("auto", Level.WARN), ("dcgm", Level.FAIL)):
+        (found,), last = await engine_finding(speaking(refused), settings(source=source))
+        assert (found.level, found.cause, last) == (level, "nobody listens; start", None)
+
+
+async def test_an_engine_that_hangs_is_told_within_the_deadline() -> None:
+    started = time.monotonic()
+    silent = [sys.executable, "-c", "import time; time.sleep(60)"]
+    (found,), last = await engine_finding(silent, settings(), deadline=0.5)
+    assert time.monotonic() - started < 10
+    assert (found.cause, last) == ("localhost:5555: no answer within 0.5 s", None)
+    assert "restart nvidia-dcgm" in found.mend
+
+
+async def test_a_library_that_is_not_there_is_named_with_what_to_install(tmp_path: Path) -> None:
+    library = await dcgm_library.look([Field(1001)], {"LD_LIBRARY_PATH": str(tmp_path)})
+    assert "libdcgm was not found" in library.problem
+    assert "install" in library.problem
+
+
+async def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
+    (tmp_path / "libdcgm.so.4").write_text("not a library")
+    library = await dcgm_library.look([], {"LD_LIBRARY_PATH": str(tmp_path)})
+    assert "libdcgm.so.4: file too short" in library.problem
+
+
+def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
+    blind = nvml(one(0, instances=2))
+    assert "--dcgm-address" in driver.activity(blind).mend
+    assert "--dcgm-address" not in driver.activity(blind, dcgm=True).mend
+    measured = reading(replace(one(), instances=(part(gpu(), 0, PROF_GR_ENGINE_ACTIVE=0.5),)))
+    found = driver.activity(joined(None, measured), dcgm=True)
+    assert (found.level, found.cause) == (Level.OK, "engine counters on all 1 GPUs, on 1 of them by DCGM")
+
+
+def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n1013, gauge, tensor\n")
+    found = host.collectors(replace(settings(collectors=path), dcgm_address=""))
+    assert (found.level, "--dcgm-address" in found.mend) == (Level.WARN, True)
+    assert found.cause.startswith("only DCGM measures ")
+    assert host.collectors(settings(collectors=path)).level is Level.OK
+
+
+def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
+    found = layers.agreement(None, None, None, on_bus=None, in_driver=None, shown_by=DCGM)
+    assert "DCGM does not work here" in found.cause
+    assert "NVML" not in found.cause
+
+
+async def test_what_listens_where_engines_do_is_told_and_nothing_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+        found = await dcgm.hint(port)
+    assert found is not None
+    assert (found.level, f"--dcgm-address localhost:{port}" in found.cause) == (Level.OK, True)
+    assert await dcgm.hint(port) is None
+
+
+async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:
+    config = settings(source="dcgm", attribution=False, proc_root=tmp_path, listen_port=0)
+    last = reading(one(profiling=ProfilingState.RUNNING))
+    around = doctor.Surroundings(
+        config=config,
+        wall=time.time,
+        monotonic=time.monotonic,
+        dcgm_command=speaking(*[last] * 4),
+        simulated=True,
+    )
+    found = {finding.name: finding for finding in await doctor.examine(around)}
+    assert not {"package", "device nodes", "kernel module", "driver", "devices"} & set(found)
+    assert found["DCGM devices"].level is Level.OK
+    assert "--source auto" in found["processes"].mend
+    assert "driver" not in found["activity"].cause
