@@ -23,7 +23,7 @@ RELEASES = {3: "3.3.9", 4: "4.6.0"}
 
 MAX_GPUS, MAX_XIDS, MAX_OVERRIDES, SLOTS = 16, 32, 32, 8
 BY_NOTHING, BY_MODULE, BY_GPM = 0, 1, 2
-NO_MODULE, LOADED, PAUSED = 0, 3, 5
+NOT_LOADED, LOADED, PAUSED = 0, 3, 5
 WORKS, LOST, DETACHED = 1, 4, 7
 KEEP, STATUS, BLANK, BLANK32, NUMBER, FROZEN = range(6)
 
@@ -117,7 +117,9 @@ class StubControl(ctypes.Structure):
         ("gpu_count", ctypes.c_uint32),
         ("slow_micros", ctypes.c_uint32),
         ("connect_code", ctypes.c_int32),
+        ("module_present", ctypes.c_uint32),
         ("module_status", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         ("per_callback", ctypes.c_uint32),
         ("refused_field", ctypes.c_uint32),
         ("refused_code", ctypes.c_int32),
@@ -194,7 +196,7 @@ def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubCont
         block = StubControl.from_buffer(mmap.mmap(file.fileno(), 0))
     block.size = ctypes.sizeof(StubControl)
     block.gpu_count = gpus
-    block.module_status = LOADED
+    block.module_present = 1
     block.per_callback = 1
     for index in range(gpus):
         _fill(block.gpus[index], index, partitioned=partitioned)

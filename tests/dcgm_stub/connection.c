@@ -374,9 +374,7 @@ EXPORTED int dcgmProfGetSupportedMetricGroups(dcgm_handle handle, struct metric_
     if (out->version != VERSION(struct metric_groups_v3, 3)) LEAVE(VERSION_MISMATCH);
     if (out->gpu_id >= control->gpu_count) LEAVE(BAD_PARAMETER);
     uint32_t how = control->gpus[out->gpu_id].profiling;
-    if (how != 2 && control->module_status != MODULE_LOADED && control->module_status != MODULE_PAUSED) {
-        LEAVE(MODULE_NOT_LOADED);
-    }
+    if (how != 2 && !stub_load_module()) LEAVE(MODULE_NOT_LOADED);
     if (how == 0) LEAVE(PROFILING_NOT_SUPPORTED);
     out->count = 2;
     out->groups[0] = (struct metric_group){.count = sizeof ratios / sizeof *ratios};

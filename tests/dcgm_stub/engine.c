@@ -162,6 +162,7 @@ int main(int count, char **arguments) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     map_control(arguments[1]);
     release = arguments[3];
+    if (control->module_status == MODULE_LOADED) control->module_status = 0;
     int listener = arguments[2][0] == '/' ? listen_unix(arguments[2]) : listen_tcp(arguments[2]);
     if (listen(listener, 64) != 0) fail("listen");
     tell();

@@ -152,6 +152,11 @@ const struct field_meta *stub_meta(uint16_t id, const char *release) {
 
 EXPORTED const struct field_meta *DcgmFieldGetById(uint16_t id) { return stub_meta(id, RELEASE); }
 
+int stub_load_module(void) {
+    if (control->module_present && control->module_status == 0) control->module_status = MODULE_LOADED;
+    return (int)control->module_present;
+}
+
 int stub_is_profiling(uint16_t id) { return id >= 1001 && id < 1100; }
 
 /* ---- Entities: instance `place` of GPU g has id 8 g + place on both levels; its NVML GPU instance is 7 + place ---- */
@@ -300,7 +305,7 @@ static void answer_otherwise(const struct stub_override *other, const struct fie
 
 void stub_value(struct entity entity, const struct field_meta *meta, int64_t at_micros, struct field_value_v1 *out) {
     const struct field *field = find(meta->id);
-    const struct stub_gpu *gpu = stub_gpu(entity);
+    const struct stub_gpu *gpu = entity.level == NONE ? control->gpus : stub_gpu(entity);
     out->status = OK;
     out->at_micros = at_micros;
     int none = missing(field, entity, gpu);

@@ -82,7 +82,9 @@ struct stub_control {
     uint32_t size, gpu_count;
     uint32_t slow_micros;      /* how long the engine thinks about every request */
     int32_t connect_code;      /* what the engine answers a new client; 0: works */
-    uint32_t module_status;    /* of the profiling module: 0 there is none, 3 loaded, 5 paused */
+    uint32_t module_present;   /* whether there is a profiling module; the first request that needs it loads it */
+    uint32_t module_status;    /* of it: 0 not loaded, 3 loaded, 5 paused */
+    uint32_t reserved;
     uint32_t per_callback;     /* records in one delivery; 0: all of an entity */
     uint32_t refused_field;    /* a watch with this field fails with `refused_code` */
     int32_t refused_code;
@@ -293,6 +295,7 @@ void stub_forget(dcgm_handle handle);                                   /* the g
 struct stub_gpu *stub_gpu(struct entity entity);                        /* NULL: there is no such entity */
 const struct field_meta *stub_meta(uint16_t id, const char *release);   /* NULL: that release does not know it */
 int stub_is_profiling(uint16_t id);
+int stub_load_module(void);                                             /* whether it is there */
 /* The value of a field now: `at_micros` is when it was taken, `now` when it is asked for. */
 void stub_value(struct entity entity, const struct field_meta *meta, int64_t at_micros, struct field_value_v1 *out);
 void stub_blank(const struct field_meta *meta, int kind, struct field_value_v1 *out);

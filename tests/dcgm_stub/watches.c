@@ -180,11 +180,10 @@ static int has_profiling(const uint16_t *ids, uint32_t count) {
 
 /* Whether all of a group can be profiled: with one GPU that cannot, the whole watch is refused. */
 static int can_profile(const struct group *group) {
-    int by_module = control->module_status == MODULE_LOADED || control->module_status == MODULE_PAUSED;
     for (uint32_t n = 0; n < group->count; n++) {
         const struct stub_gpu *gpu = stub_gpu(group->entities[n]);
         if (gpu == NULL || gpu->profiling == 2) continue;
-        if (!by_module) return MODULE_NOT_LOADED;
+        if (!stub_load_module()) return MODULE_NOT_LOADED;
         if (gpu->profiling == 0) return PROFILING_NOT_SUPPORTED;
     }
     return OK;
@@ -281,7 +280,8 @@ static void read_one(const struct watch *watch, struct entity entity, uint16_t i
     out->field_id = id;
     out->field_type = (uint16_t)meta->type;
     out->at_micros = 0;
-    if (stub_gpu(entity) == NULL || watch == NULL) {
+    int global = entity.level == NONE && meta->level == NONE;
+    if ((!global && stub_gpu(entity) == NULL) || watch == NULL) {
         out->status = NOT_WATCHED;
         stub_blank(meta, 0, out);
         return;
