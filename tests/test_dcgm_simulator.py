@@ -1,0 +1,456 @@
+"""The simulated host engine behaves as a real one of 4.6.0 was seen to, through the binding that the source has."""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from exporter.errors import ConfigError
+from exporter.model import Field
+from exporter.simulator import dcgm, scenario, scenario_file
+from exporter.simulator.truth import Fault, MigTruth, NodeTruth
+from exporter.sources import _libdcgm as abi
+from exporter.sources import libdcgm
+
+EPOCH = 1_800_000_000.0
+BLANK, BLANK_DOUBLE = 0x7FFFFFFFFFFFFFF0, 2.0**47
+HERE = b"localhost:5555"
+HOPPER = "node: n1\ngpus: [{model: h100}, {model: h100, mig: [3g.40gb, 1g.10gb]}]\n"
+PODS = """
+pods:
+  - {namespace: ml, name: whole, devices: [{gpu: 0}], activity: 0.8, memory_mib: 4096, start: -100}
+  - {namespace: ml, name: part, devices: [{gpu: 1, mig: 0}], activity: 0.5, memory_mib: 2048, start: -100}
+"""
+AMPERE = HOPPER.replace("h100", "a100-80gb")
+GPUS, INSTANCES = [(abi.GPU, 0), (abi.GPU, 1)], [(abi.GPU_INSTANCE, 8), (abi.COMPUTE_INSTANCE, 8)]
+
+
+@dataclass
+class Client:
+    """One connection, and what is asked of it."""
+
+    library: libdcgm.Library
+    handle: abi.Handle = field(default_factory=abi.Handle)
+
+    def connect(self, address: bytes = HERE, *, timeout_ms: int = 1000) -> int:
+        self.library.call("dcgmInit")
+        params = abi.ConnectV2Params(version=abi.version_word(abi.ConnectV2Params), timeoutMs=timeout_ms)
+        return self.library.call("dcgmConnect_v2", address, ctypes.byref(params), ctypes.byref(self.handle))
+
+    def call(self, name: str, *arguments: object) -> int:
+        return self.library.call(name, self.handle, *arguments)
+
+    def group(self, entities: Sequence[tuple[int, int]]) -> abi.Handle:
+        made = abi.Handle()
+        assert self.call("dcgmGroupCreate", abi.EMPTY_GROUP, b"g", ctypes.byref(made)) == 0
+        for entity in entities:
+            assert self.call("dcgmGroupAddEntity", made, *entity) == 0
+        return made
+
+    def fields(self, ids: Sequence[int], name: bytes = b"f") -> tuple[int, abi.Handle]:
+        made = abi.Handle()
+        array = (ctypes.c_ushort * len(ids))(*ids)
+        return self.call("dcgmFieldGroupCreate", len(ids), array, name, ctypes.byref(made)), made
+
+    def watch(
+        self, entities: Sequence[tuple[int, int]], ids: Sequence[int], *, seconds: float = 1.0, keep: int = 1
+    ) -> tuple[int, abi.Handle, abi.Handle]:
+        group = self.group(entities)
+        code, fields = self.fields(ids, name=str(ids).encode())
+        assert code == 0
+        return self.call("dcgmWatchFields", group, fields, round(seconds * 1e6), 0.0, keep), group, fields
+
+    def latest(self, group: abi.Handle, fields: abi.Handle) -> dict[tuple[int, int, int], libdcgm.Record]:
+        told: dict[tuple[int, int, int], libdcgm.Record] = {}
+        collect = abi.CALLBACK(_into(told.setdefault))
+        assert self.call("dcgmGetLatestValues_v2", group, fields, collect, None) == 0
+        return told
+
+    def since(self, group: abi.Handle, fields: abi.Handle, start: int) -> tuple[list[tuple[int, int]], int]:
+        told: list[tuple[int, int]] = []
+        following = ctypes.c_int64()
+
+        def keep(_key: object, one: libdcgm.Record) -> None:
+            told.append((one.at_microseconds, int(one.value)))
+
+        collect = abi.CALLBACK(_into(keep))
+        assert self.call("dcgmGetValuesSince_v2", group, fields, start, ctypes.byref(following), collect, None) == 0
+        return told, following.value
+
+    def live(self, entities: Sequence[tuple[int, int]], ids: Sequence[int], *, flags: int = abi.LIVE) -> list[object]:
+        values = (abi.FieldValueV2 * (len(entities) * len(ids)))()
+        pairs = (abi.EntityPair * len(entities))(*(abi.EntityPair(*one) for one in entities))
+        array = (ctypes.c_ushort * len(ids))(*ids)
+        code = self.call("dcgmEntitiesGetLatestValues", pairs, len(entities), array, len(ids), flags, values)
+        if code:
+            return [code]
+        kinds = {ord("s"): "str", ord("d"): "dbl"}
+        return [one.status or getattr(one.value, kinds.get(one.fieldType, "i64")) for one in values]
+
+
+def _into(keep: Callable[[tuple[int, int, int], libdcgm.Record], object]) -> Callable[..., int]:
+    def collect(group: int, number: int, address: int, count: int, _data: object) -> int:
+        for one in libdcgm.records(address, count):
+            keep((group, number, one.field_id), one)
+        return 0
+
+    return collect
+
+
+@dataclass
+class Node:
+    """A scenario in virtual time, with faults put in by hand."""
+
+    text: str = HOPPER + PODS
+    seconds: float = 100.0
+    faults: dict[Fault, float] = field(default_factory=dict)
+    slept: float = 0.0
+    change: Callable[[NodeTruth], NodeTruth] = lambda truth: truth
+
+    def truth(self) -> NodeTruth:
+        loaded = scenario.build(scenario_file.parse(self.text, "s.yaml")).at(self.seconds)
+        return replace(self.change(loaded), faults=self.faults)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.seconds += seconds
+        if self.slept > 5:
+            self.faults.clear()
+
+    def client(self) -> Client:
+        dcgm.install(
+            self.truth, cache_seconds=0.0, epoch_seconds=EPOCH, monotonic=lambda: self.seconds, sleep=self.sleep
+        )
+        return Client(libdcgm.load())
+
+    def connected(self) -> Client:
+        client = self.client()
+        assert client.connect() == 0
+        return client
+
+
+@pytest.fixture(autouse=True)
+def _no_library_is_left() -> Iterator[None]:
+    yield
+    dcgm.uninstall()
+
+
+def test_the_library_has_every_function_that_the_binding_asks_for() -> None:
+    client = Node().client()
+    assert client.library.soname == "libdcgm.so.4"
+    assert client.library.has("dcgmConnect_v3")
+    assert client.library.describe(-33) == "Module not loaded"
+
+
+def test_an_engine_of_version_3_comes_with_its_own_library_and_knows_fewer_functions_and_fields() -> None:
+    client = Node(HOPPER + "dcgm: {version: 3.3.9}\n").connected()
+    assert client.library.soname == "libdcgm.so.3"
+    assert not client.library.has("dcgmConnect_v3")
+    assert client.library.field_meta(94) is None
+    assert client.library.field_meta(Field.PROF_GR_ENGINE_ACTIVE) is not None
+
+
+def test_a_library_of_another_major_version_is_told_apart() -> None:
+    node = Node()
+    dcgm.install(node.truth, monotonic=lambda: node.seconds, sleep=node.sleep, soname="libdcgm.so.3")
+    assert Client(libdcgm.load()).connect() == abi.VERSION_MISMATCH
+
+
+def test_the_engine_listens_at_its_own_address_only_and_a_closed_port_costs_the_whole_timeout() -> None:
+    node = Node()
+    client = node.client()
+    assert client.connect(b"elsewhere:5555", timeout_ms=3000) == abi.CONNECTION_GONE
+    assert node.slept == 3.0
+    assert client.connect(b"localhost") == 0
+    with pytest.raises(ConnectionRefusedError):
+        dcgm.knock("localhost:5556", 1.0)
+    with pytest.raises(FileNotFoundError):
+        dcgm.knock("unix:///run/nv-hostengine", 1.0)
+    dcgm.knock("localhost:5555", 1.0)
+
+
+def test_the_engine_says_its_version_and_refuses_structs_of_another_layout() -> None:
+    client = Node().connected()
+    info = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
+    assert client.call("dcgmHostengineVersionInfo", ctypes.byref(info)) == 0
+    assert info.rawBuildInfoString.startswith(b"version:4.6.0;")
+    assert client.call("dcgmGetGpuInstanceHierarchy", ctypes.byref(abi.Hierarchy())) == abi.VERSION_MISMATCH
+
+
+def test_the_hierarchy_lists_each_gpu_instance_and_then_its_compute_instances_under_ids_of_its_own() -> None:
+    client = Node().connected()
+    told = abi.Hierarchy(version=abi.version_word(abi.Hierarchy))
+    assert client.call("dcgmGetGpuInstanceHierarchy", ctypes.byref(told)) == 0
+    rows = [
+        (
+            one.entity.entityGroupId,
+            one.entity.entityId,
+            one.parent.entityGroupId,
+            one.parent.entityId,
+            one.nvmlInstanceId,
+        )
+        for one in told.entityList[: told.count]
+    ]
+    assert rows == [(4, 8, 1, 1, 2), (5, 8, 4, 8, 2), (4, 9, 1, 1, 7), (5, 9, 4, 9, 7)]
+    assert told.entityList[0].nvmlComputeInstanceId == 0xFFFFFFFF
+    assert [one.nvmlProfileSlices for one in told.entityList[:3]] == [3, 3, 1]
+
+
+def test_a_list_of_entities_that_is_too_short_tells_how_long_it_has_to_be() -> None:
+    client = Node().connected()
+    count, ids = ctypes.c_int(1), (ctypes.c_uint * 1)()
+    code = client.call("dcgmGetEntityGroupEntities", abi.GPU, ids, ctypes.byref(count), 0)
+    assert (code, count.value) == (abi.BUFFER_TOO_SMALL, 2)
+
+
+def test_a_watch_gives_whole_percent_and_mebibytes_and_watts_and_its_time_moves_at_its_own_beat() -> None:
+    node = Node()
+    client = node.connected()
+    ids = [Field.GPU_UTIL, Field.FB_USED, Field.POWER_USAGE]
+    _, group, fields = client.watch(GPUS[:1], ids, seconds=2.0)
+    first = client.latest(group, fields)
+    assert first[1, 0, Field.GPU_UTIL].value == 80
+    assert first[1, 0, Field.FB_USED].value == 4096
+    assert first[1, 0, Field.POWER_USAGE].value == pytest.approx(node.truth().gpus[0].power_watts, abs=0.001)
+    assert first[1, 0, Field.GPU_UTIL].at_microseconds == round((EPOCH + 100) * 1e6)
+    times = []
+    for node.seconds in (101.0, 102.5, 103.5, 104.1):
+        times.append(client.latest(group, fields)[1, 0, Field.GPU_UTIL].at_microseconds / 1e6 - EPOCH)
+    assert times == pytest.approx([100.0, 102.5, 102.5, 104.1])
+
+
+def test_a_profiling_field_is_blank_at_first_and_then_the_mean_since_the_beat_before() -> None:
+    text = HOPPER + PODS.replace("activity: 0.8", "activity: {square: {high: 1.0, low: 0.0, period: 2, duty: 0.25}}")
+    node = Node(text)
+    client = node.connected()
+    _, group, fields = client.watch(GPUS[:1], [Field.PROF_GR_ENGINE_ACTIVE])
+    assert client.call("dcgmUpdateAllFields", 1) == 0
+    assert client.latest(group, fields)[1, 0, 1001].value == BLANK_DOUBLE
+    before = node.truth().gpus[0].load_integral.engine
+    node.seconds += 1.0
+    mean = node.truth().gpus[0].load_integral.engine - before
+    assert mean == pytest.approx(0.5)
+    assert client.latest(group, fields)[1, 0, 1001].value == pytest.approx(mean)
+
+
+def test_each_kind_of_lacking_value_has_its_own_sign() -> None:
+    client = Node().connected()
+    ids = [200, Field.XID_ERRORS, Field.POWER_INFOROM_VER, Field.FAN_SPEED, Field.NVLINK_COUNT_RX_ERRORS]
+    _, group, fields = client.watch(GPUS[:1], ids)
+    told = {key[2]: (one.status, one.value) for key, one in client.latest(group, fields).items()}
+    assert told == {
+        200: (0, BLANK + 2),
+        Field.XID_ERRORS: (abi.NO_DATA, BLANK),
+        Field.POWER_INFOROM_VER: (0, b"<<<NOT_SUPPORTED>>>"),
+        Field.FAN_SPEED: (0, 0x7FFFFFF0 + 2),
+        Field.NVLINK_COUNT_RX_ERRORS: (0, BLANK + 2),
+    }
+    assert client.live([(abi.GPU, 0), (abi.GPU, 7)], [150], flags=0) == [abi.NOT_WATCHED, abi.NOT_WATCHED]
+
+
+def test_an_instance_has_its_own_memory_name_and_engines_and_its_parents_board() -> None:
+    node = Node()
+    client = node.connected()
+    ids = [50, 54, Field.FB_TOTAL, Field.GPU_TEMP, 1001, 1005, 1009]
+    _, group, fields = client.watch(INSTANCES, ids)
+    node.seconds += 1.0
+    told = client.latest(group, fields)
+    gpu = node.truth().gpus[1]
+    for level in (abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE):
+        assert told[level, 8, 50].value == b"3g.40gb"
+        assert told[level, 8, 54].value == gpu.instances[0].uuid.encode()
+        assert told[level, 8, Field.FB_TOTAL].value == gpu.instances[0].memory_bytes // 2**20
+        assert told[level, 8, Field.GPU_TEMP].value == gpu.gpu_temp_celsius
+        assert told[level, 8, 1001].value == pytest.approx(gpu.instances[0].load.engine)
+        assert told[level, 8, 1009].value == BLANK
+    assert told[abi.GPU_INSTANCE, 8, 1005].value == pytest.approx(gpu.instances[0].load.dram)
+    assert told[abi.COMPUTE_INSTANCE, 8, 1005].value == BLANK_DOUBLE
+
+
+def test_without_module_and_gpm_a_watch_with_a_profiling_field_fails_whole_and_leaves_the_others_dead() -> None:
+    node = Node(AMPERE + PODS + "dcgm: {profiling_module: false}\n")
+    client = node.connected()
+    code, group, fields = client.watch(GPUS[:1], [Field.GPU_TEMP, Field.PROF_GR_ENGINE_ACTIVE])
+    assert code == abi.MODULE_NOT_LOADED
+    node.seconds += 5.0
+    told = client.latest(group, fields)
+    assert told[1, 0, Field.GPU_TEMP].status == 0
+    assert told[1, 0, Field.GPU_TEMP].at_microseconds == round((EPOCH + 100) * 1e6)
+    assert told[1, 0, 1001].status == abi.NOT_WATCHED
+    assert client.call("dcgmUnwatchFields", group, fields) == abi.MODULE_NOT_LOADED
+    groups = abi.MetricGroups(version=abi.version_word(abi.MetricGroups), gpuId=0)
+    assert client.call("dcgmProfGetSupportedMetricGroups", ctypes.byref(groups)) == abi.MODULE_NOT_LOADED
+
+
+@pytest.mark.parametrize(("text", "first"), [(AMPERE, 1002), (HOPPER, 1001)])
+def test_metric_groups_are_those_of_the_module_before_hopper_and_of_gpm_since(text: str, first: int) -> None:
+    client = Node(text).connected()
+    groups = abi.MetricGroups(version=abi.version_word(abi.MetricGroups), gpuId=0)
+    assert client.call("dcgmProfGetSupportedMetricGroups", ctypes.byref(groups)) == 0
+    told = [list(one.fieldIds[: one.numFieldIds]) for one in groups.metricGroups[: groups.numMetricGroups]]
+    assert told[0][0] == first
+    assert {1001, 1004, 1005, 1009} <= {one for each in told for one in each}
+
+
+def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engine_for_everybody() -> None:
+    client = Node().connected()
+    assert client.live(GPUS, [Field.GPU_UTIL]) == [80, BLANK + 2]
+    assert client.live([(abi.NONE, 0)], [Field.DRIVER_VERSION]) == [b"590.48.01"]
+    assert client.live(GPUS, [Field.XID_ERRORS]) == [abi.GENERIC]
+    with pytest.raises(dcgm.EngineKilledError):
+        client.live(GPUS, [Field.PROF_GR_ENGINE_ACTIVE])
+    assert client.live(GPUS, [Field.GPU_UTIL]) == [abi.CONNECTION_GONE]
+
+
+def test_field_groups_are_refused_as_by_the_real_engine() -> None:
+    client = Node().connected()
+    assert client.fields([1600])[0] == abi.BAD_PARAMETER
+    assert client.fields(range(1001, 1001 + 96), b"a")[0] == 0
+    assert client.fields([*range(1001, 1097), *range(200, 233)], b"b")[0] == abi.BAD_PARAMETER
+    assert client.fields([150], b"a")[0] == abi.DUPLICATE_KEY
+    assert [client.fields([150], str(one).encode())[0] for one in range(60)].count(0) == 59
+
+
+def test_groups_belong_to_their_connection() -> None:
+    client = Node().connected()
+    _, group, fields = client.watch(GPUS, [150])
+    other = Client(client.library)
+    assert other.connect() == 0
+    assert other.call("dcgmWatchFields", group, fields, 1_000_000, 0.0, 1) == abi.NOT_CONFIGURED
+    assert dcgm.held() == {"connections": 2, "groups": 1, "field_groups": 1, "watches": 1}
+    assert client.call("dcgmDisconnect") == 0
+    assert dcgm.held() == {"connections": 1, "groups": 0, "field_groups": 0, "watches": 0}
+
+
+def test_an_engine_that_went_down_forgets_everything_and_its_connections_stay_dead() -> None:
+    node = Node()
+    client = node.connected()
+    _, group, _ = client.watch(GPUS, [150])
+    node.faults = {Fault.ENGINE_DOWN: 0.0}
+    assert client.call("dcgmGroupDestroy", group) == abi.CONNECTION_GONE
+    with pytest.raises(ConnectionRefusedError):
+        dcgm.knock("localhost:5555", 1.0)
+    node.faults = {}
+    assert client.call("dcgmGroupDestroy", group) == abi.CONNECTION_GONE
+    assert client.call("dcgmDisconnect") == 0
+    again = Client(client.library)
+    assert again.connect() == 0
+    assert dcgm.held()["groups"] == 0
+
+
+def test_calls_of_a_hanging_engine_return_when_it_goes_on_and_a_slow_one_takes_its_time() -> None:
+    node = Node()
+    client = node.connected()
+    node.faults = {Fault.ENGINE_SLOW: 0.25}
+    assert client.live(GPUS, [52]) == [0, 1]
+    assert node.slept == 0.25
+    node.faults = {Fault.ENGINE_HANG: 0.0}
+    assert client.live(GPUS, [52]) == [0, 1]
+    assert node.slept > 5
+
+
+def test_paused_profiling_is_blank_for_everybody_and_the_module_says_so() -> None:
+    node = Node()
+    client = node.connected()
+    _, group, fields = client.watch(GPUS[:1], [1001])
+    states = abi.ModuleStatuses(version=abi.version_word(abi.ModuleStatuses))
+    seen = []
+    for node.seconds, faults in ((101.0, {}), (102.0, {Fault.PROFILING_PAUSED: 0.0}), (103.0, {}), (104.0, {})):
+        node.faults = dict(faults)
+        assert client.call("dcgmModuleGetStatuses", ctypes.byref(states)) == 0
+        blank = client.latest(group, fields)[1, 0, 1001].value == BLANK_DOUBLE
+        seen.append((states.statuses[abi.PROFILING_MODULE].status, blank))
+    loaded = (abi.MODULE_LOADED, False)
+    assert seen == [loaded, (abi.MODULE_PAUSED, True), (abi.MODULE_LOADED, True), loaded]
+
+
+def _with_fault(fault: Fault) -> Callable[[NodeTruth], NodeTruth]:
+    return lambda truth: replace(truth, gpus=(replace(truth.gpus[0], fault=fault), *truth.gpus[1:]))
+
+
+@pytest.mark.parametrize(("fault", "status"), [(Fault.GPU_LOST, 4), (Fault.RESET_REQUIRED, 1), (Fault.GPU_ABSENT, 7)])
+def test_a_gpu_in_trouble_keeps_its_name_while_its_measurements_are_blank(fault: Fault, status: int) -> None:
+    node = Node()
+    client = node.connected()
+    node.change = _with_fault(fault)
+    told = ctypes.c_int()
+    assert client.call("dcgmGetGpuStatus", 0, ctypes.byref(told)) == 0
+    assert told.value == status
+    uuid = node.truth().gpus[0].uuid.encode()
+    assert client.live(GPUS[:1], [54, Field.GPU_UTIL, Field.POWER_USAGE]) == [uuid, BLANK, BLANK_DOUBLE]
+    count, ids = ctypes.c_int(32), (ctypes.c_uint * 32)()
+    client.call("dcgmGetEntityGroupEntities", abi.GPU, ids, ctypes.byref(count), abi.SUPPORTED_ONLY)
+    assert count.value == (1 if fault is Fault.GPU_ABSENT else 2)
+
+
+def test_xids_since_the_watch_began_are_told_once_each_with_their_time() -> None:
+    node = Node(HOPPER + "xids: [{gpu: 0, code: 13, at: 50}, {gpu: 0, code: 79, at: 101, every: 2}]\n")
+    client = node.connected()
+    _, group, fields = client.watch(GPUS, [Field.XID_ERRORS], keep=100)
+    assert client.since(group, fields, 0)[0] == []
+    node.seconds = 104.0
+    told, following = client.since(group, fields, 0)
+    assert [(at / 1e6 - EPOCH, code) for at, code in told] == [(101.0, 79), (103.0, 79)]
+    assert client.since(group, fields, following)[0] == []
+    assert client.latest(group, fields)[1, 0, Field.XID_ERRORS].value == 79
+    assert client.latest(group, fields)[1, 1, Field.XID_ERRORS].status == abi.NO_DATA
+
+
+def test_survivors_of_a_new_mig_layout_keep_their_id_and_a_new_instance_takes_the_free_one() -> None:
+    node = Node()
+    client = node.connected()
+    assert client.live([(abi.GPU_INSTANCE, 9)], [50]) == [b"1g.10gb"]
+
+    def with_instances(*kept: MigTruth) -> Callable[[NodeTruth], NodeTruth]:
+        return lambda truth: replace(truth, gpus=(truth.gpus[0], replace(truth.gpus[1], instances=kept)))
+
+    first, second = node.truth().gpus[1].instances
+    node.change = with_instances(second)
+    assert client.live([(abi.GPU_INSTANCE, 8), (abi.GPU_INSTANCE, 9)], [50]) == [abi.NOT_WATCHED, b"1g.10gb"]
+    node.change = with_instances(second, replace(first, uuid="MIG-new", gpu_instance_id=12))
+    assert client.live([(abi.COMPUTE_INSTANCE, 8), (abi.COMPUTE_INSTANCE, 9)], [54]) == [
+        b"MIG-new",
+        second.uuid.encode(),
+    ]
+
+
+def test_a_test_can_have_one_field_refused() -> None:
+    client = Node().connected()
+    dcgm.fail("dcgmWatchFields", abi.PROFILING_NOT_SUPPORTED, field_id=1012)
+    assert client.watch(GPUS, [1001, 1012])[0] == abi.PROFILING_NOT_SUPPORTED
+    assert client.watch(GPUS, [1001])[0] == 0
+    dcgm.clear_failures()
+    assert client.watch(GPUS, [1012])[0] == 0
+    with pytest.raises(ValueError, match="dcgmWatch'"):
+        dcgm.fail("dcgmWatch", -1)
+
+
+def test_records_are_spoilt_after_the_callback_so_that_a_kept_pointer_shows() -> None:
+    client = Node().connected()
+    _, group, fields = client.watch(GPUS[:1], [150])
+    kept: list[int] = []
+
+    def keep(_group: int, _number: int, address: int, _count: int, _data: object) -> int:
+        kept.append(address)
+        return 0
+
+    collect = abi.CALLBACK(keep)
+    assert client.call("dcgmGetLatestValues_v2", group, fields, collect, None) == 0
+    assert [one.field_id for one in libdcgm.records(kept[0], 1)] == [0xA5A5]
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("dcgm: {version: 2.4.6}", "dcgm.version: is '2.4.6'; allowed: three numbers, from 3.3.0 to 4.99.99"),
+        ("dcgm: {version: 4.6}", "dcgm.version: is 4.6; allowed: a text"),
+        ("dcgm: {module: true}", "dcgm.module: is no key here; allowed: version, profiling_module"),
+        ("faults: [{kind: engine_slow}]", "faults[0].seconds: is missing; allowed: a number from 0"),
+        ("faults: [{kind: engine_down, gpu: 0}]", "means nothing for engine_down, which is of the whole node"),
+    ],
+)
+def test_mistakes_about_the_engine_in_a_scenario_are_told_with_what_is_allowed(section: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        scenario_file.parse(HOPPER + section + "\n", "s.yaml")
+    assert told in str(caught.value)
