@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from exporter.exposition import catalog
+from exporter.exposition import catalog, dcgm_exp
 from exporter.exposition.dcgm_fields import TABLE, DcgmField
 from exporter.exposition.family import Kind
 from exporter.report.service import metrics_catalog
@@ -57,7 +57,10 @@ DROP_IN = """\
 Names, types, units and labels of dcgm-exporter's default file: those of its releases up to 4.8 (`--dcgm-names legacy`,
 the default) or of 4.9 (`--dcgm-names 4.9`). A collectors file (`--collectors`) takes any name or id of the tables, DCGM
 4.6's names and those of dcgm-exporter's 1.x file; the name that is written is the name that is printed, and it decides
-the unit.
+the unit. It takes every other field of DCGM that is of a GPU, of an instance or of the node, too, under dcgm-exporter's
+name, DCGM 4.6's or by number (`exporter/exposition/dcgm_ids.txt`): DCGM alone measures those, in units of its own, so
+they need `--dcgm-address`. Fields of vGPUs, NVSwitches, single links, CPUs and network cards, and binary ones, are
+warned of and show nothing.
 
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
 then `Hostname` (`hostname` with 4.9 names; `--hostname-label` decides), the label rows, and where one container holds
@@ -85,6 +88,24 @@ What differs from dcgm-exporter, on purpose:
 - Parts of a percentage stay fractions on a holder's row; dcgm-exporter shows whole numbers.
 """
 
+EVENTS = """\
+### Counts of dcgm-exporter's own, on request
+
+In a collectors file, with its labels beside those of the family; the type that is printed is the one that is true.
+
+{table}
+What differs from dcgm-exporter, on purpose:
+
+- A sample is one of this agent's, one per `--sample-interval`; dcgm-exporter's own interval is 30 s by default. A count
+  of clock events is so many times higher; its share of the window is the same.
+- Clock events stand on the row of the board, not again on each MIG instance. An Xid stands on the instance it is of.
+- A window moves on by a 60th of its length. What was before the agent's start is in none.
+- The totals start with the agent and go on over reloads; a reason that holds clocks down at the start counts once it
+  begins again. `gpu_xid_errors_total` and `gpu_clock_events_total` are the same without a collectors file.
+- A GPU that does not answer keeps its Xids: they may say why. It has no row that says 0.
+- `DCGM_EXP_GPU_HEALTH_STATUS` and `DCGM_EXP_P2P_STATUS` are not made: a row is warned of with what to use instead.
+"""
+
 
 def document() -> str:
     """The whole page."""
@@ -102,6 +123,7 @@ def document() -> str:
         _own("Money and budgets", [metric for metric in metrics_catalog.OWN if not _is_about_service(metric)]),
         _own("The service itself", [metric for metric in metrics_catalog.OWN if _is_about_service(metric)]),
         DROP_IN,
+        EVENTS.format(table=_events()),
         _fields("Default set", [row for row in TABLE if row.default or row.new_default]),
         _fields("On request, in a collectors file", [row for row in TABLE if not (row.default or row.new_default)]),
     ]
@@ -144,6 +166,17 @@ def _fields(title: str, fields: Iterable[DcgmField]) -> str:
         where = "whole" if row.kind is Kind.LABEL or not row.per_instance else "whole, MIG"
         rows.append((str(int(row.field)), f"`{row.legacy_name}`", new, row.kind, unit, where, row.help))
     return _table(f"### {title}", ("Id", "Up to 4.8", "4.9", "Type", "Unit; in 4.9", "Rows", "Meaning"), rows)
+
+
+def _events() -> str:
+    rows = []
+    for count in dcgm_exp.EventCount:
+        row = dcgm_exp.row(count, "")
+        own = ("clock_event",) if "CLOCK" in count else ("xid",)
+        window = ("window_size_in_ms",) if count in dcgm_exp.RECENT else ()
+        rows.append((f"`{row.name}`", row.kind, _code(sorted((*own, *window))), row.help))
+    head = ("Metric", "Type", "Labels", "Meaning")
+    return "".join(_line(cells) + "\n" for cells in (head, tuple("---" for _ in head), *rows))
 
 
 def _table(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
