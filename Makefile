@@ -47,7 +47,7 @@ demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus, Aler
 
 test: .venv/.develop .tools/.demo .tools/.test ## Run the tests with branch coverage; STRICT=1 lets no test be skipped but those for a real GPU
 	@directory=$$(mktemp -d /tmp/tests.XXXXXX); \
-	$(RUN) -m pytest -p tests.strict_plugin -n $(JOBS) --dist loadfile --basetemp="$$directory/t" \
+	$(RUN) -m pytest -p tests.strict_plugin -n $(JOBS) --dist loadfile --no-loadscope-reorder --basetemp="$$directory/t" \
 		--cov --cov-report=term --cov-report=xml:.cache/coverage.xml $(TESTS); \
 	rm -rf "$$directory"
 

@@ -13,6 +13,35 @@ from fleet_support import fleet_prometheus, fleet_truth, fleet_victoria, small_f
 
 __all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 
+# Files go to two processes one by one: who is given a slow one last works on alone, for minutes. These take 20 s and
+# more, the slowest first; --no-loadscope-reorder keeps xdist from sorting files by the number of their tests instead.
+_SLOWEST_FIRST = (
+    "test_alerts_end_to_end.py",
+    "test_stack.py",
+    "test_service_live.py",
+    "test_dcgm_engine_kill.py",
+    "test_service_browser.py",
+    "test_dcgm_bad_input.py",
+    "test_health_guards.py",
+    "test_kill.py",
+    "test_abi.py",
+    "test_report_command.py",
+    "test_report_scale.py",
+    "test_abi_agent.py",
+    "test_dashboards_data.py",
+    "test_metering.py",
+    "test_fleet_reading.py",
+    "test_alertmanager.py",
+    "test_corpus.py",
+    "test_fleet_simulator.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the slowest files first, the others in their order."""
+    rank = {name: place for place, name in enumerate(_SLOWEST_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
 
 @pytest.fixture(scope="session")
 def demo_agent() -> Iterator[AgentProcess]:
