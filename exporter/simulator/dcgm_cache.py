@@ -45,6 +45,8 @@ class Cell:
     samples: deque[Sample]
     watchers: int = 1
     beat: int = -1
+    owner: str = ""
+    """Whose samples they are: an instance that is made anew gets the id of one that was destroyed."""
     since: tuple[float, Load] | None = None
     """Where the mean of a profiling field begins."""
     sent: tuple[float, float] | None = None
@@ -137,6 +139,9 @@ class Cache:
 
 def _sample(cell: Cell, node: NodeTruth, entity: Entity, field_id: int, epoch_seconds: float) -> None:
     at = round((epoch_seconds + node.at_seconds) * 1e6)
+    if cell.owner != entity.name:
+        cell.owner, cell.since, cell.sent = entity.name, None, None
+        cell.samples.clear()
     if field_id == Field.XID_ERRORS:
         _follow_xids(cell, entity.gpu, epoch_seconds)
     elif is_profiling(field_id):

@@ -27,6 +27,11 @@ class Entity:
     members: tuple[MigTruth, ...] = ()
     """Compute instances: all of a GPU instance, or the one."""
 
+    @property
+    def name(self) -> str:
+        """What tells it from another that had the same id before."""
+        return ",".join(one.uuid for one in self.members) or (self.gpu.uuid if self.gpu else "")
+
 
 @dataclass(slots=True)
 class Entities:
