@@ -8,8 +8,8 @@ IDLE, POWER_CAP, SW_THERMAL = 0x1, 0x4, 0x20
 KEEPING = {"xid_window_seconds": 300.0, "clock_events_window_seconds": 60.0}
 
 
-def reading(at: float, *masks: int | None, xids: tuple[tuple[int, int | None], ...] = ()) -> Reading:
-    """One GPU per mask, called "0", "1", ...; the Xids are of GPU "0" as (code, GPU instance)."""
+def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, int | None], ...] = ()) -> None:
+    """A reading with one GPU per mask, called "0", "1", ...; the Xids are of GPU "0" as (code, GPU instance)."""
     gpus = tuple(
         GpuReading(
             gpu=Gpu(uuid=str(index), index=index, minor=index, model="H100", pci_bus_id=""),
@@ -18,7 +18,7 @@ def reading(at: float, *masks: int | None, xids: tuple[tuple[int, int | None], .
         for index, mask in enumerate(masks)
     )
     events = tuple(XidEvent(uuid="0", xid=xid, at_seconds=at, gpu_instance_id=part) for xid, part in xids)
-    return Reading(source="nvml", taken_at_seconds=1e9, steady_seconds=at, duration_seconds=0.1, gpus=gpus, xids=events)
+    log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=gpus, xids=events), at)
 
 
 def began(log: EventLog, now: float, uuid: str = "0") -> dict[str, int]:
@@ -30,21 +30,21 @@ def began(log: EventLog, now: float, uuid: str = "0") -> dict[str, int]:
 def test_an_event_counts_when_it_begins_and_not_while_it_lasts() -> None:
     log = EventLog()
     for second, mask in enumerate([0, POWER_CAP, POWER_CAP, 0, POWER_CAP | SW_THERMAL, SW_THERMAL]):
-        log.add(reading(second, mask))
+        tell(log, second, mask)
     assert began(log, 6.0) == {"power_cap": 2, "sw_thermal": 1}
 
 
 def test_what_held_clocks_down_at_the_first_reading_is_not_an_event_and_every_event_starts_at_zero() -> None:
     log = EventLog()
-    log.add(reading(0.0, IDLE))
+    tell(log, 0.0, IDLE)
     assert log.told(0.0)["0", None].clock_events == dict.fromkeys(CLOCK_EVENTS, 0)
 
 
 def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on() -> None:
     log = EventLog()
-    log.add(reading(0.0, POWER_CAP, None))
-    log.add(reading(1.0, None, None))
-    log.add(reading(2.0, POWER_CAP | IDLE, None))
+    tell(log, 0.0, POWER_CAP, None)
+    tell(log, 1.0, None, None)
+    tell(log, 2.0, POWER_CAP | IDLE, None)
     assert began(log, 2.0) == {"gpu_idle": 1}
     assert ("1", None) not in log.told(2.0)
 
@@ -52,7 +52,7 @@ def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on()
 def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
     log = EventLog(with_windows=True, **KEEPING)
     for second in range(30):
-        log.add(reading(second, POWER_CAP if second < 10 else SW_THERMAL))
+        tell(log, second, POWER_CAP if second < 10 else SW_THERMAL)
     assert log.told(30.0)["0", None].recent_clock_events == {"power_cap": 10, "sw_thermal": 20}
     assert log.told(66.0)["0", None].recent_clock_events == {"power_cap": 3, "sw_thermal": 20}
     assert log.told(89.5)["0", None].recent_clock_events is None, "nothing was read in the last minute"
@@ -61,14 +61,14 @@ def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
 
 def test_a_window_without_any_event_is_empty_and_not_unknown() -> None:
     log = EventLog(with_windows=True, **KEEPING)
-    log.add(reading(0.0, 0))
+    tell(log, 0.0, 0)
     assert log.told(1.0)["0", None].recent_clock_events == {}
 
 
 def test_xids_are_counted_by_gpu_and_by_gpu_instance_and_leave_the_window() -> None:
     log = EventLog(with_windows=True, **KEEPING)
-    log.add(reading(10.0, 0, xids=((31, None), (31, None), (43, 7))))
-    log.add(reading(200.0, 0, xids=((31, None),)))
+    tell(log, 10.0, 0, xids=((31, None), (31, None), (43, 7)))
+    tell(log, 200.0, 0, xids=((31, None),))
     told = log.told(200.0)
     assert (told["0", None].recent_xids, told["0", 7].recent_xids) == ({31: 3}, {43: 1})
     told = log.told(310.0)
@@ -77,7 +77,7 @@ def test_xids_are_counted_by_gpu_and_by_gpu_instance_and_leave_the_window() -> N
 
 def test_no_window_is_kept_where_no_page_shows_one() -> None:
     log = EventLog()
-    log.add(reading(0.0, POWER_CAP, xids=((31, None),)))
+    tell(log, 0.0, POWER_CAP, xids=((31, None),))
     told = log.told(1.0)["0", None]
     assert (told.recent_xids, told.recent_clock_events) == ({}, None)
 

@@ -4,7 +4,6 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.agent.sources import instant
 from exporter.model import CLOCK_EVENTS, DeviceEvents, Field, Reading
 
 _STEPS = 60
@@ -67,9 +66,13 @@ class EventLog:
     """By UUID of the GPU and GPU instance."""
     _clocks: dict[str, _Clocks] = field(default_factory=dict)
 
-    def add(self, reading: Reading) -> None:
-        """Count what a reading tells; each one once, in their order."""
-        at = instant(reading)
+    def add(self, reading: Reading, at: float) -> None:
+        """Count what a reading tells; each one once, in their order.
+
+        Args:
+            reading: The newest.
+            at: Now, in seconds of a clock that nobody sets.
+        """
         if self.with_windows:
             for event in reading.xids:
                 window = self._xids.setdefault(
@@ -92,25 +95,21 @@ class EventLog:
         if clocks.recent:
             clocks.recent.add(mask, at)
 
-    def told(self, steady: float) -> Mapping[tuple[str, int | None], DeviceEvents]:
-        """What is known by now, by UUID of the GPU and GPU instance, ``None`` for the GPU itself.
-
-        Args:
-            steady: Now, in seconds of the clock of the readings' ``steady_seconds``.
-        """
-        xids = {device: window.counts(steady) for device, window in self._xids.items()}
+    def told(self, now: float) -> Mapping[tuple[str, int | None], DeviceEvents]:
+        """What is known by now, of the same clock; by UUID of the GPU and GPU instance, ``None`` for the GPU itself."""
+        xids = {device: window.counts(now) for device, window in self._xids.items()}
         told = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
         for uuid, clocks in self._clocks.items():
             told[uuid, None] = DeviceEvents(
                 recent_xids=xids.get((uuid, None), {}),
                 clock_events=dict(clocks.began),
-                recent_clock_events=_recent(clocks.recent, steady),
+                recent_clock_events=_recent(clocks.recent, now),
             )
         return told
 
 
-def _recent(masks: Window | None, steady: float) -> dict[str, int] | None:
-    seen = masks.counts(steady) if masks else None
+def _recent(masks: Window | None, now: float) -> dict[str, int] | None:
+    seen = masks.counts(now) if masks else None
     if not seen:
         return None
     counts: Counter[str] = Counter()

@@ -95,7 +95,7 @@ class Node:
     def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
         """Take one reading in, meter it and return what is to be seen of it."""
         self.record.add(reading)
-        self.events.add(reading)
+        self.events.add(reading, steady)
         newest = self.record.newest or reading
         if self.attributor.observe:
             self.attributor.observe(newest, now)

@@ -1,0 +1,62 @@
+"""A wide collectors file through the whole node: every spelling of a field, texts, and dcgm-exporter's own counts."""
+
+import os
+from pathlib import Path
+
+from pipeline_support import Pipeline, pipeline
+
+from exporter.agent.events import EventLog
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.collectors_file import parse
+from exporter.exposition.family import duplicate_series
+from exporter.exposition.text import render
+from exporter.simulator import scenario
+
+GOLDEN = Path(__file__).parent / "golden"
+WIDE = """\
+# Names of dcgm-exporter up to 4.8, of DCGM 4.6, of 4.9, of the 1.x file, and numbers.
+DCGM_FI_DEV_GPU_TEMP, gauge, Temperature.
+DCGM_FI_DEV_BOARD_POWER_WATTS, gauge, Power.
+DCGM_FI_DEV_FB_USED_BYTES, gauge, Memory in use.
+dcgm_sm_clock, gauge, Clock.
+1613, gauge, Utilisation by its new number.
+112, gauge, Why clocks are held down.
+DCGM_FI_DEV_XID_ERRORS, gauge, Last Xid.
+DCGM_FI_PROF_GR_ENGINE_ACTIVE, gauge, Engine.
+# What only DCGM measures.
+DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, gauge, Of an instance.
+DCGM_FI_PROF_HMMA_UTIL_RATIO, gauge, Of an instance.
+1017, gauge, Decoder 0.
+1076, gauge, C2C.
+DCGM_FI_CUDA_GPU_COMPUTE_CAPABILITY, gauge, Compute capability.
+DCGM_FI_DEV_ECC_CURRENT, gauge, ECC.
+# Texts.
+DCGM_FI_SYSTEM_DRIVER_VERSION, label, Driver.
+DCGM_FI_DEV_VBIOS_VERSION, label, BIOS.
+50, label, Name.
+# dcgm-exporter's own counts.
+DCGM_EXP_XID_ERRORS_COUNT, gauge, Xids lately.
+DCGM_EXP_XID_ERRORS_TOTAL, counter, Xids.
+DCGM_EXP_CLOCK_EVENTS_COUNT, gauge, Clock events lately.
+DCGM_EXP_CLOCK_EVENTS_TOTAL, counter, Clock events.
+"""
+COLLECTORS = parse(WIDE, "wide.csv")
+
+
+async def page(node: Pipeline, first: int, last: int) -> str:
+    """What a scrape shows of the drop-in family after a minute of samples."""
+    node.node.events = EventLog(with_windows=True, xid_window_seconds=300.0, clock_events_window_seconds=60.0)
+    for second in range(first, last):
+        await node.step(second)
+    shown = families(await node.step(last), ExpositionOptions(collectors=COLLECTORS))
+    assert duplicate_series(shown) == []
+    return render([family for family in shown if family.name.lower().startswith("dcgm_")], openmetrics=False).decode()
+
+
+async def test_the_golden_page_of_a_wide_collectors_file(tmp_path: Path) -> None:
+    async with pipeline(scenario.load("chaos"), tmp_path, start=5.0, collectors=COLLECTORS) as node:
+        text = await page(node, 5, 61)
+    golden = GOLDEN / "collectors_wide.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text.splitlines() == golden.read_text().splitlines()
