@@ -5,6 +5,7 @@ import hashlib
 from importlib.resources import files
 
 from exporter import __version__
+from exporter.exposition import page_sources
 from exporter.exposition.device_collector import present
 from exporter.exposition.page_money import prices
 from exporter.exposition.page_owners import owners
@@ -12,7 +13,7 @@ from exporter.exposition.page_summary import glance, tiles
 from exporter.exposition.page_table import table
 from exporter.exposition.page_text import chip, duration, moment, text, words
 from exporter.exposition.page_waste import waste
-from exporter.model import Snapshot, SourceState, SourceStatus
+from exporter.model import Snapshot
 
 _STATIC = files("exporter.exposition") / "static"
 _CSS = (_STATIC / "page.css").read_text(encoding="utf-8")
@@ -36,8 +37,6 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 """Only what the page itself carries may run; a pod's name that smuggles in markup would still do nothing."""
-
-_SOURCE_CSS = {SourceState.UP: "ok", SourceState.STARTING: "unknown", SourceState.RELEASED: "idle"}
 
 
 def document(snapshot: Snapshot | None) -> str:
@@ -79,9 +78,11 @@ def _top(snapshot: Snapshot) -> str:
         facts.append(f"driver {text(snapshot.driver_version)}")
     if snapshot.nvml_version:
         facts.append(f"NVML {text(snapshot.nvml_version)}")
+    if snapshot.dcgm_version:
+        facts.append(f"DCGM {text(snapshot.dcgm_version)}")
     node = snapshot.node_facts
     facts += [text(fact) for fact in (node.instance_type, node.capacity_type, node.region) if fact]
-    health = [f"<li>{_source_chip(source)}</li>" for source in snapshot.sources]
+    health = [f"<li>{one}</li>" for one in page_sources.chips(snapshot)]
     health.append(f"<li>{_attribution_chip(snapshot)}</li>")
     if snapshot.metadata_enabled:
         health.append(f"<li>{_metadata_chip(snapshot)}</li>")
@@ -90,10 +91,6 @@ def _top(snapshot: Snapshot) -> str:
         f'<h1>{text(snapshot.node)}</h1><p class="facts">{" · ".join(facts) or "no driver seen yet"}</p></div>'
         f'<ul class="health" aria-label="Health">{"".join(health)}</ul></header>'
     )
-
-
-def _source_chip(source: SourceStatus) -> str:
-    return chip(_SOURCE_CSS.get(source.state, "bad"), f"{text(source.name)} {source.state.value}")
 
 
 def _attribution_chip(snapshot: Snapshot) -> str:
@@ -135,11 +132,7 @@ def _disagreement(snapshot: Snapshot) -> str:
 
 
 def _problems(snapshot: Snapshot) -> str:
-    shown = [
-        f"<strong>{text(source.name)} {source.state.value}</strong>: {text(source.message) or words(source.reason)}"
-        for source in snapshot.sources
-        if source.state not in {SourceState.UP, SourceState.STARTING} and (source.message or source.reason)
-    ]
+    shown = page_sources.problems(snapshot)
     if snapshot.attribution_problem:
         shown.append(f"<strong>pods</strong>: {text(snapshot.attribution_problem)}")
     if snapshot.metadata_problem:

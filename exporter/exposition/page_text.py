@@ -109,6 +109,8 @@ def activity(value: Activity | None, unknown_reason: str) -> str:
         why = f' <span class="meta">{words(unknown_reason)}</span>' if unknown_reason else ""
         return f'<span class="dim">unknown</span>{why}'
     word, meaning = SOURCE_WORDS[value.source]
+    if value.measured_by == "dcgm":
+        word, meaning = f"{word}, DCGM", f"{meaning}; measured by DCGM"
     return (
         f'<div class="actrow">{bar(value.ratio)}<span class="val">{percent(value.ratio)}</span>'
         f'<span class="meta" title="{text(meaning)}">{word}</span></div>'

@@ -12,7 +12,7 @@ from aiohttp.typedefs import Middleware
 from exporter.exposition import api, ledger_api, page, tenants
 from exporter.exposition.compression import accepts_gzip, gzipped
 from exporter.exposition.connections import CONNECTIONS, Connections
-from exporter.model import Snapshot
+from exporter.model import Snapshot, SourceState
 
 LOG = logging.getLogger("exporter.server")
 MAX_RELEASE_SECONDS = 3600.0
@@ -147,7 +147,9 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
 def _notes(snapshot: Snapshot) -> list[str]:
     """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same."""
     holders = snapshot.attribution_source
+    down = [source for source in snapshot.sources if snapshot.ready and source.state is not SourceState.UP]
     problems = (
+        *((source.name, f"{source.state}: {source.message or source.reason}".rstrip(": ")) for source in down),
         (holders, snapshot.attribution_problem),
         ("kubernetes-api", snapshot.metadata_problem),
         ("kubernetes-api", snapshot.metadata_remark),
