@@ -17,6 +17,7 @@ __all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 # more, the slowest first; --no-loadscope-reorder keeps xdist from sorting files by the number of their tests instead.
 _SLOWEST_FIRST = (
     "test_alerts_end_to_end.py",
+    "test_rules.py",
     "test_stack.py",
     "test_service_live.py",
     "test_dcgm_engine_kill.py",

@@ -1,6 +1,7 @@
 """The doctor on DCGM: library, engine, devices against NVML's, profiling, fields, and the hint where it is not used."""
 
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stub_support import compiler
 
 from exporter import doctor
 from exporter.attribution.truth_table import DCGM
@@ -204,6 +206,12 @@ async def test_an_engine_that_hangs_is_told_within_the_deadline() -> None:
     assert "restart nvidia-dcgm" in found.mend
 
 
+async def test_what_a_process_that_died_has_written_can_be_had() -> None:
+    (found,), _ = await engine_finding([sys.executable, "-c", "import os; os.abort()"], settings())
+    assert (found.level, "SIGABRT" in found.cause) == (Level.WARN, True)
+    assert "--log-level debug" in found.mend
+
+
 async def test_a_library_that_is_not_there_is_named_with_what_to_install(tmp_path: Path) -> None:
     library = await dcgm_library.look([Field(1001)], {"LD_LIBRARY_PATH": str(tmp_path)})
     assert "libdcgm was not found" in library.problem
@@ -214,6 +222,17 @@ async def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
     (tmp_path / "libdcgm.so.4").write_text("not a library")
     library = await dcgm_library.look([], {"LD_LIBRARY_PATH": str(tmp_path)})
     assert "libdcgm.so.4: file too short" in library.problem
+
+
+@pytest.mark.skipif(compiler() is None, reason="a library that crashes needs a C compiler")
+async def test_a_library_that_crashes_takes_its_own_process_along_and_not_the_doctor(tmp_path: Path) -> None:
+    source = tmp_path / "crash.c"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void fall(void) { abort(); }\n")
+    library = tmp_path / "libdcgm.so.4"
+    subprocess.run([compiler() or "cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    found = await dcgm_library.look([], {"LD_LIBRARY_PATH": str(tmp_path)})
+    assert "loading libdcgm ended its process with Aborted" in found.problem
+    assert "install" in found.problem
 
 
 def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:

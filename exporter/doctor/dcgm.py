@@ -9,7 +9,7 @@ from exporter.config import AgentConfig
 from exporter.doctor import dcgm_library, listening
 from exporter.doctor.dcgm_library import Library
 from exporter.doctor.finding import Finding, fail, ok, warn
-from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
+from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
 from exporter.sources.dcgm_fields import is_profiling
 from exporter.sources.merge import of_one_machine
 
@@ -86,6 +86,8 @@ async def examine(
 def _trouble(config: AgentConfig, heard: listening.Heard, deadline_seconds: float) -> tuple[str, str]:
     """What is wrong with the engine, and its mend where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
+    if heard.status.state is SourceState.DIED:
+        return cause, "run doctor again with --log-level debug: it shows what that process wrote"
     if heard.status.message:
         return cause, ""
     return f"{config.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"

@@ -9,7 +9,7 @@ from exporter.model import DeviceState, Field, GpuReading, Reading
 
 _ENOUGH_READINGS = 3
 """Rates and engine counters are differences: the first reading cannot have them."""
-_BLIND = "see the line of DCGM profiling; the driver may refuse it, too: see dmesg"
+_BLIND = "see the lines of DCGM; the driver may refuse profiling, too: see dmesg"
 _BLIND_WITHOUT_DCGM = (
     "MIG before Hopper is measured by DCGM alone: run its host engine and name it, --dcgm-address HOST:5555"
     " (docs/dcgm.md); elsewhere the driver may refuse profiling: see dmesg"
