@@ -27,6 +27,12 @@ NOT_LOADED, LOADED, PAUSED = 0, 3, 5
 WORKS, LOST, DETACHED = 1, 4, 7
 KEEP, STATUS, BLANK, BLANK32, NUMBER, FROZEN = range(6)
 
+WITHOUT_GPM = (
+    *("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet"),
+    *("nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"),
+)
+"""What ``stub_support.build`` leaves out for GPUs before Hopper: DCGM alone profiles them."""
+
 _PARTS = ("fields", "connection", "watches")
 
 
@@ -189,11 +195,18 @@ def build(directory: Path, *, major: int = 4, release: str = "", without: Iterab
     return directory
 
 
+def build_counter(directory: Path) -> Path:
+    """Compile what counts a process's allocations once it stands in ``LD_PRELOAD``, and return it."""
+    made = directory / "allocations.so"
+    compile_c = [compiler() or "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared"]
+    subprocess.run([*compile_c, str(SOURCES / "allocations.c"), "-o", str(made)], check=True)
+    return made
+
+
 def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubControl:
     """Make a control file and map it: GPUs that the profiling module measures, valued as those of tests/stub."""
     path.write_bytes(bytes(ctypes.sizeof(StubControl)))
-    with path.open("r+b") as file:
-        block = StubControl.from_buffer(mmap.mmap(file.fileno(), 0))
+    block = opened(path)
     block.size = ctypes.sizeof(StubControl)
     block.gpu_count = gpus
     block.module_present = 1
@@ -201,6 +214,12 @@ def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubCont
     for index in range(gpus):
         _fill(block.gpus[index], index, partitioned=partitioned)
     return block
+
+
+def opened(path: Path) -> StubControl:
+    """Map a control file that another process may have made."""
+    with path.open("r+b") as file:
+        return StubControl.from_buffer(mmap.mmap(file.fileno(), 0))
 
 
 def _fill(gpu: StubGpu, index: int, *, partitioned: bool) -> None:

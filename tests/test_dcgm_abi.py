@@ -272,7 +272,7 @@ def test_an_engine_of_another_major_version_is_a_mismatch(bare: Client, director
 def test_a_closed_port_takes_all_the_time_there_is_for_connecting(bare: Client) -> None:
     started = time.monotonic()
     assert bare.connect(f"127.0.0.1:{stub.free_port()}", timeout_ms=200) == abi.CONNECTION_GONE
-    assert time.monotonic() - started >= 0.2
+    assert time.monotonic() - started >= 0.19
 
 
 def test_something_else_on_the_port_is_no_engine(bare: Client) -> None:
@@ -604,7 +604,7 @@ def test_an_engine_that_does_not_answer_is_given_up_after_the_time_for_connectin
     engine.stop()
     started = time.monotonic()
     assert bare.connect(engine.address, timeout_ms=200) == abi.CONNECTION_GONE
-    assert 0.2 <= time.monotonic() - started < 2.0
+    assert 0.19 <= time.monotonic() - started < 2.0
 
 
 def test_a_slow_engine_delays_a_call_and_loses_nothing(client: Client, control: stub.StubControl) -> None:
@@ -612,5 +612,5 @@ def test_a_slow_engine_delays_a_call_and_loses_nothing(client: Client, control: 
     control.slow_micros = 200_000
     started = time.monotonic()
     found = read()
-    assert time.monotonic() - started >= 0.2
+    assert time.monotonic() - started >= 0.19
     assert len(found) == 16
