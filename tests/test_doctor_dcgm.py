@@ -224,13 +224,19 @@ async def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
     assert "libdcgm.so.4: file too short" in library.problem
 
 
-@pytest.mark.skipif(compiler() is None, reason="a library that crashes needs a C compiler")
-async def test_a_library_that_crashes_takes_its_own_process_along_and_not_the_doctor(tmp_path: Path) -> None:
+@pytest.fixture
+def crashing(tmp_path: Path) -> Path:
+    """A directory with a libdcgm that ends whoever loads it."""
     source = tmp_path / "crash.c"
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void fall(void) { abort(); }\n")
     library = tmp_path / "libdcgm.so.4"
     subprocess.run([compiler() or "cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    found = await dcgm_library.look([], {"LD_LIBRARY_PATH": str(tmp_path)})
+    return tmp_path
+
+
+@pytest.mark.skipif(compiler() is None, reason="a library that crashes needs a C compiler")
+async def test_a_library_that_crashes_takes_its_own_process_along_and_not_the_doctor(crashing: Path) -> None:
+    found = await dcgm_library.look([], {"LD_LIBRARY_PATH": str(crashing)})
     assert "loading libdcgm ended its process with Aborted" in found.problem
     assert "install" in found.problem
 
