@@ -1,8 +1,11 @@
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.errors import ConfigError
+from exporter.exposition import dcgm_ids
 from exporter.exposition.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
 from exporter.exposition.dcgm_fields import Era
 from exporter.exposition.family import Kind
@@ -135,6 +138,24 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
         "collectors: only DCGM measures DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, DCGM_FI_PROF_HMMA_UTIL_RATIO, "
         "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ and 3 more, which show nothing; name its host engine (--dcgm-address)"
     )
+
+
+def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -> None:
+    others = {id(other): other for other, _ in dcgm_ids.read().values() if other.measured}.values()
+
+    def rows_of(names: Iterable[str]) -> tuple[Row, ...]:
+        kinds = [(name, "label" if other.type == "s" else "gauge") for name, other in zip(names, others, strict=True)]
+        read = parse("".join(f"{name}, {kind}, x\n" for name, kind in kinds), "counters.csv")
+        assert all("4.7" in warning for warning in read.warnings)
+        return read.rows
+
+    first = rows_of(other.names[0] for other in others)
+    last = rows_of(other.names[-1] for other in others)
+    numbered = rows_of(str(other.id) for other in others)
+    assert len(first) == len(others) > 300
+    assert [row.field for row in first] == [row.field for row in last] == [row.field for row in numbered]
+    assert [row.name for row in first] == [row.name for row in numbered] == [other.names[0] for other in others]
+    assert [row.name for row in last] == [other.names[-1] for other in others]
 
 
 def test_what_nvml_measures_and_what_is_known_of_every_device_needs_no_dcgm() -> None:

@@ -5,7 +5,6 @@ from exporter.agent.events import EventLog, Window
 from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading, XidEvent
 
 IDLE, POWER_CAP, SW_THERMAL = 0x1, 0x4, 0x20
-KEEPING = {"xid_window_seconds": 300.0, "clock_events_window_seconds": 60.0}
 
 
 def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, int | None], ...] = ()) -> None:
@@ -19,6 +18,10 @@ def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, in
     )
     events = tuple(XidEvent(uuid="0", xid=xid, at_seconds=at, gpu_instance_id=part) for xid, part in xids)
     log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=gpus, xids=events), at)
+
+
+def keeping() -> EventLog:
+    return EventLog(with_windows=True, xid_window_seconds=300.0, clock_events_window_seconds=60.0)
 
 
 def began(log: EventLog, now: float, uuid: str = "0") -> dict[str, int]:
@@ -50,7 +53,7 @@ def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on()
 
 
 def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
-    log = EventLog(with_windows=True, **KEEPING)
+    log = keeping()
     for second in range(30):
         tell(log, second, POWER_CAP if second < 10 else SW_THERMAL)
     assert log.told(30.0)["0", None].recent_clock_events == {"power_cap": 10, "sw_thermal": 20}
@@ -60,13 +63,13 @@ def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
 
 
 def test_a_window_without_any_event_is_empty_and_not_unknown() -> None:
-    log = EventLog(with_windows=True, **KEEPING)
+    log = keeping()
     tell(log, 0.0, 0)
     assert log.told(1.0)["0", None].recent_clock_events == {}
 
 
 def test_xids_are_counted_by_gpu_and_by_gpu_instance_and_leave_the_window() -> None:
-    log = EventLog(with_windows=True, **KEEPING)
+    log = keeping()
     tell(log, 10.0, 0, xids=((31, None), (31, None), (43, 7)))
     tell(log, 200.0, 0, xids=((31, None),))
     told = log.told(200.0)
