@@ -92,8 +92,9 @@ async def test_a_head_request_has_headers_and_no_body_on_every_page() -> None:
 
 async def test_before_the_first_picture_the_process_is_healthy_and_not_ready() -> None:
     async with served(None) as base:
-        async with asked(base, "/healthz") as (response, body):
-            assert (response.status, body) == (200, b"ok\n")
+        for path in ("/healthz", "/health"):
+            async with asked(base, path) as (response, body):
+                assert (response.status, body) == (200, b"ok\n")
         async with asked(base, "/readyz") as (response, body):
             assert response.status == 503
             assert b"no picture of the node yet" in body

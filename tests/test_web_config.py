@@ -220,6 +220,7 @@ async def test_only_a_known_user_with_the_right_password_gets_in(tmp_path: Path)
 async def test_probes_need_no_password_and_learn_nothing_but_the_status(tmp_path: Path) -> None:
     async with served(web_file(tmp_path, users={"alice": hashed()})) as one:
         assert (await one.get("/healthz"))[:2] == (200, "ok\n")
+        assert (await one.get("/health"))[:2] == (200, "ok\n")
         told = await one.get("/readyz", auth=ALICE)
         bare = await one.get("/readyz")
         assert bare[0] == told[0]

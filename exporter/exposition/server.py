@@ -12,6 +12,7 @@ from aiohttp.typedefs import Middleware
 from exporter.exposition import api, ledger_api, page, tenants
 from exporter.exposition.compression import accepts_gzip, gzipped
 from exporter.exposition.connections import CONNECTIONS, Connections
+from exporter.exposition.web_access import ALIVE_TOO
 from exporter.model import Snapshot, SourceState
 
 LOG = logging.getLogger("exporter.server")
@@ -118,6 +119,7 @@ def create_app(
     app.router.add_get("/api/v1/devices", face.devices)
     app.router.add_get("/api/v1/ledger", face.ledger)
     app.router.add_get("/healthz", face.healthz)
+    app.router.add_get(ALIVE_TOO, face.healthz)
     app.router.add_get("/readyz", face.readyz)
     app.router.add_post("/-/release", face.close_driver)
     return app

@@ -25,6 +25,8 @@ LOOK_SECONDS = 5.0
 """Time between two looks at the files."""
 HANDSHAKE_SECONDS = 10.0
 ALIVE, READY = "/healthz", "/readyz"
+ALIVE_TOO = "/health"
+"""What the probes of dcgm-exporter's own DaemonSet ask, in which the agent may stand."""
 _CHALLENGE = 'Basic realm="gpu-cost-exporter", charset="UTF-8"'
 
 
@@ -83,7 +85,7 @@ class WebAccess:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             path = request.path.removeprefix(prefix)
-            refused = None if path == ALIVE else await self._refusal(request)
+            refused = None if path in {ALIVE, ALIVE_TOO} else await self._refusal(request)
             response = await handler(request) if refused is None or path == READY else refused
             if refused is not None and path == READY:
                 # The kubelet has no password, and needs the status alone.
