@@ -1,12 +1,16 @@
 """docs/migrating.md says what the code does: every metric, flag and variable has its row, and its queries answer."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from agent_support import AgentProcess
 
 from exporter.config import dcgm_flags
 from exporter.config.dcgm_flags import Setting
@@ -153,3 +157,33 @@ def test_the_sums_of_the_document_count_every_device_once(tmp_path: Path) -> Non
         f'DCGM_FI_DEV_FB_USED{{{OURS},UUID="a",namespace="ml",pod="y"}}': "500x120",
     }
     answers(tmp_path, series, {f"({board}) == 300": [""], f"({by_namespace}) == 900": [""]})
+
+
+def test_the_agent_stands_in_dcgm_exporters_daemonset_with_nothing_changed_but_the_image() -> None:
+    environ = {
+        "DCGM_EXPORTER_KUBERNETES": "true",
+        "DCGM_EXPORTER_LISTEN": "127.0.0.1:0",
+        "DCGM_EXPORTER_WEB_READ_TIMEOUT": "10s",
+        "DCGM_EXPORTER_WEB_WRITE_TIMEOUT": "30s",
+        "GPU_COST_EXPORTER_SIMULATE": "demo",
+    }
+    words = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv", "-c", "1000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "exporter", *words], env={**os.environ, **environ}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            told = []
+            for line in process.stderr:
+                told.append(line)
+                if "listening on" in line:
+                    break
+            agent = AgentProcess(process, port=int(told[-1].partition("127.0.0.1:")[2].split(",")[0]), lines=told)
+            assert agent.get("/health")[0] == 200
+            agent.until(
+                lambda page: any(re.match(r'DCGM_FI_DEV_FB_USED{.*,pod="', name) for name in page), "a pod's GPU"
+            )
+        finally:
+            process.send_signal(signal.SIGTERM)
+    (warning,) = [line for line in told if "WARNING" in line]
+    assert "its default set, which is built in, is used" in warning
