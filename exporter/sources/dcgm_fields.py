@@ -15,8 +15,11 @@ RATIOS = frozenset(range(1001, 1009)) | frozenset(range(1013, 1035))
 NOT_OF_INSTANCES = frozenset({1009, 1010, 1011, 1012})
 """PCIe and NVLink belong to the board; the engine logs an error at each beat where one is watched on an instance."""
 
-OF_WHOLE_GPU_INSTANCES = frozenset({90, 92, 93, 250, 251, 252, 253, 254, 1005})
-"""Memory, and what moves in it: the compute instances of one GPU instance have it together."""
+MEMORY = frozenset({90, 92, 93, 250, 251, 252, 253, 254})
+"""The compute instances of one GPU instance have it together."""
+
+DRAM_ACTIVE = 1005
+"""Measured on a whole GPU instance; blank on a part of one, with an error in the engine's log at each beat."""
 
 COUNTERS = frozenset(
     {156, 202, *range(240, 248), *range(310, 346), *range(390, 395), *range(400, 441), 497, 498, 499}

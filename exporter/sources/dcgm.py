@@ -1,0 +1,135 @@
+"""Readings of all GPUs through a DCGM host engine, near or far."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from exporter.errors import SourceError
+from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading
+from exporter.sources import dcgm_wanted
+from exporter.sources.dcgm_engine import Engine, connect
+from exporter.sources.dcgm_session import Session
+
+NAME = "dcgm"
+_SHORTEST_WAIT_SECONDS = 0.05
+_LONGEST_WAIT_SECONDS = 10.0
+
+_log = logging.getLogger("exporter.sources.dcgm")
+
+
+class DcgmSource:
+    """Asks one host engine; open, sample again and again, close; may be opened again.
+
+    Args:
+        fields: What to read, and nothing else; those that DCGM has none of are left absent.
+        address: Of the engine: ``host:port``, ``unix:///path``, or ``embedded`` to have one in this process.
+        interval_seconds: Between samples, as planned; the engine measures as often.
+        monotonic: Clock that times the samples, in seconds.
+    """
+
+    name = NAME
+
+    def __init__(
+        self,
+        fields: frozenset[Field],
+        *,
+        address: str,
+        interval_seconds: float = 1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.announce: Callable[[], None] = lambda: None
+        # A profiling field takes an interval to its first value; with these waits it is back within two.
+        self.waits_seconds = (
+            min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
+            min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 2)),
+        )
+        self._fields = fields
+        self._address = address
+        self._interval_seconds = interval_seconds
+        self._monotonic = monotonic
+        self._errors: Counter[str] = Counter()
+        self._session: Session | None = None
+        self._known: dict[str, Gpu] = {}
+        self._left_out: frozenset[int] = frozenset()
+
+    def open(self) -> None:
+        """Connect, find the devices and watch them.
+
+        Raises:
+            SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the mend.
+        """
+        engine = connect(self._address, monotonic=self._monotonic)
+        try:
+            self._session = self._begin(engine)
+        except SourceError:
+            engine.close()
+            raise
+
+    def _begin(self, engine: Engine) -> Session:
+        wanted = dcgm_wanted.sort(self._fields, engine.library)
+        self._tell_left_out(wanted, engine.version)
+        session = Session(engine, wanted, self._interval_seconds, self._count)
+        session.look(self._monotonic())
+        if session.layout.devices:
+            return session
+        raise SourceError(
+            "dcgm_no_gpus",
+            f"the DCGM host engine at {self._address} has no GPU: see nvidia-smi on its machine; an engine that was"
+            " started before the driver has to be restarted",
+        )
+
+    def close(self) -> None:
+        """Leave the engine, with all that was watched there; GPUs that were seen stay known."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.engine.close()
+
+    def sample(self, now: float) -> Reading:
+        """Return one reading of every GPU that was ever seen.
+
+        Args:
+            now: Unix time at the start of the sample, in seconds.
+
+        Raises:
+            SourceError: the engine is gone; close, and open again.
+        """
+        session = self._session
+        if session is None:
+            raise SourceError("dcgm_not_open", "the DCGM source was not opened: open it, then sample")
+        started = self._monotonic()
+        readings = session.read(started)
+        self._known.update({uuid: reading.gpu for uuid, reading in readings.items()})
+        gpus = sorted(self._known.values(), key=lambda gpu: (gpu.index, gpu.uuid))
+        xids = session.events(now)
+        errors, self._errors = self._errors, Counter()
+        ended = self._monotonic()
+        return Reading(
+            source=NAME,
+            taken_at_seconds=now + (ended - started),
+            duration_seconds=ended - started,
+            steady_seconds=ended,
+            driver_version=session.text(Field.DRIVER_VERSION),
+            nvml_version=session.text(Field.NVML_VERSION),
+            dcgm_version=session.engine.version,
+            gpus=tuple(readings.get(gpu.uuid) or _missing(gpu) for gpu in gpus),
+            xids=xids,
+            errors=dict(errors),
+        )
+
+    def _count(self, reason: str) -> None:
+        self._errors[reason] += 1
+
+    def _tell_left_out(self, wanted: dcgm_wanted.Wanted, version: str | None) -> None:
+        """Say once which fields cannot be read, not at every connection."""
+        new = wanted.left_out.keys() - self._left_out
+        self._left_out |= new
+        for field_id in sorted(new):
+            self._count(wanted.left_out[field_id])
+        if new:
+            ids = ", ".join(str(one) for one in sorted(new))
+            _log.warning("DCGM %s tells no number of a GPU by the fields %s: they are left out", version, ids)
+
+
+def _missing(gpu: Gpu) -> GpuReading:
+    return GpuReading(gpu=gpu, state=DeviceState.MISSING, reason="not_enumerated")

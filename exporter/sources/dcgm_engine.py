@@ -1,0 +1,255 @@
+"""A connection to a DCGM host engine: finding it, what its return codes mean, and what to do when it cannot be had."""
+
+import ctypes
+import time
+from collections.abc import Callable
+from ctypes import byref
+
+from exporter.errors import SourceError
+from exporter.sources import _libdcgm, libdcgm
+from exporter.sources._libdcgm import Handle
+from exporter.sources.dcgm_endpoint import UNIX, knock
+from exporter.sources.libdcgm import Library
+
+EMBEDDED = "embedded"
+_CONNECT_SECONDS = 3.0
+_SILENT_PART = 0.8
+"""Of the time there is for connecting: who used it up did not answer, who refused was quicker."""
+_UNINITIALIZED = -10
+_GONE = frozenset({_libdcgm.CONNECTION_GONE, _UNINITIALIZED})
+_AUTOMATIC = 1
+
+_REASONS = {
+    _libdcgm.BAD_PARAMETER: "bad_parameter",
+    _libdcgm.GENERIC: "error",
+    _libdcgm.NOT_CONFIGURED: "not_configured",
+    _libdcgm.NOT_SUPPORTED: "not_supported",
+    _libdcgm.NVML_ERROR: "nvml_error",
+    _libdcgm.TIMEOUT: "timeout",
+    _libdcgm.VERSION_MISMATCH: "version_mismatch",
+    _libdcgm.UNKNOWN_FIELD: "unknown_field",
+    _libdcgm.NO_DATA: "no_data",
+    _libdcgm.STALE: "stale",
+    _libdcgm.NOT_WATCHED: "not_watched",
+    _libdcgm.NO_PERMISSION: "no_permission",
+    _libdcgm.GPU_IS_LOST: "gpu_is_lost",
+    _libdcgm.RESET_REQUIRED: "reset_required",
+    _libdcgm.CONNECTION_GONE: "connection_lost",
+    _libdcgm.GPU_NOT_SUPPORTED: "gpu_not_supported",
+    _libdcgm.LIMIT_REACHED: "limit_reached",
+    _libdcgm.DUPLICATE_KEY: "duplicate_key",
+    _libdcgm.REQUIRES_ROOT: "requires_root",
+    _libdcgm.MODULE_NOT_LOADED: "module_not_loaded",
+    _libdcgm.IN_USE: "in_use",
+    _libdcgm.PROFILING_NOT_SUPPORTED: "profiling_not_supported",
+    _libdcgm.PROFILING_LIBRARY_ERROR: "profiling_library_error",
+    _libdcgm.PROFILING_MULTI_PASS: "profiling_multi_pass",
+    _libdcgm.DRIVER_TOO_OLD: "driver_too_old",
+    _libdcgm.PAUSED: "paused",
+    _libdcgm.NVML_NOT_LOADED: "nvml_not_loaded",
+    _libdcgm.NVML_DRIVER_TIMEOUT: "nvml_driver_timeout",
+    _libdcgm.DETACHED: "detached",
+}
+
+
+def reason_of(code: int) -> str:
+    """Return a snake-case reason, fit for a label value, for a dcgmReturn_t."""
+    return "dcgm_" + _REASONS.get(code, f"error_{-code}")
+
+
+class Engine:
+    """A connection that stands, until ``close`` or until a call says that it is gone.
+
+    Args:
+        library: Through which it was made.
+        handle: Of the connection.
+        address: Where the engine is, for messages.
+    """
+
+    def __init__(self, library: Library, handle: Handle, address: str) -> None:
+        self.library = library
+        self.handle = handle
+        self.address = address
+        self.version: str | None = None
+        """Of the engine: ``4.6.0``."""
+
+    def call(self, name: str, *arguments: object) -> int:
+        """Call a function of this connection and return its code.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        code = self.library.call(name, self.handle, *arguments)
+        if code in _GONE:
+            raise SourceError(
+                "dcgm_connection_lost",
+                f"the DCGM host engine at {self.address} went away: it is tried again; see why nv-hostengine ended or"
+                " was restarted (systemctl status nvidia-dcgm, or its pod)",
+            )
+        return code
+
+    def close(self) -> None:
+        """Leave the engine, with everything that this connection made there; never raises for the engine's error."""
+        name = "dcgmStopEmbedded" if self.address == EMBEDDED else "dcgmDisconnect"
+        self.library.call(name, self.handle)
+        self.library.call("dcgmShutdown")
+
+    def supported_gpus(self) -> list[int]:
+        """Return the engine's own ids of the GPUs that it can work with.
+
+        Raises:
+            SourceError: it does not tell.
+        """
+        ids, count = (ctypes.c_uint * _libdcgm.MAX_GPUS)(), ctypes.c_int(_libdcgm.MAX_GPUS)
+        told = self.call(
+            "dcgmGetEntityGroupEntities", _libdcgm.GPU, ids, byref(count), ctypes.c_uint(_libdcgm.SUPPORTED_ONLY)
+        )
+        if told != _libdcgm.OK:
+            raise SourceError(
+                reason_of(told),
+                f"the DCGM host engine at {self.address} does not list its GPUs ({self.library.describe(told)}): see"
+                " its log, and dmesg for NVRM lines",
+            )
+        return list(ids[: count.value])
+
+    def gpu_status(self, gpu_id: int) -> int | None:
+        """Return a GPU's DcgmEntityStatus_t, ``None`` where it is not told."""
+        status = ctypes.c_int(0)
+        told = self.call("dcgmGetGpuStatus", gpu_id, byref(status))
+        return status.value if told == _libdcgm.OK else None
+
+    def profiling_paused(self) -> bool | None:
+        """Tell whether somebody paused profiling for the whole engine; ``None`` where it is not told."""
+        statuses = _libdcgm.ModuleStatuses(version=_libdcgm.version_word(_libdcgm.ModuleStatuses))
+        if self.call("dcgmModuleGetStatuses", byref(statuses)) != _libdcgm.OK:
+            return None
+        rows = statuses.statuses[: statuses.numStatuses]
+        return any(row.id == _libdcgm.PROFILING_MODULE and row.status == _libdcgm.MODULE_PAUSED for row in rows)
+
+    def profiling_fields(self, gpu_id: int) -> tuple[int, frozenset[int]]:
+        """Return the code of asking, and the profiling fields that can be had of a GPU."""
+        groups = _libdcgm.MetricGroups(version=_libdcgm.version_word(_libdcgm.MetricGroups), gpuId=gpu_id)
+        code = self.call("dcgmProfGetSupportedMetricGroups", byref(groups))
+        if code != _libdcgm.OK:
+            return code, frozenset()
+        ids = (group.fieldIds[: group.numFieldIds] for group in groups.metricGroups[: groups.numMetricGroups])
+        return code, frozenset(int(one) for some in ids for one in some)
+
+
+def connect(address: str, *, monotonic: Callable[[], float] = time.monotonic) -> Engine:
+    """Connect to the engine at an address, or start one within this process for ``embedded``.
+
+    Args:
+        address: ``host:port``, ``unix:///path`` or ``embedded``.
+        monotonic: Clock, in seconds.
+
+    Raises:
+        SourceError: there is no library, nothing listens, something else does, ...; the message tells the mend.
+    """
+    library = libdcgm.load()
+    if address != EMBEDDED:
+        # The library itself takes its whole time for a closed port and has one code for everything.
+        knock(address, _CONNECT_SECONDS, library.knock)
+    code = library.call("dcgmInit")
+    if code != _libdcgm.OK:
+        raise SourceError(
+            reason_of(code), f"{library.soname} cannot be initialised ({library.describe(code)}): install DCGM anew"
+        )
+    handle = Handle()
+    started = monotonic()
+    code = _open(library, address, handle)
+    engine = Engine(library, handle, address)
+    try:
+        if code != _libdcgm.OK:
+            silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
+            raise _refusal(library, address, code, silent=silent)
+        engine.version = _engine_version(engine)
+        if engine.version is not None and not engine.version.startswith(f"{library.major}."):
+            raise _mismatch(library, address, engine.version)
+    except SourceError:
+        if code == _libdcgm.OK:
+            engine.close()
+        else:
+            library.call("dcgmShutdown")
+        raise
+    return engine
+
+
+def _open(library: Library, address: str, handle: Handle) -> int:
+    milliseconds = round(1000 * _CONNECT_SECONDS)
+    if address == EMBEDDED:
+        word = _libdcgm.version_word(_libdcgm.EmbeddedParams)
+        embedded = _libdcgm.EmbeddedParams(version=word, opMode=_AUTOMATIC)
+        code = library.call("dcgmStartEmbedded_v2", byref(embedded))
+        handle.value = embedded.dcgmHandle
+        return code
+    path = address.removeprefix(UNIX)
+    if library.has("dcgmConnect_v3"):
+        word = _libdcgm.version_word(_libdcgm.ConnectV3Params)
+        to = _libdcgm.ConnectV3Params(version=word, timeoutMs=milliseconds)
+        uri = address if path != address else f"tcp://{address}"
+        return library.call("dcgmConnect_v3", uri.encode(), byref(to), byref(handle))
+    word = _libdcgm.version_word(_libdcgm.ConnectV2Params)
+    older = _libdcgm.ConnectV2Params(version=word, timeoutMs=milliseconds, addressIsUnixSocket=path != address)
+    return library.call("dcgmConnect_v2", path.encode(), byref(older), byref(handle))
+
+
+def _engine_version(engine: Engine) -> str | None:
+    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
+    code = engine.call("dcgmHostengineVersionInfo", byref(info))
+    if code == _libdcgm.VERSION_MISMATCH:
+        raise _mismatch(engine.library, engine.address, None)
+    return _version_in(info) if code == _libdcgm.OK else None
+
+
+def library_version(library: Library) -> str | None:
+    """Return the version of libdcgm itself: ``4.6.0``; ``None`` where it does not tell."""
+    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
+    return _version_in(info) if library.call("dcgmVersionInfo", byref(info)) == _libdcgm.OK else None
+
+
+def _version_in(info: _libdcgm.VersionInfo) -> str | None:
+    text: bytes = info.rawBuildInfoString
+    for part in text.decode("ascii", "replace").split(";"):
+        name, _, value = part.partition(":")
+        if name == "version" and value:
+            return value
+    return None
+
+
+def _refusal(library: Library, address: str, code: int, *, silent: bool) -> SourceError:
+    told = library.describe(code)
+    if code == _libdcgm.VERSION_MISMATCH:
+        return _mismatch(library, address, None)
+    if address == EMBEDDED:
+        return SourceError(
+            reason_of(code),
+            f"an engine could not be started within this process ({told}): it takes DCGM's whole package and the NVIDIA"
+            " driver; or let nv-hostengine run and give its address",
+        )
+    if code == _libdcgm.NO_PERMISSION:
+        return SourceError(
+            "dcgm_no_permission", f"the host engine at {address} refuses this client ({told}): see its options and log"
+        )
+    if silent:
+        return SourceError(
+            "dcgm_silent",
+            f"something takes connections at {address} and does not answer ({told}): see whether it is nv-hostengine,"
+            " and whether that hangs",
+        )
+    return SourceError(
+        "dcgm_not_an_engine",
+        f"what listens at {address} does not answer as a DCGM host engine ({told}): correct --dcgm-address; an engine"
+        " listens on port 5555 unless told otherwise",
+    )
+
+
+def _mismatch(library: Library, address: str, engine_version: str | None) -> SourceError:
+    own = library_version(library) or f"{library.major}.x"
+    theirs = engine_version or "of another major version"
+    wanted = f"{engine_version.split('.')[0]}.x" if engine_version else "of the engine's major version"
+    return SourceError(
+        "dcgm_version_mismatch",
+        f"the host engine at {address} is DCGM {theirs} and this side's {library.soname} is {own}: the major versions"
+        f" have to be the same; install DCGM's client library {wanted} here, or DCGM {library.major}.x there",
+    )
