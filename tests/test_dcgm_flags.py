@@ -192,8 +192,9 @@ def test_milliseconds_out_of_range_are_used_as_far_as_they_go_and_pointed_at(
     assert low.warnings[0].endswith("; 30000 would be 30 s")
     assert high.warnings[0].startswith(f"{flag}: {most + 1} ms is above the maximum; ")
     assert settle([flag, str(most)]).warnings == ()
-    with pytest.raises(ConfigError, match="value '5s5' is not a duration"):
-        settle([flag, "5s5"])
+    for text in ("5s5", "1" * 5000):
+        with pytest.raises(ConfigError, match=f"value '{text}' is not a duration"):
+            settle([flag, text])
 
 
 def test_names_of_resources_are_added_up_and_come_on_top_of_ours() -> None:
@@ -235,6 +236,8 @@ def test_a_job_mapping_without_kubernetes_is_slurm_and_with_it_is_told() -> None
 
 def test_without_kubernetes_its_api_is_not_asked() -> None:
     assert settle(["-k=false", "--kubernetes-enable-pod-labels"]).kube_metadata is False
+    host = settle(["-k", "--kubernetes-enable-dra"], {}, **{"workload-manager": "host"})
+    assert (host.workload_manager, host.kube_metadata) == ("host", False)
 
 
 @pytest.mark.parametrize(

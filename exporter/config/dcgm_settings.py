@@ -22,6 +22,7 @@ _GO_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 _SAYS_NOTHING = frozenset({"", "0", "f", "false", "none"})
 _LITERAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _LIKELY_SECONDS = 1000
+_MOST_DIGITS = 15
 _BOUNDS = {
     "sample-interval": (200, 300_000, "sampling every"),
     "xid-count-window": (1000, 3_600_000, "counting over"),
@@ -116,7 +117,7 @@ def _switch(text: str) -> str:
 
 def _milliseconds(given: Given, warnings: list[str]) -> str:
     text = given.text.strip()
-    if not (text.isascii() and text.isdecimal()):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         return given.text
     least, most, does = _BOUNDS[given.setting.key]
     milliseconds = int(text)

@@ -47,6 +47,8 @@ def load_agent(
     values, stated = settled.values, settled.stated
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
         values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
+    if values["workload-manager"] != "kubernetes" and "kube-metadata" in from_dcgm.values:
+        values["kube-metadata"] = False  # it asks for what it would do with pods, of which there are none
     _add_resources(values, from_dcgm.resources, problems)
     _check_together(values, problems)
     warnings = [*from_dcgm.warnings, *_settle_collectors(values), *_settle_source(values)]
