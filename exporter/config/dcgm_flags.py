@@ -140,8 +140,8 @@ def is_flag(word: str) -> bool:
 def take(words: Sequence[str], ours: frozenset[str]) -> tuple[list[str], list[Given], list[str]]:
     """Take dcgm-exporter's flags out of a command line: what is left, what was given, problems of one line each.
 
-    Read as Go reads them: a long one has one hyphen or two; a switch stands alone or has ``=true`` or ``=false``; the value of
-    another follows it, or its ``=``. A flag of ours that has the same name is left, where it has two hyphens.
+    Read as Go reads them: a long one has one hyphen or two; a switch stands alone or has ``=true`` or ``=false``; the
+    value of another follows it, or its ``=``. A flag of ours that has the same name is left, where it has two hyphens.
 
     Args:
         words: Of the command line, without the command.
