@@ -70,7 +70,8 @@ class Session:
             lambda: plan(layout, self._wanted.levels, self._profiling.fields_of, self._watches.is_refused), now
         )
         if self._wanted.xids:
-            uuids = {device.gpu.uuid for device in up}
+            # One that is lost, too: the event that says why may still be on its way.
+            uuids = {device.gpu.uuid for device in layout.devices if device.state is not DeviceState.MISSING}
             self._xids.follow(frozenset(one for one, (uuid, _) in layout.places.items() if uuid in uuids))
         self.layout, self._looked_at = layout, now
 
