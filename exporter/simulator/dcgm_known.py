@@ -10,7 +10,7 @@ from exporter.sources._libdcgm import BINARY, COMPUTE_INSTANCE, DOUBLE, GPU, GPU
 
 Version = tuple[int, ...]
 
-_STRINGS = frozenset({1, 2, 3, 50, 53, 54, 56, 57, 68, 80, 81, 82, 85, 172, 1502})
+_STRINGS = frozenset({1, 2, 3, 50, 51, 53, 54, 56, 57, 68, 80, 81, 82, 85, 172, 1502})
 _BLOBS = frozenset({60, 61, 62, 75, 76, 77, 91, 130, 165, 166, 167, 205})
 _DOUBLES = frozenset({155, 157, *range(160, 165), 254, *range(1001, 1009), *range(1013, 1035), 1216, 1218})
 _OF_THE_NODE = frozenset({*range(1, 7), 91, 1502, 1503})

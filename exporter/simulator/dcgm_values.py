@@ -8,6 +8,7 @@ from exporter.simulator.dcgm_entities import Entity
 from exporter.simulator.driver import cuda_major
 from exporter.simulator.driver_board import MIB, board_of, read
 from exporter.simulator.driver_device import instance_bar1_bytes
+from exporter.simulator.driver_fields import is_before
 from exporter.simulator.truth import Fault, GpuTruth, MigTruth, NodeTruth
 from exporter.sources._libdcgm import DOUBLE, GPU, NONE, STRING
 
@@ -105,7 +106,7 @@ def value_of(node: NodeTruth, entity: Entity, field_id: int) -> Value:
     recovers = gpu.fault is Fault.RESET_REQUIRED and field_id == Field.GPU_RECOVERY_ACTION
     if _DRIVER_GONE & node.faults.keys() or (gpu.fault in _BROKEN and not recovers):
         return Blank.NULL
-    return _of_gpu(gpu, field_id)
+    return Blank.NOT_SUPPORTED if is_before(node.driver_version, Field(field_id)) else _of_gpu(gpu, field_id)
 
 
 def _of_instance(entity: Entity, gpu: GpuTruth, field_id: int) -> Value | None:

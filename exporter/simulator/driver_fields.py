@@ -109,6 +109,14 @@ def driver_major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
+def is_before(driver_version: str, field: Field) -> bool:
+    """Whether a driver is older than a field, so that nobody gets it from there."""
+    since = (
+        _SINCE_DRIVER[number] for number, item in _ITEMS.items() if item.field is field and number in _SINCE_DRIVER
+    )
+    return driver_major(driver_version) < max(since, default=0)
+
+
 def _answer(target: Target, number: int, scope: int) -> tuple[int, int]:
     """(NVML value, value type) of one field id; ``Refused`` carries its return code."""
     if driver_major(target.node.driver_version) < _SINCE_DRIVER.get(number, 0):
