@@ -1,5 +1,6 @@
 """The doctor on DCGM: library, engine, devices against NVML's, profiling, fields, and the hint where it is not used."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from stub_support import compiler
 
 from exporter import doctor
 from exporter.attribution.truth_table import DCGM
+from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import dcgm, dcgm_library, driver, host, layers
 from exporter.doctor.dcgm_library import Library
@@ -289,3 +291,38 @@ async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:
     assert found["DCGM devices"].level is Level.OK
     assert "--source auto" in found["processes"].mend
     assert "driver" not in found["activity"].cause
+
+
+def told(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Exit code and findings of the doctor on a simulated node."""
+    code = main(["doctor", "--format", "json", "--listen", "127.0.0.1:0", "--sample-interval", "200ms", *options])
+    return code, {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_partitioned_a100_are_blind_without_dcgm_and_measured_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    _, without = told(capsys, "--simulate", "a100-mig")
+    assert without["activity"]["level"] == "warn"
+    assert "--dcgm-address HOST:5555" in without["activity"]["mend"]
+    assert not [name for name in without if name.startswith("DCGM")]
+    code, beside = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost")
+    assert {name: one["level"] for name, one in beside.items() if name.startswith("DCGM")} == {
+        "DCGM engine": "ok",
+        "DCGM devices": "ok",
+        "DCGM profiling": "ok",
+    }
+    assert (code, beside["activity"]["level"], "by DCGM" in beside["activity"]["cause"]) == (0, "ok", True)
+
+
+def test_a_simulated_node_is_examined_by_dcgm_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = told(capsys, "--simulate", "a100-mig", "--source", "dcgm")
+    assert (code, found["DCGM engine"]["level"], "driver" in found) == (0, "ok", False)
+    assert found["activity"]["level"] == "ok"
+    assert found["kubelet and driver"]["level"] == "ok"
+
+
+def test_a_simulated_engine_is_only_at_its_own_address(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost:5556")
+    assert (code, found["DCGM engine"]["level"]) == (0, "warn")
+    assert "nothing listens at localhost:5556" in found["DCGM engine"]["cause"]
+    code, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost:5556", "--source", "dcgm")
+    assert (code, found["DCGM engine"]["level"]) == (1, "fail")

@@ -234,8 +234,8 @@ def _refusal(library: Library, address: str, code: int, *, silent: bool) -> Sour
     if silent:
         return SourceError(
             "dcgm_silent",
-            f"something takes connections at {address} and does not answer ({told}): see whether it is nv-hostengine,"
-            " and whether that hangs",
+            f"something takes connections at {address} and does not answer ({told}): see whether it is nv-hostengine"
+            " and hangs (restart it), or correct --dcgm-address",
         )
     return SourceError(
         "dcgm_not_an_engine",

@@ -1,12 +1,12 @@
 """Says which libdcgm there is and which fields it does not know, in a process of its own, which it may take along."""
 
 import argparse
-import ctypes
 import json
 import sys
 
 from exporter.errors import SourceError
 from exporter.sources import _libdcgm, libdcgm
+from exporter.sources.dcgm_engine import library_version
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,10 +27,7 @@ def _look(library: libdcgm.Library, ids: list[int]) -> dict[str, object]:
     code = library.call("dcgmInit")
     if code != _libdcgm.OK:
         return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM anew"}
-    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
-    told = library.call("dcgmVersionInfo", ctypes.byref(info)) == _libdcgm.OK
-    words = info.rawBuildInfoString.decode("utf-8", "replace").split(";") if told else []
-    version = next((word.removeprefix("version:") for word in words if word.startswith("version:")), "")
+    version = library_version(library) or ""
     unknown = [one for one in ids if library.field_meta(one) is None]
     library.call("dcgmShutdown")
     return {"soname": library.soname, "version": version, "unknown": unknown}

@@ -1,0 +1,233 @@
+"""What can be wrong with the way to a DCGM engine: doctor names cause and mend, and the agent goes on with NVML."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from html import unescape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer, ThreadingTCPServer
+
+import dcgm_stub_support as dcgm_stub
+import pytest
+import stub_support as stub
+from agent_support import ROOT, AgentProcess, matching, running_agent
+
+pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libraries need a C compiler")
+
+GPUS = 2
+INTERVAL_SECONDS = 0.2
+WATCHED_SECONDS = 2.0
+"""Ten attempts: what is said at each of them is said more than once."""
+_NO_OVERRIDE = ("setpriv", "--bounding-set=-dac_override")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The simulated libraries, their control files, and room for one test."""
+
+    libraries: Path
+    older: Path
+    nvml_only: Path
+    directory: Path
+
+    @property
+    def control(self) -> Path:
+        return self.directory / "dcgm-control"
+
+    def environment(self, libraries: Path) -> dict[str, str]:
+        beside = stub.environment(self.nvml_only, self.directory / "nvml-control")
+        return dcgm_stub.environment(libraries, self.control, beside=beside)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    directory = tmp_path_factory.mktemp("libraries")
+    four = dcgm_stub.build(directory / "4")
+    three = dcgm_stub.build(directory / "3", major=3)
+    return four, three, stub.build(directory / "nvml")
+
+
+@pytest.fixture
+def place(built: tuple[Path, Path, Path], tmp_path: Path) -> Place:
+    stub.control(tmp_path / "nvml-control", gpus=GPUS)
+    dcgm_stub.control(tmp_path / "dcgm-control", gpus=GPUS)
+    return Place(*built, directory=tmp_path)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where the agent is sent, and what it has to say of that."""
+
+    address: str
+    reason: str
+    words: tuple[str, ...]
+    """In the line, cause and mend."""
+    libraries: Path
+    finding: str = "DCGM engine"
+    prefix: tuple[str, ...] = ()
+
+
+def nowhere(place: Place) -> Case:
+    """A port on which nothing listens."""
+    port = dcgm_stub.free_port()
+    words = (f"nothing listens at 127.0.0.1:{port}", "start nv-hostengine", "--dcgm-address")
+    return Case(f"127.0.0.1:{port}", "dcgm_refused", words, place.libraries)
+
+
+def nameless(place: Place) -> Case:
+    """A name that does not resolve."""
+    words = ("no host of the name in engine.invalid:5555", "--dcgm-address", "DNS")
+    return Case("engine.invalid", "dcgm_no_such_host", words, place.libraries)
+
+
+def socketless(place: Place) -> Case:
+    """A path where there is no socket."""
+    path = place.directory / "none.sock"
+    return Case(f"unix://{path}", "dcgm_socket_missing", (f"no socket unix://{path}", "-d", "mount"), place.libraries)
+
+
+def libraryless(place: Place) -> Case:
+    """No libdcgm at all."""
+    words = ("libdcgm was not found", "install DCGM's client library")
+    return Case("127.0.0.1", "dcgm_library_not_found", words, place.nvml_only, finding="DCGM library")
+
+
+class _Web(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Banner(BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.sendall(b"SSH-2.0-Something\r\n" + bytes(256))
+
+
+@contextmanager
+def serving(server: TCPServer) -> Iterator[str]:
+    """Let a server serve; where."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def web_server(place: Place) -> Iterator[Case]:
+    """The port of an HTTP server, which waits for the end of a line that does not come."""
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Web)) as where:
+        words = (f"something takes connections at {where} and does not answer", "restart it", "--dcgm-address")
+        yield Case(where, "dcgm_silent", words, place.libraries)
+
+
+@contextmanager
+def greeter(place: Place) -> Iterator[Case]:
+    """A port of something that speaks otherwise, as an SSH server does."""
+    with serving(ThreadingTCPServer(("127.0.0.1", 0), _Banner)) as where:
+        words = (f"what listens at {where} does not answer as a DCGM host engine", "port 5555")
+        yield Case(where, "dcgm_not_an_engine", words, place.libraries)
+
+
+@contextmanager
+def mute(place: Place) -> Iterator[Case]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        where = f"127.0.0.1:{listener.getsockname()[1]}"
+        words = (f"something takes connections at {where} and does not answer", "restart it", "--dcgm-address")
+        yield Case(where, "dcgm_silent", words, place.libraries)
+
+
+@contextmanager
+def older_engine(place: Place) -> Iterator[Case]:
+    """An engine of DCGM 3 and a library of DCGM 4."""
+    with dcgm_stub.Engine(place.older, place.control, release="3.3.9") as engine:
+        words = (f"the host engine at {engine.address} is DCGM", "libdcgm.so.4 is 4.6.0", "client library")
+        yield Case(engine.address, "dcgm_version_mismatch", words, place.libraries)
+
+
+@contextmanager
+def older_library(place: Place) -> Iterator[Case]:
+    """A library of DCGM 3 and an engine of DCGM 4."""
+    with dcgm_stub.Engine(place.libraries, place.control) as engine:
+        words = (f"the host engine at {engine.address} is DCGM", "libdcgm.so.3 is 3.3.9", "client library")
+        yield Case(engine.address, "dcgm_version_mismatch", words, place.older)
+
+
+@contextmanager
+def closed_socket(place: Place) -> Iterator[Case]:
+    """A socket that this user may not open; root may, unless it is without the capability for that."""
+    path = place.directory / "engine.sock"
+    with dcgm_stub.Engine(place.libraries, place.control, socket_path=path) as engine:
+        path.chmod(0)
+        prefix = _NO_OVERRIDE if os.geteuid() == 0 else ()
+        words = (f"this user may not open the socket unix://{path}", "run as a user or group")
+        yield Case(engine.address, "dcgm_no_permission", words, place.libraries, prefix=prefix)
+
+
+CASES = (
+    *(nowhere, nameless, socketless, libraryless, web_server),
+    *(greeter, mute, older_engine, older_library, closed_socket),
+)
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_doctor_names_cause_and_mend_and_the_agent_goes_on_with_nvml_and_says_the_same_once(
+    kind: object, place: Place
+) -> None:
+    with ExitStack() as stack:
+        made = kind(place)  # type: ignore[operator] - each is a function of the place
+        case = made if isinstance(made, Case) else stack.enter_context(made)
+        env = place.environment(case.libraries)
+        arguments = ("--dcgm-address", case.address, "--sample-interval", f"{INTERVAL_SECONDS:g}s", "--attribution=off")
+        agent = stack.enter_context(running_agent(*arguments, prefix=case.prefix, env=env))
+        line = doctors_line(case, arguments, env)
+        for words in case.words:
+            assert words in line
+        page = agent.until(
+            lambda page: matching(page, "gpu_exporter_errors_total", part="dcgm", reason=case.reason), case.reason
+        )
+        assert matching(page, "gpu_exporter_source_up", source="dcgm") == {source_up("dcgm"): 0.0}
+        goes_on_with_nvml(agent)
+        assert [told for told in agent.lines if line in told] != [], agent.lines
+        assert len([told for told in agent.lines if case.words[0] in told]) == 1
+        assert line in " ".join(unescape(agent.get("/")[1]).split())
+
+
+def doctors_line(case: Case, arguments: tuple[str, ...], env: dict[str, str]) -> str:
+    """The one finding of the doctor that is not well because of DCGM."""
+    command = [*case.prefix, sys.executable, "-m", "exporter", "doctor", "--format", "json", *arguments]
+    run = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False
+    )
+    findings = {one["name"]: one for one in json.loads(run.stdout)["findings"]}
+    assert findings["driver"]["level"] == "ok", "NVML is as it should be"
+    found = findings[case.finding]
+    assert found["level"] == "warn", "beside NVML it is no reason to fail"
+    others = [name for name in findings if name.startswith("DCGM ") and name != case.finding]
+    assert all(findings[name]["level"] == "ok" for name in others)
+    return str(found["cause"])
+
+
+def source_up(source: str) -> str:
+    return f'gpu_exporter_source_up{{source="{source}"}}'
+
+
+def goes_on_with_nvml(agent: AgentProcess) -> None:
+    """Every GPU is up and measured for some time on."""
+    name = "gpu_exporter_snapshot_timestamp_seconds"
+    started = agent.until(lambda page: page.get(name), "a snapshot")[name]
+    page = agent.until(lambda page: page[name] > started + WATCHED_SECONDS, "more snapshots")
+    assert list(matching(page, "gpu_up").values()) == [1.0] * GPUS
+    assert len(matching(page, "gpu_activity_ratio", measured_by="nvml")) == GPUS
+    assert page[source_up("nvml")] == 1.0
+    assert agent.get("/readyz")[0] == 200
