@@ -30,6 +30,7 @@ DCGM_FI_PROF_HMMA_UTIL_RATIO, gauge, Of an instance.
 1076, gauge, C2C.
 DCGM_FI_CUDA_GPU_COMPUTE_CAPABILITY, gauge, Compute capability.
 DCGM_FI_DEV_ECC_CURRENT, gauge, ECC.
+DCGM_FI_CUDA_DRIVER_VERSION, gauge, Of the node.
 # Texts.
 DCGM_FI_SYSTEM_DRIVER_VERSION, label, Driver.
 DCGM_FI_DEV_VBIOS_VERSION, label, BIOS.
@@ -54,9 +55,37 @@ async def page(node: Pipeline, first: int, last: int) -> str:
 
 
 async def test_the_golden_page_of_a_wide_collectors_file(tmp_path: Path) -> None:
-    async with pipeline(scenario.load("chaos"), tmp_path, start=5.0, collectors=COLLECTORS) as node:
+    async with pipeline(scenario.load("chaos"), tmp_path, start=5.0, source="auto", collectors=COLLECTORS) as node:
         text = await page(node, 5, 61)
     golden = GOLDEN / "collectors_wide.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text.splitlines() == golden.read_text().splitlines()
+
+
+def names(text: str) -> set[str]:
+    return {line.split("{")[0] for line in text.splitlines() if line and not line.startswith("#")}
+
+
+async def test_without_dcgm_the_same_file_shows_all_but_the_rows_it_was_warned_of(tmp_path: Path) -> None:
+    loaded = scenario.load("chaos")
+    async with pipeline(loaded, tmp_path / "auto", start=5.0, source="auto", collectors=COLLECTORS) as node:
+        both = names(await page(node, 5, 61))
+    async with pipeline(loaded, tmp_path / "nvml", start=5.0, source="nvml", collectors=COLLECTORS) as node:
+        alone = names(await page(node, 5, 61))
+    assert len(both) == 19
+    assert both - alone == {row.name for row in COLLECTORS.dcgm_only}
+
+
+async def test_dcgm_alone_counts_the_same_xids_and_clock_events(tmp_path: Path) -> None:
+    def counts(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.startswith(("DCGM_EXP_XID_", "DCGM_EXP_CLOCK_EVENTS_TOTAL"))]
+
+    loaded = scenario.load("chaos")
+    async with pipeline(loaded, tmp_path / "dcgm", start=5.0, source="dcgm", collectors=COLLECTORS) as node:
+        by_dcgm = counts(await page(node, 5, 61))
+    async with pipeline(loaded, tmp_path / "nvml", start=5.0, source="nvml", collectors=COLLECTORS) as node:
+        by_nvml = counts(await page(node, 5, 61))
+    assert any('xid="79"' in line for line in by_nvml)
+    assert any('clock_event="gpu_idle"' in line for line in by_nvml)
+    assert by_dcgm == by_nvml
