@@ -100,8 +100,8 @@ What differs from dcgm-exporter, on purpose:
   of clock events is so many times higher; its share of the window is the same.
 - Clock events stand on the row of the board, not again on each MIG instance. An Xid stands on the instance it is of.
 - A window moves on by a 60th of its length. What was before the agent's start is in none.
-- The totals start with the agent and go on over reloads; a reason that holds clocks down at the start counts once it
-  begins again. `gpu_xid_errors_total` and `gpu_clock_events_total` are the same without a collectors file.
+- The totals start with the agent; a reason that holds clocks down at the start counts once it begins again.
+  `gpu_xid_errors_total` and `gpu_clock_events_total` are the same without a collectors file.
 - A GPU that does not answer keeps its Xids: they may say why. It has no row that says 0.
 - `DCGM_EXP_GPU_HEALTH_STATUS` and `DCGM_EXP_P2P_STATUS` are not made: a row is warned of with what to use instead.
 """

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from agent_support import matching, running_agent
 from pipeline_support import Pipeline, pipeline
 
 from exporter.agent.events import EventLog
@@ -89,3 +90,19 @@ async def test_dcgm_alone_counts_the_same_xids_and_clock_events(tmp_path: Path) 
     assert any('xid="79"' in line for line in by_nvml)
     assert any('clock_event="gpu_idle"' in line for line in by_nvml)
     assert by_dcgm == by_nvml
+
+
+def test_the_agent_counts_in_the_windows_that_it_was_given_and_warns_of_rows_without_their_source(
+    tmp_path: Path,
+) -> None:
+    collectors = tmp_path / "wide.csv"
+    collectors.write_text(WIDE)
+    windows = ("--xid-count-window", "10m", "--clock-events-window", "90s")
+    with running_agent("--simulate", "demo", "--collectors", str(collectors), *windows) as agent:
+        page = agent.until(lambda shown: matching(shown, "DCGM_EXP_CLOCK_EVENTS_COUNT"), "counts of clock events")
+        idle = matching(page, "DCGM_EXP_CLOCK_EVENTS_COUNT", gpu="7", clock_event="gpu_idle", window_size_in_ms="90000")
+        assert [count >= 1 for count in idle.values()] == [True]
+        assert matching(page, "DCGM_EXP_XID_ERRORS_COUNT", gpu="7", window_size_in_ms="600000")
+        (warning,) = [line for line in agent.lines if "only DCGM measures" in line]
+        assert "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE" in warning
+        assert "--dcgm-address" in warning
