@@ -10,6 +10,7 @@ from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading
 from exporter.sources import dcgm_wanted
 from exporter.sources.dcgm_engine import Engine, connect
 from exporter.sources.dcgm_session import Session
+from exporter.sources.dcgm_values import Inbox
 
 NAME = "dcgm"
 _SHORTEST_WAIT_SECONDS = 0.05
@@ -42,13 +43,14 @@ class DcgmSource:
         # A profiling field takes an interval to its first value; with these waits it is back within two.
         self.waits_seconds = (
             min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
-            min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 2)),
+            min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 3)),
         )
         self._fields = fields
         self._address = address
         self._interval_seconds = interval_seconds
         self._monotonic = monotonic
         self._errors: Counter[str] = Counter()
+        self._inbox = Inbox(self._count)
         self._session: Session | None = None
         self._known: dict[str, Gpu] = {}
         self._left_out: frozenset[int] = frozenset()
@@ -69,7 +71,7 @@ class DcgmSource:
     def _begin(self, engine: Engine) -> Session:
         wanted = dcgm_wanted.sort(self._fields, engine.library)
         self._tell_left_out(wanted, engine.version)
-        session = Session(engine, wanted, self._interval_seconds, self._count)
+        session = Session(engine, wanted, self._interval_seconds, self._inbox, self._count)
         session.look(self._monotonic())
         if session.layout.devices:
             return session

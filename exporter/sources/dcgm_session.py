@@ -11,7 +11,7 @@ from exporter.sources.dcgm_entities import Device, Entities, Layout
 from exporter.sources.dcgm_fields import is_profiling
 from exporter.sources.dcgm_plan import plan
 from exporter.sources.dcgm_profiling import Profiling
-from exporter.sources.dcgm_values import Entity, Value
+from exporter.sources.dcgm_values import Entity, Inbox, Value
 from exporter.sources.dcgm_wanted import Wanted
 from exporter.sources.dcgm_watch import Watches
 from exporter.sources.dcgm_xids import Xids
@@ -36,18 +36,21 @@ class Session:
         engine: Connected.
         wanted: What to read.
         interval_seconds: Between samples.
+        inbox: Takes in what the engine delivers.
         count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, wanted: Wanted, interval_seconds: float, count: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: Engine, wanted: Wanted, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]
+    ) -> None:
         self.engine = engine
         self.layout = Layout()
         self._wanted = wanted
         self._interval_seconds = interval_seconds
         self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node, count=count)
         self._profiling = Profiling(engine, filter(is_profiling, wanted.levels), count)
-        self._watches = Watches(engine, interval_seconds, count)
-        self._xids = Xids(engine, interval_seconds, count)
+        self._watches = Watches(engine, interval_seconds, inbox, count)
+        self._xids = Xids(engine, interval_seconds, inbox, count)
         self._looked_at = self._texts_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
         self._spoke_at: dict[str, float] = {}

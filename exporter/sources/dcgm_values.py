@@ -93,7 +93,9 @@ class Movement:
 
 
 class Inbox:
-    """Takes in what the engine delivers by callback; one for a connection's life, for the library keeps its address.
+    """Takes in what the engine delivers by callback; one for the source's life, for the library is given its address.
+
+    It and its callback hold each other, so that one per connection would stay in memory for good.
 
     Args:
         count: Called with the reason of everything that goes wrong.

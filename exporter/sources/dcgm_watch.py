@@ -59,13 +59,14 @@ class Watches:
     Args:
         engine: On whose connection.
         interval_seconds: Between samples.
+        inbox: Takes in the values.
         count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, interval_seconds: float, count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]) -> None:
         self._engine = engine
         self._count = count
-        self._inbox = Inbox(count)
+        self._inbox = inbox
         self._standing: dict[Watching, _Watch] = {}
         self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
         self.profiling_stopped = False

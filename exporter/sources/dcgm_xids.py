@@ -21,14 +21,15 @@ class Xids:
     Args:
         engine: On whose connection.
         every_seconds: How often the engine looks.
+        inbox: Takes in the events.
         count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, every_seconds: float, count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, every_seconds: float, inbox: Inbox, count: Callable[[str], None]) -> None:
         self._engine = engine
         self._every_seconds = every_seconds
         self._count = count
-        self._inbox = Inbox(count)
+        self._inbox = inbox
         self._group: Group | None = None
         self._members: frozenset[Entity] = frozenset()
         self._since = 0
