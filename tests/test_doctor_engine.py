@@ -1,0 +1,145 @@
+"""The doctor beside a host engine that is a process: what it says of profiling, GPUs, fields, and of one that hangs."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import dcgm_stub_support as dcgm_stub
+import pytest
+import stub_support as stub
+
+from exporter import doctor
+from exporter.config import load_agent
+from exporter.doctor import Finding, Level
+
+pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libraries need a C compiler")
+
+GPUS = 2
+_GPM = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node before Hopper: its driver has no GPM, so that engines are measured by DCGM or not at all."""
+
+    libraries: Path
+    env: dict[str, str]
+    control: Path
+    block: dcgm_stub.StubControl
+
+    async def findings(self, address: str, **changes: object) -> dict[str, Finding]:
+        """What the doctor finds, by the names of the checks."""
+        config = load_agent({}, {}, check_paths=False)
+        config = replace(
+            config,
+            dcgm_address=address,
+            sample_interval_seconds=0.2,
+            attribution=False,
+            listen_port=0,
+            **changes,  # type: ignore[arg-type] - options by their names
+        )
+        around = doctor.Surroundings(
+            config=config,
+            wall=time.time,
+            monotonic=time.monotonic,
+            worker_env=self.env,
+            driver_deadline_seconds=10.0,
+        )
+        return {found.name: found for found in await doctor.examine(around)}
+
+    def engine(self) -> dcgm_stub.Engine:
+        """Its host engine."""
+        return dcgm_stub.Engine(self.libraries, self.control)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("libraries")
+    dcgm_stub.build(directory / "dcgm")
+    stub.build(directory / "nvml", without=_GPM)
+    return directory
+
+
+@pytest.fixture
+def node(built: Path, tmp_path: Path) -> Node:
+    stub.control(tmp_path / "nvml-control", gpus=GPUS)
+    control = tmp_path / "dcgm-control"
+    block = dcgm_stub.control(control, gpus=GPUS)
+    beside = stub.environment(built / "nvml", tmp_path / "nvml-control")
+    env = dcgm_stub.environment(built / "dcgm", control, beside=beside)
+    return Node(libraries=built / "dcgm", env=env, control=control, block=block)
+
+
+async def test_an_engine_beside_the_driver_is_told_with_all_that_it_has(node: Node) -> None:
+    with node.engine() as engine:
+        found = await node.findings(engine.address)
+    assert found["DCGM library"].cause == "libdcgm.so.4, 4.6.0"
+    assert found["DCGM engine"].cause.startswith(f"{engine.address}: DCGM 4.6.0, first reading after ")
+    assert found["DCGM devices"].cause.endswith(", as NVML has")
+    assert found["DCGM profiling"].cause == "running on 2 of 2 GPUs"
+    assert found["activity"].cause == "engine counters on all 2 GPUs, on 2 of them by DCGM"
+    assert found["processes"].level is Level.OK
+
+
+async def test_profiling_that_is_paused_has_the_command_that_resumes_it(node: Node) -> None:
+    node.block.module_status = dcgm_stub.PAUSED
+    with node.engine() as engine:
+        found = await node.findings(engine.address)
+    assert found["DCGM profiling"].cause == "of 2 GPUs 0 running, 2 paused: their engines are not measured"
+    assert "dcgmi profile --resume" in found["DCGM profiling"].mend
+    assert found["activity"].cause == "engine counters on 0 of 2 GPUs, utilisation on the others"
+
+
+async def test_an_engine_without_its_profiling_module_names_the_package(node: Node) -> None:
+    node.block.module_present = 0
+    with node.engine() as engine:
+        found = await node.findings(engine.address)
+    assert "2 no module" in found["DCGM profiling"].cause
+    assert "datacenter-gpu-manager-4-proprietary" in found["DCGM profiling"].mend
+
+
+async def test_one_gpu_that_cannot_be_profiled_does_not_hide_the_other(node: Node) -> None:
+    node.block.gpus[1].profiling = dcgm_stub.BY_NOTHING
+    with node.engine() as engine:
+        found = await node.findings(engine.address)
+    assert "of 2 GPUs 1 running, 1 " in found["DCGM profiling"].cause
+    assert found["activity"].cause == "engine counters on 1 of 2 GPUs, on 1 of them by DCGM, utilisation on the others"
+
+
+async def test_a_gpu_that_the_engine_does_not_have_is_named(node: Node) -> None:
+    node.block.gpu_count = 1
+    with node.engine() as engine:
+        found = await node.findings(engine.address)
+    assert found["DCGM devices"].level is Level.WARN
+    assert stub.gpu_uuid(1) in found["DCGM devices"].cause
+
+
+async def test_fields_of_the_collectors_file_that_dcgm_cannot_tell_are_named(node: Node, tmp_path: Path) -> None:
+    path = tmp_path / "collectors.csv"
+    path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n69, gauge, slices\n300, gauge, ecc\n1076, gauge, c2c\n")
+    node.block.override(1076, dcgm_stub.BLANK, code=2)
+    with node.engine() as engine:
+        found = await node.findings(engine.address, collectors=path)
+    assert found["collectors"].level is Level.OK
+    told = found["DCGM fields"]
+    assert told.level is Level.WARN
+    unknown, absent = told.cause.split("; ")
+    assert unknown.startswith("libdcgm.so.4 4.6.0 does not know ")
+    assert "ECC" in unknown
+    assert absent.startswith("no GPU has a value of ")
+    assert "C2C" in absent
+    assert "SLICES" not in told.cause
+
+
+async def test_an_engine_that_hangs_does_not_make_the_doctor_hang(node: Node) -> None:
+    with node.engine() as engine:
+        engine.stop()
+        started = time.monotonic()
+        found = await node.findings(engine.address)
+        assert time.monotonic() - started < 30
+        engine.go_on()
+    assert found["DCGM engine"].level is Level.WARN
+    assert "does not answer" in found["DCGM engine"].cause
+    assert found["driver"].level is Level.OK
+    alone = await node.findings(engine.address, source="dcgm")
+    assert alone["DCGM engine"].level is Level.FAIL
