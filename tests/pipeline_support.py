@@ -1,8 +1,8 @@
-"""A node in virtual time: the real source over the fake driver, the real kubelet client, the real tick, no sleeping."""
+"""A node in virtual time: the real sources over fake libraries, the real kubelet client, the real tick, no sleeping."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +21,17 @@ from exporter.attribution.metadata import Metadata, MetadataSettings
 from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
-from exporter.errors import AttributionError
+from exporter.errors import AttributionError, SourceError
 from exporter.exposition.collectors_file import DEFAULT, Collectors
-from exporter.model import Allocations, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
-from exporter.simulator import driver, filesystem
+from exporter.model import Allocations, Field, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
+from exporter.simulator import dcgm, driver, filesystem
 from exporter.simulator.api_objects import objects_of
 from exporter.simulator.api_server import ApiServer
 from exporter.simulator.kubelet import KubeletServer
 from exporter.simulator.scenario import Scenario
 from exporter.simulator.truth import NodeTruth
+from exporter.sources import dcgm_fields
+from exporter.sources.dcgm import DcgmSource
 from exporter.sources.nvml import NvmlSource
 
 EPOCH_SECONDS = 1_800_000_000.0
@@ -40,11 +42,17 @@ KUBELET_INTERVAL_SECONDS = 5.0
 
 @dataclass(slots=True)
 class DirectSource:
-    """The source without its child: readings are put in by hand."""
+    """A source without its child: readings are put in by hand."""
 
+    name: str = "nvml"
     readings: list[Reading] = field(default_factory=list)
-    status: SourceStatus = field(default_factory=lambda: SourceStatus(name="nvml", state=SourceState.UP))
+    state: SourceState = SourceState.UP
+    reason: str = ""
     errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def status(self) -> SourceStatus:
+        return SourceStatus(name=self.name, state=self.state, reason=self.reason)
 
     def take(self) -> tuple[Reading, ...]:
         taken, self.readings = tuple(self.readings), []
@@ -68,18 +76,53 @@ class Clock:
 
 
 @dataclass(slots=True, kw_only=True)
+class Sampled:
+    """A source of readings and where they go; what a child process does between the two."""
+
+    source: NvmlSource | DcgmSource
+    direct: DirectSource
+    is_open: bool = False
+
+    def sample(self, now: float) -> None:
+        """Sample once; a source that fails is opened again at the next sample, as its child does it."""
+        try:
+            if not self.is_open:
+                self.source.open()
+                self.is_open = True
+            self.direct.readings.append(self.source.sample(now))
+            self.direct.state, self.direct.reason = SourceState.UP, ""
+        except SourceError as error:
+            self.close()
+            self.direct.state, self.direct.reason = SourceState.FAILED, error.reason
+
+    def close(self) -> None:
+        """Let go of the library."""
+        self.source.close()
+        self.is_open = False
+
+
+@dataclass(slots=True, kw_only=True)
 class Pipeline:
     """One simulated node; ``step`` moves it to an instant and returns what the agent makes of it."""
 
     scenario: Scenario
     directory: Path
     clock: Clock
-    source: NvmlSource
+    sampled: tuple[Sampled, ...]
     client: KubeletClient
     node: Node
-    direct: DirectSource
     kubelet: AskedKubelet
     metadata: Metadata | None = None
+
+    @property
+    def source(self) -> NvmlSource | DcgmSource:
+        """The one that leads."""
+        return self.sampled[0].source
+
+    @property
+    def direct(self) -> DirectSource:
+        """Where its readings go."""
+        return self.sampled[0].direct
 
     @property
     def truth(self) -> NodeTruth:
@@ -91,12 +134,14 @@ class Pipeline:
         self.clock.seconds = seconds
         filesystem.write(self.truth, self.directory / "proc", self.directory / "pods")
         now = EPOCH_SECONDS + seconds
-        self.direct.readings.append(self.source.sample(now))
+        for one in self.sampled:
+            one.sample(now)
         if self.kubelet.latest is None or now - self.kubelet.latest.answered_at_seconds >= KUBELET_INTERVAL_SECONDS:
             await self.ask(now)
         if self.metadata:
             await self._api_followed(self.metadata, now)
-        return self.node.tick(now)
+        # Two sources are joined by when they sampled, which is told on this clock.
+        return self.node.tick(now, self.clock.seconds if len(self.sampled) > 1 else None)
 
     async def _api_followed(self, metadata: Metadata, now: float) -> None:
         """Wait, in real time, until what is known of the API is the truth of this instant."""
@@ -161,6 +206,30 @@ async def api_of(directory: Path, truth: Callable[[], NodeTruth], clock: Clock) 
         await server.stop()
 
 
+def _sources(
+    stack: AsyncExitStack, truth: Callable[[], NodeTruth], clock: Clock, fields: frozenset[Field], source: str
+) -> Iterator[Sampled]:
+    def monotonic() -> float:
+        return clock.seconds
+
+    if source != "dcgm":
+        driver.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS)
+        stack.callback(driver.uninstall)
+        yield _opened(stack, NvmlSource(fields, monotonic=monotonic))
+    if source != "nvml":
+        dcgm.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS, monotonic=monotonic)
+        stack.callback(dcgm.uninstall)
+        wanted = dcgm_fields.alone(fields) if source == "dcgm" else dcgm_fields.supplement(fields)
+        yield _opened(stack, DcgmSource(wanted, address="localhost:5555", interval_seconds=1.0, monotonic=monotonic))
+
+
+def _opened(stack: AsyncExitStack, source: NvmlSource | DcgmSource) -> Sampled:
+    source.open()
+    sampled = Sampled(source=source, direct=DirectSource(name=source.name), is_open=True)
+    stack.callback(sampled.close)
+    return sampled
+
+
 @asynccontextmanager
 async def pipeline(
     scenario: Scenario,
@@ -169,10 +238,16 @@ async def pipeline(
     start: float = 0.0,
     collectors: Collectors = DEFAULT,
     with_api: bool = False,
+    source: str = "nvml",
 ) -> AsyncIterator[Pipeline]:
-    """Set the node up at ``start`` seconds of the scenario; the kubelet's socket and all trees are in ``directory``."""
+    """Set the node up at ``start`` seconds of the scenario; the kubelet's socket and all trees are in ``directory``.
+
+    ``source`` is as the agent's option: ``nvml``, ``dcgm``, or ``auto`` for both.
+    """
     async with AsyncExitStack() as stack:
-        yield await _made(stack, scenario, directory, start=start, collectors=collectors, with_api=with_api)
+        yield await _made(
+            stack, scenario, directory, start=start, collectors=collectors, with_api=with_api, source=source
+        )
 
 
 async def _made(
@@ -183,6 +258,7 @@ async def _made(
     start: float,
     collectors: Collectors,
     with_api: bool,
+    source: str,
 ) -> Pipeline:
     clock = Clock(start)
     seen: dict[float, NodeTruth] = {}
@@ -201,10 +277,8 @@ async def _made(
     stack.push_async_callback(client.close)
     metadata = await stack.enter_async_context(api_of(directory, truth, clock)) if with_api else None
     owners = Owners(tenancy=metadata)
-    driver.install(truth, cache_seconds=0.0, epoch_seconds=EPOCH_SECONDS)
-    stack.callback(driver.uninstall)
-    source = NvmlSource(collectors.fields, monotonic=lambda: clock.seconds)
-    direct, kubelet = DirectSource(), AskedKubelet()
+    sampled = tuple(_sources(stack, truth, clock, collectors.fields, source))
+    kubelet = AskedKubelet()
     viewer = Viewer(
         attributor=Attributor(
             kubelet=kubelet,
@@ -219,7 +293,8 @@ async def _made(
     )
     node = Node(
         name=truth().node,
-        source=direct,
+        source=sampled[0].direct,
+        dcgm=sampled[1].direct if len(sampled) > 1 else None,
         viewer=viewer,
         sample_interval_seconds=1.0,
         simulated=True,
@@ -235,16 +310,13 @@ async def _made(
             simulated=True,
         ),
     )
-    source.open()
-    stack.callback(source.close)
     return Pipeline(
         scenario=scenario,
         directory=directory,
         clock=clock,
-        source=source,
+        sampled=sampled,
         client=client,
         node=node,
-        direct=direct,
         kubelet=kubelet,
         metadata=metadata,
     )

@@ -26,9 +26,9 @@ _SUMS = re.compile(
 )
 
 
-async def page(name: str, directory: Path, *, openmetrics: bool = False) -> str:
+async def page(name: str, directory: Path, *, openmetrics: bool = False, source: str = "nvml") -> str:
     loaded = scenario.load(name)
-    async with pipeline(loaded, directory, start=INSTANT_SECONDS - 10, with_api=True) as node:
+    async with pipeline(loaded, directory, start=INSTANT_SECONDS - 10, with_api=True, source=source) as node:
         snapshot = await node.until(INSTANT_SECONDS)
     shown = families(snapshot, ExpositionOptions())
     assert duplicate_series(shown) == []

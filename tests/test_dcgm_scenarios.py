@@ -1,0 +1,231 @@
+"""Every shipped scenario through NVML, through DCGM and through both: the same series wherever each can answer."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from pipeline_support import pipeline
+from test_golden_scenarios import GOLDEN, page
+
+from exporter.exposition import collectors_file
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.dcgm_fields import TABLE
+from exporter.exposition.family import duplicate_series
+from exporter.model import Field, Reading
+from exporter.simulator import scenario
+from exporter.simulator.truth import GpuTruth, MigTruth, NodeTruth
+
+INSTANT_SECONDS = 100.0
+STEPS = 9
+EVERYTHING = collectors_file.parse("\n".join(f"{row.legacy_name}, {row.kind.value}, x" for row in TABLE), "all.csv")
+"""Every field that has a name here, so that not only the default ones are compared."""
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+NOT_BY_DCGM = {
+    "gpu_pcie_transmit_bytes_total": "DCGM tells rates over PCIe and NVLink, no sums",
+    "gpu_pcie_receive_bytes_total": "as above",
+    "gpu_nvlink_transmit_bytes_total": "as above",
+    "gpu_nvlink_receive_bytes_total": "as above",
+    "gpu_unattributed_processes": "DCGM lists no processes",
+    "gpu_unattributed_memory_used_bytes": "as above",
+}
+NOT_BY_NVML = {
+    "gpu_profiling_state": "of DCGM's profiling",
+    "gpu_exporter_dcgm_info": "of DCGM's engine",
+}
+PER_INSTANCE_BY_DCGM = {
+    "DCGM_FI_DEV_BAR1_TOTAL": "NVML is asked for it once per board; DCGM tells it of every instance",
+    "DCGM_FI_DEV_BAR1_USED": "as above",
+    "DCGM_FI_DEV_BAR1_FREE": "as above",
+}
+SPLIT_BY_PROCESSES = {
+    "DCGM_FI_DEV_GPU_UTIL": "on a shared device a pod's part is known by its processes, which only NVML lists",
+    "DCGM_FI_DEV_FB_USED": "as above",
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "as above",
+}
+OF_THE_PROGRAM = ("gpu_exporter_source_up", "gpu_exporter_worker_restarts_total", "gpu_exporter_metadata_timestamp")
+WHO_WAS_ACTIVE = (
+    *("gpu_pod_activity_ratio", "gpu_pod_idle_for_seconds", "gpu_pod_memory_used_bytes"),
+    *("gpu_pod_active_seconds_total", "gpu_pod_idle_seconds_total", "gpu_pod_unknown_seconds_total"),
+    *("gpu_pod_energy_joules_total", "gpu_unattributed_activity_ratio", "gpu_ledger_"),
+)
+"""Follows from a device's activity and its processes; compared where both sources have the same of them."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one source makes of a scenario at the instant."""
+
+    series: Mapping[Series, float]
+    reading: Reading
+    truth: NodeTruth
+
+
+_SEEN: dict[tuple[str, str], Seen] = {}
+
+
+async def seen(name: str, source: str, directory: Path) -> Seen:
+    if (name, source) not in _SEEN:
+        (directory / source).mkdir()
+        # The first sample is at the start: slow fields are read at one and the same instant by both.
+        start = INSTANT_SECONDS - STEPS + 1
+        loaded = scenario.load(name)
+        async with pipeline(
+            loaded, directory / source, start=start, collectors=EVERYTHING, with_api=True, source=source
+        ) as node:
+            snapshot = await node.until(INSTANT_SECONDS, steps=STEPS)
+            reading = node.node.record.newest
+        assert reading is not None
+        shown = families(snapshot, ExpositionOptions(collectors=EVERYTHING))
+        assert duplicate_series(shown) == []
+        series = {
+            (family.name, frozenset(pair for pair in sample.labels.pairs if pair[0] != "measured_by")): sample.value
+            for family in shown
+            for sample in family.samples
+        }
+        _SEEN[name, source] = Seen(series, reading, loaded.at(INSTANT_SECONDS))
+    return _SEEN[name, source]
+
+
+def before_hopper(truth: NodeTruth) -> frozenset[str]:
+    """UUIDs of what NVML has no engine counters of."""
+    return frozenset(
+        uuid
+        for gpu in truth.gpus
+        if not gpu.model.gpm
+        for uuid in (gpu.uuid, *(instance.uuid for instance in gpu.instances))
+    )
+
+
+def shared_pods(truth: NodeTruth) -> frozenset[str]:
+    """Pods that have their device together with others, or may have to."""
+    devices = [holder.device_uuid for holder in truth.holders]
+    return frozenset(
+        holder.pod
+        for holder in truth.holders
+        if devices.count(holder.device_uuid) > 1 or (holder.share_ratio < 1 and holder.device_uuid.startswith("GPU-"))
+    )
+
+
+def unexplained(one: Seen, other: Seen, reasons: Mapping[str, str]) -> Iterator[Series]:
+    """Series that only the first has, and for which no reason stands above."""
+    blind, shared = before_hopper(one.truth), shared_pods(one.truth)
+    for name, labels in sorted(one.series.keys() - other.series.keys(), key=str):
+        told = dict(labels)
+        device = told.get("uuid") or told.get("UUID")
+        if name.startswith((*OF_THE_PROGRAM, *WHO_WAS_ACTIVE)) or name in reasons:
+            continue
+        if name in SPLIT_BY_PROCESSES and told.get("pod") in shared:
+            continue
+        if device in blind and (name == "gpu_activity_ratio" or name.startswith("DCGM_FI_PROF_")):
+            continue
+        yield name, labels
+
+
+def different(one: Seen, other: Seen) -> list[tuple[Series, float, float]]:
+    """Series that both have with other values."""
+    return [
+        (key, one.series[key], other.series[key])
+        for key in sorted(one.series.keys() & other.series.keys(), key=str)
+        if not key[0].startswith((*OF_THE_PROGRAM, *WHO_WAS_ACTIVE))
+        and one.series[key] != pytest.approx(other.series[key], rel=1e-9, abs=1e-9)
+    ]
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+async def test_dcgm_alone_tells_the_same_as_nvml_alone(name: str, tmp_path: Path) -> None:
+    nvml, dcgm = await seen(name, "nvml", tmp_path), await seen(name, "dcgm", tmp_path)
+    assert different(nvml, dcgm) == []
+    assert list(unexplained(nvml, dcgm, NOT_BY_DCGM | PER_INSTANCE_BY_DCGM)) == []
+    assert list(unexplained(dcgm, nvml, NOT_BY_NVML | PER_INSTANCE_BY_DCGM)) == []
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+async def test_with_both_everything_of_nvml_stays_and_only_what_it_lacks_is_added(name: str, tmp_path: Path) -> None:
+    nvml, both = await seen(name, "nvml", tmp_path), await seen(name, "auto", tmp_path)
+    assert different(nvml, both) == []
+    assert list(unexplained(nvml, both, {})) == []
+    assert list(unexplained(both, nvml, NOT_BY_NVML)) == []
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+async def test_gpus_and_instances_have_the_same_identity_through_either_source(name: str, tmp_path: Path) -> None:
+    nvml, dcgm = [await seen(name, source, tmp_path) for source in ("nvml", "dcgm")]
+    assert [gpu.gpu for gpu in dcgm.reading.gpus] == [gpu.gpu for gpu in nvml.reading.gpus]
+    assert [gpu.state for gpu in dcgm.reading.gpus] == [gpu.state for gpu in nvml.reading.gpus]
+    for ours, theirs in zip(nvml.reading.gpus, dcgm.reading.gpus, strict=True):
+        # DCGM has the placement in a field of raw bytes only.
+        wanted = [replace(part.instance, placement_start=None) for part in ours.instances]
+        assert [part.instance for part in theirs.instances] == wanted
+
+
+@pytest.mark.parametrize("name", ["owners", "capture-h100", "capture-h100-mig"])
+async def test_where_nobody_shares_and_nvml_has_the_counters_the_ledger_is_the_same(name: str, tmp_path: Path) -> None:
+    nvml, dcgm = [await seen(name, source, tmp_path) for source in ("nvml", "dcgm")]
+    ledgers = [
+        {key: value for key, value in one.series.items() if key[0].startswith(("gpu_ledger_", "gpu_pod_"))}
+        for one in (nvml, dcgm)
+    ]
+    assert ledgers[0].keys() == ledgers[1].keys()
+    assert ledgers[0] == pytest.approx(ledgers[1], rel=1e-9, abs=1e-9)
+    assert name != "owners" or len(ledgers[0]) > 100
+
+
+@dataclass(frozen=True)
+class Means:
+    """True engine activity of a device over the last second before the instant."""
+
+    gpu: GpuTruth
+    device: GpuTruth | MigTruth
+    engine: float
+
+
+def means(name: str) -> Iterator[Means]:
+    loaded = scenario.load(name)
+    before, now = loaded.at(INSTANT_SECONDS - 1), loaded.at(INSTANT_SECONDS)
+    for old, gpu in zip(before.gpus, now.gpus, strict=True):
+        pairs: list[tuple[GpuTruth | MigTruth, GpuTruth | MigTruth]] = [(old, gpu)]
+        pairs += zip(old.instances, gpu.instances, strict=True)
+        for earlier, device in pairs:
+            yield Means(gpu, device, device.load_integral.engine - earlier.load_integral.engine)
+
+
+async def test_the_activity_of_an_a100s_instances_is_unknown_to_nvml_and_measured_by_dcgm(tmp_path: Path) -> None:
+    nvml, dcgm, both = [await seen("a100-mig", source, tmp_path) for source in ("nvml", "dcgm", "auto")]
+    instances = [one for one in means("a100-mig") if isinstance(one.device, MigTruth)]
+    assert len(instances) == 4
+    assert max(one.engine for one in instances) > 0.5
+    for one in instances:
+        key = "gpu_activity_ratio", one.device.uuid
+        assert [value for _, value in _of(nvml, *key)] == []
+        for source in (dcgm, both):
+            assert [value for _, value in _of(source, *key)] == [pytest.approx(one.engine, abs=1e-6)]
+    assert not [key for key in nvml.series if key[0].startswith("DCGM_FI_PROF_")]
+
+
+def _of(source: Seen, name: str, uuid: str) -> list[tuple[Series, float]]:
+    return [(key, value) for key, value in source.series.items() if key[0] == name and ("uuid", uuid) in key[1]]
+
+
+@pytest.mark.parametrize("name", scenario.shipped())
+async def test_what_dcgm_measures_is_the_truth(name: str, tmp_path: Path) -> None:
+    found = await seen(name, "dcgm", tmp_path)
+    told = {gpu.gpu.uuid: gpu.values for gpu in found.reading.gpus}
+    told |= {part.instance.uuid: part.values for gpu in found.reading.gpus for part in gpu.instances}
+    for one in means(name):
+        wanted = one.gpu.overrides.get(Field.PROF_GR_ENGINE_ACTIVE) if one.device is one.gpu else None
+        expected = one.engine if wanted is None else wanted
+        assert told[one.device.uuid][Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "source"), [("a100-mig", "auto"), ("demo", "dcgm")])
+async def test_golden_page_with_dcgm(name: str, source: str, tmp_path: Path) -> None:
+    text = await page(name, tmp_path, source=source)
+    golden = GOLDEN / f"dcgm_{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    got, wanted = text.splitlines(), golden.read_text().splitlines()
+    assert got == wanted, "the page has changed; if that is meant: make golden, and look at the difference"
