@@ -1,0 +1,272 @@
+"""Two sources read in step: who leads, what is used once, and what a source that is down costs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline_support import DirectSource
+
+from exporter.agent.counters import Counters
+from exporter.agent.sources import FIRST_WAIT_SECONDS, Sources, instant
+from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState, XidEvent
+
+UTIL, ENGINE, ENERGY = Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE, Field.TOTAL_ENERGY_CONSUMPTION
+Values = Mapping[Field, int | float]
+
+
+def gpu(number: int = 0, *, model: str = "A100") -> Gpu:
+    return Gpu(uuid=f"GPU-{number}", index=number, minor=number, model=model, pci_bus_id="")
+
+
+def told(source: str, at: float, values: Values | None = None, *, number: int = 0, **facts: object) -> Reading:
+    one = GpuReading(gpu=gpu(number, model="A100" if source == "nvml" else "GRID"), values=values or {})
+    return Reading(
+        source=source,
+        taken_at_seconds=1_800_000_000.0 + at,
+        duration_seconds=0.01,
+        steady_seconds=at,
+        gpus=(one,),
+        **facts,  # type: ignore[arg-type] # facts of the one dataclass
+    )
+
+
+class Pair:
+    """NVML and DCGM beside it, at one-second intervals, driven by hand."""
+
+    def __init__(self) -> None:
+        self.nvml = DirectSource(name="nvml", state=SourceState.STARTING)
+        self.dcgm = DirectSource(name="dcgm", state=SourceState.STARTING)
+        self.sources = Sources(first=self.nvml, second=self.dcgm, stale_after_seconds=3.0)
+
+    def hear(self, *readings: Reading) -> None:
+        for one in readings:
+            source = self.nvml if one.source == "nvml" else self.dcgm
+            source.readings.append(one)
+            self.set(one.source, SourceState.UP)
+
+    def set(self, name: str, state: SourceState, reason: str = "") -> None:
+        source = self.nvml if name == "nvml" else self.dcgm
+        source.state, source.reason = state, reason
+
+    def take(self, at: float) -> tuple[Reading, ...]:
+        return self.sources.take(1_800_000_000.0 + at, at)
+
+
+def test_while_nvml_answers_there_is_one_reading_for_each_of_its_own() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {ENGINE: 0.1}), told("nvml", 2.0, {UTIL: 20}))
+    pair.hear(told("dcgm", 2.4, {ENGINE: 0.2}))
+    first, second = pair.take(2.5)
+    assert (dict(first.gpus[0].values), dict(second.gpus[0].values)) == (
+        {UTIL: 10, ENGINE: 0.1},
+        {UTIL: 20, ENGINE: 0.2},
+    )
+    assert pair.take(2.6) == (), "DCGM alone gives no reading while NVML answers"
+    pair.hear(told("nvml", 3.0, {UTIL: 30}))
+    assert dict(pair.take(3.1)[0].gpus[0].values) == {UTIL: 30, ENGINE: 0.2}
+
+
+def test_a_reading_of_dcgm_that_is_too_old_or_whose_engine_is_gone_adds_nothing() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {ENGINE: 0.1}, dcgm_version="4.6.0"))
+    assert pair.take(1.0)[0].dcgm_version == "4.6.0"
+    pair.set("dcgm", SourceState.FAILED, "engine_gone")
+    pair.hear(told("nvml", 2.0, {UTIL: 10}))
+    (gone,) = pair.take(2.0)
+    assert (dict(gone.gpus[0].values), gone.dcgm_version) == ({UTIL: 10}, None)
+    pair.set("dcgm", SourceState.UP)
+    pair.hear(told("nvml", 4.1, {UTIL: 10}))
+    assert dict(pair.take(4.1)[0].gpus[0].values) == {UTIL: 10}
+
+
+def test_dcgm_waits_for_nvml_to_start_and_not_for_ever() -> None:
+    pair = Pair()
+    pair.take(0.0)
+    pair.hear(told("dcgm", 1.0, {UTIL: 1}), told("dcgm", 2.0, {UTIL: 2}))
+    assert pair.take(FIRST_WAIT_SECONDS) == ()
+    taken = pair.take(FIRST_WAIT_SECONDS + 1)
+    assert [one.gpus[0].values[UTIL] for one in taken] == [1, 2], "what came in meanwhile is used"
+
+
+def test_dcgm_does_not_wait_for_an_nvml_that_says_why_it_cannot_start() -> None:
+    pair = Pair()
+    pair.set("nvml", SourceState.FAILED, "no_driver")
+    pair.hear(told("dcgm", 1.0, {UTIL: 1}))
+    assert [one.source for one in pair.take(1.0)] == ["dcgm"]
+
+
+def test_when_nvml_falls_silent_dcgm_takes_over_from_the_last_instant_on_under_the_same_identity() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {UTIL: 1}))
+    pair.take(1.5)
+    pair.hear(told("dcgm", 2.4, {UTIL: 2}))
+    assert pair.take(2.5) == ()
+    pair.hear(told("dcgm", 3.4, {UTIL: 3}))
+    assert pair.take(3.5) == ()
+    pair.hear(told("dcgm", 4.4, {UTIL: 4}))
+    taken = pair.take(4.5)
+    assert [(instant(one), one.gpus[0].values[UTIL], one.source) for one in taken] == [
+        (1.4, 1, "dcgm"),
+        (2.4, 2, "dcgm"),
+        (3.4, 3, "dcgm"),
+        (4.4, 4, "dcgm"),
+    ]
+    assert all(one.gpus[0].gpu == gpu() for one in taken)
+    assert taken[0].gpus[0].from_dcgm == {UTIL}
+
+
+def test_when_nvml_dies_dcgm_takes_over_at_once_and_gives_way_when_it_is_back() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {UTIL: 1}))
+    pair.take(1.5)
+    pair.set("nvml", SourceState.DIED, "died")
+    pair.hear(told("dcgm", 2.4, {UTIL: 2}))
+    assert [instant(one) for one in pair.take(2.5)] == [1.4, 2.4]
+    pair.hear(told("nvml", 2.2, {UTIL: 22}), told("nvml", 3.2, {UTIL: 32}), told("dcgm", 3.4, {UTIL: 3}))
+    taken = pair.take(3.5)
+    assert [(instant(one), one.source) for one in taken] == [(3.2, "nvml")], "no instant is given twice, nor backwards"
+
+
+def test_what_is_known_is_fresh_as_long_as_one_source_works() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0), told("dcgm", 1.0))
+    pair.take(1.0)
+    assert pair.sources.is_fresh(1.0)
+    pair.set("nvml", SourceState.DIED, "died")
+    assert pair.sources.is_fresh(1.0), "DCGM is about to lead"
+    assert not pair.sources.is_fresh(3.1)
+    pair.set("dcgm", SourceState.RELEASED, "released")
+    assert not pair.sources.is_fresh(1.0)
+
+
+def test_errors_are_counted_by_source_and_each_once() -> None:
+    pair = Pair()
+    pair.nvml.errors, pair.dcgm.errors = {"hung": 1}, {"died": 2}
+    pair.hear(told("nvml", 1.0, errors={"x": 1}), told("dcgm", 1.0, errors={"x": 5}))
+    pair.take(1.0)
+    pair.hear(told("nvml", 2.0, errors={"x": 1}))
+    taken = pair.take(2.0)
+    assert pair.sources.errors == {
+        ("nvml", "x"): 2,
+        ("dcgm", "x"): 5,
+        ("nvml", "hung"): 1,
+        ("dcgm", "died"): 2,
+    }
+    assert not taken[0].errors
+
+
+def test_an_xid_that_both_sources_tell_of_is_one_and_none_is_lost() -> None:
+    pair = Pair()
+    fallen = XidEvent(uuid="GPU-0", xid=79, at_seconds=100.0)
+    again = XidEvent(uuid="GPU-0", xid=79, at_seconds=101.5)
+    pair.hear(told("nvml", 1.0, xids=(fallen,)), told("dcgm", 1.1, xids=(again,)))
+    seen = [one.xids for one in pair.take(1.2)]
+    pair.set("nvml", SourceState.HUNG, "hung")
+    pair.hear(told("dcgm", 2.1, xids=(XidEvent(uuid="GPU-0", xid=45, at_seconds=102.0),)))
+    seen += [one.xids for one in pair.take(2.2)]
+    pair.hear(told("nvml", 2.05, xids=(XidEvent(uuid="GPU-0", xid=31, at_seconds=102.1),)))
+    assert pair.take(2.3) == ()
+    pair.hear(told("nvml", 3.0))
+    seen += [one.xids for one in pair.take(3.1)]
+    assert [event.xid for xids in seen for event in xids] == [79, 45, 31]
+
+
+def test_an_engine_of_another_machine_is_told_as_that_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 90}, number=7))
+    assert [one.gpus[0].gpu.uuid for one in pair.take(1.0)] == ["GPU-0"]
+    _, dcgm = pair.sources.statuses
+    assert (dcgm.state, dcgm.reason) == (SourceState.FAILED, "other_machine")
+    assert "--dcgm-address" in dcgm.message
+    pair.set("nvml", SourceState.DIED, "died")
+    pair.hear(told("dcgm", 2.0, {UTIL: 90}, number=7))
+    assert pair.take(2.0) == ()
+    assert not pair.sources.is_fresh(1.0)
+    assert pair.sources.errors["dcgm", "other_machine"] == 1
+    assert len(caplog.records) == 1, "told once"
+    pair.hear(told("dcgm", 3.0, {UTIL: 9}))
+    assert [one.gpus[0].gpu for one in pair.take(3.0)] == [gpu()]
+    assert pair.sources.statuses[1].state is SourceState.UP
+
+
+def test_dcgm_alone_is_used_as_it_is() -> None:
+    dcgm = DirectSource(name="dcgm")
+    dcgm.readings.append(told("dcgm", 1.0, {UTIL: 1}, errors={"x": 2}))
+    sources = Sources(first=dcgm, second=None, stale_after_seconds=3.0)
+    (one,) = sources.take(0.0, 1.0)
+    assert (one.gpus[0].gpu.model, one.gpus[0].from_dcgm) == ("GRID", frozenset({UTIL}))
+    assert [status.name for status in sources.statuses] == ["dcgm"]
+    assert sources.errors == {("dcgm", "x"): 2}
+
+
+def test_a_gpu_that_only_nvml_knows_has_failed_while_nvml_is_away_and_is_not_missing() -> None:
+    pair = Pair()
+    both = told("nvml", 1.0, {UTIL: 10})
+    other = GpuReading(gpu=gpu(1), values={UTIL: 5})
+    pair.hear(replace(both, gpus=(*both.gpus, other)), told("dcgm", 1.0, {UTIL: 10}))
+    pair.take(1.0)
+    pair.set("nvml", SourceState.HUNG, "hung")
+    pair.hear(told("dcgm", 2.0, {UTIL: 11}))
+    (alone,) = pair.take(2.0)
+    assert [(one.state, one.reason) for one in alone.gpus] == [(DeviceState.UP, ""), (DeviceState.FAILED, "hung")]
+
+
+def test_a_counter_does_not_fall_when_the_older_figure_of_the_other_source_follows() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {ENERGY: 5000}), told("dcgm", 1.1, {ENERGY: 4600}))
+    shown = [one.gpus[0].values.get(ENERGY) for one in pair.take(1.2)]
+    pair.set("nvml", SourceState.DIED, "died")
+    for at, energy in ((2.1, 4900), (3.1, 5400)):
+        pair.hear(told("dcgm", at, {ENERGY: energy}))
+        shown += [one.gpus[0].values.get(ENERGY) for one in pair.take(at)]
+    assert shown == [5000, None, None, 5400]
+
+
+def test_a_counter_that_has_truly_begun_again_is_shown_after_a_while() -> None:
+    counters = Counters(patience_seconds=3.0)
+    shown = []
+    for at, source, energy in ((1.0, "nvml", 9000), (2.0, "dcgm", 10), (4.0, "dcgm", 20), (4.1, "dcgm", 30)):
+        one = told(source, at, {ENERGY: energy})
+        from_dcgm = frozenset({ENERGY}) if source == "dcgm" else frozenset()
+        row = GpuReading(gpu=one.gpus[0].gpu, values=one.gpus[0].values, from_dcgm=from_dcgm)
+        kept = counters.kept_from_falling(replace(one, gpus=(row,)), at)
+        shown.append(kept.gpus[0].values.get(ENERGY))
+    assert shown == [9000, None, None, 30]
+
+
+states = st.sampled_from([SourceState.UP, SourceState.UP, SourceState.UP, SourceState.DIED, SourceState.HUNG])
+steps = st.lists(
+    st.tuples(
+        st.floats(0.1, 2.0),
+        st.lists(st.tuples(st.sampled_from(["nvml", "dcgm"]), st.floats(-1.5, 0.0)), max_size=3),
+        states,
+        states,
+    ),
+    max_size=25,
+)
+
+
+@given(script=steps)
+def test_whatever_comes_when_instants_only_rise_and_no_reading_is_used_twice(
+    script: list[tuple[float, list[tuple[str, float]], SourceState, SourceState]],
+) -> None:
+    pair, at, given_out = Pair(), 0.0, -math.inf
+    newest = {"nvml": -math.inf, "dcgm": -math.inf}
+    for passed, readings, nvml, dcgm in script:
+        at += passed
+        for source, earlier in readings:
+            taken_at = at + earlier
+            if taken_at > newest[source]:  # a source's own readings come in their order
+                newest[source] = taken_at
+                pair.hear(told(source, taken_at, {UTIL: 1, ENERGY: taken_at * 1000}))
+        pair.set("nvml", nvml)
+        pair.set("dcgm", dcgm)
+        for one in pair.take(at):
+            assert instant(one) > given_out
+            given_out = instant(one)
+            assert [gpu.gpu.uuid for gpu in one.gpus] == ["GPU-0"]
+        if dcgm is SourceState.UP and nvml is not SourceState.UP and newest["dcgm"] > newest["nvml"]:
+            assert given_out >= newest["dcgm"], "nothing of DCGM's waits while NVML is down"
