@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from exporter.agent.attributor import Attributor
 from exporter.agent.events import EventLog
@@ -81,15 +81,20 @@ class Node:
             self.metering.learn(metadata.node_facts)
         if self.metering and sampled is None:  # with a sample they have been looked up
             self.metering.look_up_prices(views, now)
-        return self._snapshot(
+        snapshot = self._snapshot(
             now,
-            steady,
             fresh=fresh,
             statuses=statuses,
             attribution=attribution,
             views=views,
             ledger=self.metering.view(steady) if self.metering else None,
             duration=self.process_clock() - started,
+        )
+        return replace(
+            snapshot,
+            events=self.events.told(steady),
+            xid_window_seconds=self.events.xid_window_seconds,
+            clock_events_window_seconds=self.events.clock_events_window_seconds,
         )
 
     def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
@@ -130,7 +135,6 @@ class Node:
     def _snapshot(
         self,
         now: float,
-        steady: float,
         *,
         fresh: bool,
         statuses: tuple[SourceStatus, ...],
@@ -154,9 +158,6 @@ class Node:
             devices=views,
             expected_devices=_expected(attribution, views),
             sources=statuses,
-            events=self.events.told(steady),
-            xid_window_seconds=self.events.xid_window_seconds,
-            clock_events_window_seconds=self.events.clock_events_window_seconds,
             attribution_enabled=kubelet is not None,
             attribution_source=self.attributor.source,
             attribution_known=attribution.known,
