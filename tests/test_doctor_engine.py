@@ -143,3 +143,17 @@ async def test_an_engine_that_hangs_does_not_make_the_doctor_hang(node: Node) ->
     assert found["driver"].level is Level.OK
     alone = await node.findings(engine.address, source="dcgm")
     assert alone["DCGM engine"].level is Level.FAIL
+
+
+async def test_an_embedded_engine_is_told_as_what_it_is(node: Node) -> None:
+    found = await node.findings("embedded")
+    assert found["DCGM engine"].cause.startswith("embedded: DCGM 4.6.0, first reading after ")
+    assert found["DCGM devices"].level is Level.OK
+
+
+async def test_a_slow_engine_is_told_to_be_slower_than_the_interval(node: Node) -> None:
+    node.block.slow_micros = 150_000
+    with node.engine() as engine:
+        found = await node.findings(engine.address)
+    assert found["DCGM engine"].level is Level.WARN
+    assert "longer than the sample interval of 0.2 s" in found["DCGM engine"].cause
