@@ -40,6 +40,7 @@ class DcgmSource:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
+        """Called before each new watch, for on a slow engine many of them take long."""
         # A profiling field takes an interval to its first value; with these waits it is back within two.
         self.waits_seconds = (
             min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
@@ -71,7 +72,14 @@ class DcgmSource:
     def _begin(self, engine: Engine) -> Session:
         wanted = dcgm_wanted.sort(self._fields, engine.library)
         self._tell_left_out(wanted, engine.version)
-        session = Session(engine, wanted, self._interval_seconds, self._inbox, self._count)
+        session = Session(
+            engine,
+            wanted,
+            self._interval_seconds,
+            self._inbox,
+            count=self._count,
+            announce=self.announce,
+        )
         session.look(self._monotonic())
         if session.layout.devices:
             return session

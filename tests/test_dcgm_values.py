@@ -1,0 +1,219 @@
+"""What a record of DCGM's is worth: a blank is no number, nor is what stopped moving; a number stays itself."""
+
+import ctypes
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.model import Field
+from exporter.sources import _libdcgm as abi
+from exporter.sources import dcgm_fields
+from exporter.sources.dcgm_values import Inbox, Movement, decode, in_range
+from exporter.sources.libdcgm import Record
+
+INT64_BLANK, INT32_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 0x7FFFFFF0, 2.0**47
+TEMPERATURE, ENERGY, ACTIVE = 150, 156, 1001
+KINDS = (abi.INTEGER, abi.TIMESTAMP)
+GPU = (abi.GPU, 0)
+
+
+def whole(value: int, *, field_id: int = TEMPERATURE, kind: int = abi.INTEGER, status: int = 0) -> Record:
+    return Record(field_id, kind, status, 1, value)
+
+
+def real(value: float, *, field_id: int = ACTIVE) -> Record:
+    return Record(field_id, abi.DOUBLE, 0, 1, value)
+
+
+def text(value: bytes) -> Record:
+    return Record(85, abi.STRING, 0, 1, value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blank", [base + one for base in (INT64_BLANK, INT32_BLANK) for one in range(4)])
+def test_a_blank_whole_number_is_absent_though_its_status_is_good(blank: int, kind: int) -> None:
+    assert decode(whole(blank, kind=kind)) is None
+
+
+@pytest.mark.parametrize("blank", [DOUBLE_BLANK + one for one in range(4)])
+def test_a_blank_real_number_is_absent(blank: float) -> None:
+    assert decode(real(blank)) is None
+
+
+@pytest.mark.parametrize("blank", [b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>", b""])
+def test_a_blank_text_is_absent(blank: bytes) -> None:
+    assert decode(text(blank)) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_absent(value: float) -> None:
+    assert decode(real(value)) is None
+
+
+@given(status=st.integers(min_value=-70, max_value=-1), value=st.integers(min_value=0, max_value=100))
+def test_a_value_with_a_bad_status_is_absent_whatever_it_says(status: int, value: int) -> None:
+    assert decode(whole(value, status=status)) is None
+
+
+def test_a_blob_is_absent() -> None:
+    assert decode(Record(60, abi.BINARY, 0, 1, 7)) is None
+
+
+@given(st.integers(min_value=-(2**63), max_value=2**63 - 1))
+def test_every_other_whole_number_is_itself(value: int) -> None:
+    blank = any(base <= value < base + 4 for base in (INT64_BLANK, INT32_BLANK))
+    assert decode(whole(value)) == (None if blank else value)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_other_real_number_is_itself_also_beyond_the_blanks(value: float) -> None:
+    blank = value in {DOUBLE_BLANK + one for one in range(4)}
+    assert decode(real(value)) == (None if blank else value)
+
+
+@pytest.mark.parametrize("counter", [ENERGY, 202, 240, 393, 409, 439, 497, 1084, 1201, 1422, 1501])
+def test_a_counter_passes_through_the_numbers_that_mean_blank_elsewhere(counter: int) -> None:
+    assert decode(whole(INT32_BLANK + 2, field_id=counter)) == INT32_BLANK + 2
+    assert decode(whole(INT64_BLANK + 2, field_id=counter)) is None
+
+
+def test_a_text_that_is_not_utf_8_is_told_as_far_as_it_can_be() -> None:
+    assert decode(text(b" 96.00\xff ")) == "96.00\ufffd"
+
+
+@given(st.floats(min_value=-1e6, max_value=1e6))
+def test_a_part_of_a_whole_is_between_0_and_1_and_told_when_it_had_to_be_made_so(value: float) -> None:
+    told, clamped = in_range(ACTIVE, value)
+    assert 0 <= told <= 1
+    assert clamped or abs(told - value) <= 2e-6
+    assert clamped == (value < -1e-6 or value > 1 + 1e-6)
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False)))
+def test_what_is_no_part_of_a_whole_is_left_as_it_is(value: float) -> None:
+    assert in_range(TEMPERATURE, value) == (value, False)
+
+
+@pytest.fixture
+def counted() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def inbox(counted: list[str]) -> Inbox:
+    return Inbox(counted.append)
+
+
+def test_a_value_that_stops_moving_is_good_for_a_while_and_then_absent_and_counted_once(counted: list[str]) -> None:
+    movement = Movement(3.0, counted.append)
+    good = [movement.is_fresh(GPU, TEMPERATURE, 7, now) for now in (0.0, 1.0, 3.0, 3.5, 4.0, 9.0)]
+    assert good == [True, True, True, False, False, False]
+    assert counted == ["dcgm_stale"]
+    assert movement.is_fresh(GPU, TEMPERATURE, 8, 10.0)
+    assert not movement.is_fresh(GPU, TEMPERATURE, 8, 13.5)
+    assert counted == ["dcgm_stale"] * 2
+
+
+@given(st.lists(st.integers(min_value=0, max_value=2**62), unique=True, min_size=1, max_size=20))
+def test_a_value_that_moves_is_good_whatever_the_engines_clock_says(times: list[int]) -> None:
+    """Hours ahead, behind, or set back: another machine's clock is no measure."""
+    movement = Movement(1.0, pytest.fail)
+    assert all(movement.is_fresh(GPU, TEMPERATURE, at, 100.0 * index) for index, at in enumerate(times))
+
+
+def records(*given_records: tuple[int, int, float, int]) -> "ctypes.Array[abi.FieldValueV1]":
+    """Records of (field id, type, value, time) as the library lays them."""
+    array = (abi.FieldValueV1 * len(given_records))()
+    for slot, (field_id, kind, value, at) in zip(array, given_records, strict=True):
+        slot.version, slot.fieldId, slot.fieldType, slot.ts = abi.version_word(abi.FieldValueV1), field_id, kind, at
+        if kind == abi.DOUBLE:
+            slot.value.dbl = value
+        else:
+            slot.value.i64 = int(value)
+    return array
+
+
+def test_what_was_delivered_stays_though_the_library_writes_over_its_records(inbox: Inbox) -> None:
+    array = records((TEMPERATURE, abi.INTEGER, 51, 1), (ACTIVE, abi.DOUBLE, 0.25, 1))
+    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+    assert inbox.callback(*GPU, ctypes.addressof(array), 2, None) == 0
+    ctypes.memset(array, 0xFF, ctypes.sizeof(array))
+    values, codes = inbox.delivered()
+    assert values == {GPU: {TEMPERATURE: 51, ACTIVE: 0.25}}
+    assert codes == {}
+
+
+def test_values_of_an_entity_may_come_one_by_one(inbox: Inbox) -> None:
+    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+    for entity in (GPU, (abi.GPU_INSTANCE, 0)):
+        for one in ((TEMPERATURE, abi.INTEGER, 51, 1), (ENERGY, abi.INTEGER, 9, 1)):
+            array = records(one)
+            inbox.callback(*entity, ctypes.addressof(array), 1, None)
+    assert inbox.delivered()[0] == {
+        GPU: {TEMPERATURE: 51, ENERGY: 9},
+        (abi.GPU_INSTANCE, 0): {TEMPERATURE: 51, ENERGY: 9},
+    }
+
+
+def test_a_lost_gpu_is_told_by_its_code(inbox: Inbox) -> None:
+    array = records((TEMPERATURE, abi.INTEGER, INT64_BLANK, 1))
+    array[0].status = abi.GPU_IS_LOST
+    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+    inbox.callback(*GPU, ctypes.addressof(array), 1, None)
+    assert inbox.delivered() == ({GPU: {}}, {GPU: abi.GPU_IS_LOST})
+
+
+def test_clamped_values_are_counted(inbox: Inbox, counted: list[str]) -> None:
+    array = records((ACTIVE, abi.DOUBLE, 1.3, 1))
+    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+    inbox.callback(*GPU, ctypes.addressof(array), 1, None)
+    assert inbox.delivered()[0] == {GPU: {ACTIVE: 1.0}}
+    assert counted == ["dcgm_clamped"]
+
+
+def test_a_mistake_in_the_callback_is_not_lost_in_c(inbox: Inbox) -> None:
+    array = records((TEMPERATURE, abi.INTEGER, 51, 1))
+    inbox.expect(Movement(1.0, _fail), -math.inf)
+    inbox.callback(*GPU, ctypes.addressof(array), 1, None)
+    inbox.expect(Movement(1.0, _fail), 1.0)
+    broken = Movement(-1.0, _fail)
+    broken.is_fresh(GPU, TEMPERATURE, 1, 0.0)
+    inbox.expect(broken, 1.0)
+    assert inbox.callback(*GPU, ctypes.addressof(array), 1, None) == -1
+    with pytest.raises(ZeroDivisionError):
+        inbox.delivered()
+
+
+def _fail(_reason: str) -> None:
+    raise ZeroDivisionError
+
+
+def test_events_come_oldest_first_and_are_not_thinned_out(inbox: Inbox) -> None:
+    array = records((230, abi.INTEGER, 43, 20), (230, abi.INTEGER, 31, 10), (230, abi.INTEGER, 31, 15))
+    inbox.expect_events()
+    inbox.callback(*GPU, ctypes.addressof(array), 3, None)
+    assert inbox.events() == [(GPU, 31, 10), (GPU, 31, 15), (GPU, 43, 20)]
+
+
+def _profiling_ids() -> Iterator[int]:
+    return (int(one) for one in Field if one.name.startswith("PROF_"))
+
+
+def test_every_profiling_field_is_known_as_one() -> None:
+    """To read one of them at once would kill the engine for everybody."""
+    assert all(dcgm_fields.is_profiling(one) for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
+    assert not any(dcgm_fields.is_profiling(one) for one in (150, 203, 250, 1200, 1523))
+
+
+def test_beside_nvml_dcgm_is_asked_for_what_nvml_may_lack_and_a_little_to_fall_back_on() -> None:
+    asked = dcgm_fields.supplement({Field.SM_CLOCK, Field.PROF_SM_ACTIVE, Field(63), Field.JPG_UTIL, Field.XID_ERRORS})
+    assert asked >= {Field.PROF_SM_ACTIVE, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL, Field.POWER_USAGE}
+    assert not asked & {Field.SM_CLOCK, Field.JPG_UTIL, Field.XID_ERRORS}
+
+
+def test_alone_dcgm_is_asked_for_all_that_it_can_have_and_for_xids() -> None:
+    asked = dcgm_fields.alone({Field.SM_CLOCK, Field.JPG_UTIL, Field(63)})
+    assert asked == {Field.SM_CLOCK, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.XID_ERRORS}
