@@ -16,9 +16,10 @@ __all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 # Files go to two processes one by one: who is given a slow one last works on alone, for minutes. These take 20 s and
 # more, the slowest first; --no-loadscope-reorder keeps xdist from sorting files by the number of their tests instead.
 _SLOWEST_FIRST = (
+    "test_rules_versions.py",
+    "test_stack.py",
     "test_alerts_end_to_end.py",
     "test_rules.py",
-    "test_stack.py",
     "test_service_live.py",
     "test_dcgm_engine_kill.py",
     "test_service_browser.py",
@@ -27,14 +28,18 @@ _SLOWEST_FIRST = (
     "test_kill.py",
     "test_abi.py",
     "test_report_command.py",
+    "test_service_pages.py",
     "test_report_scale.py",
     "test_abi_agent.py",
     "test_dashboards_data.py",
     "test_metering.py",
     "test_fleet_reading.py",
+    "test_web_end_to_end.py",
     "test_alertmanager.py",
+    "test_service_api.py",
     "test_corpus.py",
     "test_fleet_simulator.py",
+    "test_prometheus_client.py",
 )
 
 
