@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from exporter.model import Field
 from exporter.simulator.dcgm_entities import Entities, Entity
 from exporter.simulator.dcgm_known import is_profiling
-from exporter.simulator.dcgm_profiling import integral_of, mean
-from exporter.simulator.dcgm_values import Blank, Value, value_of
+from exporter.simulator.dcgm_profiling import integral_of, is_measured, mean
+from exporter.simulator.dcgm_values import Blank, Value, answers, value_of
 from exporter.simulator.driver_board import read
 from exporter.simulator.truth import Fault, GpuTruth, Load, NodeTruth
 from exporter.sources import _libdcgm
@@ -155,17 +155,17 @@ def _sample(cell: Cell, node: NodeTruth, entity: Entity, field_id: int, epoch_se
 def _mean(cell: Cell, node: NodeTruth, entity: Entity, field_id: int) -> Value:
     integral = integral_of(entity)
     value = mean(node, entity, field_id, cell.since, integral)
-    well = entity.gpu is not None and entity.gpu.fault is None and Fault.PROFILING_PAUSED not in node.faults
-    cell.since = (node.at_seconds, integral) if well and integral is not None else None
+    goes_on = entity.gpu is not None and is_measured(node, entity.gpu)
+    cell.since = (node.at_seconds, integral) if goes_on and integral is not None else None
     return value
 
 
 def _link_rate(cell: Cell, node: NodeTruth, gpu: GpuTruth) -> Value:
     """The field's name says total: it is a rate, KiB per second over a thousand; the first value is 0."""
     sent, received = read(gpu, Field.NVLINK_TX_BYTES_TOTAL), read(gpu, Field.NVLINK_RX_BYTES_TOTAL)
-    if gpu.fault is not None or sent is None or received is None:
+    if not answers(node, gpu) or sent is None or received is None:
         cell.sent = None
-        return Blank.NULL if gpu.fault is not None else Blank.NOT_SUPPORTED
+        return Blank.NOT_SUPPORTED if answers(node, gpu) else Blank.NULL
     total = sum(int(one / _KIB) * _KIB for one in (sent, received))
     before, cell.sent = cell.sent, (node.at_seconds, float(total))
     if before is None or node.at_seconds <= before[0]:

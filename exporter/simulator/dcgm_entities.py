@@ -10,7 +10,8 @@ from exporter.sources._libdcgm import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE
 _Name = TypeVar("_Name", int, str)
 
 INSTANCES_PER_GPU = 8
-_NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING})
+_NO_DRIVER = frozenset({Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISSING})
+"""The engine has let go of its GPUs. One whose driver was replaced under it has them still and can ask nothing."""
 
 STATUS_OK = 1
 STATUS_LOST = 4

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from exporter.model import Field
 from exporter.simulator.dcgm_entities import Entity
 from exporter.simulator.dcgm_known import level_of
-from exporter.simulator.dcgm_values import Blank, Value
+from exporter.simulator.dcgm_values import Blank, Value, answers
 from exporter.simulator.driver_gpm import joined
 from exporter.simulator.truth import Fault, GpuTruth, Load, NodeTruth
 from exporter.sources._libdcgm import COMPUTE_INSTANCE, GPU
@@ -59,6 +59,11 @@ def can_profile(node: NodeTruth, gpu: GpuTruth) -> bool:
     return gpu.model.gpm or node.dcgm.profiling_module
 
 
+def is_measured(node: NodeTruth, gpu: GpuTruth) -> bool:
+    """Whether profiling goes on now."""
+    return answers(node, gpu) and Fault.PROFILING_PAUSED not in node.faults
+
+
 def metric_groups(gpu: GpuTruth) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
     """(major, minor, fields) of what can be measured together; fields of one major exclude each other's passes."""
     lacking = gpu.model.not_supported
@@ -81,9 +86,7 @@ def mean(
 ) -> Value:
     """Mean of a field since a beat before; blank at the first beat, and for what an entity cannot have."""
     gpu = entity.gpu
-    if gpu is None or integral is None or gpu.fault is not None or Fault.PROFILING_PAUSED in node.faults:
-        return Blank.NULL
-    if _is_above(field_id, entity):
+    if gpu is None or integral is None or not is_measured(node, gpu) or _is_above(field_id, entity):
         return Blank.NULL
     of = _LOADS.get(field_id)
     field = Field(field_id)

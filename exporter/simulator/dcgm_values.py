@@ -90,6 +90,11 @@ _FIXED: Mapping[int, Callable[[GpuTruth], Value]] = {
 """What the engine read once and still tells of a GPU that does not answer."""
 
 
+def answers(node: NodeTruth, gpu: GpuTruth) -> bool:
+    """Whether the driver measures anything of a GPU now."""
+    return gpu.fault not in _BROKEN and not _DRIVER_GONE & node.faults.keys()
+
+
 def value_of(node: NodeTruth, entity: Entity, field_id: int) -> Value:
     """Value of a field on an entity now; what an instance has not itself is its parent's."""
     if field_id in _OF_THE_NODE:
@@ -98,18 +103,18 @@ def value_of(node: NodeTruth, entity: Entity, field_id: int) -> Value:
     if entity.group == NONE or gpu is None:
         return Blank.NOT_SUPPORTED
     if entity.group != GPU:
-        own = _of_instance(entity, gpu, field_id)
+        own = _of_instance(node, entity, gpu, field_id)
         if own is not None:
             return own
     if field_id in _FIXED:
         return _FIXED[field_id](gpu)
     recovers = gpu.fault is Fault.RESET_REQUIRED and field_id == Field.GPU_RECOVERY_ACTION
-    if _DRIVER_GONE & node.faults.keys() or (gpu.fault in _BROKEN and not recovers):
+    if not answers(node, gpu) and not recovers:
         return Blank.NULL
     return Blank.NOT_SUPPORTED if is_before(node.driver_version, Field(field_id)) else _of_gpu(gpu, field_id)
 
 
-def _of_instance(entity: Entity, gpu: GpuTruth, field_id: int) -> Value | None:
+def _of_instance(node: NodeTruth, entity: Entity, gpu: GpuTruth, field_id: int) -> Value | None:
     """What an instance has of its own; ``None`` for all else."""
     if not entity.members:
         return Blank.NOT_FOUND
@@ -121,7 +126,7 @@ def _of_instance(entity: Entity, gpu: GpuTruth, field_id: int) -> Value | None:
     if field_id in _BAR1:
         return instance_bar1_bytes(gpu, first)[_BAR1.index(Field(field_id))] // MIB
     if field_id in _MEMORY or field_id == Field.FB_USED_PERCENT:
-        return Blank.NULL if gpu.fault in _BROKEN else _memory_of(first, field_id)
+        return _memory_of(first, field_id) if answers(node, gpu) else Blank.NULL
     return None
 
 
