@@ -98,7 +98,7 @@ class Session:
         if now - self._looked_at >= _LOOK_SECONDS or self._watches.lost_one:
             self.look(now)
         values, codes = self._watches.read(now)
-        if self._fell_silent(values):
+        if self._fell_silent():
             self.look(now)
         self._profiling.look(now, at_once=self._profiling.paused or self._watches.profiling_stopped)
         return {device.gpu.uuid: self._reading(device, values, codes, now) for device in self.layout.devices}
@@ -116,9 +116,9 @@ class Session:
         told = self._entities.node_values.get(int(field))
         return told if isinstance(told, str) else None
 
-    def _fell_silent(self, values: Values) -> bool:
+    def _fell_silent(self) -> bool:
         """Tell whether a GPU that spoke at the last sample says nothing now, so that its state is asked at once."""
-        speaking = frozenset(device.gpu.uuid for device in self.layout.devices if values.get(device.entity))
+        speaking = frozenset(device.gpu.uuid for device in self.layout.devices if self._watches.speaks(device.entity))
         before, self._speaking = self._speaking, speaking
         return not before <= speaking
 
@@ -133,7 +133,7 @@ class Session:
         profiling = self._profiling.state(device.gpu_id, self._watches.refusal_of(device.entity, profiled))
         paused = profiling is ProfilingState.PAUSED
         own = _numbers(values.get(device.entity, {}), paused=paused)
-        if own or not self._wanted.levels:
+        if self._watches.speaks(device.entity) or not self._wanted.levels:
             self._spoke_at[gpu.uuid] = now
         elif now - self._spoke_at.setdefault(gpu.uuid, now) > _SILENT_INTERVALS * self._interval_seconds:
             return GpuReading(gpu=gpu, state=DeviceState.FAILED, reason="no_values", profiling=profiling)

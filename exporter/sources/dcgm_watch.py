@@ -152,6 +152,12 @@ class Watches:
             codes.update(watch.codes)
         return values, codes
 
+    def speaks(self, entity: Entity) -> bool:
+        """Tell whether an entity said anything at the last read that is not carried over from an earlier one."""
+        own = [watch for watching, watch in self._standing.items() if entity in watching.members]
+        quick = [watch for watch in own if watch.pace is Pace.FAST]
+        return any(watch.values.get(entity) for watch in quick or own)
+
     @property
     def lost_one(self) -> bool:
         """Whether the engine does not know a watch any more, so that the plan has to be followed anew."""
