@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipeline_support import DirectSource
+from pipeline_support import EPOCH_SECONDS, DirectSource, pipeline
 
 from exporter.agent.counters import Counters
 from exporter.agent.sources import FIRST_WAIT_SECONDS, Sources, instant
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState, XidEvent
+from exporter.simulator import scenario
 
 UTIL, ENGINE, ENERGY = Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE, Field.TOTAL_ENERGY_CONSUMPTION
 Values = Mapping[Field, int | float]
@@ -235,6 +237,33 @@ def test_a_counter_that_has_truly_begun_again_is_shown_after_a_while() -> None:
         kept = counters.kept_from_falling(replace(one, gpus=(row,)), at)
         shown.append(kept.gpus[0].values.get(ENERGY))
     assert shown == [9000, None, None, 30]
+
+
+@pytest.mark.parametrize("outage", ["silent", "dead"])
+async def test_the_meters_run_on_through_an_outage_of_nvml_and_back_and_charge_every_second_once(
+    tmp_path: Path, outage: str
+) -> None:
+    async with pipeline(scenario.load("capture-h100"), tmp_path, source="auto") as node:
+        nvml, dcgm = node.sampled
+        await node.until(10.0)
+        node.sampled = (dcgm,)
+        if outage == "dead":
+            nvml.direct.state, nvml.direct.reason = SourceState.DIED, "died"
+        for second in range(11, 31):
+            # As the agent does; the pipeline gives the steady clock where it samples both.
+            node.clock.seconds = float(second)
+            dcgm.sample(EPOCH_SECONDS + second)
+            away = node.node.tick(EPOCH_SECONDS + second, float(second))
+            assert away.ready
+            assert {view.state for view in away.devices} == {DeviceState.UP}
+        assert {view.activity.measured_by for view in away.devices if view.activity} == {"dcgm"}
+        node.sampled = (nvml, dcgm)
+        back = await node.until(40.0)
+    assert {view.activity.measured_by for view in back.devices if view.activity} == {"nvml"}
+    assert back.ledger is not None
+    accounts = back.ledger.accounts.values()
+    assert sum(one.allocated_seconds for one in accounts) == pytest.approx(len(back.devices) * 38.0)
+    assert sum(one.unknown_seconds for one in accounts) == 0
 
 
 states = st.sampled_from([SourceState.UP, SourceState.UP, SourceState.UP, SourceState.DIED, SourceState.HUNG])
