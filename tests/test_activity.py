@@ -39,6 +39,39 @@ def test_utilisation_serves_where_there_is_no_engine_counter() -> None:
     assert judge_sample({Field.GPU_UTIL: 37}).activity == Activity(ratio=0.37, source=ActivitySource.UTILISATION)
 
 
+@pytest.mark.parametrize(
+    ("from_dcgm", "measured_by"),
+    [({Field.PROF_GR_ENGINE_ACTIVE}, "dcgm"), ({Field.GPU_UTIL, Field.ENC_UTIL}, "nvml"), (set(), "nvml")],
+)
+def test_who_measured_it_is_who_told_the_figure_that_counts(from_dcgm: set[Field], measured_by: str) -> None:
+    values = {Field.PROF_GR_ENGINE_ACTIVE: 0.4, Field.GPU_UTIL: 100, Field.ENC_UTIL: 10}
+    activity = judge_sample(values, frozenset(from_dcgm)).activity
+    assert activity is not None
+    assert activity.measured_by == measured_by
+    parts = split_activity(activity, [holder("a", 0.5), holder("b", 0.5)], None).parts
+    assert {part.measured_by for part in parts if part} == {measured_by}
+
+
+def test_a_codec_s_figure_and_a_utilisation_are_their_own_sources() -> None:
+    told = frozenset({Field.ENC_UTIL, Field.GPU_UTIL})
+    for values in ({Field.GPU_UTIL: 40}, {Field.PROF_GR_ENGINE_ACTIVE: 0.1, Field.ENC_UTIL: 60, Field.DEC_UTIL: 5}):
+        activity = judge_sample(values, told).activity
+        assert activity is not None
+        assert activity.measured_by == "dcgm"
+
+
+def test_the_mean_of_a_partitioned_gpu_is_dcgm_s_as_soon_as_one_instance_is() -> None:
+    board = Gpu(uuid="GPU-0", index=0, minor=0, model="A100", pci_bus_id="", mig_enabled=True, compute_slices=7)
+    parts = [
+        (3, Judgement(activity=Activity(ratio=0.5, source=ActivitySource.ENGINE, measured_by="dcgm"))),
+        (4, Judgement(activity=Activity(ratio=0.5, source=ActivitySource.ENGINE))),
+    ]
+    mean = partitioned_activity(board, Judgement(activity=None, reason="no_source"), parts).activity
+    assert mean is not None
+    assert mean.ratio == pytest.approx(0.5)
+    assert mean.measured_by == "dcgm"
+
+
 def test_a_transcoder_is_not_idle() -> None:
     judged = judge_sample({Field.GPU_UTIL: 2, Field.ENC_UTIL: 71, Field.DEC_UTIL: 30})
     assert judged.activity == Activity(ratio=0.71, source=ActivitySource.CODEC)

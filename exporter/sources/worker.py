@@ -24,6 +24,10 @@ _LOOK_SECONDS = 0.2
 _STUCK_LIMIT = 3
 _WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
 _LAST_WORDS_SECONDS = 0.5
+_HUNG_WORDS = {
+    "nvml": ("the driver", "see dmesg for NVRM and Xid lines"),
+    "dcgm": ("the DCGM host engine", "if that stays so, start nv-hostengine again; a driver that hangs stops it, too"),
+}
 
 _log = logging.getLogger("exporter.sources.worker")
 
@@ -265,9 +269,10 @@ class Worker:
     def _note_end(self, code: int | None, *, hung: bool) -> None:
         if hung:
             self._errors["hung"] += 1
+            who, look = _HUNG_WORDS.get(self._status.name, _HUNG_WORDS["nvml"])
             message = (
-                f"the driver did not answer for {self._patience_seconds:g} seconds; its process was killed and another"
-                " one is started; see dmesg for NVRM and Xid lines"
+                f"{who} did not answer for {self._patience_seconds:g} seconds; its process was killed and another one"
+                f" is started; {look}"
             )
             self._set(SourceState.HUNG, "hung", message)
         elif not self._failure:

@@ -1,0 +1,70 @@
+"""What page and readiness say of two sources: which works, which is away, and why DCGM does not profile."""
+
+from dataclasses import replace
+
+import page_support as made
+import pytest
+
+from exporter.exposition.page import fragment
+from exporter.model import Activity, ActivitySource, DeviceView, ProfilingState, Snapshot, SourceState, SourceStatus
+
+UP = SourceStatus(name="nvml", state=SourceState.UP)
+DCGM = SourceStatus(name="dcgm", state=SourceState.UP)
+DOWN = replace(DCGM, state=SourceState.FAILED, reason="refused", message="nobody listens at <gpu-1:5555>")
+
+
+def snapshot(*views: DeviceView, sources: tuple[SourceStatus, ...] = (UP, DCGM), **facts: object) -> Snapshot:
+    return made.snapshot(*views, sources=sources, **facts)
+
+
+def unmeasured(index: int, state: ProfilingState) -> DeviceView:
+    return replace(made.view(index, None), profiling=state, activity_unknown_reason="no_source")
+
+
+def test_both_sources_and_the_engine_s_version_stand_at_the_top() -> None:
+    shown = fragment(snapshot(made.view(0), dcgm_version="4.6.0"))
+    assert "nvml up" in shown
+    assert "dcgm up" in shown
+    assert "DCGM 4.6.0" in shown
+    assert 'class="problem"' not in shown
+
+
+def test_a_source_that_is_away_is_told_with_the_one_that_goes_on() -> None:
+    shown = fragment(snapshot(made.view(0), sources=(UP, DOWN), ready=True))
+    assert '<span class="chip idle">dcgm failed</span>' in shown
+    assert "nobody listens at &lt;gpu-1:5555&gt; (meanwhile NVML measures alone)" in shown
+    alone = fragment(snapshot(made.view(0), sources=(DOWN,), ready=False))
+    assert '<span class="chip bad">dcgm failed</span>' in alone
+    assert "meanwhile" not in alone
+
+
+def test_who_measured_is_said_where_it_is_not_the_usual_one() -> None:
+    by_dcgm = Activity(ratio=0.4, source=ActivitySource.ENGINE, measured_by="dcgm")
+    shown = fragment(snapshot(replace(made.view(0), activity=by_dcgm)))
+    assert "measured by DCGM" in shown
+    assert "measured by DCGM" not in fragment(snapshot(made.view(0, 0.4)))
+
+
+@pytest.mark.parametrize(
+    ("state", "mend"),
+    [
+        (ProfilingState.PAUSED, "dcgmi profile --resume"),
+        (ProfilingState.NO_MODULE, "full package of DCGM"),
+        (ProfilingState.NO_PERMISSION, "CAP_SYS_ADMIN"),
+        (ProfilingState.REFUSED, "end the profiler"),
+    ],
+)
+def test_profiling_that_does_not_run_is_one_line_with_the_gpus_that_lack_it_and_a_mend(
+    state: ProfilingState, mend: str
+) -> None:
+    views = [unmeasured(0, state), unmeasured(2, state), unmeasured(3, ProfilingState.RUNNING)]
+    shown = fragment(snapshot(*views))
+    assert shown.count('class="problem"') == 1
+    assert "GPU 0, 2 lacks" in shown
+    assert mend in shown
+
+
+def test_profiling_that_nobody_needs_or_can_mend_is_no_problem() -> None:
+    by_nvml = replace(made.view(0, 0.4), profiling=ProfilingState.PAUSED)
+    no_model = unmeasured(1, ProfilingState.UNSUPPORTED)
+    assert 'class="problem"' not in fragment(snapshot(by_nvml, no_model))
