@@ -32,10 +32,7 @@ NOT_BY_DCGM = {
     "gpu_unattributed_processes": "DCGM lists no processes",
     "gpu_unattributed_memory_used_bytes": "as above",
 }
-NOT_BY_NVML = {
-    "gpu_profiling_state": "of DCGM's profiling",
-    "gpu_exporter_dcgm_info": "of DCGM's engine",
-}
+NOT_BY_NVML = {"gpu_profiling_state": "NVML has no profiling that could be refused"}
 PER_INSTANCE_BY_DCGM = {
     "DCGM_FI_DEV_BAR1_TOTAL": "NVML is asked for it once per board; DCGM tells it of every instance",
     "DCGM_FI_DEV_BAR1_USED": "as above",
@@ -46,13 +43,8 @@ SPLIT_BY_PROCESSES = {
     "DCGM_FI_DEV_FB_USED": "as above",
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "as above",
 }
-OF_THE_PROGRAM = ("gpu_exporter_source_up", "gpu_exporter_worker_restarts_total", "gpu_exporter_metadata_timestamp")
-WHO_WAS_ACTIVE = (
-    *("gpu_pod_activity_ratio", "gpu_pod_idle_for_seconds", "gpu_pod_memory_used_bytes"),
-    *("gpu_pod_active_seconds_total", "gpu_pod_idle_seconds_total", "gpu_pod_unknown_seconds_total"),
-    *("gpu_pod_energy_joules_total", "gpu_unattributed_activity_ratio", "gpu_ledger_"),
-)
-"""Follows from a device's activity and its processes; compared where both sources have the same of them."""
+NOT_OF_DEVICES = ("gpu_exporter_", "gpu_pod_", "gpu_ledger_", "gpu_unattributed_activity_ratio")
+"""Of the program, or follows from who held a device and whose processes were active on it."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ def unexplained(one: Seen, other: Seen, reasons: Mapping[str, str]) -> Iterator[
     for name, labels in sorted(one.series.keys() - other.series.keys(), key=str):
         told = dict(labels)
         device = told.get("uuid") or told.get("UUID")
-        if name.startswith((*OF_THE_PROGRAM, *WHO_WAS_ACTIVE)) or name in reasons:
+        if name.startswith(NOT_OF_DEVICES) or name in reasons:
             continue
         if name in SPLIT_BY_PROCESSES and told.get("pod") in shared:
             continue
@@ -130,7 +122,7 @@ def different(one: Seen, other: Seen) -> list[tuple[Series, float, float]]:
     return [
         (key, one.series[key], other.series[key])
         for key in sorted(one.series.keys() & other.series.keys(), key=str)
-        if not key[0].startswith((*OF_THE_PROGRAM, *WHO_WAS_ACTIVE))
+        if not key[0].startswith(NOT_OF_DEVICES)
         and one.series[key] != pytest.approx(other.series[key], rel=1e-9, abs=1e-9)
     ]
 

@@ -1,0 +1,184 @@
+"""A node whose host engine goes, returns, is paused or lacks its module: what is unknown is absent, and comes back."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pipeline_support import Pipeline, pipeline
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.model import DeviceState, Field, Reading, Snapshot, SourceState, SourceStatus
+from exporter.simulator import scenario
+from exporter.simulator.node import SimulatedNode
+from exporter.sources import dcgm_fields, wire
+
+PATIENCE_SECONDS = 30.0
+SHIPPED = Path(scenario.__file__).parent / "scenarios"
+
+
+def written(directory: Path, name: str, more: str) -> str:
+    """A shipped scenario with more in it, as a file."""
+    file = directory / f"{name}.yaml"
+    file.write_text((SHIPPED / f"{name}.yaml").read_text(encoding="utf-8") + more, encoding="utf-8")
+    return str(file)
+
+
+@asynccontextmanager
+async def a100(directory: Path, more: str, source: str = "auto") -> AsyncIterator[Pipeline]:
+    loaded = scenario.load(written(directory, "a100-mig", more))
+    async with pipeline(loaded, directory, start=100.0, source=source) as node:
+        yield node
+
+
+def shown(snapshot: Snapshot, name: str, **wanted: str) -> list[float]:
+    return [
+        sample.value
+        for family in families(snapshot, ExpositionOptions())
+        if family.name == name
+        for sample in family.samples
+        if wanted.items() <= dict(sample.labels.pairs).items()
+    ]
+
+
+def measured(snapshot: Snapshot) -> Sequence[float]:
+    """Activity of MIG instances, which only DCGM knows on this node."""
+    return [view.activity.ratio for view in snapshot.devices if view.instance and view.activity]
+
+
+async def test_an_engine_that_goes_takes_only_its_own_figures_along_and_brings_them_back(tmp_path: Path) -> None:
+    async with a100(tmp_path, "faults: [{kind: engine_down, from: 105, to: 110}]\n") as node:
+        told = {second: await node.step(float(second)) for second in range(100, 115)}
+        now = {second: len(measured(snapshot)) for second, snapshot in told.items()}
+        assert [now[second] for second in (103, 104)] == [4, 4]
+        assert [now[second] for second in range(105, 110)] == [0] * 5
+        assert [now[second] for second in range(112, 115)] == [4, 4, 4], "within two samples of its return"
+        for second in (104, 107, 113):
+            assert len(shown(told[second], "gpu_power_watts")) == 2
+            assert len(shown(told[second], "gpu_memory_used_bytes")) == 6
+            assert shown(told[second], "gpu_exporter_source_up", source="nvml") == [1]
+            assert shown(told[second], "gpu_exporter_source_up", source="dcgm") == [int(second != 107)]
+        assert shown(told[107], "DCGM_FI_PROF_GR_ENGINE_ACTIVE") == []
+        assert shown(told[107], "gpu_profiling_state") == []
+        assert [one.reason for one in told[107].sources] == ["", "dcgm_refused"]
+
+
+async def test_with_dcgm_alone_an_engine_that_is_away_leaves_everything_unknown(tmp_path: Path) -> None:
+    async with a100(tmp_path, "faults: [{kind: engine_down, from: 105, to: 115}]\n", source="dcgm") as node:
+        before = await node.until(104.0, steps=4)
+        gone = await node.until(112.0, steps=7)
+        after = await node.until(119.0, steps=4)
+        for snapshot, there in ((before, True), (gone, False), (after, True)):
+            assert bool(shown(snapshot, "gpu_power_watts")) is there
+            assert bool(shown(snapshot, "gpu_memory_used_bytes")) is there
+            assert len(measured(snapshot)) == (4 if there else 0)
+
+
+async def test_paused_profiling_is_a_state_and_its_values_are_absent(tmp_path: Path) -> None:
+    async with a100(tmp_path, "faults: [{kind: profiling_paused, from: 105, to: 115}]\n") as node:
+        paused = await node.until(112.0, steps=12)
+        assert shown(paused, "gpu_profiling_state", state="paused") == [1, 1]
+        assert shown(paused, "gpu_profiling_state", state="running") == []
+        assert measured(paused) == []
+        assert shown(paused, "gpu_exporter_source_up", source="dcgm") == [1]
+        again = await node.until(125.0, steps=12)
+        assert shown(again, "gpu_profiling_state", state="running") == [1, 1]
+        assert len(measured(again)) == 4
+
+
+async def test_without_the_closed_module_an_a100_says_so_and_the_rest_is_measured(tmp_path: Path) -> None:
+    async with a100(tmp_path, "dcgm: {profiling_module: false}\n", source="dcgm") as node:
+        snapshot = await node.until(104.0, steps=5)
+        assert shown(snapshot, "gpu_profiling_state", state="no_module") == [1, 1]
+        assert measured(snapshot) == []
+        assert len(shown(snapshot, "gpu_power_watts")) == 2
+        assert len(shown(snapshot, "gpu_memory_used_bytes")) == 6
+
+
+@pytest.mark.parametrize("version", ["3.3.9", "4.4.2", "4.7.0"])
+async def test_engines_of_other_versions_tell_the_same(version: str, tmp_path: Path) -> None:
+    async with a100(tmp_path, f"dcgm: {{version: {version}}}\n", source="dcgm") as node:
+        snapshot = await node.until(104.0, steps=5)
+        assert shown(snapshot, "gpu_exporter_dcgm_info", version=version) == [1]
+        assert len(measured(snapshot)) == 4
+        assert len(shown(snapshot, "DCGM_FI_DEV_FB_USED")) == 5
+
+
+@pytest.mark.parametrize(
+    ("second", "index", "states"),
+    [
+        (40, 0, {DeviceState.LOST}),
+        (120, 2, {DeviceState.FAILED}),
+        (160, 3, {DeviceState.MISSING, DeviceState.LOST}),
+    ],
+)
+@pytest.mark.parametrize("source", ["nvml", "dcgm", "auto"])
+async def test_a_gpu_in_trouble_is_down_through_either_source_and_the_others_are_well(
+    source: str, second: int, index: int, states: set[DeviceState], tmp_path: Path
+) -> None:
+    async with pipeline(scenario.load("chaos"), tmp_path, start=second - 20.0, source=source) as node:
+        snapshot = await node.until(float(second), steps=20)
+        assert shown(snapshot, "gpu_up", gpu=str(index)) == [0]
+        assert shown(snapshot, "gpu_up").count(1) == 3
+        assert shown(snapshot, "gpu_power_watts", gpu=str(index)) == []
+        newest = node.node.record.newest
+        assert newest is not None
+        assert newest.gpus[index].state in states
+        well = await node.until(second + 20.0, steps=20)
+        assert shown(well, "gpu_up") == [1] * 4
+        assert len(shown(well, "gpu_power_watts")) == 4
+
+
+async def test_xids_are_heard_through_dcgm_alone(tmp_path: Path) -> None:
+    async with pipeline(scenario.load("chaos"), tmp_path, start=20.0, source="dcgm") as node:
+        snapshot = await node.until(75.0, steps=55)
+        assert shown(snapshot, "gpu_xid_errors_total", gpu="0", xid="79") == [1]
+        assert shown(snapshot, "gpu_xid_errors_total", gpu="1", xid="48") == [1]
+
+
+@asynccontextmanager
+async def child(command: Sequence[str]) -> AsyncIterator[asyncio.StreamReader]:
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=2**24)
+    assert process.stdout
+    try:
+        yield process.stdout
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def told_by(stream: asyncio.StreamReader) -> AsyncIterator[Reading | SourceStatus]:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while line := await stream.readline():
+            yield wire.decode(line)
+
+
+@pytest.mark.parametrize("address", ["localhost:5555", "embedded"])
+async def test_the_child_of_a_simulated_node_reads_its_engine(address: str, tmp_path: Path) -> None:
+    node = SimulatedNode(scenario.load("a100-mig"), tmp_path, time.time)
+    fields = dcgm_fields.supplement([Field.PROF_SM_ACTIVE])
+    async with child(node.child_command(0.2, fields, address)) as stream:
+        async for told in told_by(stream):
+            if isinstance(told, Reading) and _instances(told).get(Field.PROF_SM_ACTIVE, 0.0) > 0:
+                assert (told.source, told.dcgm_version) == ("dcgm", "4.6.0")
+                assert len(told.gpus[1].instances) == 4
+                return
+    raise AssertionError("the child ended without a profiled reading")
+
+
+def _instances(reading: Reading) -> Mapping[Field, int | float]:
+    return reading.gpus[1].instances[0].values
+
+
+async def test_the_child_says_where_no_engine_is(tmp_path: Path) -> None:
+    node = SimulatedNode(scenario.load("demo"), tmp_path, time.time)
+    async with child(node.child_command(0.2, dcgm_fields.supplement([]), "elsewhere:5555")) as stream:
+        async for told in told_by(stream):
+            if isinstance(told, SourceStatus) and told.state is SourceState.FAILED:
+                assert told.reason == "dcgm_refused"
+                assert re.search("nothing listens at elsewhere:5555", told.message)
+                return
+    raise AssertionError("the child ended without saying why")
