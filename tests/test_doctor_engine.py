@@ -157,3 +157,12 @@ async def test_a_slow_engine_is_told_to_be_slower_than_the_interval(node: Node) 
         found = await node.findings(engine.address)
     assert found["DCGM engine"].level is Level.WARN
     assert "longer than the sample interval of 0.2 s" in found["DCGM engine"].cause
+
+
+async def test_what_the_engine_refuses_is_told_and_the_rest_goes_on(node: Node) -> None:
+    node.block.refused_field, node.block.refused_code = 155, -24
+    with node.engine() as engine:
+        found = await node.findings(engine.address)
+    assert found["DCGM refusals"].level is Level.WARN
+    assert "limit reached (" in found["DCGM refusals"].cause
+    assert found["DCGM profiling"].level is Level.OK

@@ -13,8 +13,20 @@ from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Readi
 from exporter.sources.dcgm_fields import is_profiling
 from exporter.sources.merge import of_one_machine
 
-_LIBRARY, _ENGINE, _DEVICES, _PROFILING, _FIELDS = (
-    f"DCGM {what}" for what in ("library", "engine", "devices", "profiling", "fields")
+_LIBRARY, _ENGINE, _REFUSALS, _DEVICES, _PROFILING, _FIELDS = (
+    f"DCGM {what}" for what in ("library", "engine", "refusals", "devices", "profiling", "fields")
+)
+_TOLD_ELSEWHERE = frozenset(
+    f"dcgm_{reason}"
+    for reason in (
+        # With the fields of the file, where they are rows of it.
+        *("unknown_field", "binary_field", "field_of_other_entity"),
+        # Noise of the counters, that is put right.
+        "clamped",
+        # With the profiling.
+        *("module_not_loaded", "paused", "profiling_not_supported", "profiling_library_error", "in_use"),
+        *("requires_root", "driver_too_old"),
+    )
 )
 _ENOUGH_READINGS = 4
 """The first reading of a profiling field is blank, and some fields are slower than the others."""
@@ -80,7 +92,25 @@ async def examine(
     )
     if heard.last is None:
         return [*found, bad(_ENGINE, *_trouble(config, heard, deadline_seconds))], library, None
-    return [*found, _engine(config, heard, clock())], library, heard.last
+    refused = refusals(heard.errors)
+    return [*found, _engine(config, heard, clock()), *([refused] if refused else [])], library, heard.last
+
+
+def refusals(errors: Mapping[str, int]) -> Finding | None:
+    """What the engine refused or left stale; ``None`` where all went well, or another check tells why.
+
+    Args:
+        errors: Counts by reason.
+    """
+    told = [
+        f"{reason.removeprefix('dcgm_').replace('_', ' ')} ({count})"
+        for reason, count in sorted(errors.items())
+        if reason not in _TOLD_ELSEWHERE
+    ]
+    if not told:
+        return None
+    mend = "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons, the engine's log more"
+    return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", mend)
 
 
 def _trouble(config: AgentConfig, heard: listening.Heard, deadline_seconds: float) -> tuple[str, str]:

@@ -62,19 +62,8 @@ async def listen(
         clock=clock,
     )
     task = asyncio.ensure_future(worker.run())
-    readings: list[Reading] = []
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    first_after = 0.0
     try:
-        while loop.time() - start < deadline_seconds and len(readings) < enough and not task.done():
-            await asyncio.sleep(_LOOK_SECONDS)
-            taken = worker.take()
-            if taken and not readings:
-                first_after = loop.time() - start
-            readings += taken
-            if worker.status.state in _BAD_STATES:
-                break
+        readings, first_after = await _readings(worker, task, deadline_seconds=deadline_seconds, enough=enough)
         status = worker.status
     finally:
         task.cancel()
@@ -84,3 +73,21 @@ async def listen(
     for reading in readings:
         errors.update(reading.errors)
     return Heard(last=readings[-1] if readings else None, first_after_seconds=first_after, status=status, errors=errors)
+
+
+async def _readings(
+    worker: Worker, task: asyncio.Future[None], *, deadline_seconds: float, enough: int
+) -> tuple[list[Reading], float]:
+    """Readings until there are enough, something is wrong or time is up; and after how long the first one came."""
+    readings: list[Reading] = []
+    now = asyncio.get_running_loop().time
+    start, first_after = now(), 0.0
+    while now() - start < deadline_seconds and len(readings) < enough and not task.done():
+        await asyncio.sleep(_LOOK_SECONDS)
+        taken = worker.take()
+        if taken and not readings:
+            first_after = now() - start
+        readings += taken
+        if worker.status.state in _BAD_STATES:
+            break
+    return readings, first_after
