@@ -20,7 +20,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: .venv/.runtime .venv/.develop .tools/.demo .tools/.test ## Set up .venv, and the tools of demo and tests
+install: .venv/.runtime .venv/.develop .tools/.demo .tools/.deploy .tools/.test ## Set up .venv, and the tools of demo and tests
 	@echo "installed: .venv/bin/gpu-cost-exporter"
 
 .venv/bin/python:
@@ -39,19 +39,22 @@ install: .venv/.runtime .venv/.develop .tools/.demo .tools/.test ## Set up .venv
 .tools/.demo: scripts/setup_tools.sh
 	@./scripts/setup_tools.sh demo
 
+.tools/.deploy: scripts/setup_tools.sh scripts/schemas.py .venv/.develop
+	@./scripts/setup_tools.sh deploy
+
 .tools/.test: scripts/setup_tools.sh
 	@./scripts/setup_tools.sh test
 
 demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus, Alertmanager and the cost service; Ctrl-C ends all of it
 	@exec $(RUN) -m exporter simulate stack $(SCENARIO)
 
-test: .venv/.develop .tools/.demo .tools/.test ## Run the tests with branch coverage; STRICT=1 lets no test be skipped but those for a real GPU
+test: .venv/.develop .tools/.demo .tools/.deploy .tools/.test ## Run the tests with branch coverage; STRICT=1 lets no test be skipped but those for a real GPU
 	@directory=$$(mktemp -d /tmp/tests.XXXXXX); \
 	$(RUN) -m pytest -p tests.strict_plugin -n $(JOBS) --dist loadfile --no-loadscope-reorder --basetemp="$$directory/t" \
 		--cov --cov-report=term --cov-report=xml:.cache/coverage.xml $(TESTS); \
 	rm -rf "$$directory"
 
-check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what generated files must equal
+check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules, image, chart and what generated files must equal
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -61,6 +64,7 @@ check: .venv/.develop .tools/.demo ## Lint, types, layers, rules and what genera
 	$(RUN) scripts/rules.py --check
 	$(RUN) scripts/openapi_doc.py --check
 	promtool check rules rules/prometheus-rules.yaml rules/prometheus-rules-dcgm-exporter.yaml
+	.venv/bin/hadolint Dockerfile
 
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
 	$(RUN) benchmarks/bench.py

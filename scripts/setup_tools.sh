@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gets what `make` needs and the machine lacks: the virtual environment, Prometheus and Alertmanager, tools of the tests.
-# Usage: scripts/setup_tools.sh venv PYTHON | demo | test
+# Usage: scripts/setup_tools.sh venv PYTHON | demo | deploy | test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=$PWD/.tools
@@ -192,7 +192,57 @@ schema_tools() {
   cp tests/grafana_schema/package-lock.json "$place/node_modules/.lock"
 }
 
+# What checks the manifests: helm, kubeconform, and the schemas that it reads. hadolint comes with requirements/dev.txt.
+helm_version=v3.17.3
+kubeconform_version=v0.8.0
+prometheus_operator_version=v0.85.0
+
+deploy_tools() {
+  mkdir -p "$tools/bin"
+  if [ -x .venv/bin/helm ]; then ln -sf ../../.venv/bin/helm "$tools/bin/helm"; fi
+  if ! have helm; then
+    say "building helm $helm_version, of which there is no package for this machine; minutes"
+    go_program helm.sh/helm/v3/cmd/helm "$helm_version" || skipped=1
+  fi
+  have kubeconform || go_program github.com/yannh/kubeconform/cmd/kubeconform "$kubeconform_version" || skipped=1
+  manifest_schemas || skipped=1
+}
+
+# go_program PACKAGE VERSION: builds a program into .tools/bin.
+go_program() {
+  if ! have go; then say "skipped: ${1##*/} (no go here; install Go, or put ${1##*/} on the PATH)"; return 1; fi
+  GOBIN=$tools/bin GOFLAGS= go install "$1@$2" || { say "skipped: ${1##*/} (go install $1@$2 failed)"; return 1; }
+}
+
+# Schemas of Kubernetes come from a package of the virtual environment, those of the Prometheus operator's kinds from its
+# module: where Go is missing, only the first are written.
+manifest_schemas() {
+  local module=github.com/prometheus-operator/prometheus-operator folder crds=() written=0
+  if have go && folder=$(cd "$tools" && GOFLAGS= go mod download -json "$module@$prometheus_operator_version" |
+      sed -n 's/^\t"Dir": "\(.*\)",$/\1/p') && [ -n "$folder" ]; then
+    for kind in podmonitors servicemonitors prometheusrules; do
+      crds+=("$folder/example/prometheus-operator-crd/monitoring.coreos.com_$kind.yaml")
+    done
+  else
+    say "skipped: schemas of PodMonitor, ServiceMonitor and PrometheusRule (go mod download $module failed, or no go here)"
+    written=1
+  fi
+  rm -rf "$tools/schemas"
+  .venv/bin/python scripts/schemas.py "$tools/schemas" "${crds[@]}" || {
+    say "skipped: schemas of manifests (scripts/schemas.py failed)"
+    return 1
+  }
+  return "$written"
+}
+
+# What builds the image and runs it. Their recommended packages bring services and network tools, which nothing here needs.
+image_tools() {
+  if have podman && have buildah && have runc; then return 0; fi
+  apt_install podman buildah runc
+}
+
 test_tools() {
+  image_tools || skipped=1
   container_tools
   rules_tools
   schema_tools || skipped=1
@@ -223,6 +273,7 @@ done_with() {
 case "${1:-}" in
   venv) make_venv "${2:-python3}" ;;
   demo) demo_tools; done_with demo ;;
+  deploy) deploy_tools; done_with deploy ;;
   test) test_tools; done_with test ;;
-  *) say "usage: $0 venv PYTHON | demo | test"; exit 2 ;;
+  *) say "usage: $0 venv PYTHON | demo | deploy | test"; exit 2 ;;
 esac
