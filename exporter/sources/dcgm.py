@@ -15,6 +15,7 @@ from exporter.sources.dcgm_values import Inbox
 NAME = "dcgm"
 _SHORTEST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 10.0
+_LONG_SECONDS = 2.0
 
 _log = logging.getLogger("exporter.sources.dcgm")
 
@@ -40,7 +41,7 @@ class DcgmSource:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
-        """Called before each new watch, for on a slow engine many of them take long."""
+        """Called now and then while the engine is slow and does answer, so that it is not taken for a hanging one."""
         # A profiling field takes an interval to its first value; with these waits it is back within two.
         self.waits_seconds = (
             min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
@@ -55,6 +56,7 @@ class DcgmSource:
         self._session: Session | None = None
         self._known: dict[str, Gpu] = {}
         self._left_out: frozenset[int] = frozenset()
+        self._busy_since = 0.0
 
     def open(self) -> None:
         """Connect, find the devices and watch them.
@@ -62,7 +64,8 @@ class DcgmSource:
         Raises:
             SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the mend.
         """
-        engine = connect(self._address, monotonic=self._monotonic)
+        self._busy_since = self._monotonic()
+        engine = connect(self._address, monotonic=self._monotonic, progress=self._progress)
         try:
             self._session = self._begin(engine)
         except SourceError:
@@ -77,8 +80,7 @@ class DcgmSource:
             wanted,
             self._interval_seconds,
             self._inbox,
-            count=self._count,
-            announce=self.announce,
+            self._count,
         )
         session.look(self._monotonic())
         if session.layout.devices:
@@ -107,7 +109,7 @@ class DcgmSource:
         session = self._session
         if session is None:
             raise SourceError("dcgm_not_open", "the DCGM source was not opened: open it, then sample")
-        started = self._monotonic()
+        started = self._busy_since = self._monotonic()
         readings = session.read(started)
         self._known.update({uuid: reading.gpu for uuid, reading in readings.items()})
         gpus = sorted(self._known.values(), key=lambda gpu: (gpu.index, gpu.uuid))
@@ -126,6 +128,12 @@ class DcgmSource:
             xids=xids,
             errors=dict(errors),
         )
+
+    def _progress(self) -> None:
+        now = self._monotonic()
+        if now - self._busy_since >= _LONG_SECONDS:
+            self._busy_since = now
+            self.announce()
 
     def _count(self, reason: str) -> None:
         self._errors[reason] += 1

@@ -64,12 +64,16 @@ class Engine:
         library: Through which it was made.
         handle: Of the connection.
         address: Where the engine is, for messages.
+        progress: Called after each call that came back.
     """
 
-    def __init__(self, library: Library, handle: Handle, address: str) -> None:
+    def __init__(
+        self, library: Library, handle: Handle, address: str, progress: Callable[[], None] = lambda: None
+    ) -> None:
         self.library = library
         self.handle = handle
         self.address = address
+        self._progress = progress
         self.version: str | None = None
         """Of the engine: ``4.6.0``."""
 
@@ -80,6 +84,7 @@ class Engine:
             SourceError: the engine is gone.
         """
         code = self.library.call(name, self.handle, *arguments)
+        self._progress()
         if code in _GONE:
             raise SourceError(
                 "dcgm_connection_lost",
@@ -136,12 +141,15 @@ class Engine:
         return code, frozenset(int(one) for some in ids for one in some)
 
 
-def connect(address: str, *, monotonic: Callable[[], float] = time.monotonic) -> Engine:
+def connect(
+    address: str, *, monotonic: Callable[[], float] = time.monotonic, progress: Callable[[], None] = lambda: None
+) -> Engine:
     """Connect to the engine at an address, or start one within this process for ``embedded``.
 
     Args:
         address: ``host:port``, ``unix:///path`` or ``embedded``.
         monotonic: Clock, in seconds.
+        progress: Called after each call over the connection that came back.
 
     Raises:
         SourceError: there is no library, nothing listens, something else does, ...; the message tells the mend.
@@ -158,7 +166,7 @@ def connect(address: str, *, monotonic: Callable[[], float] = time.monotonic) ->
     handle = Handle()
     started = monotonic()
     code = _open(library, address, handle)
-    engine = Engine(library, handle, address)
+    engine = Engine(library, handle, address, progress)
     try:
         if code != _libdcgm.OK:
             silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS

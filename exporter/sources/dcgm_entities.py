@@ -1,6 +1,6 @@
 """Which GPUs and MIG instances the engine has, who they are, and in which condition: identities as NVML tells them."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.model import DeviceState, Field, Gpu
@@ -98,7 +98,7 @@ class Entities:
         present = self._engine.supported_gpus()
         changed = self._follow_gpus(present, anew=anew)
         if not self.node_values or anew:
-            self.node_values = self._live.read([_NODE], self._node_fields)[_NODE]
+            self.node_values = self._read_node(present)
         self._instances.follow(self._gpus, anew=changed)
         devices = (self._device(gpu_id, present) for gpu_id in self._gpus)
         places: dict[Entity, tuple[str, int | None]] = {
@@ -109,7 +109,14 @@ class Entities:
                 places[entity] = (self._gpus[gpu_id].uuid, instance_id)
         return Layout(devices=tuple(sorted(devices, key=lambda one: one.gpu.index)), places=places)
 
-    def _device(self, gpu_id: int, present: Collection[int]) -> Device:
+    def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
+        """Ask the engine, or its first GPU where it knows no entity for what is nobody's."""
+        for entity in (_NODE, *((GPU, gpu_id) for gpu_id in present[:1])):
+            if told := self._live.read([entity], self._node_fields)[entity]:
+                return told
+        return {}
+
+    def _device(self, gpu_id: int, present: Sequence[int]) -> Device:
         gpu, status = self._gpus[gpu_id], self._engine.gpu_status(gpu_id)
         state, reason = _STATES.get(1 if status is None else status, (DeviceState.FAILED, "unknown_status"))
         if state is DeviceState.UP and gpu_id not in present:
@@ -117,7 +124,7 @@ class Entities:
         instances = self._instances.of(gpu_id) if state is DeviceState.UP and gpu.mig_enabled else ()
         return Device(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
 
-    def _follow_gpus(self, present: Collection[int], *, anew: bool) -> bool:
+    def _follow_gpus(self, present: Sequence[int], *, anew: bool) -> bool:
         """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back."""
         changed = False
         told = self._live.read([(GPU, gpu_id) for gpu_id in present], _WHO)

@@ -38,18 +38,10 @@ class Session:
         interval_seconds: Between samples.
         inbox: Takes in what the engine delivers.
         count: Called with the reason of everything that goes wrong.
-        announce: Called before something that may take long.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        wanted: Wanted,
-        interval_seconds: float,
-        inbox: Inbox,
-        *,
-        count: Callable[[str], None],
-        announce: Callable[[], None],
+        self, engine: Engine, wanted: Wanted, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]
     ) -> None:
         self.engine = engine
         self.layout = Layout()
@@ -57,7 +49,7 @@ class Session:
         self._interval_seconds = interval_seconds
         self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node, count=count)
         self._profiling = Profiling(engine, filter(is_profiling, wanted.levels), count)
-        self._watches = Watches(engine, interval_seconds, inbox, count=count, announce=announce)
+        self._watches = Watches(engine, interval_seconds, inbox, count)
         self._xids = Xids(engine, interval_seconds, inbox, count)
         self._looked_at = self._texts_at = -math.inf
         self._speaking: frozenset[str] = frozenset()

@@ -61,22 +61,12 @@ class Watches:
         interval_seconds: Between samples.
         inbox: Takes in the values.
         count: Called with the reason of everything that goes wrong.
-        announce: Called before each new watch: on a slow engine many of them take long.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        interval_seconds: float,
-        inbox: Inbox,
-        *,
-        count: Callable[[str], None],
-        announce: Callable[[], None],
-    ) -> None:
+    def __init__(self, engine: Engine, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]) -> None:
         self._engine = engine
         self._count = count
         self._inbox = inbox
-        self._announce = announce
         self._standing: dict[Watching, _Watch] = {}
         self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
         self.profiling_stopped = False
@@ -182,7 +172,6 @@ class Watches:
     def _begin(self, watching: Watching, now: float) -> bool:
         """Make a watch; where it is refused, find out of whom and for which fields, and return False."""
         every_seconds = self._every_seconds[watching.pace]
-        self._announce()
         try:
             group = Group(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
         except RefusedError as refusal:
@@ -230,7 +219,6 @@ class Watches:
         }
 
     def _try(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> int:
-        self._announce()
         try:
             Group(self._engine, members, field_ids, every_seconds=every_seconds).close()
         except RefusedError as refusal:

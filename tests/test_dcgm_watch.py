@@ -1,0 +1,299 @@
+"""What DCGM is asked to watch: one refused field costs no other, a dead watch is seen, an engine's return is quick."""
+
+import itertools
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import dcgm_stub_support as stub
+import pytest
+from dcgm_source_support import FIELDS, PROFILED, engine, of, profiled
+from driver_support import H100, T4, gpu, instance, partitioned
+
+from exporter.errors import SourceError
+from exporter.model import DeviceState, Field, ProfilingState, Reading
+from exporter.simulator import dcgm
+from exporter.simulator.truth import Fault
+from exporter.sources import _libdcgm as abi
+from exporter.sources import libdcgm, wire
+from exporter.sources.dcgm import DcgmSource
+from exporter.sources.worker import dcgm_command
+
+_log = logging.getLogger(__name__)
+needs_compiler = pytest.mark.skipif(stub.compiler() is None, reason="the simulated engine needs a C compiler (gcc)")
+
+
+@pytest.mark.parametrize("refused", [Field.FB_FREE, Field.PROF_SM_ACTIVE, Field.PCIE_REPLAY_COUNTER])
+@pytest.mark.parametrize("function", ["dcgmWatchFields", "dcgmFieldGroupCreate"])
+def test_one_refused_field_costs_no_other(refused: Field, function: str) -> None:
+    with engine(gpu(), gpu(1)) as bench:
+        everything = of(bench.opened()).values.keys()
+        bench.source.close()
+        dcgm.fail(function, abi.GENERIC, field_id=refused)
+        reading = bench.opened()
+        assert [of(reading, index).values.keys() for index in (0, 1)] == [everything - {refused}] * 2
+        assert bench.errors == {"dcgm_error": 1}
+        assert of(reading).profiling is ProfilingState.RUNNING
+
+
+def test_a_refused_field_is_asked_for_again_after_a_while_and_not_at_every_look() -> None:
+    with engine(gpu()) as bench:
+        dcgm.fail("dcgmWatchFields", abi.GENERIC, field_id=Field.FB_FREE)
+        bench.opened()
+        dcgm.clear_failures()
+        assert Field.FB_FREE not in of(bench.sample(60)).values
+        bench.until(lambda one: Field.FB_FREE in of(one).values, within_seconds=620)
+
+
+def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_stops_the_others() -> None:
+    with engine(gpu()) as bench:
+        dcgm.fail("dcgmWatchFields", abi.GENERIC, field_id=Field.FB_FREE)
+        bench.opened()
+        for _ in range(620):
+            values = of(bench.sample()).values
+            assert values.keys() >= PROFILED | {Field.FB_USED, Field.GPU_UTIL}
+        assert bench.errors == {"dcgm_error": 2}
+
+
+def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told() -> None:
+    with engine(gpu()) as bench:
+        for field in PROFILED:
+            dcgm.fail("dcgmWatchFields", abi.MODULE_NOT_LOADED, field_id=field)
+        reading = bench.opened()
+        assert of(reading).profiling is ProfilingState.NO_MODULE
+        assert profiled(reading) == frozenset()
+        assert of(reading).values.keys() >= {Field.GPU_UTIL, Field.ECC_DBE_VOL_TOTAL}
+        assert bench.errors == {"dcgm_module_not_loaded": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (abi.MODULE_NOT_LOADED, ProfilingState.NO_MODULE),
+        (abi.PROFILING_NOT_SUPPORTED, ProfilingState.UNSUPPORTED),
+        (abi.NO_PERMISSION, ProfilingState.NO_PERMISSION),
+        (abi.REQUIRES_ROOT, ProfilingState.NO_PERMISSION),
+        (abi.PAUSED, ProfilingState.PAUSED),
+        (abi.IN_USE, ProfilingState.REFUSED),
+        (abi.DRIVER_TOO_OLD, ProfilingState.REFUSED),
+    ],
+)
+def test_why_a_gpu_has_no_profiling_is_told_and_asked_again_later(code: int, state: ProfilingState) -> None:
+    with engine(gpu()) as bench:
+        dcgm.fail("dcgmProfGetSupportedMetricGroups", code)
+        assert of(bench.opened()).profiling is state
+        dcgm.clear_failures()
+        back = bench.until(lambda one: profiled(one) == PROFILED, within_seconds=70)
+        assert of(back).profiling is ProfilingState.RUNNING
+
+
+def test_devices_of_one_kind_are_watched_together_and_no_field_where_it_cannot_be() -> None:
+    gpus = (*(gpu(index) for index in range(4)), partitioned(instance(7), instance(9), index=4), gpu(5, model=T4))
+    with engine(*gpus) as bench:
+        bench.opened()
+        # Of GPUs: fast, slow, profiled; of instances: fast, profiled; and the Xids of all.
+        assert dcgm.held() == {"connections": 1, "groups": 6, "field_groups": 6, "watches": 6}
+
+
+def test_more_fields_than_a_group_takes_are_in_several() -> None:
+    many = frozenset(Field(one) for one in range(400, 600)) | frozenset(Field(one) for one in range(1400, 1530))
+    with engine(gpu(), fields=FIELDS | many) as bench:
+        assert of(bench.opened()).state is DeviceState.UP
+        assert profiled(bench.sample()) == PROFILED
+        assert "dcgm_bad_parameter" not in bench.errors
+
+
+def test_an_engine_without_room_for_another_group_is_told_and_what_fits_is_read() -> None:
+    with engine(gpu()) as bench:
+        dcgm.fail("dcgmFieldGroupCreate", abi.LIMIT_REACHED, field_id=Field.PCIE_REPLAY_COUNTER)
+        reading = bench.opened()
+        assert Field.GPU_UTIL in of(reading).values
+        assert Field.PCIE_REPLAY_COUNTER not in of(reading).values
+        assert bench.errors == {"dcgm_limit_reached": 1}
+        dcgm.clear_failures()
+        bench.until(lambda one: Field.PCIE_REPLAY_COUNTER in of(one).values, within_seconds=70)
+
+
+def test_a_watch_that_the_engine_forgot_is_made_again() -> None:
+    with engine(gpu()) as bench:
+        bench.opened()
+        before = dcgm.held()
+        dcgm.fail("dcgmGetLatestValues_v2", abi.NOT_CONFIGURED, times=3)
+        bench.until(lambda one: profiled(one) == PROFILED and Field.GPU_UTIL in of(one).values, within_seconds=8)
+        assert dcgm.held() == before
+
+
+def test_a_mig_change_leaves_no_groups_behind() -> None:
+    with engine(gpu(), partitioned(instance(7), index=1)) as bench:
+        bench.opened()
+        before = dcgm.held()
+        for number in (9, 11, 7) * 5:
+            bench.change(1, instances=(instance(number),))
+            bench.sample(6)
+        assert dcgm.held() == before
+
+
+def test_a_hierarchy_that_is_not_told_takes_no_instance_away() -> None:
+    with engine(partitioned(instance(7))) as bench:
+        bench.opened()
+        dcgm.fail("dcgmGetGpuInstanceHierarchy", abi.NVML_ERROR)
+        assert len(of(bench.sample(12)).instances) == 1
+        assert bench.errors["mig_dcgm_nvml_error"] > 0
+
+
+def test_a_model_that_is_measured_by_module_and_one_by_gpm_are_both_profiled() -> None:
+    ampere = replace(H100, name="NVIDIA A100-SXM4-80GB", gpm=False)
+    with engine(gpu(), gpu(1, model=ampere)) as bench:
+        reading = bench.opened()
+        assert profiled(reading, 0) == profiled(reading, 1) == PROFILED
+
+
+def test_an_engine_that_is_slow_is_not_taken_for_a_hanging_one() -> None:
+    """What is announced makes the parent wait: now and then on a slow engine, never while all is well."""
+    announced: list[float] = []
+    with engine(gpu(), gpu(1)) as bench:
+        bench.source.announce = lambda: announced.append(bench.seconds)
+        bench.opened(30)
+        assert announced == []
+        bench.set(faults={Fault.ENGINE_SLOW: 1.0})
+        began = bench.seconds
+        bench.source.close()
+        assert of(bench.opened(4)).state is DeviceState.UP
+        gaps = [after - before for before, after in itertools.pairwise([began, *announced, bench.seconds])]
+        assert max(gaps) <= 8
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stub.build(tmp_path_factory.mktemp("libdcgm"))
+
+
+class Child:
+    """A source's child on the simulated libdcgm, and what it says."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def message(self) -> object:
+        assert self.process.stdout is not None
+        return wire.decode(self.process.stdout.readline())
+
+    def reading(self) -> Reading:
+        while not isinstance(message := self.message(), Reading):
+            pass
+        return message
+
+    def usage(self) -> tuple[int, int]:
+        """Resident bytes and open descriptors."""
+        proc = Path("/proc") / str(self.process.pid)
+        pages = int((proc / "statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE"), sum(1 for _ in (proc / "fd").iterdir())
+
+
+@contextmanager
+def child(host: stub.Engine, libraries: Path, control: Path, interval_seconds: float) -> Iterator[Child]:
+    process = subprocess.Popen(
+        dcgm_command(interval_seconds, FIELDS, host.address),
+        stdout=subprocess.PIPE,
+        env={**os.environ, **stub.environment(libraries, control)},
+    )
+    try:
+        yield Child(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@needs_compiler
+def test_a_field_whose_watch_is_dead_is_absent_and_its_neighbours_are_not(libraries: Path, tmp_path: Path) -> None:
+    block = stub.control(tmp_path / "control", gpus=1)
+    with (
+        stub.Engine(libraries, tmp_path / "control") as host,
+        child(host, libraries, tmp_path / "control", 0.1) as source,
+    ):
+        while Field.GPU_TEMP not in source.reading().gpus[0].values:
+            pass
+        block.override(int(Field.GPU_TEMP), stub.FROZEN)
+        until = time.monotonic() + 20
+        while Field.GPU_TEMP in (reading := source.reading()).gpus[0].values:
+            assert time.monotonic() < until, "a value that does not move is still told"
+        assert reading.gpus[0].values.keys() >= {Field.GPU_UTIL, Field.POWER_USAGE}
+        assert reading.errors == {"dcgm_stale": 1}
+
+
+@needs_compiler
+def test_an_engine_whose_clock_is_hours_off_is_read_all_the_same(libraries: Path, tmp_path: Path) -> None:
+    block = stub.control(tmp_path / "control", gpus=1)
+    block.clock_ahead_micros = -5 * 3600 * 10**6
+    with (
+        stub.Engine(libraries, tmp_path / "control") as host,
+        child(host, libraries, tmp_path / "control", 0.1) as source,
+    ):
+        readings = [source.reading() for _ in range(10)]
+        assert profiled(readings[-1]) == PROFILED
+        assert abs(readings[-1].taken_at_seconds - time.time()) < 60
+
+
+@needs_compiler
+def test_an_engine_that_is_killed_is_back_with_profiling_within_two_intervals_and_leaves_nothing(
+    libraries: Path, tmp_path: Path
+) -> None:
+    interval_seconds, kills, warm_up = 0.3, 12, 4
+    block = stub.control(tmp_path / "control", gpus=2)
+    late: list[float] = []
+    with (
+        stub.Engine(libraries, tmp_path / "control") as host,
+        child(host, libraries, tmp_path / "control", interval_seconds) as source,
+    ):
+        for kill in range(kills):
+            while profiled(source.reading()) != PROFILED:
+                pass
+            if kill == warm_up:
+                before, held = source.usage(), (block.engine.connections, block.engine.groups, block.engine.watches)
+            host.kill()
+            while isinstance(source.message(), Reading):
+                pass
+            host.start()
+            returned = time.monotonic()
+            while profiled(source.reading()) != PROFILED:
+                pass
+            late.append((time.monotonic() - returned) / interval_seconds)
+        memory, descriptors = source.usage()
+        _log.info("back after %.2f intervals (median), %.2f at most", statistics.median(late), max(late))
+        assert statistics.median(late) <= 2
+        assert descriptors == before[1]
+        assert memory - before[0] < 2**19
+        assert (block.engine.connections, block.engine.groups, block.engine.watches) == held
+
+
+def test_a_child_for_dcgm_never_loads_nvml() -> None:
+    script = (
+        "import sys\n"
+        "from exporter.sources import child\n"
+        "child.run = lambda source, out, interval: print(source.name, 'pynvml' in sys.modules, file=sys.stderr)\n"
+        "child.main(['--dcgm-address', 'localhost:5555', '--fields', '150,1001'])\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stderr.split() == ["dcgm", "False"]
+
+
+def test_the_childs_waits_are_short_enough_to_be_back_in_time() -> None:
+    for interval in (0.1, 0.2, 1.0, 5.0, 30.0):
+        first, longest = DcgmSource(FIELDS, address="localhost:5555", interval_seconds=interval).waits_seconds
+        assert first > 0
+        assert longest <= interval / 2
+
+
+def test_opening_without_a_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libdcgm, "SONAMES", ("libdcgm-of-nowhere.so.4",))
+    libdcgm.uninstall()
+    with pytest.raises(SourceError, match="datacenter-gpu-manager") as error:
+        DcgmSource(FIELDS, address="localhost:5555").open()
+    assert error.value.reason == "dcgm_library_not_found"
