@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import measure
@@ -21,7 +22,8 @@ from report import Setting, table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import stub_support  # noqa: E402 - lies beside the tests, which the line above makes importable
+import dcgm_stub_support  # noqa: E402 - lies beside the tests, which the line above makes importable
+import stub_support  # noqa: E402 - as above
 
 SETTINGS = (
     Setting(title="8 whole GPUs, 110 pods", partitioned=False, scrape_p99_seconds=0.005),
@@ -41,6 +43,8 @@ SETTINGS = (
         metadata=True,
         scrape_p99_seconds=0.015,
     ),
+    Setting(title="8 whole GPUs, 110 pods, with DCGM", partitioned=False, dcgm=True, scrape_p99_seconds=0.005),
+    Setting(title="56 MIG instances, 110 pods, with DCGM", partitioned=True, dcgm=True, scrape_p99_seconds=0.015),
 )
 
 
@@ -61,7 +65,9 @@ def main() -> int:
     print(f"load average at the start {os.getloadavg()[0]:.1f} (latencies mean little when it is not near 0),")
     print("simulated driver that answers at once: the exporters' own cost, without a real driver's.\n")
     for setting in (one for one in SETTINGS if arguments.only in one.title):
-        ours, theirs = _measure(setting, arguments.seconds, with_nvitop=not (skipped or setting.metadata))
+        ours, theirs = _measure(
+            setting, arguments.seconds, with_nvitop=not (skipped or setting.metadata or setting.dcgm)
+        )
         print(table(setting, ours, theirs, rival), flush=True)
     if skipped:
         print(skipped)
@@ -71,12 +77,15 @@ def main() -> int:
 def _measure(setting: Setting, seconds: float, *, with_nvitop: bool) -> tuple[Figures, Figures | None]:
     with tempfile.TemporaryDirectory(prefix="bench-") as name, contextlib.ExitStack() as stack:
         directory = Path(name)
-        library = stub_support.build(directory / "lib")
+        without = dcgm_stub_support.WITHOUT_GPM if setting.dcgm else ()
+        library = stub_support.build(directory / "lib", without=without)
         control = stub_support.control(directory / "control", partitioned=setting.partitioned)
         pids = stack.enter_context(_processes(control, partitioned=setting.partitioned))
         stack.enter_context(_node(directory, pids, setting))
         environment = stub_support.environment(library, directory / "control")
         agent = _agent(directory, environment, devices=len(pids), metadata=setting.metadata)
+        if setting.dcgm:
+            agent = stack.enter_context(_with_dcgm(directory, agent, partitioned=setting.partitioned))
         ours = measure.measure(agent, seconds=seconds, log=directory / "agent.log")
         if not with_nvitop:
             return ours, None
@@ -109,6 +118,25 @@ def _agent(directory: Path, environment: dict[str, str], *, devices: int, metada
     return Subject(
         name="agent", command=command, environment={**environment, "PYTHONPATH": str(ROOT)}, port=port, ready=ready
     )
+
+
+@contextlib.contextmanager
+def _with_dcgm(directory: Path, agent: Subject, *, partitioned: bool) -> Iterator[Subject]:
+    """Give the agent a host engine, as a process that is not counted."""
+    library, control = dcgm_stub_support.build(directory / "dcgm"), directory / "dcgm-control"
+    block = dcgm_stub_support.control(control, partitioned=partitioned)
+    with dcgm_stub_support.Engine(library, control) as engine:
+
+        def ready(page: str) -> bool:
+            profiled = page.count("\nDCGM_FI_PROF_GR_ENGINE_ACTIVE{")
+            return agent.ready(page) and profiled >= block.gpu_count * (7 if partitioned else 1)
+
+        yield replace(
+            agent,
+            command=[*agent.command, "--dcgm-address", engine.address],
+            environment=dcgm_stub_support.environment(library, control, beside=agent.environment),
+            ready=ready,
+        )
 
 
 @contextlib.contextmanager

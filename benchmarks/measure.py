@@ -42,6 +42,7 @@ class Figures:
     series: int
     pss_bytes: tuple[int, ...]
     """Per process, the parent first."""
+    process_names: tuple[str, ...]
 
 
 class NotReadyError(RuntimeError):
@@ -73,6 +74,12 @@ def measure(subject: Subject, *, seconds: float, log: Path) -> Figures:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _name(place: int, pid: int) -> str:
+    if place == 0:
+        return "parent"
+    return "child for DCGM" if b"--dcgm-address" in Path(f"/proc/{pid}/cmdline").read_bytes() else "child"
 
 
 def _wait(subject: Subject, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -114,4 +121,5 @@ def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures
         gzip_bytes=zipped.size_bytes,
         series=sum(1 for line in page.body.splitlines() if line and not line.startswith(b"#")),
         pss_bytes=memory,
+        process_names=tuple(_name(place, pid) for place, pid in enumerate(pids)),
     )

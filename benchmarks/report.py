@@ -1,6 +1,6 @@
 """Figures as a Markdown table: the agent, its budget and the verdict, another exporter and the ratio."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,8 @@ class Setting:
     pods: int = 110
     metadata: bool = False
     """Whether the agent asks the Kubernetes API."""
+    dcgm: bool = False
+    """Whether there is a host engine too, and GPUs that only its profiling module measures, as before Hopper."""
     scrape_p99_seconds: float
     cpu_ratio: float = 0.02
     memory_bytes: int = 100 * MIB
@@ -36,11 +38,11 @@ def table(setting: Setting, ours: Figures, theirs: Figures | None, rival: str) -
     head, line = "| what | agent | budget | |", "|---|---:|---:|---|"
     if theirs:
         head, line = f"{head} {rival} | ratio |", f"{line}---:|---:|"
-    rows = [_cells(row, ours, theirs) for row in _rows(setting, len(ours.pss_bytes))]
+    rows = [_cells(row, ours, theirs) for row in _rows(setting, ours.process_names)]
     return "\n".join([f"### {setting.title}\n", head, line, *rows, ""])
 
 
-def _rows(setting: Setting, processes: int) -> list[_Row]:
+def _rows(setting: Setting, names: Sequence[str]) -> list[_Row]:
     milli = 1e3
     p99 = setting.scrape_p99_seconds * milli
     memory = setting.memory_bytes / MIB
@@ -55,15 +57,11 @@ def _rows(setting: Setting, processes: int) -> list[_Row]:
         _Row("scrape of a new sample, median, ms", lambda one: percentile(one.fresh_seconds, 50) * milli),
         _Row("scrape of a new sample, worst, ms", lambda one: max(one.fresh_seconds) * milli),
         _Row("memory of all processes, MiB PSS", lambda one: _mib(sum(one.pss_bytes)), memory),
-        *(_Row(f"of it the {_name(place)}, MiB", partial(_process, place)) for place in range(processes)),
+        *(_Row(f"of it the {names[place]}, MiB", partial(_process, place)) for place in range(len(names))),
         _Row("page, KiB", lambda one: one.page_bytes / KIB),
         _Row("page, gzip, KiB", lambda one: one.gzip_bytes / KIB),
         _Row("series", lambda one: float(one.series)),
     ]
-
-
-def _name(place: int) -> str:
-    return "parent" if place == 0 else "child"
 
 
 def _mib(size_bytes: int) -> float:

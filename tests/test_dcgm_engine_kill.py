@@ -1,0 +1,255 @@
+"""The whole agent while its DCGM host engine is killed and started again, a hundred times, under load."""
+
+import logging
+import secrets
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import dcgm_stub_support as dcgm
+import pytest
+import stub_support as nvml
+from agent_support import AgentProcess, matching, running_agent
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.skipif(
+    nvml.compiler() is None, reason="the simulated driver and engine need a C compiler (gcc)"
+)
+
+GPUS = 8
+INTERVAL_SECONDS = 0.2
+KILLS, WARM_UP_KILLS = 100, 15
+PATIENCE_SECONDS = 20.0
+SLOWEST_SCRAPE_SECONDS = 2.0
+PROF, TEMPERATURE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_TEMP"
+GROWTH_BYTES = 2 * 2**20
+"""What may come and go in a process's memory between the first third of the kills and the last."""
+LATE_SECONDS = 0.5
+"""What a busy machine may add."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process holds."""
+
+    memory_bytes: int
+    descriptors: int
+    threads: int
+
+
+def settled(usages: list[Usage]) -> Usage:
+    """What a process holds when nothing passes through it just now."""
+    return Usage(
+        int(statistics.median(one.memory_bytes for one in usages)),
+        min(one.descriptors for one in usages),
+        min(one.threads for one in usages),
+    )
+
+
+def usage(pid: int) -> Usage:
+    proc = Path("/proc") / str(pid)
+    rollup = (proc / "smaps_rollup").read_text(encoding="ascii").splitlines()
+    pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+    return Usage(pss, sum(1 for _ in (proc / "fd").iterdir()), sum(1 for _ in (proc / "task").iterdir()))
+
+
+class Watcher:
+    """Scrapes the agent all the time: every page must be there in time, valid, and tell nothing that is not so."""
+
+    def __init__(self, agent: AgentProcess) -> None:
+        self._agent = agent
+        self._news = threading.Condition()
+        self._profiled: tuple[int, float] = (0, 0.0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._scrape_on)
+        self.failures: list[str] = []
+        self.scrapes = 0
+        self.slowest_seconds = 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Scrape meanwhile; at the end every page must have been as it should."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+        assert self.failures == []
+
+    def until(self, check: Callable[[int], bool], since: float, what: str) -> float:
+        """Return when there was a page, asked for after ``since``, that shows so many GPUs profiled."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with self._news:
+            while self._profiled[1] < since or not check(self._profiled[0]):
+                left = deadline - time.monotonic()
+                assert left > 0, (
+                    f"not seen within {PATIENCE_SECONDS} s: {what}; the agent said: {self._agent.lines[-5:]}"
+                )
+                self._news.wait(left)
+            return time.monotonic()
+
+    def _scrape_on(self) -> None:
+        while not self._stop.wait(0.02):
+            started = time.monotonic()
+            try:
+                status, text = self._agent.get("/metrics")
+            except OSError as error:
+                self.failures.append(repr(error))
+                continue
+            took = time.monotonic() - started
+            self.slowest_seconds = max(self.slowest_seconds, took)
+            if took > SLOWEST_SCRAPE_SECONDS:
+                self.failures.append(f"a scrape took {took:.1f} s")
+            profiled = self._look(status, text)
+            with self._news:
+                self._profiled = (profiled, started)
+                self._news.notify_all()
+            self.scrapes += 1
+
+    def _look(self, status: int, text: str) -> int:
+        """Note what is wrong with a page, and return how many GPUs it shows profiled."""
+        lines = [line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#"]
+        ratios = [float(value) for name, _, value in lines if name.startswith(PROF)]
+        temperatures = {float(value) for name, _, value in lines if name.startswith(TEMPERATURE)}
+        if status != 200 or not text.endswith("\n"):
+            self.failures.append(f"status {status}, {len(text)} characters")
+        if temperatures != {50.0 + index for index in range(GPUS)}:
+            self.failures.append(f"temperatures of NVML: {sorted(temperatures)}")
+        if not {round(1000 * ratio) for ratio in ratios} <= {805 - index for index in range(GPUS)}:
+            self.failures.append(f"ratios that nobody measured: {ratios}")
+        if self.scrapes % 20 == 0:
+            self._parse(text)
+        return len(ratios)
+
+    def _parse(self, text: str) -> None:
+        try:
+            samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        except ValueError as error:
+            self.failures.append(f"no valid page: {error}")
+            return
+        series = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]
+        if len(set(series)) != len(series):
+            self.failures.append("a series stands twice on a page")
+
+
+@dataclass
+class Node:
+    """An agent with both sources, and what can be done to it."""
+
+    agent: AgentProcess
+    engine: dcgm.Engine
+    control: dcgm.StubControl
+
+    def child(self, *, of_dcgm: bool) -> int:
+        """Return the process id of one source's child."""
+        for pid in self.agent.children():
+            if (b"--dcgm-address" in Path(f"/proc/{pid}/cmdline").read_bytes()) is of_dcgm:
+                return pid
+        raise AssertionError("that child does not run")
+
+    def processes(self) -> dict[str, int]:
+        """Return the agent's processes by what they are."""
+        return {
+            "agent": self.agent.process.pid,
+            "child of NVML": self.child(of_dcgm=False),
+            "child of DCGM": self.child(of_dcgm=True),
+        }
+
+    def left_in_engine(self) -> tuple[int, int, int, int]:
+        """Return how many connections, groups, field groups and watches the engine has."""
+        now = self.control.engine
+        return now.connections, now.groups, now.field_groups, now.watches
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """An agent on GPUs that only DCGM's profiling module profiles."""
+    driver = nvml.build(tmp_path / "driver", without=dcgm.WITHOUT_GPM)
+    nvml.control(tmp_path / "nvml")
+    library = dcgm.build(tmp_path / "dcgm")
+    control = dcgm.control(tmp_path / "dcgm-control")
+    both = dcgm.environment(library, tmp_path / "dcgm-control", beside=nvml.environment(driver, tmp_path / "nvml"))
+    options = ("--node-name", "kill", "--sample-interval", f"{INTERVAL_SECONDS}s", "--attribution", "off")
+    with (
+        dcgm.Engine(library, tmp_path / "dcgm-control") as engine,
+        running_agent(*options, "--dcgm-address", engine.address, env=both) as agent,
+    ):
+        agent.until(lambda page: len(matching(page, PROF)) == GPUS, "every GPU profiled by DCGM")
+        yield Node(agent, engine, control)
+
+
+def kill_and_return(node: Node, watcher: Watcher) -> tuple[float, float]:
+    """Return how long profiling fields outlived the engine, and how long they stayed away after its return."""
+    killed_at = time.monotonic()
+    node.engine.kill()
+    gone_at = watcher.until(lambda count: count == 0, killed_at, "profiling fields absent")
+    # At any moment between two beats: what was just seen stands at the beginning of one.
+    time.sleep(secrets.randbelow(1000) / 1000 * INTERVAL_SECONDS)
+    node.engine.start()
+    back_at = time.monotonic()
+    seen_at = watcher.until(lambda count: count == GPUS, back_at, "profiling fields back")
+    return gone_at - killed_at, seen_at - back_at
+
+
+def test_an_engine_killed_a_hundred_times_costs_its_own_fields_and_leaves_nothing_behind(node: Node) -> None:
+    watcher = Watcher(node.agent)
+    outlived: list[float] = []
+    away: list[float] = []
+    started = time.monotonic()
+    with watcher.watching():
+        for _ in range(WARM_UP_KILLS):
+            kill_and_return(node, watcher)
+        processes = node.processes()
+        usages: dict[str, list[Usage]] = {name: [] for name in processes}
+        held = node.left_in_engine()
+        for _ in range(KILLS - WARM_UP_KILLS):
+            stayed, missed = kill_and_return(node, watcher)
+            outlived.append(stayed)
+            away.append(missed)
+            for name, pid in processes.items():
+                usages[name].append(usage(pid))
+    third = len(away) // 3
+    before = {name: settled(some[:third]) for name, some in usages.items()}
+    after = {name: settled(some[-third:]) for name, some in usages.items()}
+    _log.info(
+        "%d kills in %.0f s, %d scrapes, slowest %.0f ms; profiling fields outlived the engine by %s and were back %s"
+        " after its return, at a sample interval of %g s",
+        *(KILLS, time.monotonic() - started, watcher.scrapes, watcher.slowest_seconds * 1000),
+        *(summary(outlived), summary(away), INTERVAL_SECONDS),
+    )
+    for name in processes:
+        _log.info("%s: %s, then %s", name, before[name], after[name])
+    _log.info("left in the engine: %s, then %s", held, node.left_in_engine())
+    assert node.processes() == processes, "a process was replaced"
+    assert node.left_in_engine() == held
+    assert held[0] == 1
+    for name in processes:
+        assert (after[name].descriptors, after[name].threads) == (before[name].descriptors, before[name].threads), name
+        assert after[name].memory_bytes - before[name].memory_bytes < GROWTH_BYTES, name
+    # Two intervals until they are measured again, and the page's own beat after that.
+    assert max(away) <= 3 * INTERVAL_SECONDS + LATE_SECONDS
+    assert statistics.median(away) <= 3 * INTERVAL_SECONDS
+
+
+def summary(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1000:.0f} ms (at most {max(seconds) * 1000:.0f})"
+
+
+def test_a_hanging_engine_costs_its_own_fields_and_they_are_back_when_it_goes_on(node: Node) -> None:
+    watcher = Watcher(node.agent)
+    processes = node.processes()
+    with watcher.watching():
+        stopped_at = time.monotonic()
+        node.engine.stop()
+        watcher.until(lambda count: count == 0, stopped_at, "profiling fields absent")
+        node.engine.go_on()
+        went_on_at = time.monotonic()
+        watcher.until(lambda count: count == GPUS, went_on_at, "profiling fields back")
+    assert node.processes() == processes
