@@ -216,6 +216,16 @@ def test_a_gpu_that_only_nvml_knows_has_failed_while_nvml_is_away_and_is_not_mis
     assert [(one.state, one.reason) for one in alone.gpus] == [(DeviceState.UP, ""), (DeviceState.FAILED, "hung")]
 
 
+def test_an_engine_that_was_started_without_a_driver_makes_no_gpu_missing() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 10}))
+    pair.take(1.0)
+    pair.set("nvml", SourceState.FAILED, "driver_not_loaded")
+    pair.hear(replace(told("dcgm", 2.0), gpus=()))
+    assert pair.take(2.0) == ()
+    assert not pair.sources.is_fresh(3.1)
+
+
 def test_a_counter_does_not_fall_when_the_older_figure_of_the_other_source_follows() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {ENERGY: 5000}), told("dcgm", 1.1, {ENERGY: 4600}))

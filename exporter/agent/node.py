@@ -175,7 +175,7 @@ class Node:
             errors=self._errors(),
             tick_duration_seconds=duration,
             ready=fresh,
-            not_ready_reasons=() if fresh else tuple(_why_not(status, newest) for status in statuses),
+            not_ready_reasons=() if fresh else _why_not(statuses, newest),
             ledger=ledger,
             prices=self.metering.prices if self.metering else {},
             price_book=self.metering.book.description if self.metering else "",
@@ -204,9 +204,14 @@ def _expected(attribution: Attribution, views: tuple[DeviceView, ...]) -> int | 
     return max(seen, attribution.expected_devices)
 
 
-def _why_not(status: SourceStatus, newest: Reading | None) -> str:
-    if status.state is not SourceState.UP:
-        return f"source {status.name} is {status.state}: {status.message or status.reason or 'no reading yet'}"
+def _why_not(statuses: tuple[SourceStatus, ...], newest: Reading | None) -> tuple[str, ...]:
+    """Say what keeps each source from giving a picture; one that works, while another does not, has none to give."""
+    down = [status for status in statuses if status.state is not SourceState.UP]
+    if down:
+        return tuple(
+            f"source {status.name} is {status.state}: {status.message or status.reason or 'no reading yet'}"
+            for status in down
+        )
     if newest is None:
-        return f"source {status.name} has not sent a reading yet"
-    return f"the newest reading of source {status.name} is too old"
+        return tuple(f"source {status.name} has not sent a reading yet" for status in statuses)
+    return tuple(f"the newest reading of source {status.name} is too old" for status in statuses)

@@ -191,7 +191,8 @@ class Sources:
             whole = joined(None, reading)
             if self._led is None:
                 yield self._give(whole)
-            elif of_one_machine(self._led, reading):
+            elif of_one_machine(self._led, reading) and (reading.gpus or not self._led.gpus):
+                # An engine that was started without a driver has no GPUs: that does not make them missing.
                 yield self._give(in_place_of(whole, self._led, self._known_to_second, reason))
 
     def _give(self, reading: Reading) -> Reading:
