@@ -79,6 +79,12 @@ def sample(address: str) -> dict[str, float]:
 
     block = stub.opened(Path(os.environ["DCGM_STUB_CONTROL"]))
     counts, tell = (ctypes.c_uint64 * 4)(), ctypes.CDLL(None).allocations
+    tell(counts)
+    before = counts[2]
+    bytes(bytearray(RECORD_BYTES))
+    tell(counts)
+    if counts[2] - before < 2:  # noqa: PLR2004 - the two that the line above makes
+        raise RuntimeError("the allocator does not count: LD_PRELOAD was not taken")
     source = DcgmSource(_default_fields(), address=address, interval_seconds=INTERVAL_SECONDS)
     source.announce = lambda: None
     source.open()

@@ -1,0 +1,308 @@
+"""The DCGM source through the real binding, a real shared library and an engine's real process: what readings hold."""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dcgm_stub_support as stub
+import pytest
+
+from exporter.errors import SourceError
+from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
+from exporter.sources import libdcgm
+from exporter.sources.dcgm import DcgmSource
+
+pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libdcgm needs a C compiler (gcc)")
+
+INTERVAL_SECONDS = 0.1
+PATIENCE_SECONDS = 20.0
+PROFILED = frozenset(
+    {Field.PROF_GR_ENGINE_ACTIVE, Field.PROF_SM_ACTIVE, Field.PROF_DRAM_ACTIVE, Field.PROF_PCIE_TX_BYTES}
+)
+BOARD = frozenset(
+    {
+        *(Field.SM_CLOCK, Field.GPU_TEMP, Field.POWER_USAGE, Field.TOTAL_ENERGY_CONSUMPTION, Field.GPU_UTIL),
+        *(Field.FB_TOTAL, Field.FB_USED, Field.FB_FREE, Field.PCIE_REPLAY_COUNTER, Field.VBIOS_VERSION),
+    }
+)
+FIELDS = BOARD | PROFILED | {Field.XID_ERRORS}
+
+
+class Bench:
+    """A source on an engine; what is written to the control block, the engine does at once."""
+
+    def __init__(self, source: DcgmSource, control: stub.StubControl, engine: stub.Engine) -> None:
+        self.source, self.control, self.engine = source, control, engine
+
+    def until(self, check: Callable[[Reading], object], what: str) -> Reading:
+        """Return the first reading from now on for which that is true."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            reading = self.source.sample(time.time())
+            if check(reading):
+                return reading
+            assert time.monotonic() < until, f"not seen within {PATIENCE_SECONDS} s: {what}: {reading.gpus[0]}"
+            time.sleep(INTERVAL_SECONDS / 2)
+
+    def profiled(self) -> Reading:
+        """Return a reading in which every device that is up is profiled."""
+        return self.until(lambda reading: all(map(is_profiled, reading.gpus)), "every GPU profiled")
+
+
+def is_profiled(gpu: GpuReading) -> bool:
+    parts = gpu.instances or (gpu,)
+    return all(Field.PROF_GR_ENGINE_ACTIVE in part.values for part in parts)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("dcgm")
+    stub.build(made, major=3, without=["dcgmConnect_v3", "dcgmHostengineIsHealthy"])
+    return stub.build(made)
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stub.StubControl:
+    monkeypatch.setenv("DCGM_STUB_CONTROL", str(tmp_path / "control"))
+    return stub.control(tmp_path / "control")
+
+
+@contextmanager
+def loaded(directory: Path, major: int = 4) -> Iterator[None]:
+    """Put a library in the place of that of this process."""
+    libdcgm.install(ctypes.CDLL(str(directory / f"libdcgm.so.{major}")), f"libdcgm.so.{major}")
+    try:
+        yield
+    finally:
+        libdcgm.uninstall()
+
+
+@contextmanager
+def opened(engine: stub.Engine, control: stub.StubControl, fields: frozenset[Field] = FIELDS) -> Iterator[Bench]:
+    source = DcgmSource(fields, address=engine.address, interval_seconds=INTERVAL_SECONDS)
+    source.open()
+    try:
+        yield Bench(source, control, engine)
+    finally:
+        source.close()
+
+
+@pytest.fixture
+def engine(directory: Path, control: stub.StubControl, tmp_path: Path) -> Iterator[stub.Engine]:
+    assert control.size
+    with loaded(directory), stub.Engine(directory, tmp_path / "control") as running:
+        yield running
+
+
+@pytest.fixture
+def bench(engine: stub.Engine, control: stub.StubControl) -> Iterator[Bench]:
+    with opened(engine, control) as one:
+        yield one
+
+
+def expected(index: int) -> dict[Field, float]:
+    """Return what every GPU of the simulated node says of itself."""
+    ratio = (805 - index) / 1000
+    return {
+        Field.SM_CLOCK: 1900 + index,
+        Field.GPU_TEMP: 50 + index,
+        Field.POWER_USAGE: 400.0 + index,
+        Field.TOTAL_ENERGY_CONSUMPTION: 5_000_000_000_000 + index,
+        Field.GPU_UTIL: 90 - index,
+        Field.FB_TOTAL: 81_559,
+        Field.FB_USED: 20_000 + index,
+        Field.FB_FREE: 81_559 - 500 - 20_000 - index,
+        Field.PCIE_REPLAY_COUNTER: 94_000 + index,
+        Field.PROF_GR_ENGINE_ACTIVE: ratio,
+        Field.PROF_SM_ACTIVE: round(0.9 * ratio, 6),
+        Field.PROF_DRAM_ACTIVE: round(0.3 * ratio, 6),
+        Field.PROF_PCIE_TX_BYTES: 20 * stub.MIB,
+    }
+
+
+@pytest.mark.parametrize("major", [3, 4])
+@pytest.mark.parametrize("by_socket", [False, True], ids=["tcp", "unix"])
+def test_a_library_and_an_engine_of_either_major_give_the_values_of_each_gpu(
+    *, directory: Path, control: stub.StubControl, tmp_path: Path, major: int, by_socket: bool
+) -> None:
+    path = tmp_path / "engine" if by_socket else None
+    with (
+        loaded(directory, major),
+        stub.Engine(directory, tmp_path / "control", socket_path=path, release=stub.RELEASES[major]) as engine,
+        opened(engine, control) as bench,
+    ):
+        reading = bench.profiled()
+    assert (reading.source, reading.dcgm_version) == ("dcgm", stub.RELEASES[major])
+    assert [one.gpu.uuid for one in reading.gpus] == [stub.gpu_uuid(index) for index in range(8)]
+    for index, one in enumerate(reading.gpus):
+        assert (one.state, one.profiling) == (DeviceState.UP, ProfilingState.RUNNING)
+        assert (one.gpu.index, one.gpu.minor) == (index, index)
+        assert one.gpu.pci_bus_id == f"00000000:{0x10 + index:02X}:00.0"
+        assert one.gpu.labels[Field.VBIOS_VERSION] == "96.00.AF.00.01"
+        assert one.values == pytest.approx(expected(index))
+
+
+def test_56_instances_have_what_is_measured_of_each_and_nothing_of_their_gpus(
+    engine: stub.Engine, tmp_path: Path
+) -> None:
+    control = stub.control(tmp_path / "control", partitioned=True)
+    with opened(engine, control) as bench:
+        reading = bench.profiled()
+    for index, one in enumerate(reading.gpus):
+        assert {Field.GPU_TEMP, Field.POWER_USAGE} <= one.values.keys()
+        assert Field.GPU_UTIL not in one.values
+        places = [(part.instance.uuid, part.instance.gpu_instance_id) for part in one.instances]
+        assert places == [(stub.instance_uuid(index, place), 7 + place) for place in range(7)]
+        for place, part in enumerate(one.instances):
+            ratio = (100 * place + index) / 1000
+            assert part.instance.profile == "1g.10gb"
+            assert part.values == pytest.approx(
+                {
+                    Field.FB_TOTAL: 9_984,
+                    Field.FB_USED: 1_000 + 10 * index + place,
+                    Field.FB_FREE: 9_984 - 16 - (1_000 + 10 * index + place),
+                    Field.PROF_GR_ENGINE_ACTIVE: ratio,
+                    Field.PROF_SM_ACTIVE: round(0.9 * ratio, 6),
+                    Field.PROF_DRAM_ACTIVE: round(0.3 * ratio, 6),
+                }
+            )
+
+
+NOTHING = {
+    "no value yet": (stub.BLANK, 0, 0.0),
+    "not found": (stub.BLANK, 1, 0.0),
+    "not supported": (stub.BLANK, 2, 0.0),
+    "not permitted": (stub.BLANK, 3, 0.0),
+    "not a number": (stub.NUMBER, 0, float("nan")),
+    "no data": (stub.STATUS, -14, 0.0),
+    "stale": (stub.STATUS, -15, 0.0),
+    "not watched": (stub.STATUS, -16, 0.0),
+    "no permission": (stub.STATUS, -17, 0.0),
+    "an error of NVML's": (stub.STATUS, -8, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_was_not_measured_is_absent_and_costs_no_other_value(bench: Bench, name: str) -> None:
+    what, code, number = NOTHING[name]
+    bench.profiled()
+    spoilt = [Field.POWER_USAGE, Field.PROF_SM_ACTIVE]
+    for field in spoilt:
+        bench.control.override(int(field), what, entity=(1, 3), code=code, number=number)
+    reading = bench.until(lambda one: one.gpus[3].values.keys().isdisjoint(spoilt), name)
+    whole = expected(3)
+    assert reading.gpus[3].values == pytest.approx({field: whole[field] for field in whole if field not in spoilt})
+    assert reading.gpus[3].state is DeviceState.UP
+    assert reading.gpus[4].values == pytest.approx(expected(4))
+
+
+def test_a_32_bit_blank_is_absent_and_a_counter_passes_through_that_number(bench: Bench) -> None:
+    bench.control.override(int(Field.GPU_TEMP), stub.BLANK32)
+    bench.control.override(int(Field.TOTAL_ENERGY_CONSUMPTION), stub.BLANK32)
+    reading = bench.until(lambda one: Field.GPU_TEMP not in one.gpus[0].values, "the blank")
+    assert reading.gpus[0].values[Field.TOTAL_ENERGY_CONSUMPTION] == 0x7FFFFFF0
+
+
+@pytest.mark.parametrize("per_callback", [1, 5, 0], ids=["one by one", "five at once", "whole entities"])
+def test_records_are_read_before_the_library_takes_them_back(bench: Bench, per_callback: int) -> None:
+    bench.control.per_callback = per_callback
+    reading = bench.profiled()
+    assert [one.values for one in reading.gpus] == [pytest.approx(expected(index)) for index in range(8)]
+
+
+@pytest.mark.parametrize("refused", [Field.POWER_USAGE, Field.PROF_SM_ACTIVE])
+def test_one_refused_field_costs_no_other(engine: stub.Engine, control: stub.StubControl, refused: Field) -> None:
+    control.refused_field, control.refused_code = int(refused), -6
+    with opened(engine, control) as bench:
+        reading = bench.profiled()
+    whole = expected(5)
+    assert reading.gpus[5].values == pytest.approx({field: whole[field] for field in whole if field != refused})
+
+
+def test_a_field_that_only_a_newer_engine_knows_is_left_out(control: stub.StubControl, tmp_path: Path) -> None:
+    newer = stub.build(tmp_path / "newer", release="4.7.0")
+    fields = FIELDS | {Field(1603)}
+    with (
+        loaded(newer),
+        stub.Engine(newer, tmp_path / "control", release="4.6.0") as older,
+        opened(older, control, fields) as bench,
+    ):
+        assert bench.profiled().gpus[0].values == pytest.approx(expected(0))
+    with (
+        loaded(newer),
+        stub.Engine(newer, tmp_path / "control", release="4.7.0") as engine,
+        opened(engine, control, fields) as bench,
+    ):
+        assert bench.profiled().gpus[0].values[Field(1603)] == 1900 * 10**6
+
+
+def test_without_the_profiling_module_everything_else_is_measured_on_and_on(
+    engine: stub.Engine, control: stub.StubControl
+) -> None:
+    control.module_present = 0
+    with opened(engine, control) as bench:
+        first = bench.until(lambda one: Field.GPU_TEMP in one.gpus[0].values, "the temperature")
+        control.gpus[0].temperature_celsius = 77
+        later = bench.until(lambda one: one.gpus[0].values.get(Field.GPU_TEMP) == 77, "the next temperature")
+    for reading in (first, later):
+        assert reading.gpus[0].profiling is ProfilingState.NO_MODULE
+        assert reading.gpus[0].values.keys().isdisjoint(PROFILED)
+
+
+def test_one_gpu_that_cannot_be_profiled_costs_no_other_gpu_its_ratios(
+    engine: stub.Engine, control: stub.StubControl
+) -> None:
+    control.gpus[0].profiling = stub.BY_NOTHING
+    with opened(engine, control) as bench:
+        reading = bench.until(lambda one: all(map(is_profiled, one.gpus[1:])), "the other seven profiled")
+    assert reading.gpus[0].profiling is ProfilingState.UNSUPPORTED
+    assert reading.gpus[0].values.keys() == BOARD - {Field.VBIOS_VERSION}
+
+
+def test_an_xid_is_told_once_with_its_number(bench: Bench) -> None:
+    bench.profiled()
+    stub.xid(bench.control, 2, 79)
+    reading = bench.until(lambda one: one.xids, "the Xid")
+    assert [(event.uuid, event.xid) for event in reading.xids] == [(stub.gpu_uuid(2), 79)]
+    assert bench.source.sample(time.time()).xids == ()
+
+
+def test_a_slow_engine_makes_a_slow_sample_that_lacks_nothing(bench: Bench) -> None:
+    bench.profiled()
+    bench.control.slow_micros = 100_000
+    started = time.monotonic()
+    reading = bench.source.sample(time.time())
+    assert time.monotonic() - started >= 0.1
+    assert [one.values for one in reading.gpus] == [pytest.approx(expected(index)) for index in range(8)]
+
+
+def test_a_killed_engine_is_one_clear_error_and_the_next_one_is_read_by_the_same_source(bench: Bench) -> None:
+    bench.profiled()
+    bench.engine.kill()
+    with pytest.raises(SourceError, match="went away") as raised:
+        bench.source.sample(time.time())
+    assert raised.value.reason == "dcgm_connection_lost"
+    bench.source.close()
+    with pytest.raises(SourceError) as refused:
+        bench.source.open()
+    assert refused.value.reason == "dcgm_refused"
+    bench.engine.start()
+    bench.source.open()
+    assert bench.profiled().gpus[7].values == pytest.approx(expected(7))
+    assert bench.control.engine.connections == 1
+
+
+def test_an_engine_of_another_major_version_is_told_with_what_to_install(
+    directory: Path, control: stub.StubControl, tmp_path: Path
+) -> None:
+    assert control.size
+    with (
+        loaded(directory, 3),
+        stub.Engine(directory, tmp_path / "control", release="4.6.0") as engine,
+        pytest.raises(SourceError, match="major version") as raised,
+    ):
+        DcgmSource(FIELDS, address=engine.address).open()
+    assert raised.value.reason == "dcgm_version_mismatch"
+    assert "libdcgm.so.3 is 3.3.9" in str(raised.value)
