@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from exporter.accounting.activity import (
     CONTRADICTING_SAMPLES,
+    CONTRADICTING_SAMPLES_ACROSS,
     ActivityJudge,
     Judgement,
     Samples,
@@ -37,6 +38,18 @@ def test_the_engine_counter_wins_over_utilisation() -> None:
 
 def test_utilisation_serves_where_there_is_no_engine_counter() -> None:
     assert judge_sample({Field.GPU_UTIL: 37}).activity == Activity(ratio=0.37, source=ActivitySource.UTILISATION)
+
+
+def test_a_contradiction_across_sources_is_one_too_after_dcgm_s_delay() -> None:
+    judge = ActivityJudge()
+    lie = {Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99}
+    told = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
+    reasons = [judge.judge("GPU-0", lie, from_dcgm=told).reason for _ in range(CONTRADICTING_SAMPLES_ACROSS)]
+    assert reasons == [*[""] * (CONTRADICTING_SAMPLES_ACROSS - 1), "contradiction"]
+    alone = ActivityJudge()
+    both = frozenset({Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL})
+    reasons = [alone.judge("GPU-0", lie, from_dcgm=both).reason for _ in range(CONTRADICTING_SAMPLES)]
+    assert reasons[-1] == "contradiction", "one source's own figures are of one time"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,10 @@ NVML's utilisation is a mean over up to the last second and so lags behind the e
 whenever work stops; only a contradiction that lasts is one (NVIDIA/dcgm-exporter#662: 0 for weeks at 99 %).
 """
 
+CONTRADICTING_SAMPLES_ACROSS = 6
+"""The same where one source told the one and the other the other: DCGM's figure has been measured, read and joined in
+steps of one sample each, and so may be of three samples ago."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
@@ -65,7 +69,9 @@ class ActivityJudge:
             self._contradictions.pop(uuid, None)
         else:
             self._contradictions[uuid] = self._contradictions.get(uuid, 0) + 1
-            if self._contradictions[uuid] >= CONTRADICTING_SAMPLES:
+            across = (Field.PROF_GR_ENGINE_ACTIVE in from_dcgm) is not (Field.GPU_UTIL in from_dcgm)
+            enough = CONTRADICTING_SAMPLES_ACROSS if across else CONTRADICTING_SAMPLES
+            if self._contradictions[uuid] >= enough:
                 return Judgement(activity=None, reason="contradiction")
         return judge_sample(values, from_dcgm)
 
