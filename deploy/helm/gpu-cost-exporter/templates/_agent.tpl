@@ -1,0 +1,89 @@
+{{/* All that the agent reads at its start only: when it changes, the pods roll. What the agent reads again by itself is not in it. */}}
+{{- define "gpu-cost-exporter.agentFiles" -}}
+agent.yaml: |
+  {{- include "gpu-cost-exporter.agentConfig" . | nindent 2 }}
+{{- if and .Values.agent.web.tlsSecret (not .Values.agent.web.existingSecret) }}
+web.yaml: |
+  {{- include "gpu-cost-exporter.webConfig" . | nindent 2 }}
+{{- end }}
+{{- with .Values.agent.priceBook.content }}
+{{ include "gpu-cost-exporter.fileEntry" (dict "key" $.Values.agent.priceBook.key "content" .) }}
+{{- end }}
+{{- with .Values.agent.collectors.content }}
+{{ include "gpu-cost-exporter.fileEntry" (dict "key" $.Values.agent.collectors.key "content" .) }}
+{{- end }}
+{{- end -}}
+
+{{/* Every ConfigMap and Secret is mounted as a folder: a file that is mounted by itself never changes. */}}
+{{- define "gpu-cost-exporter.agentMounts" -}}
+{{- $agent := .Values.agent -}}
+- {name: config, mountPath: /etc/gpu-cost-exporter/config, readOnly: true}
+{{- if include "gpu-cost-exporter.hasFile" $agent.priceBook }}
+- {name: prices, mountPath: /etc/gpu-cost-exporter/prices, readOnly: true}
+{{- end }}
+{{- if include "gpu-cost-exporter.hasFile" $agent.collectors }}
+- {name: collectors, mountPath: /etc/gpu-cost-exporter/collectors, readOnly: true}
+{{- end }}
+{{- include "gpu-cost-exporter.webMounts" $agent.web }}
+{{- if $agent.attribution.enabled }}
+- {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources, readOnly: true}
+{{- if $agent.attribution.podLogsPath }}
+- {name: pod-logs, mountPath: /var/log/pods, readOnly: true}
+{{- end }}
+{{- end }}
+{{- include "gpu-cost-exporter.driverMounts" . }}
+{{- if include "gpu-cost-exporter.hasDcgmLibrary" . }}
+- {name: dcgm-library, mountPath: /usr/local/dcgm, readOnly: true}
+{{- end }}
+{{- with include "gpu-cost-exporter.dcgmSocketFolder" . }}
+- {name: dcgm-socket, mountPath: {{ quote . }}, readOnly: true}
+{{- end }}
+{{- if $agent.state.enabled }}
+- {name: state, mountPath: /state}
+{{- end }}
+- {name: tmp, mountPath: /tmp}
+{{- with $agent.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.agentVolumes" -}}
+{{- $agent := .Values.agent -}}
+{{- $name := include "gpu-cost-exporter.fullname" . -}}
+- {name: config, configMap: {name: {{ $name }}}}
+{{- if include "gpu-cost-exporter.hasFile" $agent.priceBook }}
+- {name: prices, configMap: {{ include "gpu-cost-exporter.fileVolume" (dict "file" $agent.priceBook "name" (printf "%s-prices" $name)) }}}
+{{- end }}
+{{- if include "gpu-cost-exporter.hasFile" $agent.collectors }}
+- {name: collectors, configMap: {{ include "gpu-cost-exporter.fileVolume" (dict "file" $agent.collectors "name" (printf "%s-collectors" $name)) }}}
+{{- end }}
+{{- include "gpu-cost-exporter.webVolumes" $agent.web }}
+{{- if $agent.attribution.enabled }}
+# The folder, not the socket: the kubelet makes a new socket when it restarts.
+- {name: pod-resources, hostPath: {path: {{ quote $agent.attribution.kubeletPath }}, type: Directory}}
+{{- with $agent.attribution.podLogsPath }}
+# Names of its folders tell pod uids from pod names without asking the API server; no log is read.
+- {name: pod-logs, hostPath: {path: {{ quote . }}, type: Directory}}
+{{- end }}
+{{- end }}
+{{- include "gpu-cost-exporter.driverVolumes" . }}
+{{- if $agent.dcgm.library.hostPath }}
+- {name: dcgm-library, hostPath: {path: {{ quote $agent.dcgm.library.hostPath }}, type: Directory}}
+{{- else if $agent.dcgm.library.image }}
+- {name: dcgm-library, emptyDir: {sizeLimit: 64Mi}}
+{{- end }}
+{{- with include "gpu-cost-exporter.dcgmSocketFolder" . }}
+- {name: dcgm-socket, hostPath: {path: {{ quote . }}, type: Directory}}
+{{- end }}
+{{- if $agent.state.enabled }}
+- {name: state, hostPath: {path: {{ include "gpu-cost-exporter.statePath" . | quote }}, type: DirectoryOrCreate}}
+{{- end }}
+- {name: tmp, emptyDir: {sizeLimit: 16Mi}}
+{{- with $agent.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.statePath" -}}
+{{ .Values.agent.state.hostPath | default (printf "/var/lib/gpu-cost-exporter/%s" (include "gpu-cost-exporter.clusterName" .)) }}
+{{- end -}}

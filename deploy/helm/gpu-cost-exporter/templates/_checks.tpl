@@ -1,0 +1,69 @@
+{{/* Combinations of values that cannot work and that the schema cannot see; each message names the key to set. */}}
+{{- define "gpu-cost-exporter.checks" -}}
+{{- $agent := .Values.agent -}}
+{{- $service := .Values.service -}}
+{{- $monitored := or .Values.monitoring.podMonitor.enabled .Values.monitoring.serviceMonitor.enabled -}}
+{{- if not (or $agent.enabled $service.enabled) -}}
+{{- fail "agent.enabled: is false, and so is service.enabled: nothing would be installed; set one of them" -}}
+{{- end -}}
+{{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.serviceMonitor.enabled -}}
+{{- fail "monitoring.serviceMonitor.enabled: is true, and so is monitoring.podMonitor.enabled: every GPU would be counted twice; set one of them" -}}
+{{- end -}}
+{{- if $agent.enabled -}}
+{{- include "gpu-cost-exporter.agentChecks" . -}}
+{{- include "gpu-cost-exporter.webChecks" (dict "web" $agent.web "path" "agent.web" "monitored" $monitored) -}}
+{{- end -}}
+{{- if $service.enabled -}}
+{{- include "gpu-cost-exporter.serviceChecks" . -}}
+{{- include "gpu-cost-exporter.webChecks" (dict "web" $service.web "path" "service.web" "monitored" $monitored) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.agentChecks" -}}
+{{- $agent := .Values.agent -}}
+{{- $manager := dig "workload-manager" "kubernetes" $agent.config -}}
+{{- if and $agent.metadata.enabled (ne $manager "kubernetes") -}}
+{{- fail (printf "agent.metadata.enabled: is true, and agent.config.workload-manager is %s, whose jobs the Kubernetes API does not know; set one of them" $manager) -}}
+{{- end -}}
+{{- if and (eq $agent.driver.mode "dra") (not (and $agent.metadata.enabled $agent.metadata.dra)) -}}
+{{- fail "agent.driver.mode: is dra, which needs agent.metadata.enabled=true and agent.metadata.dra=true: else the agent's own claim makes it the holder of every GPU" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled $agent.metadata.enabled (not .Values.networkPolicy.apiServer.cidrs) -}}
+{{- fail "networkPolicy.apiServer.cidrs: is empty, and agent.metadata asks the API server; give its addresses, as 10.0.0.1/32 (kubectl get endpoints kubernetes)" -}}
+{{- end -}}
+{{- if and $agent.dcgm.library.hostPath $agent.dcgm.library.image -}}
+{{- fail "agent.dcgm.library.image: is given, and so is agent.dcgm.library.hostPath; set one of them" -}}
+{{- end -}}
+{{- if and $agent.priceBook.content $agent.priceBook.existingConfigMap -}}
+{{- fail "agent.priceBook.existingConfigMap: is given, and so is agent.priceBook.content; set one of them" -}}
+{{- end -}}
+{{- if and $agent.collectors.content $agent.collectors.existingConfigMap -}}
+{{- fail "agent.collectors.existingConfigMap: is given, and so is agent.collectors.content; set one of them" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.serviceChecks" -}}
+{{- $service := .Values.service -}}
+{{- $elsewhere := contains "prometheus" (lower (toJson (concat $service.extraArgs $service.extraEnv))) -}}
+{{- if not (or (dig "prometheus" "" $service.config) $elsewhere) -}}
+{{- fail "service.config.prometheus: must be given with service.enabled, such as http://prometheus-operated.monitoring:9090" -}}
+{{- end -}}
+{{- if and $service.budgets.content $service.budgets.existingConfigMap -}}
+{{- fail "service.budgets.existingConfigMap: is given, and so is service.budgets.content; set one of them" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* TLS or a password without a scrape that knows of them is an agent that nobody can scrape. */}}
+{{- define "gpu-cost-exporter.webChecks" -}}
+{{- $web := .web -}}
+{{- if and (not $web.existingSecret) (or $web.basicAuth $web.clientCertificate (and $web.tls (not $web.tlsSecret))) -}}
+{{- fail (printf "%s.existingSecret: must be given with %s.tls, .basicAuth or .clientCertificate, as these say what its web configuration has" .path .path) -}}
+{{- end -}}
+{{- $tls := include "gpu-cost-exporter.hasTls" $web -}}
+{{- if and .monitored $tls (not $web.scrape.tlsConfig) -}}
+{{- fail (printf "%s.scrape.tlsConfig: must be given with TLS, so that the monitors can scrape, such as {ca: {secret: {name: ..., key: ca.crt}}, serverName: ...}" .path) -}}
+{{- end -}}
+{{- if and .monitored $web.basicAuth (not $web.scrape.basicAuth) -}}
+{{- fail (printf "%s.scrape.basicAuth: must be given with a password, so that the monitors can scrape, such as {username: {name: ..., key: username}, password: {name: ..., key: password}}" .path) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,134 @@
+{{/*
+The options' file of the agent. What values of the chart decide is written from them; the same key in agent.config is refused, so that a
+mount and the option that names it cannot differ.
+*/}}
+{{- define "gpu-cost-exporter.agentConfig" -}}
+{{- $agent := .Values.agent -}}
+{{- $set := dict "listen" (printf ":%d" (int $agent.port)) -}}
+{{- $by := dict "listen" "agent.port" "attribution" "agent.attribution.enabled" "kubelet-socket" "agent.attribution.kubeletPath" -}}
+{{- $by = merge $by (dict "kube-metadata" "agent.metadata.enabled" "namespace-teams" "agent.metadata.namespaceTeams") -}}
+{{- $by = merge $by (dict "node-name" "the node's name, which the pod is told" "dcgm-address" "agent.dcgm.address") -}}
+{{- if not $agent.attribution.enabled }}{{ $_ := set $set "attribution" false }}{{ end -}}
+{{- if $agent.metadata.enabled -}}
+{{- $_ := set $set "kube-metadata" true -}}
+{{- if not $agent.metadata.namespaceTeams }}{{ $_ := set $set "namespace-teams" false }}{{ end -}}
+{{- end -}}
+{{- if $agent.state.enabled -}}
+{{- $_ := set $set "state-dir" "/state" -}}
+{{- $_ := set $by "state-dir" "agent.state" -}}
+{{- end -}}
+{{- with $agent.dcgm.address }}{{ $_ := set $set "dcgm-address" . }}{{ end -}}
+{{- if include "gpu-cost-exporter.hasFile" $agent.priceBook -}}
+{{- $_ := set $set "price-book" (printf "/etc/gpu-cost-exporter/prices/%s" $agent.priceBook.key) -}}
+{{- $_ := set $by "price-book" "agent.priceBook" -}}
+{{- end -}}
+{{- if include "gpu-cost-exporter.hasFile" $agent.collectors -}}
+{{- $_ := set $set "collectors" (printf "/etc/gpu-cost-exporter/collectors/%s" $agent.collectors.key) -}}
+{{- $_ := set $by "collectors" "agent.collectors" -}}
+{{- end -}}
+{{- with include "gpu-cost-exporter.webConfigPath" $agent.web -}}
+{{- $_ := set $set "web-config" . -}}
+{{- $_ := set $by "web-config" "agent.web" -}}
+{{- end -}}
+{{- include "gpu-cost-exporter.merged" (dict "given" $agent.config "set" $set "by" $by "path" "agent.config") -}}
+{{- end -}}
+
+{{/* The options' file of the cost service, in the same way. */}}
+{{- define "gpu-cost-exporter.serviceConfig" -}}
+{{- $service := .Values.service -}}
+{{- $set := dict "listen" (printf ":%d" (int $service.port)) -}}
+{{- $by := dict "listen" "service.port" "store" "service.store" -}}
+{{- if ne $service.store.type "none" }}{{ $_ := set $set "store" "/store/days.sqlite" }}{{ end -}}
+{{- if include "gpu-cost-exporter.hasFile" $service.budgets -}}
+{{- $_ := set $set "budgets" (printf "/etc/gpu-cost-exporter/budgets/%s" $service.budgets.key) -}}
+{{- $_ := set $by "budgets" "service.budgets" -}}
+{{- end -}}
+{{- with include "gpu-cost-exporter.webConfigPath" $service.web -}}
+{{- $_ := set $set "web-config" . -}}
+{{- $_ := set $by "web-config" "service.web" -}}
+{{- end -}}
+{{- include "gpu-cost-exporter.merged" (dict "given" $service.config "set" $set "by" $by "path" "service.config") -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.merged" -}}
+{{- range $key, $value := .by -}}
+{{- if hasKey $.given $key -}}
+{{- fail (printf "%s.%s: is made from other values; set %s, and leave it out here" $.path $key $value) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (merge (dict) .set .given) -}}
+{{- end -}}
+
+{{/* Whether there is a file of a value that has content, existingConfigMap and key. */}}
+{{- define "gpu-cost-exporter.hasFile" -}}
+{{- if or .content .existingConfigMap }}true{{ end -}}
+{{- end -}}
+
+{{/* A ConfigMap's entry, from text or from a mapping. Takes (dict "key" KEY "content" CONTENT). */}}
+{{- define "gpu-cost-exporter.fileEntry" -}}
+{{ .key }}: |
+  {{- if kindIs "string" .content }}
+  {{- .content | trimSuffix "\n" | nindent 2 }}
+  {{- else }}
+  {{- toYaml .content | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* Of a volume that is a ConfigMap of the chart's or an existing one. Takes (dict "file" VALUE "name" NAME). */}}
+{{- define "gpu-cost-exporter.fileVolume" -}}
+{name: {{ .file.existingConfigMap | default .name | quote }}}
+{{- end -}}
+
+{{/* Where the web configuration is; empty for plain HTTP. */}}
+{{- define "gpu-cost-exporter.webConfigPath" -}}
+{{- if .existingSecret -}}
+/etc/gpu-cost-exporter/web/{{ .key }}
+{{- else if .tlsSecret -}}
+/etc/gpu-cost-exporter/config/web.yaml
+{{- end -}}
+{{- end -}}
+
+{{/* The web configuration that goes with tlsSecret alone. */}}
+{{- define "gpu-cost-exporter.webConfig" -}}
+tls_server_config:
+  cert_file: /etc/gpu-cost-exporter/tls/tls.crt
+  key_file: /etc/gpu-cost-exporter/tls/tls.key
+{{- end -}}
+
+{{- define "gpu-cost-exporter.hasTls" -}}
+{{- if or .tlsSecret .tls }}true{{ end -}}
+{{- end -}}
+
+{{/* Mounts and volumes of the web configuration, the Secrets as folders: they are then renewed under a running process. */}}
+{{- define "gpu-cost-exporter.webMounts" -}}
+{{- if .existingSecret }}
+- {name: web, mountPath: /etc/gpu-cost-exporter/web, readOnly: true}
+{{- end }}
+{{- if .tlsSecret }}
+- {name: tls, mountPath: /etc/gpu-cost-exporter/tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.webVolumes" -}}
+{{- with .existingSecret }}
+- {name: web, secret: {secretName: {{ quote . }}}}
+{{- end }}
+{{- with .tlsSecret }}
+- {name: tls, secret: {secretName: {{ quote . }}}}
+{{- end }}
+{{- end -}}
+
+{{/*
+A probe. Neither path needs a password. The kubelet shows no certificate of its own: where one is asked for only the port can be probed.
+Takes (dict "web" VALUE "path" PATH "timing" VALUE).
+*/}}
+{{- define "gpu-cost-exporter.probe" -}}
+{{- if .web.clientCertificate -}}
+tcpSocket: {port: metrics}
+{{- else -}}
+httpGet: {path: {{ .path }}, port: metrics{{ if include "gpu-cost-exporter.hasTls" .web }}, scheme: HTTPS{{ end }}}
+{{- end }}
+{{- with .timing }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

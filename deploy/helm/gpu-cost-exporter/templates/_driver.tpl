@@ -1,0 +1,106 @@
+{{/* What the four ways to the driver change of the agent's pod; see docs/install.md. Each takes the root. */}}
+
+{{- define "gpu-cost-exporter.runtimeClassName" -}}
+{{- $driver := .Values.agent.driver -}}
+{{- if eq $driver.mode "runtimeClass" }}{{ $driver.runtimeClass.name }}{{ end -}}
+{{- if eq $driver.mode "cdi" }}{{ $driver.cdi.runtimeClassName }}{{ end -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.driverEnv" -}}
+{{- $driver := .Values.agent.driver -}}
+{{- $libraries := list -}}
+{{- if eq $driver.mode "runtimeClass" }}
+- {name: NVIDIA_VISIBLE_DEVICES, value: all}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+{{- else if eq $driver.mode "cdi" }}
+- {name: NVIDIA_VISIBLE_DEVICES, value: {{ quote $driver.cdi.device }}}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+{{- else if eq $driver.mode "privileged" }}
+{{- $libraries = append $libraries (include "gpu-cost-exporter.driverLibraries" $driver.privileged) }}
+{{- end }}
+{{- if include "gpu-cost-exporter.hasDcgmLibrary" . }}{{ $libraries = append $libraries "/usr/local/dcgm" }}{{ end }}
+{{- with $libraries }}
+- {name: LD_LIBRARY_PATH, value: {{ join ":" . | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* Whether privileged.hostPath is the library itself. */}}
+{{- define "gpu-cost-exporter.isLibraryFile" -}}
+{{- if contains "libnvidia-ml.so" (base .hostPath) }}true{{ end -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.driverLibraries" -}}
+{{- if or (include "gpu-cost-exporter.isLibraryFile" .) (not .libraryFolder) -}}
+/usr/local/nvidia
+{{- else -}}
+/usr/local/nvidia/{{ trimAll "/" .libraryFolder }}
+{{- end -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.driverMounts" -}}
+{{- $driver := .Values.agent.driver -}}
+{{- if eq $driver.mode "privileged" }}
+{{- if include "gpu-cost-exporter.isLibraryFile" $driver.privileged }}
+- {name: driver, mountPath: /usr/local/nvidia/libnvidia-ml.so.1, readOnly: true}
+{{- else }}
+- {name: driver, mountPath: /usr/local/nvidia, readOnly: true}
+{{- end }}
+- {name: dev, mountPath: /dev}
+{{- else if and (eq $driver.mode "runtimeClass") $driver.runtimeClass.deviceListMount }}
+- {name: device-list, mountPath: /var/run/nvidia-container-devices/all, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.driverVolumes" -}}
+{{- $driver := .Values.agent.driver -}}
+{{- if eq $driver.mode "privileged" }}
+{{- $type := ternary "File" "Directory" (eq (include "gpu-cost-exporter.isLibraryFile" $driver.privileged) "true") }}
+- {name: driver, hostPath: {path: {{ quote $driver.privileged.hostPath }}, type: {{ $type }}}}
+# Device files that come after the pod has started.
+- {name: dev, hostPath: {path: /dev, type: Directory}}
+{{- else if and (eq $driver.mode "runtimeClass") $driver.runtimeClass.deviceListMount }}
+# The runtime reads the mount's path, in place of an environment variable.
+- {name: device-list, hostPath: {path: /dev/null, type: CharDevice}}
+{{- end }}
+{{- end -}}
+
+{{/* The container's security context. uid 0, as the kubelet's socket and the state folder are root's; and without any capability. */}}
+{{- define "gpu-cost-exporter.agentSecurityContext" -}}
+{{- $agent := .Values.agent -}}
+{{- $context := dict "readOnlyRootFilesystem" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- $user := ternary 0 65534 (or $agent.attribution.enabled $agent.state.enabled (eq $agent.driver.mode "privileged")) -}}
+{{- $_ := set $context "runAsUser" $user -}}
+{{- $_ := set $context "runAsGroup" $user -}}
+{{- if $user }}{{ $_ := set $context "runAsNonRoot" true }}{{ end -}}
+{{- if eq $agent.driver.mode "privileged" -}}
+{{- $_ := set $context "privileged" true -}}
+{{- $_ := unset $context "seccompProfile" -}}
+{{- else -}}
+{{- $_ := set $context "allowPrivilegeEscalation" false -}}
+{{- $_ := set $context "capabilities" (dict "drop" (list "ALL")) -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $context $agent.securityContext) -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.hasDcgmLibrary" -}}
+{{- if or .Values.agent.dcgm.library.hostPath .Values.agent.dcgm.library.image }}true{{ end -}}
+{{- end -}}
+
+{{/* Folder of a Unix socket of the engine's; empty where it is none. */}}
+{{- define "gpu-cost-exporter.dcgmSocketFolder" -}}
+{{- $address := .Values.agent.dcgm.address -}}
+{{- if hasPrefix "unix://" $address }}{{ dir (trimPrefix "unix://" $address) }}{{ else if hasPrefix "/" $address }}{{ dir $address }}{{ end -}}
+{{- end -}}
+
+{{/* Node affinity: the terms are ORed, and what must hold besides stands in each. */}}
+{{- define "gpu-cost-exporter.nodeSelectorTerms" -}}
+{{- $affinity := .Values.agent.nodeAffinity -}}
+{{- $terms := list -}}
+{{- range $affinity.anyOf -}}
+{{- $terms = append $terms (dict "matchExpressions" (concat (list .) $affinity.allOf)) -}}
+{{- end -}}
+{{- if and (not $affinity.anyOf) $affinity.allOf -}}
+{{- $terms = list (dict "matchExpressions" $affinity.allOf) -}}
+{{- end -}}
+{{- with $terms }}{{ toYaml . }}{{ end -}}
+{{- end -}}

@@ -1,0 +1,82 @@
+{{/* Name of the chart's objects: unless given, <release>-gpu-cost-exporter. Names that are cut carry a hash, so that no two are one. */}}
+{{- define "gpu-cost-exporter.fullname" -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- $full = .Values.fullnameOverride | default $full | replace "." "-" -}}
+{{- if gt (len $full) 48 -}}
+{{- $full = printf "%s-%s" (trunc 39 $full | trimSuffix "-") (sha256sum $full | trunc 8) -}}
+{{- end -}}
+{{- $full -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.serviceName" -}}
+{{ include "gpu-cost-exporter.fullname" . }}-service
+{{- end -}}
+
+{{/* Objects without a namespace carry the release's; no namespace has a dot or a colon in it. */}}
+{{- define "gpu-cost-exporter.clusterName" -}}
+{{ .Release.Namespace }}.{{ include "gpu-cost-exporter.fullname" . }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "gpu-cost-exporter.fullname" .) }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects the pods of a component; never changes while a release lives. Takes (dict "root" $ "component" "agent"). */}}
+{{- define "gpu-cost-exporter.selectorLabels" -}}
+app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* Labels and annotations of an object. Takes (dict "root" $ "component" "agent" "name" NAME), and may take labels, annotations. */}}
+{{- define "gpu-cost-exporter.metadata" -}}
+{{- $labels := fromYaml (include "gpu-cost-exporter.selectorLabels" .) -}}
+{{- $_ := set $labels "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $_ := set $labels "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $_ := set $labels "app.kubernetes.io/part-of" "gpu-cost" -}}
+{{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- $annotations := mergeOverwrite (dict) .root.Values.commonAnnotations (.annotations | default dict) -}}
+name: {{ .name }}
+{{- if not .cluster }}
+namespace: {{ .namespace | default .root.Release.Namespace }}
+{{- end }}
+labels:
+  {{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels (.labels | default dict) $labels) | nindent 2 }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels and annotations of a pod. Takes (dict "root" $ "component" "agent" "labels" ... "annotations" ...). */}}
+{{- define "gpu-cost-exporter.podMetadata" -}}
+labels:
+  {{- $selector := fromYaml (include "gpu-cost-exporter.selectorLabels" .) }}
+  {{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels .labels $selector) | nindent 2 }}
+{{- with .annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The reference of an image. Takes (dict "registry" "" "repository" "" "tag" "" "digest" ""). */}}
+{{- define "gpu-cost-exporter.image" -}}
+{{- with .registry }}{{ trimSuffix "/" . }}/{{ end }}{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.agentImage" -}}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{- include "gpu-cost-exporter.image" (mergeOverwrite (dict) .Values.image (dict "tag" $tag)) | quote -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.serviceImage" -}}
+{{- $own := .Values.service.image -}}
+{{- $tag := $own.tag | default (printf "%s-service" (.Values.image.tag | default .Chart.AppVersion)) -}}
+{{- $repository := $own.repository | default .Values.image.repository -}}
+{{- include "gpu-cost-exporter.image" (dict "registry" .Values.image.registry "repository" $repository "tag" $tag "digest" $own.digest) | quote -}}
+{{- end -}}
