@@ -65,6 +65,8 @@ warned of and show nothing.
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
 then `Hostname` (`hostname` with 4.9 names; `--hostname-label` decides), the label rows, and where one container holds
 the whole device `container` (where it is known), `namespace`, `pod`, and on request (`--dcgm-pod-uid`) `pod_uid`.
+`--dcgm-old-labels`, `--dcgm-model-hyphens` and `--hostname-label none` do what dcgm-exporter's `--use-old-namespace`,
+`--replace-blanks-in-model-name` and `--no-hostname` do.
 
 What differs from dcgm-exporter, on purpose:
 

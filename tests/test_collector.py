@@ -20,6 +20,7 @@ from exposition_support import (
 
 from exporter.exposition.collector import ExpositionOptions, families
 from exporter.exposition.collectors_file import parse
+from exporter.exposition.dcgm_labels import LabelStyle
 from exporter.exposition.family import Family, duplicate_series
 from exporter.exposition.text import render
 from exporter.model import (
@@ -277,7 +278,7 @@ def test_rows_of_pods_have_their_uid_on_request_and_the_container_only_where_it_
     nameless = dataclasses.replace(nameless, container="", pod_uid=None)
     bare = dataclasses.replace(exclusive(), pods=(PodUse(holder=nameless, age_seconds=1.0),))
     for with_uid in (False, True):
-        page = shown(snapshot(bare, shared()), ExpositionOptions(dcgm_pod_uid=with_uid))
+        page = shown(snapshot(bare, shared()), ExpositionOptions(dcgm_labels=LabelStyle(pod_uid=with_uid)))
         named = [pairs for _, pairs, _ in drop_in(page) if "pod" in pairs]
         assert {tuple(pairs)[-2:] for pairs in named if pairs["pod"] == "bare"} >= {("namespace", "pod")}
         assert not any("container" in pairs for pairs in named if pairs["pod"] == "bare")
@@ -287,7 +288,7 @@ def test_rows_of_pods_have_their_uid_on_request_and_the_container_only_where_it_
 
 
 def test_no_series_is_on_a_page_twice() -> None:
-    for options in (LEGACY, ExpositionOptions(names="4.9", hostname_label="hostname")):
+    for options in (LEGACY, ExpositionOptions(names="4.9", dcgm_labels=LabelStyle(hostname="hostname"))):
         assert duplicate_series(families(snapshot(), options)) == []
 
 
@@ -309,7 +310,7 @@ def test_a_holder_that_does_not_fit_the_series_limit_is_left_out_whole_and_count
 
 
 def test_the_new_names_come_with_the_new_units_and_the_new_label_names() -> None:
-    page = shown(snapshot(exclusive()), ExpositionOptions(names="4.9", hostname_label="hostname"))
+    page = shown(snapshot(exclusive()), ExpositionOptions(names="4.9", dcgm_labels=LabelStyle(hostname="hostname")))
     ((pairs, value),) = rows(page, "DCGM_FI_DEV_GPU_UTIL_RATIO")
     assert (value, pairs["hostname"], pairs["DCGM_FI_SYSTEM_DRIVER_VERSION"]) == (0.87, "node-a", "580.65.06")
     assert rows(page, "DCGM_FI_DEV_FB_USED_BYTES")[0][1] == 41_000 * 1024 * 1024
@@ -460,7 +461,11 @@ def test_a_missing_gpu_is_expected_and_not_present() -> None:
     ("name", "options", "openmetrics"),
     [
         ("exposition_legacy.txt", LEGACY, False),
-        ("exposition_4.9.openmetrics.txt", ExpositionOptions(names="4.9", hostname_label="hostname"), True),
+        (
+            "exposition_4.9.openmetrics.txt",
+            ExpositionOptions(names="4.9", dcgm_labels=LabelStyle(hostname="hostname")),
+            True,
+        ),
     ],
 )
 def test_the_page_of_a_known_node_is_the_golden_one(

@@ -98,6 +98,8 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             "pod_annotations": "note",
             "reservation_namespaces": "reserved",
             "dcgm_pod_uid": "on",
+            "dcgm_old_labels": "on",
+            "dcgm_model_hyphens": "on",
             "collectors": "/c.csv",
             "dcgm_names": "4.9",
             "hostname_label": "node_name",
@@ -144,6 +146,8 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         pod_annotations=("note",),
         reservation_namespaces=("reserved",),
         dcgm_pod_uid=True,
+        dcgm_old_labels=True,
+        dcgm_model_hyphens=True,
         collectors=Path("/c.csv"),
         dcgm_names="4.9",
         hostname_label="node_name",
@@ -164,6 +168,17 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", "pod-labels", "pod-annotations")
         ),
     )
+
+
+def test_the_label_with_the_nodes_name_follows_the_names_of_metrics_and_can_be_another_or_none() -> None:
+    assert settle({"dcgm_names": "4.9"}).hostname_label == "hostname"
+    assert settle({"hostname_label": "none", "dcgm_names": "4.9"}).hostname_label == ""
+    assert settle({"hostname_label": "hostname"}).hostname_label == "hostname"
+    for name in ("pod", "uuid", "modelName"):
+        (told,) = mistakes({"hostname_label": name})
+        assert told.startswith(f"hostname-label (from --hostname-label): value '{name}' is not a label name; allowed: ")
+        assert told.endswith("; another label of these series has that name")
+    assert "another label" not in mistakes({"hostname_label": "host-name"})[0]
 
 
 def test_a_simulated_node_has_an_api_unless_it_is_switched_off() -> None:
@@ -355,7 +370,7 @@ def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) 
 def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
     environ = {
         "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE": "device-name",
-        "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME": "true",
+        "DCGM_EXPORTER_ENABLE_PPROF": "true",
         "DCGM_EXPORTER_CONFIGMAP_DATA": "none",
         "DCGM_EXPORTER_SOMETHING_NEWER": "1",
         "DCGM_EXPORTER_COLLECTORS": "/etc/dcgm-exporter/dcp-metrics-included.csv",
@@ -369,7 +384,7 @@ def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
     assert config.collectors is None
     others, collectors = config.warnings
     assert collectors.startswith("collectors: /etc/dcgm-exporter/dcp-metrics-included.csv is in dcgm-exporter's image")
-    assert others.startswith("of dcgm-exporter, without an equivalent here, not used: DCGM_EXPORTER_REPLACE_BLANKS_IN_")
+    assert others.startswith("of dcgm-exporter, without an equivalent here, not used: DCGM_EXPORTER_ENABLE_PPROF")
     assert others.endswith("DCGM_EXPORTER_SOMETHING_NEWER")
     assert "KUBERNETES_GPU_ID_TYPE" not in others
 

@@ -27,6 +27,9 @@ SAMPLES = {
     "pod-resources-kubelet-socket": "/k/kubelet.sock",
     "hpc-job-mapping-dir": "/jobs",
     "remote-hostengine-info": "tcp://engine",
+    "use-old-namespace": "true",
+    "no-hostname": "t",
+    "replace-blanks-in-model-name": "1",
     "xid-count-window-size": "60000",
     "clock-events-count-window-size": "120000",
     "web-config-file": "/web.yaml",
@@ -45,6 +48,9 @@ SEEN = {
     "pod-resources-kubelet-socket": ("kubelet_socket", "/k/kubelet.sock"),
     "hpc-job-mapping-dir": ("job_mapping_dir", Path("/jobs")),
     "remote-hostengine-info": ("dcgm_address", "engine:5555"),
+    "use-old-namespace": ("dcgm_old_labels", True),
+    "no-hostname": ("hostname_label", ""),
+    "replace-blanks-in-model-name": ("dcgm_model_hyphens", True),
     "xid-count-window-size": ("xid_count_window_seconds", 60.0),
     "clock-events-count-window-size": ("clock_events_window_seconds", 120.0),
     "web-config-file": ("web_config", Path("/web.yaml")),
@@ -172,6 +178,16 @@ def test_a_switch_that_is_off_says_nothing_and_one_that_is_no_switch_is_refused(
         settle(["-k=perhaps"])
     with pytest.raises(ConfigError, match=r"kube-metadata \(from --kubernetes-enable-dra\): value 'perhaps'"):
         settle(["--kubernetes-enable-dra=perhaps"])
+
+
+def test_switches_of_labels_turn_on_here_what_they_turn_on_there() -> None:
+    config = settle(["-o", "-n", "--rbmn"])
+    assert (config.dcgm_old_labels, config.hostname_label, config.dcgm_model_hyphens) == (True, "", True)
+    assert config.warnings == ()
+    assert settle(["-o=false", "--no-hostname=0", "--rbmn=F"]) == settle([])
+    assert settle(["-n"], {}, **{"hostname-label": "host"}).hostname_label == "host"
+    with pytest.raises(ConfigError, match=r"dcgm-old-labels \(from -o\): value 'perhaps'"):
+        settle(["-o=perhaps"])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from exporter.errors import ConfigError, StateError
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
 from exporter.exposition.connections import CONNECTIONS, request_log
+from exporter.exposition.dcgm_labels import LabelStyle
 from exporter.exposition.listener import bind
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
@@ -118,8 +119,12 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
     return ExpositionOptions(
         collectors=collectors,
         names=config.dcgm_names,
-        hostname_label=config.hostname_label,
-        dcgm_pod_uid=config.dcgm_pod_uid,
+        dcgm_labels=LabelStyle(
+            hostname=config.hostname_label,
+            pod_uid=config.dcgm_pod_uid,
+            old_names=config.dcgm_old_labels,
+            model_hyphens=config.dcgm_model_hyphens,
+        ),
         series_limit=config.series_limit,
     )
 

@@ -45,7 +45,10 @@ class AgentConfig:
     collectors: Path | None
     dcgm_names: Literal["legacy", "4.9"]
     hostname_label: str
+    """Empty: no such label."""
     dcgm_pod_uid: bool
+    dcgm_old_labels: bool
+    dcgm_model_hyphens: bool
     xid_count_window_seconds: float
     clock_events_window_seconds: float
     series_limit: int

@@ -66,7 +66,6 @@ EXTRA_RESOURCES = _own("nvidia-resource-names", "gpu-resources", env="NVIDIA_RES
 POD_LABELS = _own("kubernetes-enable-pod-labels", "kube-metadata", form="switch", turns="on")
 LABEL_PATTERNS = _own("kubernetes-pod-label-allowlist-regex", "pod-labels", form="list")
 JOB_MAPPING = _own("hpc-job-mapping-dir", "job-mapping-dir", env="DCGM_HPC_JOB_MAPPING_DIR")
-_RELABEL = "change labels while scraping, with metric_relabel_configs"
 _IN_STEP = "says nothing without the switch it goes with"
 
 TABLE: tuple[Setting, ...] = (
@@ -89,9 +88,9 @@ TABLE: tuple[Setting, ...] = (
     _none("devices", "every GPU and instance is measured", "-d", env=f"{PREFIX}DEVICES_STR", unset="f"),
     _none("switch-devices", "NVSwitches are not measured", "-s", env=f"{PREFIX}OTHER_DEVICES_STR", unset="f"),
     _none("cpu-devices", "CPUs are not measured", "-p", env=f"{PREFIX}CPU_DEVICES_STR", unset="f"),
-    _none("use-old-namespace", _RELABEL, "-o", form="switch"),
-    _none("no-hostname", _RELABEL, "-n", form="switch"),
-    _none("replace-blanks-in-model-name", _RELABEL, "--rbmn", form="switch"),
+    _own("use-old-namespace", "dcgm-old-labels", "-o", form="switch"),
+    _own("no-hostname", "hostname-label", "-n", form="switch", turns="none"),
+    _own("replace-blanks-in-model-name", "dcgm-model-hyphens", "--rbmn", form="switch"),
     _own("xid-count-window-size", "xid-count-window", "-x", form="milliseconds"),
     _own("clock-events-count-window-size", "clock-events-window", form="milliseconds"),
     _own("web-config-file", "web-config"),

@@ -3,18 +3,15 @@
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exporter.attribution import exported_labels
-from exporter.config import dcgm_settings, engine_address, paths
+from exporter.config import dcgm_settings, engine_address, hostname_label, paths
 from exporter.config.agent_config import AgentConfig
 from exporter.config.dcgm_flags import Given
 from exporter.config.options import BY_KEY, OPTIONS
 from exporter.config.settle import refusal, settle, unknown_variables
 from exporter.errors import ConfigError
-
-if TYPE_CHECKING:
-    from exporter.config.kinds import Listen
 
 MOST_EXPORTED_KEYS = 10
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
@@ -140,10 +137,9 @@ def _without_effect(values: _Values) -> list[str]:
 
 
 def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
-    listen: Listen = values["listen"]
     return AgentConfig(
-        listen_host=listen.host,
-        listen_port=listen.port,
+        listen_host=values["listen"].host,
+        listen_port=values["listen"].port,
         web_config=Path(values["web-config"]) if values["web-config"] else None,
         release_seconds=values["release-seconds"],
         sample_interval_seconds=values["sample-interval"],
@@ -170,8 +166,10 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
         reservation_namespaces=values["reservation-namespaces"],
         collectors=Path(values["collectors"]) if values["collectors"] else None,
         dcgm_names=values["dcgm-names"],
-        hostname_label=values["hostname-label"] or ("Hostname" if values["dcgm-names"] == "legacy" else "hostname"),
+        hostname_label=hostname_label.settled(values["hostname-label"], values["dcgm-names"]),
         dcgm_pod_uid=values["dcgm-pod-uid"],
+        dcgm_old_labels=values["dcgm-old-labels"],
+        dcgm_model_hyphens=values["dcgm-model-hyphens"],
         xid_count_window_seconds=values["xid-count-window"],
         clock_events_window_seconds=values["clock-events-window"],
         series_limit=values["series-limit"],

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from exporter.config import kinds
 from exporter.config.engine_address import DEFAULT_ADDRESS, ENGINE_ADDRESS
+from exporter.config.hostname_label import HOSTNAME_LABEL
 from exporter.config.kinds import Kind
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
@@ -255,11 +256,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="hostname-label",
-        kind=kinds.LABEL,
+        kind=HOSTNAME_LABEL,
         default=None,
         default_note="Hostname with legacy names, hostname with 4.9 names",
         group=SHOW,
-        help="Name of the DCGM_FI_* label that carries the node's name.",
+        help="Name of the DCGM_FI_* label that carries the node's name. none: no such label.",
     ),
     Option(
         key="dcgm-pod-uid",
@@ -267,6 +268,20 @@ OPTIONS: tuple[Option, ...] = (
         default="off",
         group=SHOW,
         help="Add pod_uid to the DCGM_FI_* series of pods, where it is known.",
+    ),
+    Option(
+        key="dcgm-old-labels",
+        kind=kinds.SWITCH,
+        default="off",
+        group=SHOW,
+        help="Name labels of the DCGM_FI_* series uuid, container_name, pod_name, pod_namespace, as of old.",
+    ),
+    Option(
+        key="dcgm-model-hyphens",
+        kind=kinds.SWITCH,
+        default="off",
+        group=SHOW,
+        help="Write modelName of the DCGM_FI_* series with hyphens for blanks: NVIDIA-H100-80GB-HBM3.",
     ),
     Option(
         key="xid-count-window",

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 import exporter
-from exporter.exposition import catalog, collectors_file, dcgm_collector, device_collector, ledger_collector, tenants
+from exporter.exposition import (
+    catalog,
+    collectors_file,
+    dcgm_collector,
+    dcgm_labels,
+    device_collector,
+    ledger_collector,
+    tenants,
+)
 from exporter.exposition.builder import Dropped, PageBuilder
 from exporter.exposition.collectors_file import Collectors, Row
 from exporter.exposition.dcgm_fields import Era
+from exporter.exposition.dcgm_labels import LabelStyle
 from exporter.exposition.family import NO_LABELS, Family, labels
 from exporter.model import Snapshot, SourceState
 
@@ -25,11 +34,9 @@ class ExpositionOptions:
     collectors: Collectors = collectors_file.DEFAULT
     names: Literal["legacy", "4.9"] = "legacy"
     """Names and units of the built-in default set; a collectors file prints what it says."""
-    hostname_label: str = "Hostname"
+    dcgm_labels: LabelStyle = dcgm_labels.DEFAULT
     series_limit: int = 20_000
     """Most series of the pod level; a holder that does not fit whole is left out and counted."""
-    dcgm_pod_uid: bool = False
-    """Whether rows of the drop-in family that name a pod have its ``pod_uid`` too, where it is known."""
 
 
 def families(snapshot: Snapshot, options: ExpositionOptions) -> list[Family]:
@@ -43,14 +50,7 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     page.declare_all(catalog.ALL)
     room = device_collector.collect(page, snapshot, series_limit=options.series_limit)
     ledger_collector.collect(page, snapshot, series_limit=room)
-    dcgm_collector.collect(
-        page,
-        snapshot,
-        _rows(options),
-        options.collectors.events,
-        hostname_label=options.hostname_label,
-        with_pod_uid=options.dcgm_pod_uid,
-    )
+    dcgm_collector.collect(page, snapshot, _rows(options), options.collectors.events, style=options.dcgm_labels)
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)
     return page.families(), dropped

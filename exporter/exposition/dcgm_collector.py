@@ -2,16 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 from exporter.exposition import dcgm_exp, xid
 from exporter.exposition.builder import PageBuilder
 from exporter.exposition.collectors_file import BY_IDENTITY, Row
 from exporter.exposition.dcgm_exp import EventRow
+from exporter.exposition.dcgm_labels import LabelStyle, Pairs
 from exporter.exposition.family import Kind, Labels, labels
 from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
-_Pairs = list[tuple[str, str | None]]
 _Values = Mapping[Field, int | float]
 
 
@@ -21,8 +20,7 @@ def collect(
     rows: Iterable[Row],
     events: Iterable[EventRow] = (),
     *,
-    hostname_label: str,
-    with_pod_uid: bool,
+    style: LabelStyle,
 ) -> None:
     """Add the rows of every device that is up, and the Xid counts of all.
 
@@ -40,14 +38,13 @@ def collect(
         page.declare(event.name, event.kind, event.help)
     crowded = _crowded_instances(snapshot.devices)
     own = _own_values(snapshot.devices, {row.field.field for row in numbers if row.field.per_instance})
-    named = partial(_holder_labels, with_pod_uid=with_pod_uid)
     for view in snapshot.devices:
         if view.state is not DeviceState.UP and not events:
             continue
-        host = (hostname_label, snapshot.node)
-        before = labels(*_identity(view, crowded), host, *_text_labels(view, snapshot, texts))
+        crowd = view.instance is not None and (view.gpu.uuid, view.instance.gpu_instance_id) in crowded
+        before = labels(*style.device(view, snapshot.node, crowded=crowd), *_text_labels(view, snapshot, texts))
         holder = _exclusive(view.pods)
-        holder_labels = named(holder) if holder else []
+        holder_labels = style.holder(holder.holder) if holder else []
         for event in events:
             for more, count in dcgm_exp.samples(event.count, view, snapshot):
                 page.add(event.name, before.plus(*more, *holder_labels), count)
@@ -56,7 +53,7 @@ def collect(
         _device_rows(page, view, own[view.uuid], numbers, before, holder_labels)
         if holder is None:
             for use in view.pods:
-                _measured(page, numbers, use.values, before.plus(*named(use)))
+                _measured(page, numbers, use.values, before.plus(*style.holder(use.holder)))
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
@@ -84,7 +81,7 @@ def _own_values(devices: tuple[DeviceView, ...], per_instance: set[Field]) -> di
 
 
 def _device_rows(
-    page: PageBuilder, view: DeviceView, values: _Values, rows: list[Row], before: Labels, holder: _Pairs
+    page: PageBuilder, view: DeviceView, values: _Values, rows: list[Row], before: Labels, holder: Pairs
 ) -> None:
     _measured(page, rows, values, before.plus(*holder))
     if view.last_xid is not None:
@@ -103,29 +100,13 @@ def _measured(page: PageBuilder, rows: list[Row], values: _Values, carried: Labe
             page.add(row.name, carried, row.field.convert(value, row.era))
 
 
-def _identity(view: DeviceView, crowded: frozenset[tuple[str, int]]) -> _Pairs:
-    gpu, instance = view.gpu, view.instance
-    pairs: _Pairs = [
-        ("gpu", str(gpu.index)),
-        ("UUID", gpu.uuid),
-        ("pci_bus_id", gpu.pci_bus_id),
-        ("device", f"nvidia{gpu.index}"),
-        ("modelName", gpu.model),
-    ]
-    if instance is not None:
-        pairs += [("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.gpu_instance_id))]
-        if (gpu.uuid, instance.gpu_instance_id) in crowded:
-            pairs.append(("GPU_CI_ID", str(instance.compute_instance_id)))
-    return pairs
-
-
 def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, int]]:
     """GPU instances with several compute instances, which only one more label keeps apart."""
     counts = Counter((view.gpu.uuid, view.instance.gpu_instance_id) for view in devices if view.instance)
     return frozenset(key for key, count in counts.items() if count > 1)
 
 
-def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> _Pairs:
+def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> Pairs:
     return sorted(((row.name, _text(view, snapshot, row)) for row in rows), key=lambda pair: pair[0])
 
 
@@ -146,9 +127,3 @@ def _known_text(view: DeviceView, field: Field) -> str:
     if field is name:
         return view.instance.profile if view.instance else view.gpu.model
     return view.uuid if field is uuid else view.gpu.pci_bus_id
-
-
-def _holder_labels(use: PodUse, *, with_pod_uid: bool) -> _Pairs:
-    holder = use.holder
-    named: _Pairs = [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
-    return [*named, ("pod_uid", holder.pod_uid)] if with_pod_uid else named

@@ -1,0 +1,59 @@
+"""How labels of the drop-in family are spelled: dcgm-exporter's, and what its flags change of them."""
+
+from dataclasses import dataclass
+
+from exporter.model import DeviceView, Holder
+
+Pairs = list[tuple[str, str | None]]
+
+_HOLDER = ("container", "namespace", "pod")
+_OLD_HOLDER = ("container_name", "pod_namespace", "pod_name")
+_BY_METRIC = ("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event")
+
+TAKEN = frozenset(
+    {
+        *("gpu", "UUID", "uuid", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "GPU_CI_ID"),
+        *(*_HOLDER, *_OLD_HOLDER, "pod_uid", *_BY_METRIC),
+    }
+)
+"""Names that some series of the family has in one spelling or the other: the node's name cannot have one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelStyle:
+    """What is chosen of the labels."""
+
+    hostname: str = "Hostname"
+    """Name of the label with the node's name; empty: there is none."""
+    pod_uid: bool = False
+    """Whether rows that name a pod have its ``pod_uid`` too, where it is known."""
+    old_names: bool = False
+    """``uuid``, ``container_name``, ``pod_name`` and ``pod_namespace``, as with dcgm-exporter's --use-old-namespace."""
+    model_hyphens: bool = False
+    """``NVIDIA-H100-80GB-HBM3``, as with its --replace-blanks-in-model-name."""
+
+    def device(self, view: DeviceView, node: str, *, crowded: bool) -> Pairs:
+        """What says which device a row is of; ``crowded``: of one of several compute instances of a GPU instance."""
+        gpu, instance = view.gpu, view.instance
+        pairs: Pairs = [
+            ("gpu", str(gpu.index)),
+            ("uuid" if self.old_names else "UUID", gpu.uuid),
+            ("pci_bus_id", gpu.pci_bus_id),
+            ("device", f"nvidia{gpu.index}"),
+            ("modelName", "-".join(gpu.model.split()) if self.model_hyphens else gpu.model),
+        ]
+        if instance is not None:
+            pairs += [("GPU_I_PROFILE", instance.profile), ("GPU_I_ID", str(instance.gpu_instance_id))]
+            if crowded:
+                pairs.append(("GPU_CI_ID", str(instance.compute_instance_id)))
+        return [*pairs, (self.hostname, node)] if self.hostname else pairs
+
+    def holder(self, holder: Holder) -> Pairs:
+        """Who holds it, in alphabetical order of the names, as there."""
+        values = (holder.container, holder.namespace, holder.pod)
+        pairs: Pairs = list(zip(_OLD_HOLDER if self.old_names else _HOLDER, values, strict=True))
+        return sorted([*pairs, ("pod_uid", holder.pod_uid)] if self.pod_uid else pairs, key=lambda pair: pair[0])
+
+
+DEFAULT = LabelStyle()
+"""As dcgm-exporter has them without a flag."""

@@ -1,0 +1,119 @@
+"""What can be chosen of the drop-in family's labels, as with three of dcgm-exporter's flags."""
+
+import dataclasses
+import re
+
+import pytest
+from agent_support import running_agent
+from exposition_support import PER_DEVICE, exclusive, gpu, instance, snapshot
+
+from exporter.exposition import collectors_file
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.dcgm_labels import DEFAULT, TAKEN, LabelStyle
+from exporter.exposition.family import duplicate_series
+from exporter.model import DeviceView, Snapshot
+
+ALL = LabelStyle(hostname="", old_names=True, model_hyphens=True, pod_uid=True)
+OLD_NAMES = {"UUID": "uuid", "pod": "pod_name", "namespace": "pod_namespace", "container": "container_name"}
+COUNTS = collectors_file.parse(
+    "DCGM_EXP_XID_ERRORS_COUNT, gauge, x\nDCGM_EXP_XID_ERRORS_TOTAL, counter, x\n"
+    "DCGM_EXP_CLOCK_EVENTS_COUNT, gauge, x\nDCGM_EXP_CLOCK_EVENTS_TOTAL, counter, x\n",
+    "c.csv",
+)
+Series = tuple[str, tuple[tuple[str, str], ...], float]
+
+
+def series(
+    view: Snapshot, style: LabelStyle = DEFAULT, collectors: collectors_file.Collectors | None = None
+) -> list[Series]:
+    """Every series of the drop-in family, and none of it twice."""
+    page = families(view, ExpositionOptions(collectors=collectors or collectors_file.DEFAULT, dcgm_labels=style))
+    assert duplicate_series(page) == []
+    return [
+        (family.name, sample.labels.pairs, sample.value)
+        for family in page
+        if family.name.startswith("DCGM_")
+        for sample in family.samples
+    ]
+
+
+def crowded() -> Snapshot:
+    """Every kind of device and holder, and two compute instances of one GPU instance."""
+    parent = gpu(5, mig=True)
+    parts = [
+        DeviceView(gpu=parent, instance=instance(parent, 3, compute=compute), values=PER_DEVICE) for compute in (0, 1)
+    ]
+    view = snapshot()
+    return dataclasses.replace(view, devices=(*view.devices, *parts))
+
+
+def test_old_names_are_other_names_of_the_same_labels() -> None:
+    usual = series(crowded(), LabelStyle(pod_uid=True))
+    old = series(crowded(), LabelStyle(pod_uid=True, old_names=True))
+    assert [
+        (name, {OLD_NAMES.get(label, label): text for label, text in pairs}, value) for name, pairs, value in usual
+    ] == [(name, dict(pairs), value) for name, pairs, value in old]
+
+
+@pytest.mark.parametrize(
+    ("style", "names"),
+    [
+        (DEFAULT, "gpu UUID pci_bus_id device modelName Hostname . container err_code err_msg namespace pod"),
+        (ALL, "gpu uuid pci_bus_id device modelName . container_name err_code err_msg pod_name pod_namespace pod_uid"),
+    ],
+)
+def test_labels_stand_in_dcgm_exporters_order(style: LabelStyle, names: str) -> None:
+    ((_, pairs, _),) = (one for one in series(snapshot(exclusive()), style) if one[0] == "DCGM_FI_DEV_XID_ERRORS")
+    assert [label for label, _ in pairs] == names.replace(".", "DCGM_FI_DRIVER_VERSION").split()
+
+
+def test_counts_of_dcgm_exporters_own_have_the_chosen_labels_too() -> None:
+    (pairs, *_) = (pairs for name, pairs, _ in series(snapshot(exclusive()), ALL, COUNTS) if "XID_ERRORS_TOTAL" in name)
+    assert [label for label, _ in pairs] == [
+        *("gpu", "uuid", "pci_bus_id", "device", "modelName", "xid"),
+        *("container_name", "pod_name", "pod_namespace", "pod_uid"),
+    ]
+
+
+def test_a_node_can_go_without_its_name_and_a_model_without_blanks() -> None:
+    usual = [
+        (name, tuple((label, text) for label, text in pairs if label != "Hostname"), value)
+        for name, pairs, value in series(crowded())
+    ]
+    assert series(crowded(), LabelStyle(hostname="")) == usual
+    view = dataclasses.replace(exclusive(), gpu=dataclasses.replace(gpu(0), model=" NVIDIA  H100 80GB"))
+    models = {dict(pairs)["modelName"] for _, pairs, _ in series(snapshot(view), LabelStyle(model_hyphens=True))}
+    assert models == {"NVIDIA-H100-80GB"}
+
+
+def test_the_agents_own_series_are_the_same_whatever_the_drop_in_family_has() -> None:
+    usual, chosen = (
+        {
+            family.name: family
+            for family in families(crowded(), ExpositionOptions(dcgm_labels=style))
+            if not family.name.startswith("DCGM_")
+        }
+        for style in (DEFAULT, ALL)
+    )
+    assert len(usual) > 20
+    assert chosen == usual
+
+
+def test_names_that_the_nodes_label_cannot_have_are_those_of_all_others() -> None:
+    found = {
+        label
+        for style in (LabelStyle(pod_uid=True), ALL)
+        for collectors in (collectors_file.DEFAULT, COUNTS)
+        for _, pairs, _ in series(crowded(), style, collectors)
+        for label, _ in pairs
+    }
+    assert found - {"Hostname", "DCGM_FI_DRIVER_VERSION"} == TAKEN
+
+
+def test_dcgm_exporters_switches_reach_the_page() -> None:
+    with running_agent("-o", "-n", "--rbmn", "--simulate", "demo") as agent:
+        page = agent.until(lambda page: any('pod_name="' in name for name in page if name.startswith("DCGM_")), "pods")
+    drop_in = [name for name in page if name.startswith("DCGM_FI_")]
+    assert not any(re.search(r'[{,](UUID|pod|namespace|container|Hostname)="', name) for name in drop_in)
+    assert all(re.search(r',uuid="GPU-[^"]*",.*,modelName="[^ "]+"', name) for name in drop_in)
+    assert "WARNING" not in "".join(agent.lines)
