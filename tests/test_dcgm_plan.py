@@ -1,0 +1,85 @@
+"""What is watched on what: each entity has what it can have, once, and profiling fields are with no others."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.model import DeviceState, Gpu, MigInstance
+from exporter.sources import _libdcgm as abi
+from exporter.sources.dcgm_entities import Device, Layout
+from exporter.sources.dcgm_fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_of_instances, is_profiling
+from exporter.sources.dcgm_mig import Instance
+from exporter.sources.dcgm_plan import Pace, plan
+
+LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))
+IDS = st.one_of(st.integers(90, 600), st.sampled_from((250, 251, 252, 1001, 1002, 1005, 1009, 1011, 1096)))
+
+
+def device(number: int, state: DeviceState, shapes: tuple[tuple[bool, bool], ...]) -> Device:
+    gpu = Gpu(uuid=f"GPU-{number}", index=number, minor=number, model="m", pci_bus_id=f"{number}")
+    instances = tuple(
+        Instance(
+            instance=MigInstance(
+                uuid=f"MIG-{number}-{place}",
+                parent_uuid=gpu.uuid,
+                gpu_instance_id=place,
+                compute_instance_id=0,
+                profile="1g",
+                compute_slices=1,
+                memory_slices=1,
+            ),
+            measured=(abi.GPU_INSTANCE if whole else abi.COMPUTE_INSTANCE, 8 * number + place),
+            has_memory=alone or whole,
+        )
+        for place, (whole, alone) in enumerate(shapes)
+    )
+    return Device(gpu_id=number, gpu=gpu, state=state, instances=instances)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    shapes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=7).map(tuple)
+    states = st.sampled_from((DeviceState.UP, DeviceState.UP, DeviceState.LOST))
+    count = draw(st.integers(0, 8))
+    return Layout(devices=tuple(device(number, draw(states), draw(shapes)) for number in range(count)))
+
+
+@given(
+    layout=layouts(),
+    levels=st.dictionaries(IDS, LEVELS, max_size=200),
+    profiled=st.dictionaries(st.integers(0, 7), st.frozensets(st.sampled_from((1001, 1002, 1005, 1009)))),
+    unwilling=st.frozensets(IDS, max_size=5),
+)
+def test_each_entity_has_what_it_can_have_once(
+    layout: Layout, levels: dict[int, int], profiled: dict[int, frozenset[int]], unwilling: frozenset[int]
+) -> None:
+    def can(gpu_id: int) -> frozenset[int]:
+        return profiled.get(gpu_id, frozenset())
+
+    watched: Counter[tuple[tuple[int, int], int]] = Counter()
+    for one in plan(layout, levels, can, lambda _, field_id: field_id in unwilling):
+        assert 0 < len(one.field_ids) <= abi.MAX_FIELDS_PER_GROUP
+        assert {is_profiling(field_id) for field_id in one.field_ids} == {one.pace is Pace.PROFILING}
+        assert len({group for group, _ in one.members}) == 1
+        watched.update((entity, field_id) for entity in one.members for field_id in one.field_ids)
+    assert set(watched.values()) <= {1}
+    expected: set[tuple[tuple[int, int], int]] = set()
+    for gpu in layout.devices:
+        if gpu.state is not DeviceState.UP:
+            continue
+        wanted = {one for one in levels if one not in unwilling and (not is_profiling(one) or one in can(gpu.gpu_id))}
+        expected |= {(gpu.entity, one) for one in wanted}
+        for part in gpu.instances:
+            own = {one for one in wanted if is_of_instances(levels[one])} - NOT_OF_INSTANCES
+            own -= frozenset() if part.has_memory else MEMORY
+            own -= {DRAM_ACTIVE} if part.measured[0] == abi.COMPUTE_INSTANCE else frozenset()
+            expected |= {(part.measured, one) for one in own}
+    assert set(watched) == expected
+
+
+def test_gpus_of_one_kind_are_in_one_watch_and_one_that_differs_is_apart() -> None:
+    layout = Layout(devices=tuple(device(number, DeviceState.UP, ()) for number in range(8)))
+    levels = {150: abi.GPU, 1001: abi.COMPUTE_INSTANCE}
+    found = plan(layout, levels, lambda gpu: frozenset({1001} if gpu else ()), lambda _entity, _field: False)
+    assert sorted((one.pace.name, len(one.members)) for one in found) == [("FAST", 8), ("PROFILING", 7)]
