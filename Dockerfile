@@ -1,37 +1,66 @@
-# syntax=docker/dockerfile:1
-# The agent's image. Another base, or a mirror of it: --build-arg BASE_IMAGE=...; it needs glibc, which the driver's library uses.
+# Two images from one file: the agent (the default) and, with --target service, the cost service.
+# The base, or a mirror of it: --build-arg BASE_IMAGE=...; it needs Python 3.11 or later, a shell, and glibc, which the driver's
+# library uses. `make image` builds both and fills in the labels.
 ARG BASE_IMAGE=python:3.13-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src
-RUN python -m venv /opt/build && python -m venv --without-pip /opt/gpu-cost-exporter
-COPY requirements/build.txt requirements/runtime.txt requirements/
-RUN /opt/build/bin/pip install --require-hashes -r requirements/build.txt \
- && /opt/build/bin/pip --python /opt/gpu-cost-exporter/bin/python install --require-hashes --only-binary :all: \
-      -r requirements/runtime.txt
+COPY requirements/build.txt requirements/runtime.txt requirements/report.txt requirements/
+# Hashes are those of every wheel of a version, of every processor that it is made for; nothing is compiled.
+RUN python3 -m venv /opt/build \
+ && python3 -m venv --without-pip /opt/gpu-cost-exporter \
+ && /opt/build/bin/pip install --require-hashes --only-binary :all: -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
-RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/build/bin/pip --python /opt/gpu-cost-exporter/bin/python install --no-deps --no-index /wheels/*.whl \
- && /opt/gpu-cost-exporter/bin/python -m compileall -q /opt/gpu-cost-exporter/lib
+COPY deploy/image/finish.sh ./
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
-FROM ${BASE_IMAGE}
-ARG VERSION=0.1.0
+FROM build AS build-agent
+RUN sh finish.sh requirements/runtime.txt
+
+FROM build AS build-service
+RUN sh finish.sh requirements/report.txt
+
+# What both are made of. pip of the base goes, so that nothing can be installed into a running container.
+FROM ${BASE_IMAGE} AS runtime
+ARG VERSION=unknown
 ARG REVISION=unknown
-LABEL org.opencontainers.image.title="gpu-cost-exporter" \
-      org.opencontainers.image.description="GPU utilisation exporter and pod attribution for Kubernetes" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
-COPY --from=build /opt/gpu-cost-exporter /opt/gpu-cost-exporter
-COPY rules /usr/share/gpu-cost-exporter/rules
-COPY dashboards/fleet.json /usr/share/gpu-cost-exporter/dashboards/
+LABEL org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN find / -xdev \( -path '*-packages/pip' -o -path '*-packages/pip-*' -o -path '*-packages/setuptools*' -o -path '*/ensurepip' \
+      -o -path '*/python-wheels' -o -path '*/bin/pip*' \) -prune -exec rm -rf {} +
+COPY deploy/image/healthcheck.py /usr/share/gpu-cost-exporter/
 ENV PATH=/opt/gpu-cost-exporter/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# uid 0, because the kubelet's socket belongs to root; it needs no capability: run it with --cap-drop ALL.
+# Python as PID 1 ends on SIGTERM only because the program handles it.
+STOPSIGNAL SIGTERM
+# For Docker and Podman; Kubernetes asks /healthz and /readyz itself.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=30s \
+  CMD ["/opt/gpu-cost-exporter/bin/python", "-IS", "/usr/share/gpu-cost-exporter/healthcheck.py"]
+ENTRYPOINT ["gpu-cost-exporter"]
+
+FROM runtime AS service
+LABEL org.opencontainers.image.title="gpu-cost-exporter cost service" \
+      org.opencontainers.image.description="What a fleet's GPUs cost: pages, an API, budgets and metrics"
+# A new volume that is mounted here takes over the owner.
+RUN install -d -o 65534 -g 65534 /var/lib/gpu-cost-exporter
+COPY --from=build-service /opt/gpu-cost-exporter /opt/gpu-cost-exporter
+USER 65534:65534
+EXPOSE 9401
+CMD ["serve"]
+
+FROM runtime AS agent
+LABEL org.opencontainers.image.title="gpu-cost-exporter" \
+      org.opencontainers.image.description="GPU utilisation exporter and pod attribution for Kubernetes"
+# For the NVIDIA container runtime: every GPU, and of the driver only what NVML is.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=utility
+COPY rules /usr/share/gpu-cost-exporter/rules
+COPY dashboards/fleet.json dashboards/oncall.json dashboards/finops.json /usr/share/gpu-cost-exporter/dashboards/
+COPY --from=build-agent /opt/gpu-cost-exporter /opt/gpu-cost-exporter
+# uid 0, because the kubelet's socket is in a directory of root's (0750), and no capability: run it with --cap-drop ALL. Where no
+# kubelet is asked (--attribution off), any user does: --user 65534.
+# hadolint ignore=DL3002
 USER 0:0
 EXPOSE 9400
-# Python as PID 1 ends on SIGTERM only because the agent handles it.
-STOPSIGNAL SIGTERM
-ENTRYPOINT ["gpu-cost-exporter"]
 CMD ["agent"]
