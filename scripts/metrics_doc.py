@@ -100,7 +100,8 @@ What differs from dcgm-exporter, on purpose:
 
 - A sample is one of this agent's, one per `--sample-interval`; dcgm-exporter's own interval is 30 s by default. A count
   of clock events is so many times higher; its share of the window is the same.
-- Clock events stand on the row of the board, not again on each MIG instance. An Xid stands on the instance it is of.
+- Clock events stand on the row of the board, not again on each MIG instance. An Xid stands on the GPU instance it
+  is of; where several compute instances share that one, on each of them, as nobody says of which it is.
 - A window moves on by a 60th of its length. What was before the agent's start is in none.
 - The totals start with the agent; a reason that holds clocks down at the start counts once it begins again.
   `gpu_xid_errors_total` and `gpu_clock_events_total` are the same without a collectors file.

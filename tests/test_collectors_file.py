@@ -107,6 +107,12 @@ def test_a_real_field_that_is_not_measured_is_warned_of_and_shows_nothing(name: 
     assert read.warnings == (f"counters.csv:1: {name} is not measured by this agent; the row shows nothing",)
 
 
+@pytest.mark.parametrize("number", ["0", "0150", "-1", "1651", "9" * 5000, "\u0661\u0665\u0660"])
+def test_a_number_that_is_no_field_is_refused_as_such(number: str) -> None:
+    (told,) = problems(f"{number}, gauge, x\n")
+    assert told.startswith("counters.csv:1: unknown field ")
+
+
 def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number() -> None:
     read = parse(
         "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, gauge, old\n"

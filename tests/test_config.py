@@ -174,7 +174,7 @@ def test_the_label_with_the_nodes_name_follows_the_names_of_metrics_and_can_be_a
     assert settle({"dcgm_names": "4.9"}).hostname_label == "hostname"
     assert settle({"hostname_label": "none", "dcgm_names": "4.9"}).hostname_label == ""
     assert settle({"hostname_label": "hostname"}).hostname_label == "hostname"
-    for name in ("pod", "uuid", "modelName"):
+    for name in ("pod", "uuid", "modelName", "DCGM_FI_DRIVER_VERSION"):
         (told,) = mistakes({"hostname_label": name})
         assert told.startswith(f"hostname-label (from --hostname-label): value '{name}' is not a label name; allowed: ")
         assert told.endswith("; another label of these series has that name")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from exporter.config.kinds import LABEL
+from exporter.exposition.dcgm_fields import PREFIX
 from exporter.exposition.dcgm_labels import TAKEN
 
 _NONE = "none"
@@ -15,14 +16,18 @@ def settled(text: str | None, dcgm_names: str | None) -> str:
     return "" if text == _NONE else text
 
 
+def _is_taken(text: str) -> bool:
+    return text in TAKEN or text.startswith(PREFIX)
+
+
 def _parse(text: str) -> object:
-    if text in TAKEN:
+    if _is_taken(text):
         raise ValueError(text)
     return LABEL.parse(text)
 
 
 def _why(text: str) -> str:
-    return "another label of these series has that name" if text in TAKEN else ""
+    return "another label of these series has that name" if _is_taken(text) else ""
 
 
 # Two labels of one name on a line, and Prometheus refuses the whole page.

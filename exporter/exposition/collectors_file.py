@@ -2,6 +2,7 @@
 
 import csv
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from exporter.exposition.family import Kind
 from exporter.model import Field
 
 _COLUMNS = 3
+_NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _DEAD_NAMES = frozenset({"dcgm_pcie_tx_throughput", "dcgm_pcie_rx_throughput"})  # in dcgm-exporter's 1.x file
 _GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL_RATIO"
 _SINCE_4_7 = Field(1648)
@@ -171,19 +173,22 @@ def _row(line: str, others: _Others) -> tuple[Row | EventRow | None, str]:
     if found is None:
         return None, f"{name} is not measured by this agent; the row shows nothing"
     field, era = found
-    if kind is Kind.LABEL and field.kind is not Kind.LABEL:
-        raise ValueError(f"{name} is a number and cannot be a label: allowed are gauge and counter")
-    if kind is not Kind.LABEL and field.kind is Kind.LABEL:
-        raise ValueError(f"{name} is a text and cannot be a {kind}: allowed is label")
+    _check_kind(name, kind, field.kind)
     printed = (field.name(era) or field.legacy_name) if name.isdigit() else name
     return Row(field=field, name=printed, kind=kind, help=text or field.help, era=era), _remark(name, field)
 
 
 def _event_row(name: str, kind: Kind, text: str) -> tuple[EventRow, str]:
-    if kind is Kind.LABEL:
-        raise ValueError(f"{name} is a number and cannot be a label: allowed are gauge and counter")
     row = dcgm_exp.row(name, text)
+    _check_kind(name, kind, row.kind)
     return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"
+
+
+def _check_kind(name: str, written: Kind, true: Kind) -> None:
+    if written is Kind.LABEL and true is not Kind.LABEL:
+        raise ValueError(f"{name} is a number and cannot be a label: allowed are gauge and counter")
+    if written is not Kind.LABEL and true is Kind.LABEL:
+        raise ValueError(f"{name} is a text and cannot be a {written}: allowed is label")
 
 
 def _field(name: str, others: _Others) -> tuple[DcgmField, Era] | None:
@@ -193,7 +198,7 @@ def _field(name: str, others: _Others) -> tuple[DcgmField, Era] | None:
     if name in others:
         other, era = others[name]
         return (other.field(), era) if other.measured else None
-    if name in _DEAD_NAMES or (name.isascii() and name.isdigit() and _is_id(name)):
+    if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
         return None
     raise ValueError(f"unknown field {name!r}{_suggestion(name, others)}; allowed are DCGM field names and ids")
 
@@ -214,10 +219,6 @@ def _columns(line: str) -> list[str]:
         hint = "; put a help that has a comma in quotes, straight after the comma" if len(columns) > _COLUMNS else ""
         raise ValueError(f"{len(columns)} columns instead of 3 (field, type, help){hint}")
     return columns
-
-
-def _is_id(text: str) -> bool:
-    return 0 < int(text) <= HIGHEST_ID
 
 
 def _suggestion(name: str, others: _Others) -> str:

@@ -1,4 +1,4 @@
-"""The one table of DCGM fields: id, names of each era, types, units and how to convert between eras.
+"""The DCGM fields that NVML answers too: id, names of each era, types, units and how to convert between eras.
 
 Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL_RATIO`` and means percent; 4.7
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
@@ -98,7 +98,7 @@ _LINES = TEXT.strip().splitlines()
 TABLE: tuple[DcgmField, ...] = tuple(
     _parse(columns, text.strip()) for columns, text in zip(_LINES[::2], _LINES[1::2], strict=True)
 )
-"""Every field that this agent can show; the default ones first, in the order of dcgm-exporter's file."""
+"""All of them; those of a default set first, in the order of dcgm-exporter's file. The others are in ``dcgm_ids``."""
 
 BY_FIELD: Mapping[Field, DcgmField] = MappingProxyType({row.field: row for row in TABLE})
 
@@ -153,5 +153,5 @@ def _names() -> dict[str, tuple[DcgmField, Era]]:
 BY_NAME: Mapping[str, tuple[DcgmField, Era]] = MappingProxyType(_names())
 """Names of 1.x, up to 4.8, 4.6 and 4.9, and ids, each with the era that decides its unit.
 
-Of two meanings of one name the older wins.
+A name that both eras have is of the older one: the unit is the same.
 """

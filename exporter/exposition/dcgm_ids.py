@@ -1,4 +1,4 @@
-"""Every DCGM field beside those of ``dcgm_table``: which only DCGM measures, and which this agent never asks for."""
+"""Every DCGM field beside those of ``dcgm_table``: what DCGM alone is asked for, and what nobody is."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _COUNTED = re.compile(r"\{(\d+)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherField:
-    """A field that NVML has no answer to. ``type`` and ``level`` are the words of the file."""
+    """A field that is not in ``dcgm_table``. ``type`` and ``level`` are the words of the file."""
 
     id: int
     type: str

@@ -1,10 +1,11 @@
-"""The DCGM fields that this agent can show, as a table to read; ``dcgm_fields`` makes values of it.
+"""The DCGM fields that NVML answers too, as a table to read; ``dcgm_fields`` makes values of it.
 
 Two lines per field. Columns: id | dcgm-exporter's name up to 4.8 | DCGM 4.6's name, ``-`` where it is the same | unit
 | type and flags | 4.9's own field where it has one: id, name, scale, type, unit. Names lack their ``DCGM_FI_``.
 Flags: ``float`` (else integer), ``mig`` (measured on a MIG instance; all others are values of the whole board, never
-copied to its instances), ``default`` and ``default49`` (in the default file of the era), ``not49`` (4.9's field
-measures something else and cannot be derived). The default fields come first, in the order of dcgm-exporter's file.
+copied to its instances), ``default`` (in the default file, and in 4.9's), ``default49`` (in 4.9's alone), ``not49``
+(4.9's field measures something else and cannot be derived: it has none). The default fields come first, in the order of
+dcgm-exporter's file.
 """
 
 TEXT = """
