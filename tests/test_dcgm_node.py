@@ -111,6 +111,8 @@ async def test_engines_of_other_versions_tell_the_same(version: str, tmp_path: P
     ("second", "index", "states"),
     [
         (40, 0, {DeviceState.LOST}),
+        # DCGM's values are plain blank while a GPU needs a reset: through it alone the GPU has failed.
+        (80, 1, {DeviceState.RESET_REQUIRED, DeviceState.FAILED}),
         (120, 2, {DeviceState.FAILED}),
         (160, 3, {DeviceState.MISSING, DeviceState.LOST}),
     ],
