@@ -1,8 +1,8 @@
 """Whether the agent or the cost service in this container is alive: exit code 0, else 1 and a line that says why.
 
-What HEALTHCHECK of the Dockerfile runs; Kubernetes has probes of its own. It asks the port that a process of this container
-listens on, whatever flag, variable or file named it, by plain HTTP and then by TLS. `/healthz` needs no password, and who
-wants a certificate of the client is alive, too.
+The HEALTHCHECK of the Dockerfile; Kubernetes has probes of its own. It asks the port that a process of this container
+listens on, whatever flag, variable or file named it, by plain HTTP and then by TLS. `/healthz` needs no password, and
+who wants a certificate of the client is alive, too.
 """
 
 # ruff: noqa: INP001 - a script that is copied into the image
