@@ -26,7 +26,7 @@ KILLS, WARM_UP_KILLS = 100, 15
 PATIENCE_SECONDS = 20.0
 SLOWEST_SCRAPE_SECONDS = 2.0
 PROF, TEMPERATURE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_TEMP"
-GROWTH_BYTES = 2 * 2**20
+GROWTH_BYTES = 3 * 2**20
 """What may come and go in a process's memory between the first third of the kills and the last."""
 LATE_SECONDS = 0.5
 """What a busy machine may add."""
