@@ -2,10 +2,6 @@
 {{- define "gpu-cost-exporter.agentFiles" -}}
 agent.yaml: |
   {{- include "gpu-cost-exporter.agentConfig" . | nindent 2 }}
-{{- if and .Values.agent.web.tlsSecret (not .Values.agent.web.existingSecret) }}
-web.yaml: |
-  {{- include "gpu-cost-exporter.webConfig" . | nindent 2 }}
-{{- end }}
 {{- with .Values.agent.priceBook.content }}
 {{ include "gpu-cost-exporter.fileEntry" (dict "key" $.Values.agent.priceBook.key "content" .) }}
 {{- end }}

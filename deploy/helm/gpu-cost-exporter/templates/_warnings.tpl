@@ -1,0 +1,116 @@
+{{/* What works and may not be meant, one line each, for NOTES. */}}
+{{- define "gpu-cost-exporter.warnings" -}}
+{{- $monitoring := .Values.monitoring -}}
+{{- $monitored := or $monitoring.podMonitor.enabled $monitoring.serviceMonitor.enabled -}}
+{{- if not .Values.image.registry }}
+- image.registry: is empty, so nodes look for {{ .Values.image.repository }} where their runtime looks by default. Give your registry.
+{{- end }}
+{{- if not (or $monitored $monitoring.scrapeAnnotations) }}
+- monitoring.podMonitor.enabled: is false, and no other way of scraping is on: no Prometheus sees this, unless one of yours is told to.
+{{- end }}
+{{- if and $monitored (not $monitoring.labels) }}
+- monitoring.labels: is empty. A Prometheus that selects monitors by a label, as kube-prometheus-stack's does by release, sees none.
+{{- end }}
+{{- if and $monitored (ne $monitoring.scrape.job "gpu-cost-exporter") }}
+- monitoring.scrape.job: is {{ $monitoring.scrape.job }}; the alert GPUExporterDown looks for gpu-cost-exporter.
+{{- end }}
+{{- if not $monitoring.rules.enabled }}
+- monitoring.rules.enabled: is false. Alerts, dashboards, reports and the cost service need rules/prometheus-rules.yaml in Prometheus.
+{{- end }}
+{{- if .Values.agent.enabled }}{{ include "gpu-cost-exporter.agentWarnings" . }}{{ end }}
+{{- if .Values.service.enabled }}{{ include "gpu-cost-exporter.serviceWarnings" . }}{{ end }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.agentWarnings" -}}
+{{- $agent := .Values.agent -}}
+{{- $config := $agent.config -}}
+{{- if hasKey $config "simulate" }}
+- agent.config.simulate: is given: what is shown does not exist. Every page and series says so.
+{{- end }}
+{{- if not $agent.attribution.enabled }}
+- agent.attribution.enabled: is false: no pod is known, and all time is nobody's.
+{{- if $agent.metadata.enabled }}
+- agent.metadata.enabled: has no effect without agent.attribution.
+{{- end }}
+{{- end }}
+{{- if not $agent.metadata.enabled }}
+- agent.metadata.enabled: is false: money goes to namespaces. With true it goes to workloads and teams; the agent may then read pods.
+{{- range list "pod-labels" "pod-annotations" "team-keys" "reservation-namespaces" }}
+{{- if hasKey $config . }}
+- agent.config.{{ . }}: has no effect without agent.metadata.enabled=true.
+{{- end }}
+{{- end }}
+{{- else if not .Values.rbac.create }}
+- rbac.create: is false: bind list and watch of pods, get of nodes and what else docs/scale.md names to {{ include "gpu-cost-exporter.serviceAccountName" . }}.
+{{- end }}
+{{- if not $agent.processes.enabled }}
+- agent.processes.enabled: is false: where pods share a GPU their use is divided evenly, and marked estimated.
+{{- end }}
+{{- if not $agent.state.enabled }}
+- agent.state.enabled: is false: the ledger's counters begin again with every restart, and what was not scraped is lost.
+{{- end }}
+{{- if and (not (include "gpu-cost-exporter.hasFile" $agent.priceBook)) (not (hasKey $config "price-book")) }}
+- agent.priceBook: is empty: the bundled list prices (US dollars) are used; yours are most likely others.
+{{- end }}
+{{- if and $agent.affinity $agent.nodeAffinity }}
+- agent.affinity: replaces agent.nodeAffinity; see that nodes without a GPU are left out.
+{{- end }}
+{{- if and $agent.updateStrategy.rollingUpdate (eq (toString $agent.updateStrategy.rollingUpdate.maxUnavailable) "0") }}
+- agent.updateStrategy.rollingUpdate.maxUnavailable: is 0, and two agents cannot share a node: nothing will be updated.
+{{- end }}
+{{- if eq $agent.driver.mode "none" }}
+- agent.driver.mode: is none: without a driver in the image, or an engine at agent.dcgm.address, nothing is read.
+{{- end }}
+{{- if and (eq $agent.driver.mode "privileged") (eq .Values.agent.driver.privileged.hostPath "/") }}
+- agent.driver.privileged.hostPath: is /, whose libraries hide the image's; name the driver's own folder, or libnvidia-ml.so.1.
+{{- end }}
+{{- if and $agent.scc.create (not (.Capabilities.APIVersions.Has "security.openshift.io/v1")) }}
+- agent.scc.create: is true, and this cluster is not known to be OpenShift.
+{{- else if and (not $agent.scc.create) (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
+- agent.scc.create: is false, and this is OpenShift: without a SecurityContextConstraints no pod is admitted. See presets/openshift.yaml.
+{{- end }}
+{{- if and (eq $agent.driver.mode "dra") (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) }}
+- agent.driver.mode: is dra; Kubernetes {{ .Capabilities.KubeVersion.Version }} has admin access to claims behind the feature gate DRAAdminAccess.
+{{- end }}
+{{- if $agent.openCost }}
+{{- if or (ne (int $agent.port) 9400) (include "gpu-cost-exporter.hasTls" $agent.web) $agent.web.basicAuth }}
+- agent.openCost: OpenCost asks plain HTTP at port 9400 without a password, and will not find this agent.
+{{- end }}
+{{- end }}
+{{- if and .Values.networkPolicy.enabled $agent.hostNetwork }}
+- networkPolicy.enabled: has no effect on pods with agent.hostNetwork.
+{{- end }}
+{{- include "gpu-cost-exporter.dcgmWarnings" . }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.dcgmWarnings" -}}
+{{- $agent := .Values.agent -}}
+{{- $dcgm := $agent.dcgm -}}
+{{- if and $dcgm.address (not (include "gpu-cost-exporter.hasDcgmLibrary" .)) }}
+- agent.dcgm.library: is empty: the image has no libdcgm.so.4, without which no engine can be asked. Give hostPath or image.
+{{- end }}
+{{- if and (not $dcgm.address) (include "gpu-cost-exporter.hasDcgmLibrary" .) }}
+- agent.dcgm.address: is empty: the library is not used.
+{{- end }}
+{{- if and (not $agent.hostNetwork) (regexMatch "^(tcp://)?(localhost|127[.]|\\[::1\\])" $dcgm.address) }}
+- agent.dcgm.address: {{ $dcgm.address }} is the pod's own loopback; for the node's set agent.hostNetwork=true, or use a Unix socket.
+{{- end }}
+{{- if eq $dcgm.address "embedded" }}
+- agent.dcgm.address: embedded needs DCGM's whole package in the image, and for profiling SYS_ADMIN; see docs/dcgm.md.
+{{- end }}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.serviceWarnings" -}}
+{{- $service := .Values.service -}}
+{{- if eq $service.store.type "emptyDir" }}
+- service.store.type: is emptyDir: closed days are lost with the pod, and filled again as far as Prometheus goes back.
+{{- else if eq $service.store.type "none" }}
+- service.store.type: is none: the service shows what Prometheus still has; after 15 days that is usually nothing.
+{{- end }}
+{{- if and .Values.image.digest (not $service.image.digest) }}
+- service.image.digest: is empty while image.digest is given: the cost service's image is named by its tag.
+{{- end }}
+{{- if and (hasPrefix "http://" (dig "prometheus" "" $service.config)) (hasKey $service.config "prometheus-token-file") }}
+- service.config.prometheus: is http://, so that everybody in between can read the token.
+{{- end }}
+{{- end -}}

@@ -1,0 +1,303 @@
+"""The Helm chart's values as a tree, read with their comments, and the JSON schema that follows from them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from exporter.config import kinds
+from exporter.config.kinds import Kind
+from exporter.config.options import OPTIONS, Option
+from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "integer", "minimum": 0}
+ANY_MAP: Schema = {"type": "object"}
+TEXT_MAP: Schema = {"type": "object", "additionalProperties": TEXT}
+
+
+def closed(properties: Schema, *required: str) -> Schema:
+    """An object of which every key is known."""
+    found: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return found | ({"required": list(required)} if required else {})
+
+
+def each(items: Schema) -> Schema:
+    """A list."""
+    return {"type": "array", "items": items}
+
+
+def one_of(*words: str) -> Schema:
+    """One of a few words."""
+    return {"type": "string", "enum": list(words)}
+
+
+def text(pattern: str) -> Schema:
+    """A text of a form, whole."""
+    return {"type": "string", "pattern": f"^({pattern})$"}
+
+
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+SPAN = text("([0-9]+(ms|s|m|h))+")
+FOLDER = text("/.*")
+FOLDER_OR_NOTHING = text("|/.*")
+QUANTITY: Schema = {
+    "type": ["string", "number"],
+    "pattern": "^[0-9]+([.][0-9]+)?([EPTGMk]i?|m|e[0-9]+)?$",
+    "minimum": 0,
+}
+QUANTITIES: Schema = {"type": "object", "additionalProperties": QUANTITY}
+RESOURCES = closed({"limits": QUANTITIES, "requests": QUANTITIES, "claims": each(ANY_MAP)})
+_TIMES = ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "terminationGracePeriodSeconds")
+PROBE = closed(dict.fromkeys((*_TIMES, "failureThreshold", "successThreshold"), NUMBER))
+OPERATORS = one_of("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+EXPRESSIONS = each(closed({"key": TEXT, "operator": OPERATORS, "values": each(TEXT)}, "key", "operator"))
+SELECTOR = closed({"matchLabels": TEXT_MAP, "matchExpressions": EXPRESSIONS})
+TOLERATIONS = each(
+    closed(
+        {
+            "key": TEXT,
+            "operator": one_of("Exists", "Equal"),
+            "value": TEXT,
+            "effect": one_of("NoSchedule", "PreferNoSchedule", "NoExecute"),
+            "tolerationSeconds": NUMBER,
+        }
+    )
+)
+ENVIRONMENT = each(closed({"name": TEXT, "value": TEXT, "valueFrom": ANY_MAP}, "name"))
+VOLUMES = each(ANY_MAP | {"required": ["name"]})
+MOUNTS = each(ANY_MAP | {"required": ["name", "mountPath"]})
+SECRET_KEY = closed({"name": TEXT, "key": TEXT, "optional": {"type": "boolean"}}, "name", "key")
+FROM_EITHER = closed({"secret": SECRET_KEY, "configMap": SECRET_KEY})
+TLS = closed(
+    {
+        "ca": FROM_EITHER,
+        "cert": FROM_EITHER,
+        "keySecret": SECRET_KEY,
+        "serverName": TEXT,
+        "insecureSkipVerify": {"type": "boolean"},
+        "minVersion": one_of("TLS12", "TLS13"),
+        "maxVersion": one_of("TLS12", "TLS13"),
+    }
+)
+BASIC = closed({"username": SECRET_KEY, "password": SECRET_KEY}) | {
+    "dependencies": {"username": ["password"], "password": ["username"]}
+}
+SERVICE_TYPE = one_of("ClusterIP", "NodePort", "LoadBalancer")
+TAG = text("|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+DIGEST = text("|sha256:[a-f0-9]{64}")
+PEERS = each(closed({"namespaceSelector": SELECTOR, "podSelector": SELECTOR, "ipBlock": ANY_MAP}))
+MAXIMUM: Schema = {"type": ["integer", "string"], "pattern": "^[0-9]+%$", "minimum": 0}
+
+POD: Schema = {
+    "extraArgs": each(TEXT),
+    "extraEnv": ENVIRONMENT,
+    "extraVolumes": VOLUMES,
+    "extraVolumeMounts": MOUNTS,
+    "nodeSelector": TEXT_MAP,
+    "affinity": closed({"nodeAffinity": ANY_MAP, "podAffinity": ANY_MAP, "podAntiAffinity": ANY_MAP}),
+    "tolerations": TOLERATIONS,
+    "resources": RESOURCES,
+    "podLabels": TEXT_MAP,
+    "podAnnotations": TEXT_MAP,
+    "podSecurityContext": ANY_MAP,
+    "securityContext": ANY_MAP,
+    "port": PORT,
+    "web.scrape.tlsConfig": TLS,
+    "web.scrape.basicAuth": BASIC,
+}
+"""What agent and cost service have alike."""
+
+
+METAVARS: dict[str, Schema] = {
+    "DURATION": text(r"([0-9]+([.][0-9]+)?|[.][0-9]+)(ms|s|m|h)"),
+    "RATIO": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+    "DAYS": text("[0-9]{1,4}d"),
+    "URL": text("https?://[^ ]+"),
+    "LABEL": text("[a-zA-Z_][a-zA-Z0-9_]*"),
+}
+"""Kinds of options by the word that their help has for the value; of others any text will do here."""
+
+
+def of_kind(kind: Kind) -> Schema:
+    """What the chart takes for a kind of option: what Helm's YAML makes of it, too."""
+    if kind.is_list:
+        return {"type": ["array", "string"], "items": TEXT, "minItems": 1, "minLength": 1}
+    if kind is kinds.SWITCH:
+        return {"enum": [True, False, "on", "off"]}
+    if kind.metavar.startswith("{"):
+        words = kind.allowed.split(", ")
+        return {"enum": [*words, *(float(word) for word in words if re.fullmatch(r"\d+\.\d+", word))]}
+    if kind.metavar == "NUMBER":
+        low, high = (int(number) for number in kind.allowed.split(" to "))
+        return {"type": "integer", "minimum": low, "maximum": high}
+    return METAVARS.get(kind.metavar, TEXT | {"minLength": 1})
+
+
+def of_options(options: tuple[Option, ...]) -> Schema:
+    """The schema of a file of options."""
+    return closed({one.key: of_kind(one.kind) | {"description": one.help} for one in options})
+
+
+FRAGMENTS: dict[str, Schema] = {
+    **{f"{part}.{key}": schema for part in ("agent", "service") for key, schema in POD.items()},
+    "nameOverride": text("|[a-z0-9]([a-z0-9-]*[a-z0-9])?"),
+    "fullnameOverride": text("|[a-z0-9]([a-z0-9-]*[a-z0-9])?"),
+    "commonLabels": TEXT_MAP,
+    "commonAnnotations": TEXT_MAP,
+    "image.repository": text("[a-z0-9][a-z0-9._/-]*"),
+    "image.registry": text("|[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._/-]*)?"),
+    "image.tag": TAG,
+    "image.digest": DIGEST,
+    "image.pullPolicy": one_of("IfNotPresent", "Always", "Never"),
+    "imagePullSecrets": each(closed({"name": TEXT}, "name")),
+    "agent.config": of_options(OPTIONS),
+    "agent.driver.mode": one_of("runtimeClass", "privileged", "cdi", "dra", "none"),
+    "agent.driver.privileged.hostPath": FOLDER,
+    "agent.driver.cdi.device": text("[A-Za-z0-9._-]+/[A-Za-z0-9._-]+=[A-Za-z0-9._:-]+"),
+    "agent.driver.dra.apiVersion": one_of("resource.k8s.io/v1", "resource.k8s.io/v1beta2"),
+    "agent.attribution.kubeletPath": FOLDER,
+    "agent.attribution.podLogsPath": FOLDER_OR_NOTHING,
+    "agent.state.hostPath": FOLDER_OR_NOTHING,
+    "agent.dcgm.library.hostPath": FOLDER_OR_NOTHING,
+    "agent.dcgm.address": text(
+        r"|embedded|unix:///[^ ]+|/[^ ]+|(tcp://)?[A-Za-z0-9_.-]+(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
+    ),
+    "agent.priceBook.content": {"type": ["object", "string"]},
+    "agent.nodeAffinity.anyOf": EXPRESSIONS,
+    "agent.nodeAffinity.allOf": EXPRESSIONS,
+    "agent.updateStrategy.type": one_of("RollingUpdate", "OnDelete"),
+    "agent.updateStrategy.rollingUpdate.maxUnavailable": MAXIMUM,
+    "agent.updateStrategy.rollingUpdate.maxSurge": {"enum": [0, "0%"]},
+    "agent.livenessProbe": PROBE,
+    "agent.readinessProbe": PROBE,
+    "agent.service.type": SERVICE_TYPE,
+    "agent.service.port": PORT,
+    "agent.service.internalTrafficPolicy": one_of("Cluster", "Local"),
+    "agent.service.annotations": TEXT_MAP,
+    "service.config": of_options(SERVE_OPTIONS),
+    "service.image.tag": TAG,
+    "service.image.digest": DIGEST,
+    "service.budgets.content": each(ANY_MAP),
+    "service.store.type": one_of("pvc", "emptyDir", "none"),
+    "service.store.size": QUANTITY,
+    "service.type": SERVICE_TYPE,
+    "service.annotations": TEXT_MAP,
+    "serviceAccount.annotations": TEXT_MAP,
+    "monitoring.labels": TEXT_MAP,
+    "monitoring.scrape.interval": SPAN,
+    "monitoring.scrape.timeout": SPAN,
+    "monitoring.scrape.relabelings": each(ANY_MAP),
+    "monitoring.scrape.metricRelabelings": each(ANY_MAP),
+    "monitoring.dashboards.labels": TEXT_MAP,
+    "monitoring.dashboards.annotations": TEXT_MAP,
+    "networkPolicy.prometheus.namespaceSelector": SELECTOR,
+    "networkPolicy.prometheus.podSelector": SELECTOR,
+    "networkPolicy.prometheus.ports": each(PORT),
+    "networkPolicy.dns.namespaceSelector": SELECTOR,
+    "networkPolicy.dns.ports": each(PORT),
+    "networkPolicy.apiServer.cidrs": each(text("[0-9a-fA-F.:]+/[0-9]{1,3}")),
+    "networkPolicy.apiServer.ports": each(PORT),
+    "networkPolicy.dcgm": PEERS,
+    "networkPolicy.serviceFrom": PEERS,
+    "networkPolicy.serviceTo": PEERS,
+}
+"""What is to be known of a value beyond the type of its default. A mapping that is here is one value, not a group."""
+
+OF_PARENTS: Schema = {
+    "global": ANY_MAP | {"description": "What a chart that has this one as a part shares with all of them; not used."},
+    "enabled": {
+        "type": "boolean",
+        "description": "For the condition of a chart that has this one as a part; not used.",
+    },
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Value:
+    """A value of values.yaml, or a group of them."""
+
+    path: str
+    about: str
+    default: object
+    line: int
+    group: bool
+    children: dict[str, "Value"] = field(default_factory=dict)
+
+
+def read(path: Path) -> dict[str, Value]:
+    """The values of a file, in its order.
+
+    Raises:
+        ValueError: A value has no comment, or nothing says what an empty list or mapping may have in it.
+    """
+    source = path.read_text(encoding="utf-8")
+    root = yaml.compose(source, Loader=yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):
+        raise ValueError(f"{path.name}: not a mapping")  # noqa: TRY004 - a mistake in a file
+    found = _children(root, "", source.splitlines(), yaml.safe_load(source))
+    unknown = set(FRAGMENTS) - {value.path for value in leaves(found)}
+    if unknown:
+        raise ValueError(f"scripts/chart_schema.py: {sorted(unknown)} is not in {path.name}")
+    return found
+
+
+def _children(node: yaml.MappingNode, prefix: str, lines: list[str], defaults: dict[str, Any]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for key_node, value_node in node.value:
+        key, line = str(key_node.value), key_node.start_mark.line
+        path = f"{prefix}{key}"
+        group = isinstance(value_node, yaml.MappingNode) and path not in FRAGMENTS
+        about = _comment(lines, line)
+        if not (about or group):
+            raise ValueError(f"values.yaml:{line + 1}: {path} has no comment '# -- what it is for'")
+        value = Value(path=path, about=about, default=defaults[key], line=line + 1, group=group)
+        if isinstance(value_node, yaml.MappingNode) and group:
+            value.children = _children(value_node, f"{path}.", lines, defaults[key])
+        values[key] = value
+    return values
+
+
+def _comment(lines: list[str], line: int) -> str:
+    """What stands right above a key, from `# --` on."""
+    above: list[str] = []
+    while line and lines[line - 1].lstrip().startswith("#"):
+        line -= 1
+        above.insert(0, lines[line].lstrip().removeprefix("#").strip())
+        if above[0].startswith("-- "):
+            return " ".join(above).removeprefix("-- ")
+    return ""
+
+
+def leaves(values: dict[str, Value]) -> Iterator[Value]:
+    """Every value that is no group, in order."""
+    for value in values.values():
+        if value.group:
+            yield from leaves(value.children)
+        else:
+            yield value
+
+
+def schema(values: dict[str, Value]) -> Schema:
+    """The JSON schema of the whole file."""
+    head: Schema = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of gpu-cost-exporter"}
+    return head | closed({key: _of(value) for key, value in values.items()} | OF_PARENTS)
+
+
+def _of(value: Value) -> Schema:
+    described: Schema = {"description": value.about} if value.about else {}
+    if value.group:
+        return described | closed({key: _of(child) for key, child in value.children.items()})
+    return described | (FRAGMENTS.get(value.path) or _of_default(value))
+
+
+def _of_default(value: Value) -> Schema:
+    for kind, name in ((bool, "boolean"), (int, "integer"), (str, "string")):
+        if isinstance(value.default, kind):
+            return {"type": name} | ({"minimum": 0} if name == "integer" else {})
+    raise ValueError(f"values.yaml:{value.line}: {value.path}: say in scripts/chart_schema.py what it may have in it")
