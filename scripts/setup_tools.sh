@@ -237,8 +237,36 @@ manifest_schemas() {
 
 # What builds the image and runs it. Their recommended packages bring services and network tools, which nothing here needs.
 image_tools() {
-  if have podman && have buildah && have runc; then return 0; fi
-  apt_install podman buildah runc
+  if ! have podman || ! have buildah || ! have runc; then apt_install podman buildah runc || return 1; fi
+  image_base
+}
+
+# A stand-in for the image's base, as tests ask no registry: Python, a shell and what they need of this system's own packages,
+# unpacked into .tools/image_base/base.tar without documents. Nothing is installed.
+image_base() {
+  local place=$tools/image_base packages=(python3-venv dash coreutils findutils grep sed base-files base-passwd libc-bin tzdata)
+  [ -e "$place/base.tar" ] && return 0
+  if ! have apt-get || ! have dpkg; then say "skipped: the image's stand-in base (no apt-get here)"; return 1; fi
+  rm -rf "$place" && mkdir -p "$place/archives/partial" "$place/root"
+  image_packages "$place" "${packages[@]}" 2>/dev/null || { refresh_lists; image_packages "$place" "${packages[@]}"; } || {
+    say "skipped: the image's stand-in base (cannot download ${packages[*]})"
+    return 1
+  }
+  local package
+  for package in "$place"/archives/*.deb; do dpkg -x "$package" "$place/root"; done
+  cp "$place/root/usr/share/base-passwd/passwd.master" "$place/root/etc/passwd"
+  cp "$place/root/usr/share/base-passwd/group.master" "$place/root/etc/group"
+  rm -rf "$place/archives" "$place"/root/usr/share/{doc,man,info,locale,lintian}
+  tar -C "$place/root" --owner=0 --group=0 --numeric-owner --sort=name -cf "$place/base.part" .
+  rm -rf "$place/root" && mv "$place/base.part" "$place/base.tar"
+}
+
+# image_packages FOLDER PACKAGE...: downloads them with all they depend on, as for a system that has nothing.
+image_packages() {
+  local place=$1
+  shift
+  apt-get -qq -o Dir::State::status=/dev/null -o "Dir::Cache::archives=$place/archives" -o APT::Sandbox::User=root \
+    -o Debug::NoLocking=1 install -y --download-only --no-install-recommends "$@"
 }
 
 test_tools() {
