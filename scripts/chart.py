@@ -8,6 +8,9 @@ from pathlib import Path
 from chart_schema import Value, leaves, read, schema
 
 from exporter import __version__
+from exporter.config.kinds import duration_seconds
+from exporter.config.options import OPTIONS
+from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "gpu-cost-exporter"
@@ -27,10 +30,28 @@ def outputs() -> dict[Path, str]:
     }
     return {
         **{path: source.read_text(encoding="utf-8") for path, source in copies.items()},
+        CHART / "files" / "durations.json": json.dumps(durations(), indent=1) + "\n",
         CHART / "values.schema.json": json.dumps(schema(values), indent=1, ensure_ascii=False) + "\n",
         CHART / "README.md": readme(values),
         CHART / "Chart.yaml": versioned((CHART / "Chart.yaml").read_text(encoding="utf-8")),
     }
+
+
+def durations() -> dict[str, dict[str, dict[str, object]]]:
+    """Bounds of every option that is a duration, in seconds, as templates compare them."""
+    return {
+        part: {
+            option.key: dict(zip(("least", "most"), _bounds(option.kind.allowed), strict=True))
+            | {"allowed": option.kind.allowed}
+            for option in options
+            if option.kind.metavar == "DURATION"
+        }
+        for part, options in (("agent", OPTIONS), ("service", SERVE_OPTIONS))
+    }
+
+
+def _bounds(allowed: str) -> list[float]:
+    return [duration_seconds(text) for text in allowed.rpartition(" from ")[2].split(" to ")]
 
 
 def versioned(text: str) -> str:

@@ -127,7 +127,7 @@ METAVARS: dict[str, Schema] = {
 def of_kind(kind: Kind) -> Schema:
     """What the chart takes for a kind of option: what Helm's YAML makes of it, too."""
     if kind.is_list:
-        return {"type": ["array", "string"], "items": TEXT, "minItems": 1, "minLength": 1}
+        return {"type": ["array", "string"], "items": TEXT | {"minLength": 1}, "minItems": 1, "minLength": 1}
     if kind is kinds.SWITCH:
         return {"enum": [True, False, "on", "off"]}
     if kind.metavar.startswith("{"):

@@ -21,6 +21,7 @@
 
 {{- define "gpu-cost-exporter.agentChecks" -}}
 {{- $agent := .Values.agent -}}
+{{- include "gpu-cost-exporter.durations" (dict "root" . "part" "agent") -}}
 {{- $manager := dig "workload-manager" "kubernetes" $agent.config -}}
 {{- if and $agent.metadata.enabled (ne $manager "kubernetes") -}}
 {{- fail (printf "agent.metadata.enabled: is true, and agent.config.workload-manager is %s, whose jobs the Kubernetes API does not know; set one of them" $manager) -}}
@@ -44,6 +45,7 @@
 
 {{- define "gpu-cost-exporter.serviceChecks" -}}
 {{- $service := .Values.service -}}
+{{- include "gpu-cost-exporter.durations" (dict "root" . "part" "service") -}}
 {{- $elsewhere := contains "prometheus" (lower (toJson (concat $service.extraArgs $service.extraEnv))) -}}
 {{- if not (or (dig "prometheus" "" $service.config) $elsewhere) -}}
 {{- fail "service.config.prometheus: must be given with service.enabled, such as http://prometheus-operated.monitoring:9090" -}}
@@ -65,5 +67,19 @@
 {{- end -}}
 {{- if and .monitored $web.basicAuth (not $web.scrape.basicAuth) -}}
 {{- fail (printf "%s.scrape.basicAuth: must be given with a password, so that the monitors can scrape, such as {username: {name: ..., key: username}, password: {name: ..., key: password}}" .path) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Durations out of range, which no pattern tells; the bounds are the program's own. Takes (dict "root" $ "part" "agent"). */}}
+{{- define "gpu-cost-exporter.durations" -}}
+{{- $config := (get .root.Values .part).config -}}
+{{- $seconds := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 -}}
+{{- range $key, $bounds := get (.root.Files.Get "files/durations.json" | fromJson) .part -}}
+{{- with get $config $key -}}
+{{- $given := mulf (regexFind "^[0-9.]+" .) (get $seconds (regexFind "[a-z]+$" .)) -}}
+{{- if or (lt $given $bounds.least) (gt $given $bounds.most) -}}
+{{- fail (printf "%s.config.%s: %s is out of range; allowed: %s" $.part $key . $bounds.allowed) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
