@@ -94,6 +94,15 @@ DIGEST = text("|sha256:[a-f0-9]{64}")
 PEERS = each(closed({"namespaceSelector": SELECTOR, "podSelector": SELECTOR, "ipBlock": ANY_MAP}))
 MAXIMUM: Schema = {"type": ["integer", "string"], "pattern": "^[0-9]+%$", "minimum": 0}
 
+BOOK = closed(
+    {
+        "currency": text("[A-Z]{3}"),
+        "gpu_part": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "list_prices": {"enum": [True, False, "on", "off"]},
+        "rows": each(ANY_MAP),
+    }
+) | {"type": ["object", "string"]}
+
 POD: Schema = {
     "extraArgs": each(TEXT),
     "extraEnv": ENVIRONMENT,
@@ -168,7 +177,7 @@ FRAGMENTS: dict[str, Schema] = {
     "agent.dcgm.address": text(
         r"|embedded|unix:///[^ ]+|/[^ ]+|(tcp://)?[A-Za-z0-9_.-]+(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
     ),
-    "agent.priceBook.content": {"type": ["object", "string"]},
+    "agent.priceBook.content": BOOK,
     "agent.nodeAffinity.anyOf": EXPRESSIONS,
     "agent.nodeAffinity.allOf": EXPRESSIONS,
     "agent.updateStrategy.type": one_of("RollingUpdate", "OnDelete"),

@@ -66,7 +66,13 @@ mount and the option that names it cannot differ.
 
 {{/* A ConfigMap's entry, from text or from a mapping. Takes (dict "key" KEY "content" CONTENT). */}}
 {{- define "gpu-cost-exporter.fileEntry" -}}
-{{ .key }}: |
+{{- if kindIs "map" .content }}
+{{- if kindIs "bool" .content.list_prices }}
+{{- /* Helm's YAML makes a truth of the word, which the price book does not know. */}}
+{{- $_ := set . "content" (merge (dict "list_prices" (ternary "on" "off" .content.list_prices)) .content) }}
+{{- end }}
+{{- end }}
+{{- .key }}: |
   {{- if kindIs "string" .content }}
   {{- .content | trimSuffix "\n" | nindent 2 }}
   {{- else }}
