@@ -65,6 +65,8 @@ check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules,
 	$(RUN) scripts/openapi_doc.py --check
 	promtool check rules rules/prometheus-rules.yaml rules/prometheus-rules-dcgm-exporter.yaml
 	.venv/bin/hadolint Dockerfile
+	$(RUN) scripts/chart.py --check
+	helm lint --strict --quiet deploy/helm/gpu-cost-exporter
 
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
 	$(RUN) benchmarks/bench.py
@@ -83,6 +85,7 @@ golden: .venv/.develop ## Write the golden files anew from what the program says
 	$(RUN) scripts/openapi_doc.py
 	$(RUN) dashboards/build.py
 	$(RUN) scripts/rules.py
+	$(RUN) scripts/chart.py
 	git diff --stat
 
 format: .venv/.develop ## Format the code and mend what ruff can mend

@@ -1,0 +1,289 @@
+"""The chart as helm renders it, its pods as processes of this machine, and its monitors as a Prometheus reads them."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fleet_support import tool
+
+from exporter.simulator.parts import free_port
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "deploy" / "helm" / "gpu-cost-exporter"
+PRESETS = CHART / "presets"
+FIXTURES = ROOT / "tests" / "fixtures"
+SCHEMAS = ROOT / ".tools" / "schemas"
+KUBERNETES_VERSIONS = ("1.27", "1.37")
+"""The oldest and the newest that the chart is for."""
+OPERATOR_KINDS = frozenset({"PodMonitor", "ServiceMonitor", "PrometheusRule"})
+
+PATIENCE_SECONDS = 60.0
+
+Document = dict[str, Any]
+
+
+def helm(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """What helm says."""
+    done = subprocess.run(
+        [program_of_helm(), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@lru_cache(maxsize=64)
+def rendered(
+    *files: Path,
+    values: str = "",
+    release: str = "gpu-cost",
+    namespace: str = "gpu-cost",
+    kube_version: str = "1.37.0",
+) -> str:
+    """Every manifest of a release as text; ``values`` is YAML that wins over the files."""
+    return template(*files, values=values, release=release, namespace=namespace, kube_version=kube_version).stdout
+
+
+def template(
+    *files: Path,
+    values: str = "",
+    release: str = "gpu-cost",
+    namespace: str = "gpu-cost",
+    kube_version: str = "1.37.0",
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Have helm render; with ``check=False`` it may refuse."""
+    chosen = [word for path in files for word in ("--values", str(path))]
+    command = [program_of_helm(), "template", release, str(CHART), "--namespace", namespace]
+    command += ["--kube-version", kube_version, *chosen, "--values", "-"]
+    done = subprocess.run(
+        command, input=values or "{}", capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def program_of_helm() -> str:
+    """The pinned helm of the virtual environment, else one that is on the PATH."""
+    pinned = Path(sys.executable).with_name("helm")
+    return str(pinned) if pinned.exists() else tool("helm")
+
+
+def documents(*files: Path, values: str = "", release: str = "gpu-cost", namespace: str = "gpu-cost") -> list[Document]:
+    """Every manifest of a release."""
+    text = rendered(*files, values=values, release=release, namespace=namespace)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def of_kind(found: Iterable[Document], kind: str, component: str = "") -> Document:
+    """The only manifest of a kind, or of a kind whose name or labels say which part it belongs to."""
+    (chosen,) = all_of_kind(found, kind, component)
+    return chosen
+
+
+def all_of_kind(found: Iterable[Document], kind: str, component: str = "") -> list[Document]:
+    """All manifests of a kind; ``component`` is part of their name."""
+    return [one for one in found if one["kind"] == kind and component in one["metadata"]["name"]]
+
+
+def kubeconform(text: str, version: str, folder: Path) -> str:
+    """What kubeconform says of manifests, strictly; empty where all of them are right."""
+    if not (SCHEMAS / "crd").is_dir():
+        pytest.skip("needs the schemas of .tools/schemas: make install")
+    path = folder / "manifests.yaml"
+    path.write_text(text, encoding="utf-8")
+    places = [f"{SCHEMAS}/{{{{.NormalizedKubernetesVersion}}}}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
+    places += [f"{SCHEMAS}/crd/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
+    where = [word for place in places for word in ("-schema-location", place)]
+    command = [tool("kubeconform"), "-strict", "-kubernetes-version", f"{version}.0", *where, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a rendered container would start, with its mounts as folders of this machine."""
+
+    args: list[str]
+    env: dict[str, str]
+    folders: dict[str, Path] = field(default_factory=dict)
+    """By mount path."""
+
+
+def started(
+    workload: Document,
+    found: Iterable[Document],
+    folder: Path,
+    secrets: Mapping[str, Mapping[str, bytes]] | None = None,
+) -> Start:
+    """Lay out what a workload's only container would see.
+
+    Args:
+        workload: A DaemonSet or a Deployment.
+        found: The release, for its ConfigMaps and Secrets.
+        folder: Where the mounts are made.
+        secrets: Contents of Secrets and ConfigMaps that exist already, by name and key.
+    """
+    spec = workload["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    contents = {**(secrets or {}), **_contents(found)}
+    volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+    folders: dict[str, Path] = {}
+    for number, mount in enumerate(container.get("volumeMounts", [])):
+        assert "subPath" not in mount, f"{mount}: a subPath is never renewed"
+        folders[mount["mountPath"]] = folder / f"mount-{number}"
+        _fill(folders[mount["mountPath"]], volumes[mount["name"]], contents)
+    for made in folders.values():
+        for path in made.glob("*"):
+            if path.is_file():
+                path.write_bytes(_moved(path.read_text(encoding="utf-8"), folders).encode())
+    env = {entry["name"]: _moved(entry["value"], folders) for entry in container.get("env", []) if entry.get("value")}
+    return Start(args=[_moved(word, folders) for word in container.get("args", [])], env=env, folders=folders)
+
+
+def _contents(found: Iterable[Document]) -> dict[str, dict[str, bytes]]:
+    texts: dict[str, dict[str, bytes]] = {}
+    for document in found:
+        if document["kind"] in {"ConfigMap", "Secret"}:
+            data = {key: text.encode() for key, text in (document.get("data") or {}).items()}
+            if document["kind"] == "Secret":
+                data = {key: base64.b64decode(text) for key, text in data.items()}
+            data |= {key: text.encode() for key, text in (document.get("stringData") or {}).items()}
+            texts[document["metadata"]["name"]] = data
+    return texts
+
+
+def _fill(place: Path, volume: Document, contents: Mapping[str, Mapping[str, bytes]]) -> None:
+    place.mkdir(parents=True)
+    parts = volume.get("projected", {}).get("sources", [volume])
+    for part in parts:
+        for kind, named in (("configMap", "name"), ("secret", "secretName"), ("secret", "name")):
+            source = part.get(kind) or {}
+            if named in source and (source[named] in contents or not source.get("optional")):
+                keys = {item["key"]: item["path"] for item in source.get("items", [])}
+                for key, text in contents[source[named]].items():
+                    if not keys or key in keys:
+                        (place / keys.get(key, key)).write_bytes(text)
+
+
+def _moved(text: str, folders: Mapping[str, Path]) -> str:
+    longest_first = sorted(folders, key=len, reverse=True)
+    mounted = "|".join(re.escape(place) for place in longest_first) or "(?!)"
+    return re.sub(rf"(?<![\w.])(?:{mounted})(?![\w.-])", lambda found: str(folders[found[0]]), text)
+
+
+def scrape_config(
+    endpoint: Document,
+    job: str,
+    target: str,
+    labels: Mapping[str, str],
+    folder: Path,
+    secrets: Mapping[str, Mapping[str, bytes]] | None = None,
+) -> Document:
+    """What the Prometheus operator makes of a monitor's endpoint, for one target that is known already.
+
+    Args:
+        endpoint: Of a PodMonitor or a ServiceMonitor.
+        job: Name of the job.
+        target: ``127.0.0.1:9400``.
+        labels: What discovery would have found; ``__meta_...`` for relabelling.
+        folder: Where certificates and passwords are written.
+        secrets: Contents of the Secrets that the endpoint names.
+    """
+    config: Document = {
+        "job_name": job,
+        "honor_labels": endpoint.get("honorLabels", False),
+        "metrics_path": endpoint.get("path", "/metrics"),
+        "scheme": endpoint.get("scheme", "http"),
+        "static_configs": [{"targets": [target], "labels": dict(labels)}],
+        "relabel_configs": [_snake(rule) for rule in endpoint.get("relabelings", [])],
+        "metric_relabel_configs": [_snake(rule) for rule in endpoint.get("metricRelabelings", [])],
+    }
+    if tls := endpoint.get("tlsConfig"):
+        config["tls_config"] = _tls(tls, folder, secrets or {})
+    if basic := endpoint.get("basicAuth"):
+        user, password = (_secret(basic[key], secrets or {}).decode() for key in ("username", "password"))
+        config["basic_auth"] = {"username": user, "password": password}
+    return config
+
+
+def _tls(tls: Document, folder: Path, secrets: Mapping[str, Mapping[str, bytes]]) -> Document:
+    made: Document = {}
+    places = {"ca_file": tls.get("ca"), "cert_file": tls.get("cert"), "key_file": {"secret": tls.get("keySecret")}}
+    for key, source in places.items():
+        chosen = source and (source.get("secret") or source.get("configMap"))
+        if chosen:
+            path = folder / f"scrape-{key}"
+            path.write_bytes(_secret(chosen, secrets))
+            made[key] = str(path)
+    if "serverName" in tls:
+        made["server_name"] = tls["serverName"]
+    if tls.get("insecureSkipVerify"):
+        made["insecure_skip_verify"] = True
+    return made
+
+
+def _secret(reference: Document, secrets: Mapping[str, Mapping[str, bytes]]) -> bytes:
+    return secrets[reference["name"]][reference["key"]]
+
+
+def _snake(rule: Document) -> Document:
+    return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): value for key, value in rule.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scraper:
+    """A real Prometheus that scrapes what it was told to."""
+
+    port: int
+    log: Path
+
+    def query(self, expression: str) -> dict[frozenset[tuple[str, str]], float]:
+        """An instant query: value by label set."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/query"
+        body = urllib.parse.urlencode({"query": expression}).encode()
+        with urllib.request.urlopen(url, data=body, timeout=10) as answer:
+            rows = json.load(answer)["data"]["result"]
+        return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
+
+    def until(self, expression: str, count: int = 1) -> dict[frozenset[tuple[str, str]], float]:
+        """The first answer with so many rows."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                if len(found := self.query(expression)) >= count:
+                    return found
+            except OSError:
+                pass
+            time.sleep(0.1)
+        said = self.log.read_text(encoding="utf-8", errors="replace")[-1500:]
+        raise AssertionError(f"no answer to {expression} within {PATIENCE_SECONDS} s: {said}")
+
+
+@contextmanager
+def scraping(folder: Path, configs: Iterable[Document]) -> Iterator[Scraper]:
+    """Start a Prometheus with these scrape configurations; it is gone when the block ends."""
+    port = free_port(0)
+    file = folder / "prometheus.yml"
+    whole = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": list(configs)}
+    file.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    command = [tool("prometheus"), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
+    log = folder / "prometheus.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=output, stderr=output)
+    try:
+        yield Scraper(port=port, log=log)
+    finally:
+        process.kill()
+        process.wait()

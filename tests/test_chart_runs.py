@@ -1,0 +1,233 @@
+"""What the chart renders is started as it stands: the real program takes it, and a real Prometheus scrapes it."""
+
+import re
+import ssl
+import urllib.request
+from pathlib import Path
+
+import pytest
+from agent_support import AgentProcess, running_agent
+from chart_support import (
+    FIXTURES,
+    PRESETS,
+    Document,
+    Start,
+    documents,
+    of_kind,
+    scrape_config,
+    scraping,
+    started,
+)
+from web_support import PASSWORD, Certificates, hashed, make_certificates
+
+from exporter.cli import _dcgm_flags, _parser
+from exporter.cli.base import unknown_flags
+from exporter.config import load_agent
+from exporter.config.agent_config import AgentConfig
+from exporter.report.service.settings import ServeSettings, load_settings
+
+EVERYTHING = FIXTURES / "chart-everything.yaml"
+Secrets = dict[str, dict[str, bytes]]
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path / "certificates")
+
+
+def secrets_of(certificates: Certificates) -> Secrets:
+    """The Secrets that `chart-everything.yaml` names, as somebody would make them by docs/web-config.md."""
+    pair = {"tls.crt": certificates.path("server.pem"), "tls.key": certificates.path("server.key")}
+    web = f"""
+tls_server_config: {{cert_file: /etc/gpu-cost-exporter/tls/tls.crt, key_file: /etc/gpu-cost-exporter/tls/tls.key}}
+basic_auth_users: {{prometheus: "{hashed()}"}}
+"""
+    return {
+        "gpu-agent-tls": {
+            **{name: path.read_bytes() for name, path in pair.items()},
+            "ca.crt": certificates.path("ca.pem").read_bytes(),
+        },
+        "gpu-agent-web": {"web.yaml": web.encode()},
+        "gpu-agent-scrape": {"username": b"prometheus", "password": PASSWORD.encode()},
+        "prometheus-access": {"token": b"t"},
+    }
+
+
+def agent_settings(start: Start) -> AgentConfig:
+    """What the agent's command line makes of arguments, environment and files."""
+    words, given, problems = _dcgm_flags(start.args)
+    namespace, unknown = _parser().parse_known_args(words)
+    problems += unknown_flags(unknown, namespace)
+    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
+    assert namespace.command == "agent"
+    return load_agent(flags, start.env, dcgm_flags=given, extra=tuple(problems))
+
+
+def service_settings(start: Start) -> ServeSettings:
+    namespace, unknown = _parser().parse_known_args(start.args)
+    assert namespace.command == "serve"
+    flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
+    return load_settings(flags, start.env, extra=unknown_flags(unknown, namespace))
+
+
+@pytest.mark.parametrize("name", ["default", *sorted(path.stem for path in PRESETS.glob("*.yaml"))])
+def test_the_agent_takes_what_the_chart_starts_it_with(name: str, tmp_path: Path) -> None:
+    found = documents(*() if name == "default" else (PRESETS / f"{name}.yaml",))
+    agent = of_kind(found, "DaemonSet")
+    settings = agent_settings(started(agent, found, tmp_path))
+    (container,) = agent["spec"]["template"]["spec"]["containers"]
+    assert settings.warnings == ()
+    assert {port["containerPort"] for port in container["ports"]} == {settings.listen_port}
+    assert (settings.simulate is not None) is (name == "simulated")
+    assert (settings.state_dir is not None) is (name != "simulated")
+    assert settings.attribution
+    assert "NODE_NAME" in {entry["name"] for entry in container["env"]}
+
+
+def test_the_agent_takes_everything_at_once(certificates: Certificates, tmp_path: Path) -> None:
+    found = documents(EVERYTHING)
+    start = started(of_kind(found, "DaemonSet"), found, tmp_path, secrets_of(certificates))
+    settings = agent_settings(start)
+    assert settings.sample_interval_seconds == 0.5
+    assert settings.linger_seconds == 600
+    assert settings.pod_labels == ("team", "example.com/cost-center")
+    assert settings.kube_metadata
+    assert settings.dcgm_address == "nvidia-dcgm.gpu-operator:5555"
+    assert (settings.log_format, settings.log_level) == ("json", "debug")
+    for path in (settings.price_book, settings.collectors, settings.web_config, settings.state_dir):
+        assert path is not None
+        assert str(path).startswith(str(tmp_path)), "below a mount"
+    assert settings.warnings == ()
+
+
+def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_path: Path) -> None:
+    found = documents(EVERYTHING)
+    service = of_kind(found, "Deployment")
+    settings = service_settings(started(service, found, tmp_path, secrets_of(certificates)))
+    (container,) = service["spec"]["template"]["spec"]["containers"]
+    assert settings.prometheus.url == "http://prometheus-operated.monitoring:9090"
+    assert settings.path_prefix == "/cost"
+    assert settings.history_days == 30
+    assert settings.budgets is not None
+    assert settings.store is not None
+    assert str(settings.store).startswith(str(tmp_path))
+    assert {port["containerPort"] for port in container["ports"]} == {settings.listen_port}
+    assert service["spec"]["strategy"]["type"] == "Recreate", "one service writes to a store"
+
+
+def test_a_service_without_a_store_keeps_none(tmp_path: Path) -> None:
+    found = documents(values="service: {enabled: true, store: {type: none}, config: {prometheus: 'http://p:9090'}}")
+    assert service_settings(started(of_kind(found, "Deployment"), found, tmp_path)).store is None
+    assert not [one for one in found if one["kind"] == "PersistentVolumeClaim"]
+
+
+def run_rendered(start: Start) -> list[str]:
+    """The rendered arguments but for the address, as a test has a port of its own."""
+    assert start.args[0] == "agent"
+    return [word for word in start.args[1:] if not word.startswith("--listen")]
+
+
+def labels_of(target: Document, namespace: str = "gpu-cost") -> dict[str, str]:
+    """What the operator's discovery finds of a pod, and the labels that it always makes of it."""
+    name = "gpu-cost-gpu-cost-exporter-x7k2p"
+    return {
+        "__meta_kubernetes_pod_node_name": "node-a",
+        "__meta_kubernetes_pod_name": name,
+        "__meta_kubernetes_namespace": namespace,
+        "namespace": namespace,
+        "pod": name,
+        "container": target["spec"]["template"]["spec"]["containers"][0]["name"],
+        "endpoint": "metrics",
+    }
+
+
+def test_a_prometheus_scrapes_an_agent_with_tls_and_a_password_by_the_charts_own_monitor(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    secrets = secrets_of(certificates)
+    values = (
+        "agent: {metadata: {enabled: false}, dcgm: {address: ''}, web: {scrape: {tlsConfig: {serverName: localhost}}}}"
+    )
+    found = documents(EVERYTHING, values=values)
+    agent, monitor = of_kind(found, "DaemonSet"), monitor_of_agents(found)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    start = started(agent, found, tmp_path / "pod", secrets)
+    with running_agent(*run_rendered(start), "--simulate", "demo", env=start.env) as process:
+        target = f"localhost:{process.port}"
+        config = scrape_config(endpoint, "unused", target, labels_of(agent), tmp_path, secrets)
+        assert config["scheme"] == "https"
+        with scraping(tmp_path, [config]) as prometheus:
+            ((labels, _),) = prometheus.until("up == 1").items()
+            assert ("job", "gpu-cost-exporter") in labels
+            assert prometheus.until('DCGM_FI_DEV_GPU_UTIL{pod="llama-pretrain-worker-0"}')
+        probes_pass(agent, process)
+
+
+def monitor_of_agents(found: list[Document]) -> Document:
+    wanted = of_kind(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+    (monitor,) = [
+        one for one in found if one["kind"] == "PodMonitor" and one["spec"]["selector"]["matchLabels"].items() <= wanted
+    ]
+    return monitor
+
+
+def probes_pass(agent: Document, process: AgentProcess) -> None:
+    """The kubelet's probes as they are rendered: no password, and no look at the certificate."""
+    (container,) = agent["spec"]["template"]["spec"]["containers"]
+    blind = ssl.create_default_context()
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+    for probe in ("livenessProbe", "readinessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["scheme"] == "HTTPS"
+        url = f"https://127.0.0.1:{process.port}{asked['path']}"
+        with urllib.request.urlopen(url, timeout=10, context=blind) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_the_job_that_a_monitor_makes_is_the_one_that_the_alerts_read(kind: str) -> None:
+    switch = kind[0].lower() + kind[1:]
+    found = documents(values=f"monitoring: {{{switch}: {{enabled: true}}, rules: {{enabled: true}}}}")
+    spec = of_kind(found, kind)["spec"]
+    (endpoint,) = spec.get("podMetricsEndpoints") or spec["endpoints"]
+    (job,) = [rule["replacement"] for rule in endpoint["relabelings"] if rule.get("targetLabel") == "job"]
+    rules = [rule for group in of_kind(found, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    (expr,) = (rule["expr"] for rule in rules if rule.get("alert") == "GPUExporterDown")
+    pattern = re.search(r'job=~"([^"]+)"', expr)
+    assert pattern is not None
+    assert re.fullmatch(pattern[1], job)
+
+
+def test_monitors_select_the_pods_that_they_are_for_and_name_a_port_of_theirs() -> None:
+    found = documents(EVERYTHING)
+    for monitor in (one for one in found if one["kind"] == "PodMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        chosen = [
+            one
+            for one in found
+            if one["kind"] in {"DaemonSet", "Deployment"}
+            and wanted <= one["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        (workload,) = chosen
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_service_monitors_select_the_services_of_their_pods() -> None:
+    values = "monitoring: {podMonitor: {enabled: false}, serviceMonitor: {enabled: true}}"
+    found = documents(EVERYTHING, values=values)
+    for monitor in (one for one in found if one["kind"] == "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        (service,) = [one for one in found if one["kind"] == "Service" and wanted <= one["metadata"]["labels"].items()]
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        chosen = service["spec"]["selector"].items()
+        (workload,) = [
+            one
+            for one in found
+            if one["kind"] in {"DaemonSet", "Deployment"}
+            and chosen <= one["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        component = workload["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert service["metadata"]["labels"]["app.kubernetes.io/component"] == component

@@ -1,0 +1,295 @@
+"""From dcgm-exporter's chart to this one by docs/migrating.md: what was asked of the old exporter, the new one answers.
+
+`fixtures/dcgm-exporter-values.yaml` is an install of its chart, `fixtures/switched-over-values.yaml` the same for ours.
+What dcgm-exporter says of the simulated node is written here from its documented form, and served to the same
+Prometheus.
+"""
+
+import csv
+import io
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from agent_support import AgentProcess, running_agent
+from chart_support import FIXTURES, ROOT, Document, Scraper, documents, of_kind, scrape_config, scraping, started
+
+OLD_VALUES: Document = yaml.safe_load((FIXTURES / "dcgm-exporter-values.yaml").read_text(encoding="utf-8"))
+NEW_VALUES = FIXTURES / "switched-over-values.yaml"
+NODE = FIXTURES / "switch-over-node.yaml"
+QUERIES: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "dcgm-exporter-queries.yaml").read_text(encoding="utf-8"))
+OLD, NEW = "dcgm-exporter", "gpu-cost-exporter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What dcgm-exporter has a row for: a whole GPU, an instance, or a pod's slot of a shared GPU."""
+
+    gpu: int
+    pod: tuple[str, str, str] | None = None
+    """Namespace, pod, container."""
+    instance: tuple[str, str] | None = None
+    """Profile and id."""
+    utilisation: float = 0.0
+    memory_mib: float = 0.0
+
+
+def rows(page: Mapping[str, float]) -> list[Row]:
+    """The node of `switch-over-node.yaml`; instance ids are the driver's."""
+    ids = sorted(
+        {
+            (found["GPU_I_PROFILE"], found["GPU_I_ID"])
+            for name in page
+            if name.startswith("DCGM_FI_DEV_FB_USED") and "GPU_I_ID" in (found := labels_in(name))
+        }
+    )
+    held, other, free = sorted(ids, key=lambda pair: -int(pair[0][0]))
+    return [
+        Row(gpu=0, pod=("ml", "train-0", "trainer"), utilisation=60, memory_mib=20000),
+        Row(gpu=1),
+        Row(gpu=2, instance=held, pod=("lab", "notebook-4", "nb"), utilisation=40, memory_mib=8000),
+        Row(gpu=2, instance=other),
+        Row(gpu=2, instance=free),
+        Row(gpu=3, pod=("serving", "llm-a", "api"), utilisation=30, memory_mib=4000),
+        Row(gpu=3, pod=("serving", "llm-b", "api"), utilisation=20, memory_mib=2000),
+    ]
+
+
+def labels_in(name: str) -> dict[str, str]:
+    """Labels of a series as they stand on a page."""
+    return dict(re.findall(r'([A-Za-z_]+)="([^"]*)"', name))
+
+
+TEAMS = {
+    "train-0": {"team": "vision", "cost_center": "cc-1"},
+    "notebook-4": {"team": "biology"},
+    "llm-a": {"team": "assistants"},
+    "llm-b": {"team": "assistants"},
+}
+
+
+def old_page(page: Mapping[str, float], tick: int) -> str:
+    """The page of dcgm-exporter 4.8.2 with the values of its chart; ids of GPUs and pods are taken from the new one."""
+    gpus = {
+        found["gpu"]: found for name in page if (found := labels_in(name)) and name.startswith("DCGM_FI_DEV_GPU_TEMP")
+    }
+    uids = {
+        found["pod_name"]: found["pod_uid"]
+        for name in page
+        if (found := labels_in(name)) and name.startswith("gpu_pod_info")
+    }
+    lines = []
+    for field, kind, _ in collectors():
+        if kind == "label" or field == "DCGM_EXP_XID_ERRORS_COUNT":
+            continue
+        lines.append(f"# TYPE {field} {kind}")
+        for row in rows(page):
+            value = value_of(field, row, tick)
+            if value is None:
+                continue
+            known = {key: gpus[str(row.gpu)][key] for key in ("gpu", "UUID", "pci_bus_id", "device", "modelName")}
+            known |= {"Hostname": "node-a", "DCGM_FI_DRIVER_VERSION": "580.65.06"}
+            if row.instance:
+                known |= dict(zip(("GPU_I_PROFILE", "GPU_I_ID"), row.instance, strict=True))
+            if row.pod:
+                known |= dict(zip(("namespace", "pod", "container"), row.pod, strict=True))
+                known |= {"pod_uid": uids[row.pod[1]], **TEAMS[row.pod[1]]}
+            if field == "DCGM_FI_DEV_XID_ERRORS":
+                known |= {"err_code": "31", "err_msg": "GPU memory page fault"}
+            lines.append(f"{field}{{{text_of(known)}}} {value}")
+    zero = {**{key: gpus["0"][key] for key in ("gpu", "UUID")}, "window_size_in_ms": "600000", "xid": "31"}
+    lines += ["# TYPE DCGM_EXP_XID_ERRORS_COUNT gauge", f"DCGM_EXP_XID_ERRORS_COUNT{{{text_of(zero)}}} 1"]
+    return "\n".join(lines) + "\n"
+
+
+def text_of(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{key}="{value}"' for key, value in labels.items())
+
+
+def collectors() -> list[list[str]]:
+    """Rows of the old install's collectors file."""
+    text = "\n".join(line for line in OLD_VALUES["customMetrics"].splitlines() if not line.startswith("#"))
+    return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text)) if row]
+
+
+def value_of(field: str, row: Row, tick: int) -> float | None:
+    """What dcgm-exporter shows of a row; None where it shows none."""
+    if field in {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_DEC_UTIL"}:
+        if row.instance:
+            return None  # the driver has no such figure of an instance
+        return row.utilisation if field == "DCGM_FI_DEV_GPU_UTIL" else 0
+    if field == "DCGM_FI_DEV_XID_ERRORS":
+        return 31 if row.gpu == 0 else None
+    if field == "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION":
+        return 1e9 + 3e5 * tick
+    known = {
+        "DCGM_FI_DEV_FB_USED": row.memory_mib,
+        "DCGM_FI_DEV_FB_FREE": 60000.0,
+        "DCGM_FI_DEV_SM_CLOCK": 1980.0,
+        "DCGM_FI_DEV_GPU_TEMP": 41.0,
+        "DCGM_FI_DEV_POWER_USAGE": 300.0,
+    }
+    return known.get(field, row.utilisation / 100)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """The agent as the translated values start it, on the simulated node."""
+    found = documents(NEW_VALUES)
+    start = started(of_kind(found, "DaemonSet"), found, tmp_path_factory.mktemp("pod"))
+    words = [word for word in start.args[1:] if not word.startswith("--listen")]
+    with running_agent(*words, "--simulate", str(NODE), env={**start.env, "NODE_NAME": "node-a"}) as process:
+        process.until(
+            lambda page: (
+                {labels_in(name).get("pod") for name in page if name.startswith("DCGM_FI_DEV_FB_USED")}
+                >= {"train-0", "notebook-4", "llm-a", "llm-b"}
+                and any(name.startswith("DCGM_FI_DEV_XID_ERRORS") for name in page)
+            ),
+            "every holder, and the Xid",
+        )
+        yield process
+
+
+def targets(agent: AgentProcess, old: str, folder: Path) -> list[Document]:
+    """Both exporters, as the Prometheus operator scrapes them by the monitors of their charts."""
+    monitor = OLD_VALUES["serviceMonitor"]
+    pod = {"namespace": "monitoring", "pod": "exporter-x", "container": "exporter", "endpoint": "metrics"}
+    found = {"__meta_kubernetes_pod_node_name": "node-a", **pod}
+    (endpoint,) = of_kind(documents(NEW_VALUES), "ServiceMonitor")["spec"]["endpoints"]
+    before = scrape_config(monitor, OLD, old, {**found, "job": OLD}, folder)
+    after = scrape_config(endpoint, NEW, f"127.0.0.1:{agent.port}", found, folder)
+    return [before, after]
+
+
+@contextmanager
+def old_exporter(agent: AgentProcess) -> Iterator[str]:
+    """dcgm-exporter's page over HTTP; its address."""
+    began = time.monotonic()
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = old_page(agent.series(), int(time.monotonic() - began)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join(timeout=5)
+
+
+@pytest.fixture(scope="module")
+def prometheus(agent: AgentProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraper]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    with old_exporter(agent) as old, scraping(folder, targets(agent, old, folder)) as server:
+        server.until("count_over_time(up[1m]) >= 5", count=2)
+        yield server
+
+
+def answer(prometheus: Scraper, query: str, job: str, by: list[str]) -> dict[tuple[str, ...], float]:
+    """Values by the labels that tell the rows apart; the largest where there are several."""
+    found: dict[tuple[str, ...], float] = {}
+    for labels, value in prometheus.query(query.replace("JOB", f'job="{job}"')).items():
+        key = tuple(dict(labels).get(name, "") for name in by)
+        found[key] = max(value, found.get(key, value))
+    return found
+
+
+@pytest.mark.parametrize("asked", QUERIES, ids=[f"{one['who']}: {one['query']}" for one in QUERIES])
+def test_every_query_that_was_answered_is_answered(prometheus: Scraper, asked: dict[str, Any]) -> None:
+    before = answer(prometheus, asked["query"], OLD, asked["by"])
+    after = answer(prometheus, asked.get("now", asked["query"]), NEW, asked["by"])
+    assert before, "a query that nobody could ask before proves nothing"
+    assert before.keys() - after.keys() == set()
+    if "within" in asked:
+        for key, value in before.items():
+            assert after[key] == pytest.approx(value, abs=asked["within"]), key
+
+
+def test_a_query_that_has_to_be_written_anew_is_one_that_the_guide_names() -> None:
+    guide = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    for asked in QUERIES:
+        assert ("now" in asked) is ("where" in asked)
+        assert asked.get("where", "") in guide
+
+
+def test_every_metric_of_the_old_collectors_file_is_on_the_new_page(agent: AgentProcess) -> None:
+    page = agent.series()
+    shown = {name.partition("{")[0] for name in page}
+    for field, kind, _ in collectors():
+        if kind == "label":
+            assert any(f"{field}=" in name for name in page), field
+        else:
+            assert field in shown
+
+
+def test_opencost_finds_the_agent_and_what_it_reads(agent: AgentProcess) -> None:
+    template = of_kind(documents(NEW_VALUES), "DaemonSet")["spec"]["template"]
+    seen = ("app", "app.kubernetes.io/name", "app.kubernetes.io/component")
+    assert any("dcgm-exporter" in template["metadata"]["labels"].get(label, "") for label in seen)
+    (container,) = template["spec"]["containers"]
+    assert 9400 in {port["containerPort"] for port in container["ports"]}
+    page = agent.series()
+    wanted = ("namespace", "pod", "container", "device", "modelName", "UUID")
+    for field, pods in (
+        ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {"train-0", "notebook-4", "llm-a", "llm-b"}),
+        ("DCGM_FI_DEV_DEC_UTIL", {"train-0"}),
+    ):
+        found = [labels for name in page if name.startswith(field) and (labels := labels_in(name)).get("container")]
+        assert {labels["pod"] for labels in found} == pods
+        assert all(labels.get(label) for labels in found for label in (*wanted, "pod_uid"))
+
+
+def test_what_the_old_install_says_of_its_pods_the_new_one_says_too() -> None:
+    spec = of_kind(documents(NEW_VALUES), "DaemonSet")["spec"]
+    template, pod = spec["template"], spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {mount["hostPath"]["path"] for mount in pod["volumes"] if "hostPath" in mount} >= {OLD_VALUES["kubeletPath"]}
+    assert pod["hostPID"] is OLD_VALUES["hostPID"]
+    assert pod["runtimeClassName"] == OLD_VALUES["runtimeClassName"]
+    assert pod["priorityClassName"] == OLD_VALUES["priorityClassName"]
+    assert pod["imagePullSecrets"] == OLD_VALUES["imagePullSecrets"]
+    assert pod["nodeSelector"] == OLD_VALUES["nodeSelector"]
+    assert all(one in pod["tolerations"] for one in OLD_VALUES["tolerations"])
+    assert spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == OLD_VALUES["rollingUpdate"]["maxUnavailable"]
+    assert OLD_VALUES["podLabels"].items() <= template["metadata"]["labels"].items()
+    assert OLD_VALUES["podAnnotations"].items() <= template["metadata"]["annotations"].items()
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, "no profiling right is needed"
+    assert container["image"].startswith("registry.example/mirror/")
+
+
+def test_the_service_and_the_monitor_are_as_they_were() -> None:
+    found = documents(NEW_VALUES)
+    service, monitor = of_kind(found, "Service"), of_kind(found, "ServiceMonitor")
+    old = OLD_VALUES["service"]
+    assert [port["port"] for port in service["spec"]["ports"]] == [old["port"]]
+    assert service["spec"]["internalTrafficPolicy"] == old["internalTrafficPolicy"]
+    assert old["annotations"].items() <= service["metadata"]["annotations"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    before = OLD_VALUES["serviceMonitor"]
+    assert (endpoint["interval"], endpoint["scrapeTimeout"]) == (before["interval"], before["scrapeTimeout"])
+    assert endpoint["honorLabels"] is before["honorLabels"]
+    assert before["additionalLabels"].items() <= monitor["metadata"]["labels"].items()
+    assert before["relabelings"][0] in endpoint["relabelings"]
+
+
+def test_nothing_that_was_set_is_dropped_without_a_word(agent: AgentProcess) -> None:
+    warnings = [line for line in agent.lines if '"warning"' in line.lower() or "WARNING" in line]
+    assert [line for line in warnings if "simulat" not in line] == []
