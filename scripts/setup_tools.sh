@@ -244,7 +244,8 @@ image_tools() {
 # A stand-in for the image's base, as tests ask no registry: Python, a shell and what they need of this system's own packages,
 # unpacked into .tools/image_base/base.tar without documents. Nothing is installed.
 image_base() {
-  local place=$tools/image_base packages=(python3-venv dash coreutils findutils grep sed base-files base-passwd libc-bin tzdata)
+  local place=$tools/image_base
+  local packages=(python3-venv dash coreutils findutils grep sed base-files base-passwd libc-bin libstdc++6 tzdata)
   [ -e "$place/base.tar" ] && return 0
   if ! have apt-get || ! have dpkg; then say "skipped: the image's stand-in base (no apt-get here)"; return 1; fi
   rm -rf "$place" && mkdir -p "$place/archives/partial" "$place/root"
@@ -256,7 +257,7 @@ image_base() {
   for package in "$place"/archives/*.deb; do dpkg -x "$package" "$place/root"; done
   cp "$place/root/usr/share/base-passwd/passwd.master" "$place/root/etc/passwd"
   cp "$place/root/usr/share/base-passwd/group.master" "$place/root/etc/group"
-  rm -rf "$place/archives" "$place"/root/usr/share/{doc,man,info,locale,lintian}
+  rm -rf "$place/archives" "$place/root/usr/share/"{doc,man,info,locale,lintian}
   tar -C "$place/root" --owner=0 --group=0 --numeric-owner --sort=name -cf "$place/base.part" .
   rm -rf "$place/root" && mv "$place/base.part" "$place/base.tar"
 }
