@@ -92,7 +92,7 @@ SERVICE_TYPE = one_of("ClusterIP", "NodePort", "LoadBalancer")
 TAG = text("|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 DIGEST = text("|sha256:[a-f0-9]{64}")
 PEERS = each(closed({"namespaceSelector": SELECTOR, "podSelector": SELECTOR, "ipBlock": ANY_MAP}))
-MAXIMUM: Schema = {"type": ["integer", "string"], "pattern": "^[0-9]+%$", "minimum": 0}
+MAXIMUM: Schema = {"type": ["integer", "string"], "pattern": "^[1-9][0-9]?%$|^100%$", "minimum": 1}
 
 BOOK = closed(
     {
@@ -194,7 +194,7 @@ FRAGMENTS: dict[str, Schema] = {
     "service.image.digest": DIGEST,
     "service.budgets.content": each(ANY_MAP),
     "service.store.type": one_of("pvc", "emptyDir", "none"),
-    "service.store.size": QUANTITY,
+    "service.store.size": text("[0-9]+([.][0-9]+)?[EPTGMk]i?"),
     "service.type": SERVICE_TYPE,
     "service.annotations": TEXT_MAP,
     "serviceAccount.annotations": TEXT_MAP,

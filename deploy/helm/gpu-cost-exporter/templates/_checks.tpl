@@ -9,6 +9,10 @@
 {{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.serviceMonitor.enabled -}}
 {{- fail "monitoring.serviceMonitor.enabled: is true, and so is monitoring.podMonitor.enabled: every GPU would be counted twice; set one of them" -}}
 {{- end -}}
+{{- $scrape := .Values.monitoring.scrape -}}
+{{- if gt (include "gpu-cost-exporter.seconds" $scrape.timeout | float64) (include "gpu-cost-exporter.seconds" $scrape.interval | float64) -}}
+{{- fail (printf "monitoring.scrape.timeout: %s is longer than monitoring.scrape.interval, %s" $scrape.timeout $scrape.interval) -}}
+{{- end -}}
 {{- if $agent.enabled -}}
 {{- include "gpu-cost-exporter.agentChecks" . -}}
 {{- include "gpu-cost-exporter.webChecks" (dict "web" $agent.web "path" "agent.web" "monitored" $monitored) -}}
@@ -22,6 +26,9 @@
 {{- define "gpu-cost-exporter.agentChecks" -}}
 {{- $agent := .Values.agent -}}
 {{- include "gpu-cost-exporter.durations" (dict "root" . "part" "agent") -}}
+{{- if hasSuffix ".sock" $agent.attribution.kubeletPath -}}
+{{- fail (printf "agent.attribution.kubeletPath: is %s; give the folder, as the kubelet makes a new socket when it restarts: %s" $agent.attribution.kubeletPath (dir $agent.attribution.kubeletPath)) -}}
+{{- end -}}
 {{- $manager := dig "workload-manager" "kubernetes" $agent.config -}}
 {{- if and $agent.metadata.enabled (ne $manager "kubernetes") -}}
 {{- fail (printf "agent.metadata.enabled: is true, and agent.config.workload-manager is %s, whose jobs the Kubernetes API does not know; set one of them" $manager) -}}
@@ -73,13 +80,22 @@
 {{/* Durations out of range, which no pattern tells; the bounds are the program's own. Takes (dict "root" $ "part" "agent"). */}}
 {{- define "gpu-cost-exporter.durations" -}}
 {{- $config := (get .root.Values .part).config -}}
-{{- $seconds := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 -}}
 {{- range $key, $bounds := get (.root.Files.Get "files/durations.json" | fromJson) .part -}}
 {{- with get $config $key -}}
-{{- $given := mulf (regexFind "^[0-9.]+" .) (get $seconds (regexFind "[a-z]+$" .)) -}}
+{{- $given := include "gpu-cost-exporter.seconds" . | float64 -}}
 {{- if or (lt $given $bounds.least) (gt $given $bounds.most) -}}
 {{- fail (printf "%s.config.%s: %s is out of range; allowed: %s" $.part $key . $bounds.allowed) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Seconds of a duration such as 500ms or 1m30s. */}}
+{{- define "gpu-cost-exporter.seconds" -}}
+{{- $per := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 -}}
+{{- $sum := 0.0 -}}
+{{- range regexFindAll "[0-9.]+(ms|s|m|h)" . -1 -}}
+{{- $sum = addf $sum (mulf (regexFind "^[0-9.]+" .) (get $per (regexFind "[a-z]+$" .))) -}}
+{{- end -}}
+{{- $sum -}}
 {{- end -}}

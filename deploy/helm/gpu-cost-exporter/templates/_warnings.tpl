@@ -55,9 +55,6 @@
 {{- if and $agent.affinity $agent.nodeAffinity }}
 - agent.affinity: replaces agent.nodeAffinity; see that nodes without a GPU are left out.
 {{- end }}
-{{- if and $agent.updateStrategy.rollingUpdate (eq (toString $agent.updateStrategy.rollingUpdate.maxUnavailable) "0") }}
-- agent.updateStrategy.rollingUpdate.maxUnavailable: is 0, and two agents cannot share a node: nothing will be updated.
-{{- end }}
 {{- if eq $agent.driver.mode "none" }}
 - agent.driver.mode: is none: without a driver in the image, or an engine at agent.dcgm.address, nothing is read.
 {{- end }}
