@@ -55,9 +55,17 @@ _FAST = frozenset(
     }
 )
 _FALLBACK = frozenset(
-    {Field.GPU_UTIL, Field.FB_USED, Field.FB_TOTAL, Field.POWER_USAGE, Field.TOTAL_ENERGY_CONSUMPTION}
+    {
+        Field.GPU_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.FB_USED,
+        Field.FB_TOTAL,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+    }
 )
-"""Enough to know who does what while NVML does not answer."""
+"""Enough to know who does what while NVML does not answer; without its codecs a transcoder would look idle."""
 _ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
 
 
