@@ -1,6 +1,6 @@
 # Two images from one file: the agent (the default) and, with --target service, the cost service.
-# The base, or a mirror of it: --build-arg BASE_IMAGE=...; it needs Python 3.11 or later, a shell, and glibc, which the driver's
-# library uses. `make image` builds both and fills in the labels.
+# The base, or a mirror of it: --build-arg BASE_IMAGE=...; it needs Python 3.11 or later, a shell, glibc, which the driver's
+# library uses, and libstdc++, which gRPC does. `make image` builds both and fills in the labels.
 ARG BASE_IMAGE=python:3.13-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build

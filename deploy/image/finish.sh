@@ -15,3 +15,6 @@ if [ -d plotly ]; then find plotly -type f ! -path plotly/__init__.py ! -name pl
 
 # Compiled here, once: a read-only root cannot keep what Python compiles. Nobody changes a source in an image.
 "$home/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash .
+
+# A base that lacks what their libraries need, as libstdc++, is refused here and not on a node.
+"$home/bin/python" -c 'import aiohttp, bcrypt, google.protobuf, grpc, pynvml, sqlite3, ssl, yaml'

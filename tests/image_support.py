@@ -1,0 +1,298 @@
+"""The image, built of what is here on a stand-in base, and its containers, run as a node would run them."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from agent_support import PATIENCE_SECONDS, ROOT, AgentProcess
+
+BASE = ROOT / ".tools" / "image_base" / "base.tar"
+CACHE = ROOT / ".cache" / "image"
+PROGRAMS = ("podman", "buildah", "runc")
+TARGETS = ("agent", "service")
+NOBODY = "65534:65534"
+SOCKET_DIRECTORY = "/var/lib/kubelet/pod-resources"
+_LISTENING = re.compile(r"listening on \S*:(\d+)")
+# Wheels of any glibc that the base can have.
+_GLIBC = ("manylinux2014", "manylinux_2_17", "manylinux_2_28")
+
+
+def lacking() -> str:
+    """What building and running an image needs and is not here; empty when all is there."""
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing or not BASE.exists():
+        return f"needs {', '.join([*missing, *([] if BASE.exists() else [str(BASE.relative_to(ROOT))])])}: make install"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where images and containers are kept: nobody else's, and by a driver that works here."""
+
+    root: Path
+    driver: str
+
+    def run(self, program: str, *arguments: str, timeout: float = 300) -> str:
+        """Run podman or buildah on it; give what it writes."""
+        done = subprocess.run(
+            [*self.command(program), *arguments], capture_output=True, text=True, check=False, timeout=timeout, cwd=ROOT
+        )
+        assert done.returncode == 0, f"{program} {' '.join(arguments)}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    def command(self, program: str) -> list[str]:
+        """The beginning of each of their commands."""
+        return [program, "--root", str(self.root), "--runroot", f"{self.root}.run", "--storage-driver", self.driver]
+
+    def has(self, image: str) -> bool:
+        """Whether it is there."""
+        done = subprocess.run([*self.command("podman"), "image", "exists", image], check=False, capture_output=True)
+        return done.returncode == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """Both images of this working tree."""
+
+    storage: Storage
+    base: str
+    agent: str
+    service: str
+
+    def facts(self, image: str) -> dict[str, object]:
+        """What podman says of one."""
+        (facts,) = json.loads(self.storage.run("podman", "image", "inspect", image))
+        return dict(facts)
+
+    def size_bytes(self, image: str) -> int:
+        """What it takes unpacked, its base included."""
+        size = self.facts(image)["Size"]
+        assert isinstance(size, int)
+        return size
+
+
+def build() -> Images:
+    """Build what is not built yet: an image's name is made of all that goes into it."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        base = f"localhost/stand-in:{BASE.stat().st_mtime_ns}"
+        storage = _storage(base)
+        digest = _content()
+        names = {target: f"localhost/gpu-cost-exporter-{target}:{digest}" for target in TARGETS}
+        if not all(storage.has(name) for name in names.values()):
+            _build(storage, base, names)
+        return Images(storage=storage, base=base, agent=names["agent"], service=names["service"])
+
+
+def _storage(base: str) -> Storage:
+    """With overlays where the kernel and this file system have them: they are three times as fast."""
+    for driver in ("overlay", "vfs"):
+        storage = Storage(root=CACHE / driver, driver=driver)
+        # What is there may be of a working tree that has been moved, which podman refuses.
+        for _ in range(2):
+            if storage.has(base):
+                return storage
+            command = [*storage.command("podman"), "import", "--quiet", str(BASE), base]
+            if subprocess.run(command, check=False, capture_output=True).returncode == 0:
+                return storage
+            shutil.rmtree(storage.root, ignore_errors=True)
+            shutil.rmtree(f"{storage.root}.run", ignore_errors=True)
+    pytest.skip("podman can keep no image here, neither in overlays nor in plain directories")
+
+
+def _content() -> str:
+    """A digest of every file that goes in: those of .dockerignore, which names what the build may see."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    given = [ROOT / line[1:] for line in lines if line.startswith("!")]
+    files = [ROOT / "Dockerfile", BASE]
+    for path in given:
+        files += [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    digest = hashlib.sha256()
+    for file in sorted(set(files)):
+        if "__pycache__" not in file.parts:
+            digest.update(f"{file.relative_to(ROOT)}\0".encode())
+            digest.update(file.read_bytes() if file != BASE else str(file.stat().st_mtime_ns).encode())
+    return digest.hexdigest()[:12]
+
+
+def _build(storage: Storage, base: str, names: Mapping[str, str]) -> None:
+    wheels = _wheels()
+    # The build asks this folder, where a build elsewhere asks an index.
+    settings = CACHE / "pip.conf"
+    settings.write_text("[global]\nno-index = true\nfind-links = /wheelhouse\n", encoding="utf-8")
+    options = ["--isolation", "chroot", "--format", "docker", "--layers", "--build-arg", f"BASE_IMAGE={base}"]
+    options += ["--build-arg", f"VERSION={version()}", "--build-arg", "REVISION=of-a-test"]
+    options += ["--volume", f"{wheels}:/wheelhouse:ro", "--volume", f"{settings}:/etc/pip.conf:ro"]
+    for target, name in names.items():
+        storage.run("buildah", "bud", *options, "--target", target, "--tag", name, ".", timeout=900)
+    kept = {*names.values(), base}
+    listed = storage.run("podman", "images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    old = [name for name in listed if name not in kept and "<none>" not in name]
+    if old:
+        storage.run("podman", "rmi", "--force", *old)
+    storage.run("podman", "image", "prune", "--force")
+
+
+def version() -> str:
+    """What the program says of itself."""
+    text = (ROOT / "exporter" / "__init__.py").read_text(encoding="utf-8")
+    (found,) = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    return str(found)
+
+
+def _wheels() -> Path:
+    """A folder with the wheel of every requirement, for the base's Python; kept until a requirement changes."""
+    names = ("build", "runtime", "report")
+    lists = [ROOT / "requirements" / f"{name}.txt" for name in names]
+    python = _base_python()
+    digest = hashlib.sha256(python.encode() + b"".join(path.read_bytes() for path in lists)).hexdigest()[:12]
+    folder = CACHE / f"wheels-{digest}"
+    if folder.exists():
+        return folder
+    part = CACHE / "wheels.part"
+    shutil.rmtree(part, ignore_errors=True)
+    for old in CACHE.glob("wheels-*"):
+        shutil.rmtree(old)
+    options = ["--quiet", "--require-hashes", "--only-binary", ":all:", "--implementation", "cp"]
+    options += ["--python-version", python, "--dest", str(part)]
+    for glibc in _GLIBC:
+        options += ["--platform", f"{glibc}_{platform.machine()}"]
+    for path in lists:
+        subprocess.run([sys.executable, "-m", "pip", "download", *options, "-r", str(path)], check=True, timeout=600)
+    part.rename(folder)
+    return folder
+
+
+def _base_python() -> str:
+    listed = subprocess.run(["tar", "-tf", str(BASE)], check=True, capture_output=True, text=True).stdout
+    (found,) = set(re.findall(r"^\./usr/bin/python(3\.\d+)$", listed, re.MULTILINE))
+    return str(found)
+
+
+@dataclass
+class Container(AgentProcess):
+    """A running container of one of the images, in the host's network."""
+
+    storage: Storage | None = None
+    name: str = ""
+    answered: threading.Event = field(default_factory=threading.Event)
+
+    def pid(self) -> int:
+        """Its first process, as the host numbers it."""
+        assert self.storage is not None
+        return int(self.storage.run("podman", "inspect", "--format", "{{.State.Pid}}", self.name))
+
+    def said(self, words: str) -> str:
+        """The first line of its log that has these words, waited for."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if words in line:
+                    return line
+            time.sleep(0.05)
+        raise AssertionError(f"never said: {words}; it said: {self.lines}")
+
+    def check(self) -> tuple[int, str]:
+        """What the image's own health check says: exit code and line."""
+        assert self.storage is not None
+        health = json.loads(
+            self.storage.run("podman", "inspect", "--format", "{{json .Config.Healthcheck}}", self.name)
+        )
+        command = health["Test"][1:]
+        done = subprocess.run(
+            [*self.storage.command("podman"), "exec", self.name, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def command(storage: Storage, image: str, words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A container as the manifests have it: read-only without exception, no capability, no way to more."""
+    # Limits as low as every machine allows; cgroups by hand, as there may be no systemd; no network of its own.
+    here = ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--log-level", "error"]
+    limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network", "host"]
+    strict = ["--read-only", "--read-only-tmpfs=false", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    start = [*storage.command("podman"), *here, "run", "--rm", "--no-healthcheck", *limits, *strict]
+    return [*start, *options, image, *words]
+
+
+def output(images: Images, image: str, *words: str, options: Sequence[str] = ()) -> str:
+    """What a container writes that ends by itself, with 0."""
+    whole = command(images.storage, image, words, options)
+    done = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def running(
+    images: Images,
+    image: str,
+    *words: str,
+    mounts: Mapping[str | Path, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+) -> Iterator[Container]:
+    """Start a container and wait until it listens; it is gone when the block ends.
+
+    Args:
+        images: Where the image is.
+        image: Its name.
+        words: For the program in it.
+        mounts: Place in the container, with ``:ro`` where it is, by path on the host.
+        env: Environment in the container.
+        options: More, of podman run.
+    """
+    name = f"test-{secrets.token_hex(6)}"
+    more = ["--name", name, *options]
+    for path, place in (mounts or {}).items():
+        more += ["--volume", f"{path}:{place}"]
+    for key, value in (env or {}).items():
+        more += ["--env", f"{key}={value}"]
+    process = subprocess.Popen(
+        command(images.storage, image, words, more), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    container = Container(process, storage=images.storage, name=name)
+    reader = threading.Thread(target=_read, args=(container,), daemon=True)
+    reader.start()
+    try:
+        assert container.answered.wait(PATIENCE_SECONDS), "it does not listen"
+        assert container.port, f"it ended: {container.lines}"
+        yield container
+    finally:
+        if process.poll() is None:
+            images.storage.run("podman", "kill", "--signal", "KILL", name)
+            process.wait(timeout=30)
+        reader.join(timeout=5)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _read(container: Container) -> None:
+    assert container.process.stderr is not None
+    for line in container.process.stderr:
+        container.lines.append(line.rstrip())
+        if found := _LISTENING.search(line):
+            container.port = int(found[1])
+            container.answered.set()
+    container.answered.set()

@@ -1,0 +1,372 @@
+"""The image runs as on a node: read-only, without a capability, with the kubelet's socket in a directory of root's."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+import stub_support as stub
+from agent_support import matching
+from image_support import (
+    NOBODY,
+    SOCKET_DIRECTORY,
+    Container,
+    Images,
+    build,
+    lacking,
+    output,
+    running,
+    version,
+)
+from image_support import command as container_command
+from web_support import PASSWORD, hashed, make_certificates, web_file
+
+from exporter.simulator.kubelet import KubeletServer
+from exporter.simulator.truth import HolderTruth, NodeTruth
+
+pytestmark = [
+    pytest.mark.skipif(bool(lacking()), reason=lacking()),
+    pytest.mark.skipif(stub.compiler() is None, reason="the simulated driver needs a C compiler"),
+]
+
+MOST_BYTES = 150_000_000
+ENDS_WITHIN_SECONDS = 2.0
+ANY_PORT = ("--listen", "127.0.0.1:0")
+FAST = ("--sample-interval", "200ms", "--kubelet-interval", "1s")
+DRIVER = "/usr/local/nvidia/lib64"
+
+HOLDER = HolderTruth(
+    namespace="ml",
+    pod="train-0",
+    container="main",
+    pod_uid="5717b000-0000-4000-8000-0000000000aa",
+    device_uuid=stub.gpu_uuid(0),
+    resource="nvidia.com/gpu",
+    device_ids=(stub.gpu_uuid(0),),
+    share_ratio=1.0,
+    activity_ratio=0.0,
+    started_seconds=0.0,
+)
+TRUTH = NodeTruth(
+    at_seconds=0.0,
+    node="real",
+    driver_version=stub.RELEASE,
+    holders=(HOLDER,),
+    allocatable={"nvidia.com/gpu": (stub.gpu_uuid(0), stub.gpu_uuid(1))},
+)
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    return build()
+
+
+class Kubelet:
+    """A kubelet with a loop of its own, on a socket as nodes have it: the directory 0750 and root's."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o750)
+        self.directory = directory
+        self.socket = directory / "kubelet.sock"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._server = KubeletServer(self.socket, lambda: TRUTH)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(30)
+        self.socket.chmod(0o755)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def restart(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._server.restart(), self._loop).result(30)
+
+
+@pytest.fixture(scope="module")
+def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
+    with Kubelet(tmp_path_factory.mktemp("node") / "pod-resources") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str | Path, str], dict[str, str]]:
+    """Mounts and environment that give a container the driver's library of two GPUs."""
+    folder = tmp_path_factory.mktemp("driver")
+    folder.chmod(0o755)
+    stub.build(folder / "lib")
+    stub.control(folder / "lib" / "control", gpus=2)
+    (folder / "lib" / "control").chmod(0o666)
+    environment = {"LD_LIBRARY_PATH": DRIVER, "NVML_STUB_CONTROL": f"{DRIVER}/control", "NODE_NAME": "real"}
+    return {folder / "lib": DRIVER}, environment
+
+
+Driver = tuple[dict[str | Path, str], dict[str, str]]
+
+
+def socket_mount(kubelet: Kubelet) -> dict[str | Path, str]:
+    return {kubelet.directory: f"{SOCKET_DIRECTORY}:ro"}
+
+
+def is_measured(page: dict[str, float]) -> bool:
+    return len(matching(page, "gpu_activity_ratio")) == 2
+
+
+@contextlib.contextmanager
+def agent(
+    images: Images, driver: Driver, *words: str, mounts: dict[str | Path, str], options: tuple[str, ...] = ()
+) -> Iterator[Container]:
+    driver_mounts, environment = driver
+    arguments = ("agent", *ANY_PORT, *FAST, *words)
+    with running(
+        images, images.agent, *arguments, mounts=driver_mounts | mounts, env=environment, options=options
+    ) as one:
+        yield one
+
+
+def test_read_only_and_without_a_capability_the_agent_names_the_pods_and_ends_on_sigterm(
+    images: Images, driver: Driver, kubelet: Kubelet
+) -> None:
+    state = kubelet.directory.stat()
+    assert (state.st_mode & 0o777, state.st_uid) == (0o750, 0)
+    with agent(images, driver, mounts=socket_mount(kubelet)) as one:
+        page = one.until(
+            lambda page: matching(page, "gpu_pod_allocated_seconds_total", pod_name="train-0"), "a pod's seconds"
+        )
+        assert matching(page, "DCGM_FI_DEV_GPU_UTIL", UUID=stub.gpu_uuid(0), namespace="ml", pod="train-0")
+        pid = one.pid()
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        held = {line.split()[0]: int(line.split()[1], 16) for line in status.splitlines() if line.startswith("Cap")}
+        assert set(held.values()) == {0}, held
+        mounts = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8").splitlines()
+        (root,) = [line.split() for line in mounts if line.split()[4] == "/"]
+        assert "ro" in root[5].split(",")
+        start = time.monotonic()
+        os.kill(pid, signal.SIGTERM)
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < start + 30:
+            time.sleep(0.01)
+        took = time.monotonic() - start
+        assert one.process.wait(timeout=30) == 0
+    assert took < ENDS_WITHIN_SECONDS
+    assert not [line for line in one.lines if "ERROR" in line or "Traceback" in line]
+
+
+def test_it_runs_with_the_words_of_dcgm_exporters_daemonset(images: Images, driver: Driver, kubelet: Kubelet) -> None:
+    mounts, environment = driver
+    theirs = {"DCGM_EXPORTER_KUBERNETES": "true", "DCGM_EXPORTER_LISTEN": "127.0.0.1:0"}
+    words = ("-f", "/etc/dcgm-exporter/dcp-metrics-included.csv", "-c", "1000")
+    whole = mounts | socket_mount(kubelet)
+    with running(images, images.agent, *words, mounts=whole, env=environment | theirs) as one:
+        one.until(lambda page: matching(page, "DCGM_FI_DEV_FB_USED", pod="train-0"), "a pod's memory")
+        assert one.get("/health")[0] == 200
+
+
+def test_a_mounted_directory_outlives_a_restart_of_the_kubelet(
+    images: Images, driver: Driver, kubelet: Kubelet
+) -> None:
+    with agent(images, driver, mounts=socket_mount(kubelet)) as one:
+        before = one.until(
+            lambda page: matching(page, "gpu_exporter_attribution_timestamp_seconds"), "the kubelet's answer"
+        )
+        kubelet.restart()
+        (asked_at,) = matching(before, "gpu_exporter_attribution_timestamp_seconds").values()
+        one.until(
+            lambda page: max(matching(page, "gpu_exporter_attribution_timestamp_seconds").values()) > asked_at + 2,
+            "an answer after the restart",
+        )
+
+
+def test_a_mounted_socket_file_is_dead_after_a_restart_of_the_kubelet_and_the_agent_says_so_and_goes_on(
+    images: Images, driver: Driver, kubelet: Kubelet
+) -> None:
+    place = f"{SOCKET_DIRECTORY}/kubelet.sock"
+    with agent(images, driver, mounts={kubelet.socket: f"{place}:ro"}) as one:
+        one.until(lambda page: matching(page, "gpu_pod_info", pod_name="train-0"), "a pod")
+        kubelet.restart()
+        line = one.said("nobody listens on")
+        assert f"{place}: the kubelet is stopped, or its socket file was mounted instead of the directory" in line
+        one.until(is_measured, "both GPUs")
+
+
+@pytest.mark.parametrize(
+    ("mounted", "said"),
+    [
+        ("nothing", f"no directory for the kubelet socket {SOCKET_DIRECTORY}/kubelet.sock: mount the directory"),
+        ("an empty directory", f"no kubelet socket at {SOCKET_DIRECTORY}/kubelet.sock: start the kubelet, or set"),
+    ],
+)
+def test_where_the_socket_is_not_mounted_the_agent_says_what_to_mount_and_measures_on(
+    images: Images, driver: Driver, tmp_path: Path, mounted: str, said: str
+) -> None:
+    mounts: dict[str | Path, str] = {} if mounted == "nothing" else {tmp_path: f"{SOCKET_DIRECTORY}:ro"}
+    with agent(images, driver, mounts=mounts) as one:
+        one.said(said)
+        one.until(is_measured, "both GPUs")
+        assert one.get("/healthz")[0] == 200
+        assert said in one.get("/readyz")[1]
+
+
+def test_anybody_may_run_it_where_no_kubelet_is_asked(images: Images, driver: Driver) -> None:
+    options = ("--user", NOBODY)
+    with agent(images, driver, "--attribution", "off", mounts={}, options=options) as one:
+        one.until(is_measured, "both GPUs")
+        uids = Path(f"/proc/{one.pid()}/status").read_text(encoding="ascii").partition("Uid:")[2].split()[:4]
+        assert set(uids) == {NOBODY.partition(":")[0]}
+        assert one.get("/readyz")[0] == 200
+
+
+def test_who_is_not_root_and_asks_the_kubelet_is_told_what_to_change(
+    images: Images, driver: Driver, kubelet: Kubelet
+) -> None:
+    mounts, environment = driver
+    options = ["--user", NOBODY]
+    for path, place in (mounts | socket_mount(kubelet)).items():
+        options += ["--volume", f"{path}:{place}"]
+    for key, value in environment.items():
+        options += ["--env", f"{key}={value}"]
+    whole = container_command(images.storage, images.agent, ("agent", *ANY_PORT), options)
+    done = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"no permission to reach {SOCKET_DIRECTORY}/kubelet.sock as uid 65534" in line
+    assert "run as uid 0, or --attribution off" in line
+
+
+def test_a_simulated_node_knows_workloads_by_what_is_left_of_the_kubernetes_client(images: Images) -> None:
+    words = ("agent", *ANY_PORT, "--simulate", "demo")
+    with running(images, images.agent, *words, options=("--tmpfs", "/tmp")) as one:  # noqa: S108 - the container's own
+        one.until(lambda page: matching(page, "gpu_ledger_allocated_seconds_total", workload_kind="Job"), "a job")
+
+
+def test_the_health_check_says_whether_the_agent_lives_whatever_it_listens_on(
+    images: Images, driver: Driver, tmp_path: Path
+) -> None:
+    with agent(images, driver, "--attribution", "off", mounts={}) as one:
+        assert one.check() == (0, "")
+    made = make_certificates(tmp_path / "web")
+    file = web_file(made.folder, tls={}, users={"alice": hashed(PASSWORD)})
+    mounts: dict[str | Path, str] = {made.folder: "/web:ro"}
+    words = ("--attribution", "off", "--web-config", f"/web/{file.name}")
+    with agent(images, driver, *words, mounts=mounts) as one:
+        assert one.check() == (0, "")
+    web_file(made.folder, tls={"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"})
+    with agent(images, driver, *words, mounts=mounts) as one:
+        assert one.check() == (0, "")
+        # Stopped in its tracks it still has its socket, and answers nothing.
+        os.kill(one.pid(), signal.SIGSTOP)
+        code, told = one.check()
+        os.kill(one.pid(), signal.SIGCONT)
+    assert code == 1
+    assert told.endswith("timed out")
+
+
+def test_the_health_check_says_that_nobody_listens(images: Images) -> None:
+    check = "/usr/share/gpu-cost-exporter/healthcheck.py"
+    options = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
+    whole = container_command(images.storage, images.agent, ("-IS", check), options)
+    done = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "nobody listens in this container\n")
+
+
+def test_the_cost_service_runs_as_nobody_and_keeps_its_store_on_a_volume(images: Images) -> None:
+    words = (
+        "serve",
+        *ANY_PORT,
+        "--prometheus",
+        "http://127.0.0.1:9",
+        "--store",
+        "/var/lib/gpu-cost-exporter/days.sqlite",
+    )
+    volume = f"test-{os.getpid()}"
+    options = ("--volume", f"{volume}:/var/lib/gpu-cost-exporter")
+    try:
+        with running(images, images.service, *words, options=options) as one:
+            assert one.get("/healthz")[0] == 200
+            assert one.get("/")[0] in {200, 503}
+            assert len(one.get("/static/plotly.js")[1]) > 1_000_000
+            assert one.check() == (0, "")
+            pid = one.pid()
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+            assert set(status.partition("Uid:")[2].split()[:4]) == {NOBODY.partition(":")[0]}
+            assert Path(f"/proc/{pid}/root/var/lib/gpu-cost-exporter/days.sqlite").stat().st_size > 0
+            os.kill(pid, signal.SIGTERM)
+            assert one.process.wait(timeout=30) == 0
+    finally:
+        images.storage.run("podman", "volume", "rm", "--force", volume)
+
+
+def test_the_agents_image_has_nothing_of_the_cost_services_and_says_so(images: Images) -> None:
+    words = ("serve", "--prometheus", "http://127.0.0.1:9")
+    done = subprocess.run(
+        container_command(images.storage, images.agent, words, ()),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "is not installed, which only the service needs" in done.stderr
+
+
+LOOK = """
+import importlib.util, os, shutil
+programs = ("pip", "pip3", "cc", "gcc", "c++", "ld", "make", "curl", "git")
+print("programs", [name for name in programs if shutil.which(name)])
+names = ("pip", "ensurepip", "setuptools", "jinja2", "plotly")
+print("modules", [name for name in names if importlib.util.find_spec(name)])
+wheels = [file for folder, _, files in os.walk("/") if not folder.startswith(("/proc", "/sys")) for file in files]
+print("wheels", [file for file in wheels if file.endswith(".whl")])
+print("compiled", any(files for _, _, files in os.walk("/opt") for files in files if files.endswith(".pyc")))
+"""
+
+
+@pytest.mark.parametrize(("target", "more"), [("agent", []), ("service", ["jinja2", "plotly"])])
+def test_nothing_can_be_compiled_or_installed_in_an_image(images: Images, target: str, more: list[str]) -> None:
+    image = images.agent if target == "agent" else images.service
+    entry = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
+    said = output(images, image, "-c", LOOK, options=entry)
+    assert said.splitlines() == ["programs []", f"modules {more}", "wheels []", "compiled True"]
+
+
+@pytest.mark.parametrize("target", ["agent", "service"])
+def test_an_image_is_small_beside_its_base(images: Images, target: str) -> None:
+    image = images.agent if target == "agent" else images.service
+    own = images.size_bytes(image) - images.size_bytes(images.base)
+    print(f"{target}: {own / 1e6:.0f} MB beyond its base")  # noqa: T201 - the figure is wanted
+    assert own < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("target", "user", "port", "words"),
+    [("agent", "0:0", "9400/tcp", ["agent"]), ("service", NOBODY, "9401/tcp", ["serve"])],
+)
+def test_an_image_says_what_it_is_and_how_it_is_run(
+    images: Images, target: str, user: str, port: str, words: list[str]
+) -> None:
+    image = images.agent if target == "agent" else images.service
+    facts = images.facts(image)
+    config = facts["Config"]
+    assert isinstance(config, dict)
+    labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items() if "opencontainers" in key}
+    assert labels["version"] == version() == output(images, image, "--version").split()[-1]
+    assert labels["licenses"] == "Apache-2.0"
+    assert labels["title"]
+    assert labels["description"]
+    assert labels["revision"] == "of-a-test"
+    assert (config["User"], list(config["ExposedPorts"]), config["StopSignal"]) == (user, [port], "SIGTERM")
+    assert (config["Entrypoint"], config["Cmd"]) == (["gpu-cost-exporter"], words)
+    nvidia = {entry for entry in config["Env"] if entry.startswith("NVIDIA_")}
+    expected = {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"} if target == "agent" else set()
+    assert nvidia == expected
