@@ -1,0 +1,121 @@
+"""What is told after an installation: what to do next, and what works but may not be meant, by the name of its key."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from chart_support import CHART, FIXTURES, PRESETS, documents, helm
+
+EVERYTHING = FIXTURES / "chart-everything.yaml"
+# `helm template` leaves the notes out and `helm install` needs a cluster: a copy of the chart has them in a manifest.
+AS_MANIFEST = '{kind: Notes, apiVersion: v1, text: {{ tpl (.Files.Get "notes.txt") . | toJson }}}\n'
+
+
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("chart") / CHART.name
+    shutil.copytree(CHART, copy, ignore=shutil.ignore_patterns("dashboards", "prometheus-rules.yaml"))
+    shutil.copy(CHART / "templates" / "NOTES.txt", copy / "notes.txt")
+    (copy / "templates" / "notes.yaml").write_text(AS_MANIFEST, encoding="utf-8")
+    return copy
+
+
+def notes(chart: Path, values: str = "", *files: Path, openshift: bool = False) -> str:
+    (chart.parent / "values.yaml").write_text(values or "{}", encoding="utf-8")
+    words: list[str | Path] = [word for path in (*files, chart.parent / "values.yaml") for word in ("--values", path)]
+    words += ["--api-versions", "security.openshift.io/v1"] if openshift else []
+    said = helm("template", "gpu", chart, "-n", "gpu", "--kube-version", "1.33.0", "-s", "templates/notes.yaml", *words)
+    text = yaml.safe_load(said.stdout)["text"]
+    assert isinstance(text, str)
+    return text
+
+
+def warnings(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("- ")]
+
+
+@pytest.mark.parametrize("name", ["default", "everything"])
+def test_what_the_notes_name_is_there(chart: Path, name: str) -> None:
+    files = (EVERYTHING,) if name == "everything" else ()
+    text = notes(chart, "monitoring: {dashboards: {enabled: false}, rules: {enabled: false}}", *files)
+    found = documents(*files, release="gpu", namespace="gpu")
+    there = {f"{document['kind'].lower()}/{document['metadata']['name']}" for document in found}
+    named = set(re.findall(r"\b((?:daemonset|service|deployment)/[a-z0-9-]+)", text))
+    assert named
+    assert named <= there
+    assert "pod-security.kubernetes.io/enforce=privileged" in text
+    assert "gpu-cost-exporter doctor" in text
+    assert ("https://localhost:9400" in text) is (name == "everything")
+
+
+# What somebody set, and the key that the line begins with.
+TOLD = {
+    "nothing": ("", "monitoring.podMonitor.enabled"),
+    "no registry": ("", "image.registry"),
+    "no rules": ("monitoring: {podMonitor: {enabled: true}}", "monitoring.rules.enabled"),
+    "monitors that nobody selects": ("monitoring: {podMonitor: {enabled: true}}", "monitoring.labels"),
+    "a job that the alert does not know": (
+        "monitoring: {podMonitor: {enabled: true}, scrape: {job: gpus}}",
+        "monitoring.scrape.job",
+    ),
+    "no metadata": ("", "agent.metadata.enabled"),
+    "labels without metadata": ("agent: {config: {pod-labels: [team]}}", "agent.config.pod-labels"),
+    "no process data": ("agent: {processes: {enabled: false}}", "agent.processes.enabled"),
+    "no state": ("agent: {state: {enabled: false}}", "agent.state.enabled"),
+    "no prices": ("", "agent.priceBook"),
+    "no attribution": ("agent: {attribution: {enabled: false}}", "agent.attribution.enabled"),
+    "no driver": ("agent: {driver: {mode: none}}", "agent.driver.mode"),
+    "a simulated node": ("agent: {config: {simulate: demo}}", "agent.config.simulate"),
+    "the whole host as the driver's folder": (
+        "agent: {driver: {mode: privileged, privileged: {hostPath: /}}}",
+        "agent.driver.privileged.hostPath",
+    ),
+    "OpenCost and another port": ("agent: {port: 9500}", "agent.openCost"),
+    "an engine without its library": ("agent: {dcgm: {address: 'dcgm:5555'}}", "agent.dcgm.library"),
+    "an engine on the pod's own loopback": ("agent: {dcgm: {address: 'localhost:5555'}}", "agent.dcgm.address"),
+    "rights that nobody makes": ("agent: {metadata: {enabled: true}}\nrbac: {create: false}", "rbac.create"),
+    "a network policy for the host's network": (
+        "agent: {hostNetwork: true}\nnetworkPolicy: {enabled: true}",
+        "networkPolicy.enabled",
+    ),
+    "an affinity of one's own": (
+        "agent: {affinity: {nodeAffinity: {}}}",
+        "agent.affinity",
+    ),
+    "admin access before it is on everywhere": (
+        "agent: {metadata: {enabled: true}, driver: {mode: dra}}",
+        "agent.driver.mode",
+    ),
+    "a store that goes with its pod": (
+        "service: {enabled: true, config: {prometheus: 'http://p:9090'}, store: {type: emptyDir}}",
+        "service.store.type",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_what_may_not_be_meant_is_told_by_its_key(chart: Path, what: str) -> None:
+    values, key = TOLD[what]
+    said = warnings(notes(chart, values))
+    assert [line for line in said if line.startswith(f"- {key}: ")], said
+
+
+def test_openshift_without_its_rights_is_told(chart: Path) -> None:
+    assert "- agent.scc.create: is false" in notes(chart, openshift=True)
+    assert "agent.scc.create" not in notes(chart, "", PRESETS / "openshift.yaml", openshift=True)
+
+
+def test_an_installation_as_it_should_be_has_nothing_to_be_told(chart: Path) -> None:
+    values = {
+        "image": {"registry": "registry.example"},
+        "agent": {
+            "metadata": {"enabled": True},
+            "priceBook": {"existingConfigMap": "prices"},
+        },
+    }
+    text = notes(chart, json.dumps(values), PRESETS / "prometheus-operator.yaml")
+    assert warnings(text) == []
+    assert "To be looked at" not in text
