@@ -144,12 +144,19 @@ def test_a_library_and_an_engine_of_either_major_give_the_values_of_each_gpu(
         assert one.values == pytest.approx(expected(index))
 
 
+@pytest.mark.parametrize("major", [3, 4])
 def test_56_instances_have_what_is_measured_of_each_and_nothing_of_their_gpus(
-    engine: stub.Engine, tmp_path: Path
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, major: int
 ) -> None:
+    monkeypatch.setenv("DCGM_STUB_CONTROL", str(tmp_path / "control"))
     control = stub.control(tmp_path / "control", partitioned=True)
-    with opened(engine, control) as bench:
+    with (
+        loaded(directory, major),
+        stub.Engine(directory, tmp_path / "control", release=stub.RELEASES[major]) as engine,
+        opened(engine, control) as bench,
+    ):
         reading = bench.profiled()
+        assert reading.errors == {}
     for index, one in enumerate(reading.gpus):
         assert {Field.GPU_TEMP, Field.POWER_USAGE} <= one.values.keys()
         assert Field.GPU_UTIL not in one.values
@@ -266,6 +273,50 @@ def test_an_xid_is_told_once_with_its_number(bench: Bench) -> None:
     stub.xid(bench.control, 2, 79)
     reading = bench.until(lambda one: one.xids, "the Xid")
     assert [(event.uuid, event.xid) for event in reading.xids] == [(stub.gpu_uuid(2), 79)]
+    assert bench.source.sample(time.time()).xids == ()
+
+
+def test_xids_of_more_instances_than_a_group_of_dcgm_3_takes_are_told_once(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DCGM_STUB_CONTROL", str(tmp_path / "control"))
+    control = stub.control(tmp_path / "control", partitioned=True)
+    with (
+        loaded(directory, 3),
+        stub.Engine(directory, tmp_path / "control", release=stub.RELEASES[3]) as engine,
+        opened(engine, control) as bench,
+    ):
+        bench.profiled()
+        for number in (13, 43):
+            stub.xid(control, 7, number, level=5, place=6)
+        stub.xid(control, 0, 79)
+        found = [event for _ in range(3) for event in bench.source.sample(time.time()).xids]
+    assert sorted((event.uuid, event.xid, event.gpu_instance_id) for event in found) == sorted(
+        [(stub.gpu_uuid(0), 79, None), (stub.gpu_uuid(7), 13, 13), (stub.gpu_uuid(7), 43, 13)]
+    )
+
+
+def test_listening_for_xids_takes_one_round_trip_a_sample_until_there_is_one(bench: Bench) -> None:
+    def round_trips() -> int:
+        before = bench.control.engine.requests
+        bench.source.sample(time.time())
+        return int(bench.control.engine.requests - before)
+
+    bench.profiled()
+    quiet = min(round_trips() for _ in range(5))
+    assert quiet <= 4
+    stub.xid(bench.control, 2, 79)
+    assert round_trips() > quiet + 8
+
+
+def test_an_xid_is_told_though_the_engines_clock_was_set_back(bench: Bench) -> None:
+    bench.profiled()
+    stub.xid(bench.control, 2, 79)
+    assert bench.until(lambda one: one.xids, "the first Xid").xids
+    bench.control.clock_ahead_micros = -3600 * 10**6
+    stub.xid(bench.control, 3, 31)
+    reading = bench.until(lambda one: one.xids, "the Xid of an hour ago, by the engine's clock")
+    assert [(event.uuid, event.xid) for event in reading.xids] == [(stub.gpu_uuid(3), 31)]
     assert bench.source.sample(time.time()).xids == ()
 
 

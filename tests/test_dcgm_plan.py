@@ -60,6 +60,7 @@ def test_each_entity_has_what_it_can_have_once(
     watched: Counter[tuple[tuple[int, int], int]] = Counter()
     for one in plan(layout, levels, can, lambda _, field_id: field_id in unwilling):
         assert 0 < len(one.field_ids) <= abi.MAX_FIELDS_PER_GROUP
+        assert 0 < len(one.members) <= abi.MAX_ENTITIES_PER_GROUP
         assert {is_profiling(field_id) for field_id in one.field_ids} == {one.pace is Pace.PROFILING}
         assert len({group for group, _ in one.members}) == 1
         watched.update((entity, field_id) for entity in one.members for field_id in one.field_ids)
@@ -83,3 +84,11 @@ def test_gpus_of_one_kind_are_in_one_watch_and_one_that_differs_is_apart() -> No
     levels = {150: abi.GPU, 1001: abi.COMPUTE_INSTANCE}
     found = plan(layout, levels, lambda gpu: frozenset({1001} if gpu else ()), lambda _entity, _field: False)
     assert sorted((one.pace.name, len(one.members)) for one in found) == [("FAST", 8), ("PROFILING", 7)]
+
+
+def test_more_entities_than_a_group_of_dcgm_3_takes_are_in_several() -> None:
+    whole = ((True, True),) * 7
+    layout = Layout(devices=tuple(device(number, DeviceState.UP, whole) for number in range(16)))
+    found = plan(layout, {252: abi.COMPUTE_INSTANCE}, lambda _gpu: frozenset(), lambda _entity, _field: False)
+    assert sorted(len(one.members) for one in found) == [16, 48, 64]
+    assert len({entity for one in found for entity in one.members}) == 16 + 16 * 7

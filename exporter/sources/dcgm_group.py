@@ -24,7 +24,7 @@ class Group:
 
     Args:
         engine: On whose connection it is made.
-        members: Entities, of any groups.
+        members: Entities, of any groups; at most ``MAX_ENTITIES_PER_GROUP``.
         field_ids: At most ``MAX_FIELDS_PER_GROUP``, each known to the library.
         every_seconds: How often the engine measures.
         keep_seconds: How long it keeps what it measured, 0.0 for no limit.
@@ -91,11 +91,14 @@ class Group:
         """Have the latest values delivered, and return the code."""
         return self._engine.call("dcgmGetLatestValues_v2", self._group, self._fields, callback, None)
 
-    def since(self, microseconds: int, callback: Callable[..., int]) -> tuple[int, int]:
-        """Have every value since a time of the engine's clock delivered; return the code and where to go on."""
+    def since(self, microseconds: int, callback: Callable[..., int]) -> int:
+        """Have every value since a time of the engine's clock delivered, and return the code.
+
+        The library makes a round trip for each entity and field.
+        """
+        # It tells where to go on by the engine's clock, which may be set back meanwhile: not used.
         go_on = c_int64(0)
-        code = self._engine.call(
+        return self._engine.call(
             "dcgmGetValuesSince_v2",
             *(self._group, self._fields, c_int64(microseconds), byref(go_on), callback, None),
         )
-        return code, go_on.value

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from exporter.model import DeviceState, Field
-from exporter.sources._libdcgm import MAX_FIELDS_PER_GROUP
+from exporter.sources._libdcgm import MAX_ENTITIES_PER_GROUP, MAX_FIELDS_PER_GROUP
 from exporter.sources.dcgm_entities import Layout
 from exporter.sources.dcgm_fields import (
     DRAM_ACTIVE,
@@ -64,8 +64,9 @@ def plan(
                 key = (pace, entity[0], tuple(some[start : start + MAX_FIELDS_PER_GROUP]))
                 members.setdefault(key, []).append(entity)
     return tuple(
-        Watching(pace=pace, members=tuple(entities), field_ids=field_ids)
+        Watching(pace=pace, members=tuple(entities[start : start + MAX_ENTITIES_PER_GROUP]), field_ids=field_ids)
         for (pace, _, field_ids), entities in members.items()
+        for start in range(0, len(entities), MAX_ENTITIES_PER_GROUP)
     )
 
 

@@ -32,7 +32,7 @@ enum {
 enum { NONE = 0, GPU = 1, GPU_INSTANCE = 4, COMPUTE_INSTANCE = 5 };
 enum { PROFILING_MODULE = 8, MODULE_LOADED = 3, MODULE_PAUSED = 5 };
 enum { MAX_GPUS = 16, MAX_INSTANCES = 7, MAX_XIDS = 32, MAX_OVERRIDES = 32, SLOTS = 8 };
-enum { MAX_GROUPS = 64, MAX_FIELD_GROUPS = 64, MAX_ENTITIES = 1024, MAX_FIELDS = 128, MAX_NAME = 256 };
+enum { MAX_GROUPS = 64, MAX_FIELD_GROUPS = 64, MAX_ENTITIES = MAJOR < 4 ? 64 : 1024, MAX_FIELDS = 128, MAX_NAME = 256 };
 
 /* ---- The control block: one file, mapped by library, engine and whoever steers them (tests/dcgm_stub_support.py). ---- */
 

@@ -27,6 +27,7 @@ struct watch {
     int64_t began_micros, interval_micros, updated_micros; /* the last: asked for by dcgmUpdateAllFields; 0: never */
     double keep_seconds;
     int keep_samples;
+    uint32_t xids_before[MAX_GPUS]; /* of each GPU when it began: of those it knows nothing */
     int dead; /* its profiling fields were refused: the others get one value, and never another */
 };
 
@@ -214,7 +215,8 @@ EXPORTED int dcgmWatchFields(
     }
     int refused = refusal(of, what);
     int64_t now = stub_now(), only = refused == OK ? 0 : now;
-    *one = (struct watch){handle, group, field_group, now, interval_micros, only, keep_seconds, keep_samples, refused != OK};
+    *one = (struct watch){handle, group, field_group, now, interval_micros, only, keep_seconds, keep_samples, {0}, refused != OK};
+    for (uint32_t n = 0; n < MAX_GPUS; n++) one->xids_before[n] = control->gpus[n].xid_count;
     LEAVE(refused);
 }
 
@@ -274,6 +276,8 @@ static int64_t taken_at(const struct watch *watch, int64_t now) {
     return by_itself > watch->updated_micros ? by_itself : watch->updated_micros;
 }
 
+static uint32_t number_of(struct entity entity) { return entity.level == GPU ? entity.id : entity.id / SLOTS; }
+
 static void read_one(const struct watch *watch, struct entity entity, uint16_t id, int64_t now, struct field_value_v1 *out) {
     const struct field_meta *meta = stub_meta(id, RELEASE);
     out->version = VERSION(struct field_value_v1, 1);
@@ -286,7 +290,9 @@ static void read_one(const struct watch *watch, struct entity entity, uint16_t i
         stub_blank(meta, 0, out);
         return;
     }
-    int64_t at = id == 230 ? watch->began_micros : taken_at(watch, now);
+    /* Events have their own time, which is before the watch where the clock was set back. */
+    int happened = id == 230 && stub_gpu(entity)->xid_count > watch->xids_before[number_of(entity)];
+    int64_t at = happened ? INT64_MIN : id == 230 ? 0 : taken_at(watch, now);
     if (at == 0) {
         out->status = NO_DATA;
         stub_blank(meta, 0, out);
@@ -361,15 +367,16 @@ EXPORTED int dcgmGetLatestValues_v2(
     LEAVE(OK);
 }
 
-static int add_xids(const struct watch *watch, struct entity entity, int64_t since, int64_t *next) {
+static int add_xids(const struct watch *watch, struct entity entity, int64_t since) {
     const struct stub_gpu *gpu = stub_gpu(entity);
-    int64_t oldest = watch->began_micros > since ? watch->began_micros : since;
+    int64_t oldest = since;
     int64_t kept = stub_now() - (int64_t)(watch->keep_seconds * 1e6);
     if (watch->keep_seconds > 0 && kept > oldest) oldest = kept;
     uint32_t first = gpu->xid_count > MAX_XIDS ? gpu->xid_count - MAX_XIDS : 0;
     if (watch->keep_samples > 0 && gpu->xid_count - first > (uint32_t)watch->keep_samples) {
         first = gpu->xid_count - (uint32_t)watch->keep_samples;
     }
+    if (first < watch->xids_before[number_of(entity)]) first = watch->xids_before[number_of(entity)];
     int count = 0;
     for (uint32_t n = first; n < gpu->xid_count; n++) {
         const struct stub_xid *one = &gpu->xids[n % MAX_XIDS];
@@ -377,7 +384,6 @@ static int add_xids(const struct watch *watch, struct entity entity, int64_t sin
         if (one->level != GPU && one->place != entity.id % SLOTS) continue;
         delivered[count] = (struct field_value_v1){VERSION(struct field_value_v1, 1), 230, 'i', OK, one->at_micros, {0}};
         delivered[count++].value.integer = one->xid;
-        if (one->at_micros >= *next) *next = one->at_micros + 1;
     }
     return count;
 }
@@ -389,22 +395,26 @@ EXPORTED int dcgmGetValuesSince_v2(
     const struct group *of = group_of(handle, group);
     const struct field_group *what = fields_of(handle, field_group);
     if (of == NULL || what == NULL) LEAVE(NOT_CONFIGURED);
-    int64_t now = stub_now(), upto = since;
+    int64_t now = stub_now();
     for (uint32_t e = 0; e < of->count; e++) {
         for (uint32_t i = 0; i < what->count; i++) {
             const struct watch *by = watching(handle, of->entities[e], what->ids[i]);
             int count = 0;
             if (by == NULL || stub_gpu(of->entities[e]) == NULL) continue;
+            /* As libdcgm itself: a round trip for each. */
+            int code = stub_enter(handle, LOOK, NULL);
+            if (code != OK) LEAVE(code);
+            stub_leave();
             if (what->ids[i] == 230) {
-                count = add_xids(by, of->entities[e], since, &upto);
+                count = add_xids(by, of->entities[e], since);
             } else {
                 read_one(by, of->entities[e], what->ids[i], now, &delivered[0]);
                 count = delivered[0].status == OK && delivered[0].at_micros >= since;
-                if (count == 1 && delivered[0].at_micros >= upto) upto = delivered[0].at_micros + 1;
             }
             if (count > 0 && deliver(of->entities[e], (uint32_t)count, callback, data) != OK) break;
         }
     }
-    if (next != NULL) *next = upto;
+    /* Of the engine's clock, whatever was delivered. */
+    if (next != NULL) *next = now + 1;
     LEAVE(OK);
 }
