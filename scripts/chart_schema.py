@@ -42,6 +42,7 @@ def text(pattern: str) -> Schema:
     return {"type": "string", "pattern": f"^({pattern})$"}
 
 
+KEY = text("[A-Za-z0-9._-]+")
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 SPAN = text("([0-9]+(ms|s|m|h))+")
 FOLDER = text("/.*")
@@ -52,7 +53,7 @@ QUANTITY: Schema = {
     "minimum": 0,
 }
 QUANTITIES: Schema = {"type": "object", "additionalProperties": QUANTITY}
-RESOURCES = closed({"limits": QUANTITIES, "requests": QUANTITIES, "claims": each(ANY_MAP)})
+RESOURCES = closed({"limits": QUANTITIES, "requests": QUANTITIES})
 _TIMES = ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "terminationGracePeriodSeconds")
 PROBE = closed(dict.fromkeys((*_TIMES, "failureThreshold", "successThreshold"), NUMBER))
 OPERATORS = one_of("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
@@ -117,6 +118,7 @@ POD: Schema = {
     "podSecurityContext": ANY_MAP,
     "securityContext": ANY_MAP,
     "port": PORT,
+    "web.key": KEY,
     "web.scrape.tlsConfig": TLS,
     "web.scrape.basicAuth": BASIC,
 }
@@ -177,7 +179,10 @@ FRAGMENTS: dict[str, Schema] = {
     "agent.dcgm.address": text(
         r"|embedded|unix:///[^ ]+|/[^ ]+|(tcp://)?[A-Za-z0-9_.-]+(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
     ),
+    "agent.driver.dra.deviceClassName": KEY,
+    "agent.priceBook.key": KEY,
     "agent.priceBook.content": BOOK,
+    "agent.collectors.key": KEY,
     "agent.nodeAffinity.anyOf": EXPRESSIONS,
     "agent.nodeAffinity.allOf": EXPRESSIONS,
     "agent.updateStrategy.type": one_of("RollingUpdate", "OnDelete"),
@@ -193,12 +198,15 @@ FRAGMENTS: dict[str, Schema] = {
     "service.image.tag": TAG,
     "service.image.digest": DIGEST,
     "service.budgets.content": each(ANY_MAP),
+    "service.budgets.key": KEY,
     "service.store.type": one_of("pvc", "emptyDir", "none"),
     "service.store.size": text("[0-9]+([.][0-9]+)?[EPTGMk]i?"),
     "service.type": SERVICE_TYPE,
     "service.annotations": TEXT_MAP,
     "serviceAccount.annotations": TEXT_MAP,
     "monitoring.labels": TEXT_MAP,
+    "monitoring.scrape.job": KEY,
+    "monitoring.scrape.serviceJob": KEY,
     "monitoring.scrape.interval": SPAN,
     "monitoring.scrape.timeout": SPAN,
     "monitoring.scrape.relabelings": each(ANY_MAP),
@@ -295,13 +303,26 @@ def leaves(values: dict[str, Value]) -> Iterator[Value]:
 def schema(values: dict[str, Value]) -> Schema:
     """The JSON schema of the whole file."""
     head: Schema = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of gpu-cost-exporter"}
-    return head | closed({key: _of(value) for key, value in values.items()} | OF_PARENTS)
+    return head | _group(values, OF_PARENTS)
+
+
+def _group(values: dict[str, Value], more: Schema | None = None) -> Schema:
+    """A group. Helm takes a key with null away: allowed where the value may be empty as well."""
+    needed = [key for key, value in values.items() if value.group or not _may_be_empty(value)]
+    return closed({key: _of(value) for key, value in values.items()} | (more or {}), *needed)
+
+
+def _may_be_empty(value: Value) -> bool:
+    if isinstance(value.default, str):
+        known = FRAGMENTS.get(value.path, {})
+        return "enum" not in known and bool(re.search(known.get("pattern", ""), ""))
+    return not isinstance(value.default, bool | int)
 
 
 def _of(value: Value) -> Schema:
     described: Schema = {"description": value.about} if value.about else {}
     if value.group:
-        return described | closed({key: _of(child) for key, child in value.children.items()})
+        return described | _group(value.children)
     return described | (FRAGMENTS.get(value.path) or _of_default(value))
 
 

@@ -29,7 +29,7 @@
 {{- if hasSuffix ".sock" $agent.attribution.kubeletPath -}}
 {{- fail (printf "agent.attribution.kubeletPath: is %s; give the folder, as the kubelet makes a new socket when it restarts: %s" $agent.attribution.kubeletPath (dir $agent.attribution.kubeletPath)) -}}
 {{- end -}}
-{{- $manager := dig "workload-manager" "kubernetes" $agent.config -}}
+{{- $manager := dig "workload-manager" "kubernetes" ($agent.config | default dict) -}}
 {{- if and $agent.metadata.enabled (ne $manager "kubernetes") -}}
 {{- fail (printf "agent.metadata.enabled: is true, and agent.config.workload-manager is %s, whose jobs the Kubernetes API does not know; set one of them" $manager) -}}
 {{- end -}}
@@ -53,8 +53,8 @@
 {{- define "gpu-cost-exporter.serviceChecks" -}}
 {{- $service := .Values.service -}}
 {{- include "gpu-cost-exporter.durations" (dict "root" . "part" "service") -}}
-{{- $elsewhere := contains "prometheus" (lower (toJson (concat $service.extraArgs $service.extraEnv))) -}}
-{{- if not (or (dig "prometheus" "" $service.config) $elsewhere) -}}
+{{- $elsewhere := contains "prometheus" (lower (toJson (concat ($service.extraArgs | default list) ($service.extraEnv | default list)))) -}}
+{{- if not (or (dig "prometheus" "" ($service.config | default dict)) $elsewhere) -}}
 {{- fail "service.config.prometheus: must be given with service.enabled, such as http://prometheus-operated.monitoring:9090" -}}
 {{- end -}}
 {{- if and $service.budgets.content $service.budgets.existingConfigMap -}}
@@ -79,7 +79,7 @@
 
 {{/* Durations out of range, which no pattern tells; the bounds are the program's own. Takes (dict "root" $ "part" "agent"). */}}
 {{- define "gpu-cost-exporter.durations" -}}
-{{- $config := (get .root.Values .part).config -}}
+{{- $config := (get .root.Values .part).config | default dict -}}
 {{- range $key, $bounds := get (.root.Files.Get "files/durations.json" | fromJson) .part -}}
 {{- with get $config $key -}}
 {{- $given := include "gpu-cost-exporter.seconds" . | float64 -}}

@@ -30,7 +30,7 @@ mount and the option that names it cannot differ.
 {{- $_ := set $set "web-config" . -}}
 {{- $_ := set $by "web-config" "agent.web" -}}
 {{- end -}}
-{{- include "gpu-cost-exporter.merged" (dict "given" $agent.config "set" $set "by" $by "path" "agent.config") -}}
+{{- include "gpu-cost-exporter.merged" (dict "given" ($agent.config | default dict) "set" $set "by" $by "path" "agent.config") -}}
 {{- end -}}
 
 {{/* The options' file of the cost service, in the same way. */}}
@@ -47,7 +47,7 @@ mount and the option that names it cannot differ.
 {{- $_ := set $set "web-config" . -}}
 {{- $_ := set $by "web-config" "service.web" -}}
 {{- end -}}
-{{- include "gpu-cost-exporter.merged" (dict "given" $service.config "set" $set "by" $by "path" "service.config") -}}
+{{- include "gpu-cost-exporter.merged" (dict "given" ($service.config | default dict) "set" $set "by" $by "path" "service.config") -}}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.merged" -}}

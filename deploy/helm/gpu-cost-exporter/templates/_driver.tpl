@@ -79,7 +79,7 @@
 {{- $_ := set $context "allowPrivilegeEscalation" false -}}
 {{- $_ := set $context "capabilities" (dict "drop" (list "ALL")) -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite $context $agent.securityContext) -}}
+{{- toYaml (mergeOverwrite $context ($agent.securityContext | default dict)) -}}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.hasDcgmLibrary" -}}
@@ -88,7 +88,7 @@
 
 {{/* Folder of a Unix socket of the engine's; empty where it is none. */}}
 {{- define "gpu-cost-exporter.dcgmSocketFolder" -}}
-{{- $address := .Values.agent.dcgm.address -}}
+{{- $address := .Values.agent.dcgm.address | default "" -}}
 {{- if hasPrefix "unix://" $address }}{{ dir (trimPrefix "unix://" $address) }}{{ else if hasPrefix "/" $address }}{{ dir $address }}{{ end -}}
 {{- end -}}
 
@@ -97,7 +97,7 @@
 {{- $affinity := .Values.agent.nodeAffinity -}}
 {{- $terms := list -}}
 {{- range $affinity.anyOf -}}
-{{- $terms = append $terms (dict "matchExpressions" (concat (list .) $affinity.allOf)) -}}
+{{- $terms = append $terms (dict "matchExpressions" (concat (list .) ($affinity.allOf | default list))) -}}
 {{- end -}}
 {{- if and (not $affinity.anyOf) $affinity.allOf -}}
 {{- $terms = list (dict "matchExpressions" $affinity.allOf) -}}

@@ -40,13 +40,13 @@ app.kubernetes.io/component: {{ .component }}
 {{- $_ := set $labels "app.kubernetes.io/managed-by" .root.Release.Service -}}
 {{- $_ := set $labels "app.kubernetes.io/part-of" "gpu-cost" -}}
 {{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
-{{- $annotations := mergeOverwrite (dict) .root.Values.commonAnnotations (.annotations | default dict) -}}
+{{- $annotations := mergeOverwrite (dict) (.root.Values.commonAnnotations | default dict) (.annotations | default dict) -}}
 name: {{ .name }}
 {{- if not .cluster }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
 {{- end }}
 labels:
-  {{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels (.labels | default dict) $labels) | nindent 2 }}
+  {{- toYaml (mergeOverwrite (dict) (.root.Values.commonLabels | default dict) (.labels | default dict) $labels) | nindent 2 }}
 {{- with $annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -57,7 +57,7 @@ annotations:
 {{- define "gpu-cost-exporter.podMetadata" -}}
 labels:
   {{- $selector := fromYaml (include "gpu-cost-exporter.selectorLabels" .) }}
-  {{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels .labels $selector) | nindent 2 }}
+  {{- toYaml (mergeOverwrite (dict) (.root.Values.commonLabels | default dict) (.labels | default dict) $selector) | nindent 2 }}
 {{- with .annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}

@@ -11,7 +11,7 @@
 
 {{/* Port of the engine, where it is reached by a network; empty where it is not. */}}
 {{- define "gpu-cost-exporter.dcgmPort" -}}
-{{- $address := .Values.agent.dcgm.address -}}
+{{- $address := .Values.agent.dcgm.address | default "" -}}
 {{- if and $address (ne $address "embedded") (not (include "gpu-cost-exporter.dcgmSocketFolder" .)) -}}
 {{- regexFind ":[0-9]+$" $address | trimPrefix ":" | default "5555" -}}
 {{- end -}}
@@ -19,6 +19,6 @@
 
 {{/* Port in the address of Prometheus. */}}
 {{- define "gpu-cost-exporter.prometheusPort" -}}
-{{- $url := urlParse (dig "prometheus" "http://prometheus:9090" .Values.service.config) -}}
+{{- $url := urlParse (dig "prometheus" "http://prometheus:9090" (.Values.service.config | default dict)) -}}
 {{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}
 {{- end -}}

@@ -23,7 +23,7 @@
 
 {{- define "gpu-cost-exporter.agentWarnings" -}}
 {{- $agent := .Values.agent -}}
-{{- $config := $agent.config -}}
+{{- $config := $agent.config | default dict -}}
 {{- if hasKey $config "simulate" }}
 - agent.config.simulate: is given: what is shown does not exist. Every page and series says so.
 {{- end }}
@@ -89,16 +89,17 @@
 {{- if and (not $dcgm.address) (include "gpu-cost-exporter.hasDcgmLibrary" .) }}
 - agent.dcgm.address: is empty: the library is not used.
 {{- end }}
-{{- if and (not $agent.hostNetwork) (regexMatch "^(tcp://)?(localhost|127[.]|\\[::1\\])" $dcgm.address) }}
+{{- if and (not $agent.hostNetwork) (regexMatch "^(tcp://)?(localhost|127[.]|\\[::1\\])" ($dcgm.address | default "")) }}
 - agent.dcgm.address: {{ $dcgm.address }} is the pod's own loopback; for the node's set agent.hostNetwork=true, or use a Unix socket.
 {{- end }}
-{{- if eq $dcgm.address "embedded" }}
+{{- if eq ($dcgm.address | default "") "embedded" }}
 - agent.dcgm.address: embedded needs DCGM's whole package in the image, and for profiling SYS_ADMIN; see docs/dcgm.md.
 {{- end }}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.serviceWarnings" -}}
 {{- $service := .Values.service -}}
+{{- $config := $service.config | default dict -}}
 {{- if eq $service.store.type "emptyDir" }}
 - service.store.type: is emptyDir: closed days are lost with the pod, and filled again as far as Prometheus goes back.
 {{- else if eq $service.store.type "none" }}
@@ -107,7 +108,7 @@
 {{- if and .Values.image.digest (not $service.image.digest) }}
 - service.image.digest: is empty while image.digest is given: the cost service's image is named by its tag.
 {{- end }}
-{{- if and (hasPrefix "http://" (dig "prometheus" "" $service.config)) (hasKey $service.config "prometheus-token-file") }}
+{{- if and (hasPrefix "http://" (dig "prometheus" "" $config)) (hasKey $config "prometheus-token-file") }}
 - service.config.prometheus: is http://, so that everybody in between can read the token.
 {{- end }}
 {{- end -}}
