@@ -1,90 +1,198 @@
-"""The deployment is valid for the oldest and the newest Kubernetes that we support, and fits the program."""
+"""The kustomize folders are valid for the oldest and the newest Kubernetes that we support, and fit the program."""
 
-import asyncio
-import os
 import re
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from chart_support import KUBERNETES_VERSIONS, OPERATOR_KINDS, kubeconform, of_kind, started
+from kustomize_support import (
+    BASE,
+    COMPONENTS,
+    FOLDERS,
+    KUSTOMIZE,
+    ROOT,
+    Document,
+    built,
+    composed,
+    options,
+    overlay,
+    pod_spec,
+    text_of,
+)
 
-from exporter.attribution.metadata import Metadata, MetadataSettings
-from exporter.attribution.podresources import KubeletClient
-from exporter.simulator import scenario
-from exporter.simulator.node import SimulatedNode
+from exporter import __version__
+from exporter.config import load_agent
+from exporter.report.service.settings import load_settings
 
-ROOT = Path(__file__).resolve().parent.parent
-BASE = ROOT / "deploy" / "kustomize" / "base"
-METADATA = ROOT / "deploy" / "kustomize" / "overlays" / "metadata"
-KUBERNETES_VERSIONS = ("1.27", "1.37")
-# Kinds of the Prometheus operator, for which there is no schema here; everything else must be validated.
-CUSTOM_KINDS = {"PodMonitor", "PrometheusRule"}
-
-Document = dict[str, Any]
-
-
-def built(tmp_path: Path, folder: Path = BASE) -> tuple[Path, list[Document]]:
-    """Build a folder as kubectl would."""
-    if shutil.which("kubectl"):
-        command = ["kubectl", "kustomize", str(folder)]
-    elif shutil.which("kustomize"):
-        command = ["kustomize", "build", str(folder)]
-    else:
-        pytest.skip("needs kubectl or kustomize: make install")
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    path = tmp_path / "built.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path, list(yaml.safe_load_all(text))
+NEW = ("driver-dra",)
+"""What the oldest Kubernetes does not know, and says so in its first lines."""
+UNPUBLISHED = {"SecurityContextConstraints"}
+"""OpenShift's own, of which nobody publishes a schema."""
+RIGHTS = {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+FOLDER = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
-def of_kind(documents: list[Document], kind: str) -> Document:
-    (found,) = (document for document in documents if document["kind"] == kind)
-    return found
-
-
-@pytest.mark.parametrize("folder", [BASE, METADATA], ids=lambda folder: folder.name)
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_every_document_is_strictly_valid_or_a_known_custom_kind(tmp_path: Path, version: str, folder: Path) -> None:
-    path, documents = built(tmp_path, folder)
-    validate = Path(sys.executable).with_name("kubernetes-validate")
-    result = subprocess.run(
-        [validate, "--strict", "-k", version, str(path)], check=False, capture_output=True, text=True
-    )
-    output = result.stdout + result.stderr
-    assert result.returncode == 0, output
-    passed = set(re.findall(r"passed for resource (\w+)/", output))
+def test_every_document_is_strictly_valid_or_has_no_schema(tmp_path: Path, version: str) -> None:
+    folders = [folder for folder in FOLDERS if folder.name not in NEW or version != KUBERNETES_VERSIONS[0]]
+    texts = distinct(folders)
+    path = tmp_path / "built.yaml"
+    path.write_text("---\n".join(texts), encoding="utf-8")
+    kinds = {document["kind"] for folder in folders for document in built(folder)}
+    output = validated(path, version)
     unknown = set(re.findall(r"Couldn't find schema for kind (\w+)", output))
-    assert unknown == CUSTOM_KINDS
-    assert passed == {document["kind"].lower() for document in documents if document["kind"] not in CUSTOM_KINDS}
+    assert unknown == OPERATOR_KINDS | UNPUBLISHED
+    assert output.count(" passed for resource ") + output.count("Couldn't find schema") == len(texts)
+    assert set(re.findall(r"passed for resource (\w+)/", output)) == {kind.lower() for kind in kinds - unknown}
+    told = kubeconform(version, path)
+    assert [line for line in told if not any(f"could not find schema for {kind}" in line for kind in UNPUBLISHED)] == []
+
+
+def distinct(folders: list[Path]) -> list[str]:
+    """Every document of some folders, once."""
+    return sorted({text for folder in folders for text in re.split(r"(?m)^---\n", text_of(folder))})
+
+
+def validated(path: Path, version: str) -> str:
+    """What kubernetes-validate says of a file that it passes."""
+    program = Path(sys.executable).with_name("kubernetes-validate")
+    done = subprocess.run([program, "--strict", "-k", version, path], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_strict_validation_sees_a_misspelt_key(tmp_path: Path) -> None:
-    path, _ = built(tmp_path)
-    path.write_text(path.read_text(encoding="utf-8").replace("hostPID:", "hostPid:"), encoding="utf-8")
-    validate = Path(sys.executable).with_name("kubernetes-validate")
-    result = subprocess.run([validate, "--strict", str(path)], check=False, capture_output=True, text=True)
-    assert result.returncode != 0
-    assert "hostPid" in result.stdout + result.stderr
+    path = tmp_path / "built.yaml"
+    path.write_text(text_of(BASE).replace("hostPID:", "hostPid:"), encoding="utf-8")
+    with pytest.raises(AssertionError, match="hostPid"):
+        validated(path, KUBERNETES_VERSIONS[0])
 
 
-def test_the_prometheus_rule_is_the_rules_file(tmp_path: Path) -> None:
-    _, documents = built(tmp_path)
+def test_the_readme_names_every_overlay_and_component_and_no_other() -> None:
+    text = (KUSTOMIZE / "README.md").read_text(encoding="utf-8")
+    _, overlays, components = re.split(r"(?m)^\| (?:overlay|component) \|.*$", text)
+    for folders, section in ((FOLDERS[1:], overlays), (COMPONENTS, components)):
+        rows = "\n".join(line.split("|")[1] for line in section.splitlines() if line.startswith("|"))
+        assert sorted(re.findall(r"`([a-z0-9-]+)`", rows)) == [folder.name for folder in folders]
+
+
+def test_every_component_is_in_an_overlay_or_is_put_together_by_a_test() -> None:
+    used = {
+        Path(component).name
+        for folder in FOLDERS
+        for component in yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8")).get(
+            "components", ()
+        )
+    }
+    assert {folder.name for folder in COMPONENTS} - used == set(TOGETHER)
+
+
+TOGETHER = (
+    "without-dra",
+    "without-namespace-teams",
+    "beside-dcgm-exporter",
+    "network-policy-api-server",
+    "network-policy-dcgm",
+)
+
+
+def test_components_go_together_and_follow_into_another_namespace(tmp_path: Path) -> None:
+    names = [
+        "metadata",
+        *TOGETHER,
+        "dcgm",
+        "cost-service",
+        "service-monitor",
+        "network-policy",
+        "dashboards",
+        "openshift",
+    ]
+    found = composed(tmp_path / "ours", names, namespace="elsewhere")
+    cluster = {"ClusterRole", "ClusterRoleBinding", "SecurityContextConstraints"}
+    for document in found:
+        assert document["kind"] in cluster or "elsewhere" in {
+            document["metadata"].get("namespace"),
+            document["metadata"]["name"],
+        }, document["metadata"]
+    assert "gpu-cost" not in re.findall(r"namespace: (\S+)$", text_of(tmp_path / "ours"), flags=re.MULTILINE)
+    agent = of_kind(found, "DaemonSet")
+    assert "app" not in agent["spec"]["template"]["metadata"]["labels"]
+    (container,) = pod_spec(agent)["containers"]
+    assert {key: options(container)[key] for key in ("kube-metadata", "namespace-teams")} == {
+        "kube-metadata": True,
+        "namespace-teams": False,
+    }
+
+
+def test_without_the_operator_none_of_its_kinds_is_left(tmp_path: Path) -> None:
+    found = composed(tmp_path / "ours", ["cost-service", "service-monitor", "without-operator"])
+    assert not {document["kind"] for document in found} & OPERATOR_KINDS
+    assert {"Deployment", "DaemonSet"} <= {document["kind"] for document in found}
+
+
+def test_a_service_monitor_leaves_the_services_pod_monitor_alone(tmp_path: Path) -> None:
+    found = composed(tmp_path / "ours", ["cost-service", "service-monitor"])
+    assert of_kind(found, "PodMonitor")["metadata"]["name"] == "gpu-cost-exporter-service"
+    assert of_kind(found, "ServiceMonitor")["metadata"]["name"] == "gpu-cost-exporter"
+
+
+def test_the_prometheus_rule_is_the_rules_file() -> None:
     rules = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
-    assert of_kind(documents, "PrometheusRule")["spec"] == rules
+    assert of_kind(built(BASE), "PrometheusRule")["spec"] == rules
     script = [sys.executable, str(ROOT / "scripts" / "rules.py"), "--check"]
     result = subprocess.run(script, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
 
-def test_the_agent_gets_no_rights_on_the_api_and_no_capability(tmp_path: Path) -> None:
-    _, documents = built(tmp_path)
-    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & {doc["kind"] for doc in documents}
-    spec = of_kind(documents, "DaemonSet")["spec"]["template"]["spec"]
+def test_the_dashboards_are_the_repositorys() -> None:
+    ours = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "dashboards").glob("*.json")}
+    shipped = {
+        key: text
+        for document in overlay("cost-service")
+        if document["kind"] == "ConfigMap" and document["metadata"]["labels"]["grafana_dashboard"] == "1"
+        for key, text in document["data"].items()
+    }
+    assert shipped == ours
+
+
+def test_images_are_of_this_version() -> None:
+    found = overlay("cost-service")
+    images = {kind: pod_spec(of_kind(found, kind))["containers"][0]["image"] for kind in ("DaemonSet", "Deployment")}
+    assert images == {
+        "DaemonSet": f"gpu-cost-exporter:{__version__}",
+        "Deployment": f"gpu-cost-exporter-service:{__version__}",
+    }
+
+
+@FOLDER
+def test_the_programs_take_the_options_that_they_are_started_with(folder: Path, tmp_path: Path) -> None:
+    for document in built(folder):
+        if document["kind"] not in {"DaemonSet", "Deployment"}:
+            continue
+        start = started(document, built(folder), tmp_path / document["kind"])
+        (container,) = pod_spec(document)["containers"]
+        (port,) = container["ports"]
+        if document["kind"] == "DaemonSet":
+            assert start.args == ["agent"]
+            agent = load_agent({}, start.env)
+            assert (agent.listen_port, agent.warnings) == (port["containerPort"], ())
+            kept = agent.state_dir
+        else:
+            assert start.args == ["serve"]
+            settings = load_settings({}, start.env)
+            assert settings.listen_port == port["containerPort"]
+            kept = settings.store
+            assert kept
+        assert kept is None or kept.is_relative_to(tmp_path), "on a volume"
+
+
+def test_the_agent_gets_no_rights_on_the_api_and_no_capability() -> None:
+    found = built(BASE)
+    assert not RIGHTS & {document["kind"] for document in found}
+    spec = pod_spec(of_kind(found, "DaemonSet"))
     assert spec["automountServiceAccountToken"] is False
     (container,) = spec["containers"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -93,97 +201,88 @@ def test_the_agent_gets_no_rights_on_the_api_and_no_capability(tmp_path: Path) -
     assert writable == {"state", "tmp"}
 
 
-def test_with_metadata_the_agent_gets_its_token_its_own_name_and_nothing_else(tmp_path: Path) -> None:
-    _, base = built(tmp_path)
-    _, overlay = built(tmp_path, METADATA)
-    before, after = (of_kind(documents, "DaemonSet")["spec"]["template"]["spec"] for documents in (base, overlay))
+def test_with_metadata_the_agent_gets_its_token_its_own_name_and_nothing_else() -> None:
+    before, after = (pod_spec(of_kind(found, "DaemonSet")) for found in (built(BASE), overlay("metadata")))
     (old,), (new,) = before["containers"], after["containers"]
     assert after["automountServiceAccountToken"] is True
-    assert new["args"] == [*old["args"], "--kube-metadata=on"]
-    added = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in new["env"][len(old["env"]) :]}
-    assert added == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"}
+    assert options(new) == options(old) | {"kube-metadata": True}
+    fields = {
+        entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in new["env"] if "valueFrom" in entry
+    }
+    assert fields == {
+        "NODE_NAME": "spec.nodeName",
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_NAME": "metadata.name",
+    }
     changed = {"automountServiceAccountToken": True, "containers": after["containers"]}
     assert after == before | changed
-    assert new == old | {"args": new["args"], "env": new["env"]}
+    assert new == old | {"env": new["env"]}
 
 
-def test_the_rights_are_bound_to_the_identity_that_the_agent_runs_as(tmp_path: Path) -> None:
-    _, documents = built(tmp_path, METADATA)
-    role, account = of_kind(documents, "ClusterRole")["metadata"], of_kind(documents, "ServiceAccount")["metadata"]
-    binding, agent = of_kind(documents, "ClusterRoleBinding"), of_kind(documents, "DaemonSet")
+def test_the_rights_are_bound_to_the_identity_that_the_agent_runs_as() -> None:
+    found = overlay("metadata")
+    role, account = of_kind(found, "ClusterRole")["metadata"], of_kind(found, "ServiceAccount")["metadata"]
+    binding, agent = of_kind(found, "ClusterRoleBinding"), of_kind(found, "DaemonSet")
     assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("ClusterRole", role["name"])
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
     ]
     assert account["namespace"] == agent["metadata"]["namespace"] == "gpu-cost"
-    assert agent["spec"]["template"]["spec"]["serviceAccountName"] == account["name"]
+    assert pod_spec(agent)["serviceAccountName"] == account["name"]
 
 
 def test_the_rights_follow_the_agent_into_another_namespace(tmp_path: Path) -> None:
-    folder = tmp_path / "ours"
-    folder.mkdir()
-    resource = os.path.relpath(METADATA, folder.resolve())
-    (folder / "kustomization.yaml").write_text(f"namespace: elsewhere\nresources: [{resource}]\n", encoding="utf-8")
-    _, documents = built(tmp_path, folder)
-    (subject,) = of_kind(documents, "ClusterRoleBinding")["subjects"]
-    assert subject["namespace"] == of_kind(documents, "ServiceAccount")["metadata"]["namespace"] == "elsewhere"
+    found = composed(tmp_path / "ours", [], resource=KUSTOMIZE / "overlays" / "metadata", namespace="elsewhere")
+    (subject,) = of_kind(found, "ClusterRoleBinding")["subjects"]
+    assert subject["namespace"] == of_kind(found, "ServiceAccount")["metadata"]["namespace"] == "elsewhere"
+    found = composed(tmp_path / "scc", ["openshift"], namespace="elsewhere")
+    (subject,) = of_kind(found, "RoleBinding")["subjects"]
+    assert subject["namespace"] == of_kind(found, "RoleBinding")["metadata"]["namespace"] == "elsewhere"
+    (rule,) = of_kind(found, "Role")["rules"]
+    assert rule["resourceNames"] == [of_kind(found, "SecurityContextConstraints")["metadata"]["name"]]
 
 
-async def test_the_agent_has_a_right_to_all_that_it_asks_for_and_to_nothing_else(tmp_path: Path) -> None:
-    _, documents = built(tmp_path, METADATA)
-    rules = of_kind(documents, "ClusterRole")["rules"]
-    granted = {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
-    groups = {resource: rule["apiGroups"] for rule in rules for resource in rule["resources"]}
-    assert {resource for resource, group in groups.items() if group == ["resource.k8s.io"]} == {
-        "resourceslices",
-        "resourceclaims",
-    }
-    assert all(group == [""] for resource, group in groups.items() if not resource.startswith("resource"))
-    node = SimulatedNode(scenario.load("dra"), tmp_path / "node", time.time)
-    await node.start()
-    settings = MetadataSettings(node=node.truth().node, kubeconfig=node.kubeconfig)
-    metadata = Metadata(settings, clock=time.time, random=lambda: 0.5)
-    kubelet = KubeletClient(str(node.kubelet_socket))
-    running = asyncio.create_task(metadata.run())
-    try:
-        deadline = time.monotonic() + 30
-        while granted - asked_of(node) and time.monotonic() < deadline:
-            metadata.note(await kubelet.fetch(time.time()), time.time())
-            metadata.evidence(time.time())
-            await asyncio.sleep(0.2)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await kubelet.close()
-        await node.stop()
-    assert asked_of(node) == granted
+@pytest.mark.parametrize("names", [(), ("cost-service",), ("cost-service", "service-monitor")], ids=", ".join)
+def test_a_monitor_finds_the_pods_of_its_component_and_keeps_the_workloads_labels(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    found = composed(tmp_path / "ours", names)
+    workloads = {document["kind"]: document for document in found if document["kind"] in {"DaemonSet", "Deployment"}}
+    jobs = {}
+    for monitor in (document for document in found if document["kind"] in {"PodMonitor", "ServiceMonitor"}):
+        (chosen,) = [kind for kind, workload in workloads.items() if selected(monitor, workload, found)]
+        (endpoint,) = monitor["spec"].get("podMetricsEndpoints") or monitor["spec"]["endpoints"]
+        assert endpoint["honorLabels"] is True
+        (container,) = pod_spec(workloads[chosen])["containers"]
+        assert endpoint["port"] in {port["name"] for port in container["ports"]}
+        (relabeling,) = endpoint["relabelings"]
+        jobs[chosen] = (relabeling["targetLabel"], relabeling["replacement"])
+    assert jobs.pop("DaemonSet") == ("job", "gpu-cost-exporter")
+    assert jobs == ({"Deployment": ("job", "gpu-cost-service")} if names else {})
 
 
-def asked_of(node: SimulatedNode) -> set[tuple[str, str]]:
-    """Verbs and resources that were asked for; what the API's groups are, everybody may ask."""
-    pairs = (name.split() for name in node.api.requests if name != "get resource.k8s.io")
-    return {(verb, resource if resource.endswith("s") else f"{resource}s") for verb, resource in pairs}
+def selected(monitor: Document, workload: Document, found: list[Document]) -> bool:
+    """Whether a monitor finds a workload's pods, through Services where it goes by them."""
+    wanted, pod = monitor["spec"]["selector"]["matchLabels"], workload["spec"]["template"]["metadata"]["labels"]
+    if monitor["kind"] == "PodMonitor":
+        return bool(wanted.items() <= pod.items())
+    services = [document for document in found if document["kind"] == "Service"]
+    return any(
+        wanted.items() <= one["metadata"]["labels"].items() and one["spec"]["selector"].items() <= pod.items()
+        for one in services
+    )
 
 
-def test_the_pod_monitor_selects_the_agents_pods_and_keeps_the_workloads_labels(tmp_path: Path) -> None:
-    _, documents = built(tmp_path)
-    template = of_kind(documents, "DaemonSet")["spec"]["template"]
-    monitor = of_kind(documents, "PodMonitor")["spec"]
-    assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    (endpoint,) = monitor["podMetricsEndpoints"]
-    assert endpoint["honorLabels"] is True
-    assert endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
-
-
-def test_the_alert_on_a_dead_exporter_matches_the_job_that_the_pod_monitor_makes(tmp_path: Path) -> None:
-    _, documents = built(tmp_path)
-    monitor = of_kind(documents, "PodMonitor")["metadata"]
-    groups = of_kind(documents, "PrometheusRule")["spec"]["groups"]
+def test_the_alert_on_a_dead_exporter_matches_the_jobs_that_the_monitors_make() -> None:
+    groups = of_kind(built(BASE), "PrometheusRule")["spec"]["groups"]
     (expr,) = (rule["expr"] for group in groups for rule in group["rules"] if rule.get("alert") == "GPUExporterDown")
     pattern = re.search(r'job=~"([^"]+)"', expr)
     assert pattern is not None
-    assert re.fullmatch(pattern[1], f"{monitor['namespace']}/{monitor['name']}")
     assert re.fullmatch(pattern[1], "gpu-cost-exporter")
+    assert re.fullmatch(pattern[1], "gpu-cost/gpu-cost-exporter"), (
+        "of a PodMonitor that somebody wrote without relabeling"
+    )
+    assert not re.fullmatch(pattern[1], "gpu-cost-service")
 
 
 def test_the_image_is_made_of_files_that_exist_and_that_the_build_may_see() -> None:
