@@ -20,15 +20,16 @@ from chart_support import (
     documents,
     helm,
     kubeconform,
+    kubernetes_validate,
     of_kind,
+    read,
     rendered,
+    without_copies,
 )
 
 EVERYTHING = FIXTURES / "chart-everything.yaml"
 SWITCHED_OVER = FIXTURES / "switched-over-values.yaml"
 GOLDEN = ROOT / "tests" / "golden"
-# What the chart ships twice: held to the repository's own files below, and too long to read in a golden file.
-COPIES = ("rules.yaml", "dashboards.yaml")
 SERVICE_MONITORS = "monitoring: {podMonitor: {enabled: false}, serviceMonitor: {enabled: true}}"
 
 INSTALLS: dict[str, tuple[Path, ...]] = {
@@ -38,12 +39,6 @@ INSTALLS: dict[str, tuple[Path, ...]] = {
     **{f"preset-{path.stem}": (path,) for path in sorted(PRESETS.glob("*.yaml"))},
 }
 INSTALL = pytest.mark.parametrize("name", INSTALLS)
-
-
-def without_copies(text: str) -> str:
-    """The manifests without rules and dashboards."""
-    parts = re.split(r"(?m)^---\n", text)
-    return "---\n".join(part for part in parts if not any(f"/{name}" in part.partition("\n")[0] for name in COPIES))
 
 
 @INSTALL
@@ -80,60 +75,47 @@ VARIANTS = {
 }
 
 
+# Kinds for which nobody publishes a schema: OpenShift's own.
+WITHOUT_SCHEMA = {"SecurityContextConstraints"}
+
+
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_manifest_is_strictly_valid(name: str, version: str, tmp_path: Path) -> None:
-    files, values = VARIANTS[name]
-    if (name, version) == ("dra", "1.27"):  # which has neither the claims nor the field of the pod that names them
-        return
-    text = rendered(*files, values=values, kube_version=f"{version}.0")
-    found = [document for document in yaml.safe_load_all(text) if document]
-    kinds = {document["kind"] for document in found}
-    exempt = without_schema(kinds, version)
-    assert rejected(text, exempt, version, tmp_path) == []
-    said = kubeconform(text, version, tmp_path)
-    told = [
-        line for line in said.splitlines() if not any(f"could not find schema for {kind}" in line for kind in exempt)
-    ]
-    assert told == []
-
-
-def without_schema(kinds: set[str], version: str) -> set[str]:
-    """Kinds for which nobody publishes a schema: OpenShift's own, and DRA where that version has none."""
-    exempt = {"SecurityContextConstraints"}
-    if version == "1.27":
-        exempt.add("ResourceClaimTemplate")
-    return exempt & kinds
-
-
-def rejected(text: str, exempt: set[str], version: str, folder: Path) -> list[str]:
-    """What kubernetes-validate does not pass, the operator's kinds apart, which kubeconform looks at."""
-    path = folder / "validated.yaml"
-    path.write_text(text, encoding="utf-8")
-    program = Path(sys.executable).with_name("kubernetes-validate")
-    done = subprocess.run([program, "--strict", "-k", version, str(path)], check=False, capture_output=True, text=True)
-    unknown = re.compile(r"Couldn't find schema for kind (\w+)")
-    return [
-        line
-        for line in (done.stdout + done.stderr).splitlines()
-        if not line.startswith("INFO ") and not ((kind := unknown.search(line)) and kind[1] in OPERATOR_KINDS | exempt)
-    ]
+def test_every_manifest_is_strictly_valid(version: str, tmp_path: Path) -> None:
+    paths = []
+    for name, (files, values) in VARIANTS.items():
+        if (name, version) == ("dra", "1.27"):  # which has neither the claims nor the field of a pod that names them
+            continue
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(without_copies(rendered(*files, values=values, kube_version=f"{version}.0")))
+    paths.append(tmp_path / "rules-and-dashboards.yaml")
+    paths[-1].write_text(rendered(values="monitoring: {rules: {enabled: true}, dashboards: {enabled: true}}"))
+    missing = {
+        found[1] if (found := re.search(r"Couldn't find schema for kind (\w+)", line)) else line
+        for line in kubernetes_validate(version, *paths)
+    }
+    assert missing == WITHOUT_SCHEMA | OPERATOR_KINDS
+    told = kubeconform(version, *paths)
+    assert [
+        line for line in told if not any(f"could not find schema for {kind}" in line for kind in WITHOUT_SCHEMA)
+    ] == []
 
 
 def test_validation_sees_misspelt_keys_of_custom_resources_too(tmp_path: Path) -> None:
-    text = rendered(EVERYTHING).replace("honorLabels:", "honourLabels:").replace("hostPID:", "hostPid:")
-    said = kubeconform(text, "1.37", tmp_path)
-    assert "honourLabels" in said
-    assert "hostPid" in said
+    text = without_copies(rendered(EVERYTHING))
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text.replace("honorLabels:", "honourLabels:").replace("hostPID:", "hostPid:"))
+    for said in ("honourLabels", "hostPid"):
+        assert any(said in line for line in kubeconform("1.37", path))
+    assert any("hostPid" in line for line in kubernetes_validate("1.37", path))
 
 
 def test_the_rules_are_the_repositorys() -> None:
-    rule = of_kind(documents(values="monitoring: {rules: {enabled: true}}"), "PrometheusRule")
+    rule = of_kind(read(rendered(values="monitoring: {rules: {enabled: true}}")), "PrometheusRule")
     assert rule["spec"] == yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
 
 
 def test_the_dashboards_are_the_repositorys() -> None:
-    found = documents(values="monitoring: {dashboards: {enabled: true}}")
+    found = read(rendered(values="monitoring: {dashboards: {enabled: true}}"))
     shipped = {
         key: text
         for document in all_of_kind(found, "ConfigMap")

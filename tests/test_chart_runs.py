@@ -14,6 +14,8 @@ from chart_support import (
     Start,
     documents,
     of_kind,
+    read,
+    rendered,
     scrape_config,
     scraping,
     started,
@@ -187,7 +189,7 @@ def probes_pass(agent: Document, process: AgentProcess) -> None:
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
 def test_the_job_that_a_monitor_makes_is_the_one_that_the_alerts_read(kind: str) -> None:
     switch = kind[0].lower() + kind[1:]
-    found = documents(values=f"monitoring: {{{switch}: {{enabled: true}}, rules: {{enabled: true}}}}")
+    found = read(rendered(values=f"monitoring: {{{switch}: {{enabled: true}}, rules: {{enabled: true}}}}"))
     spec = of_kind(found, kind)["spec"]
     (endpoint,) = spec.get("podMetricsEndpoints") or spec["endpoints"]
     (job,) = [rule["replacement"] for rule in endpoint["relabelings"] if rule.get("targetLabel") == "job"]

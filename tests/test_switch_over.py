@@ -293,3 +293,46 @@ def test_the_service_and_the_monitor_are_as_they_were() -> None:
 def test_nothing_that_was_set_is_dropped_without_a_word(agent: AgentProcess) -> None:
     warnings = [line for line in agent.lines if '"warning"' in line.lower() or "WARNING" in line]
     assert [line for line in warnings if "simulat" not in line] == []
+
+
+def leaves(values: object, path: str = "") -> Iterator[str]:
+    """Paths of all values: `serviceMonitor.interval`; a list is one."""
+    if not isinstance(values, dict) or not values:
+        yield path
+        return
+    for key, value in values.items():
+        yield from leaves(value, f"{path}.{key}" if path else str(key))
+
+
+def table() -> list[tuple[set[str], set[str]]]:
+    """Rows of "Values of its chart": the old keys, and ours. `.b` stands after `a.x` for `a.b`."""
+    guide = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    section = guide.partition("## Values of its chart")[2].partition("\n## ")[0]
+    found = []
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) != 3 or not cells[0].startswith("`"):
+            continue
+        names: list[str] = []
+        for name in re.findall(r"`([^`]+)`", cells[0]):
+            names.append(f"{names[-1].rpartition('.')[0]}{name}" if name.startswith(".") else name)
+        found.append((set(names), set(re.findall(r"`([^`]+)`", cells[2]))))
+    return found
+
+
+def is_of(path: str, names: set[str]) -> bool:
+    return any(
+        path == name or path.startswith(name.removesuffix("*") if name.endswith(".*") else f"{name}.") for name in names
+    )
+
+
+def test_every_value_of_the_old_install_has_its_row_in_the_guide() -> None:
+    old = set().union(*(theirs for theirs, _ in table()))
+    assert [path for path in leaves(OLD_VALUES) if not is_of(path, old)] == []
+
+
+def test_every_value_of_the_new_install_is_one_that_the_guide_names_for_what_was_set() -> None:
+    set_there = list(leaves(OLD_VALUES))
+    named = set().union(*(ours for theirs, ours in table() if any(is_of(path, theirs) for path in set_there)))
+    new = yaml.safe_load(NEW_VALUES.read_text(encoding="utf-8"))
+    assert [path for path in leaves(new) if not is_of(path, named)] == []
