@@ -19,6 +19,7 @@ from exporter.simulator import dcgm, driver
 from exporter.simulator.truth import Fault
 from exporter.sources import libdcgm
 from exporter.sources.dcgm import DcgmSource
+from exporter.sources.dcgm_endpoint import knock
 from exporter.sources.nvml import NvmlSource
 
 AMPERE = replace(H100, name="NVIDIA A100-SXM4-80GB", gpm=False)
@@ -303,9 +304,22 @@ def test_each_way_in_which_nothing_listens_has_its_own_reason_and_mend(tmp_path:
         assert opening(f"127.0.0.1:{port}").reason == "dcgm_refused"
         assert opening(f"[::ffff:127.0.0.1]:{port}").reason == "dcgm_refused"
     assert opening("no-such-host.invalid:5555").reason == "dcgm_no_such_host"
+    assert opening("no..host:5555").reason == "dcgm_no_such_host"
     assert opening(f"unix://{tmp_path}/nv-hostengine").reason == "dcgm_socket_missing"
     (tmp_path / "file").write_text("no socket")
     assert opening(f"unix://{tmp_path}/file").reason == "dcgm_refused"
+
+
+@pytest.mark.parametrize(("given", "number"), [("localhost", "127.0.0.1"), ("[::1]", "::1")])
+def test_the_library_is_given_the_number_that_answered_for_a_name(given: str, number: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in number else socket.AF_INET) as listening:
+        try:
+            listening.bind((number, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {number}")
+        listening.listen()
+        port = listening.getsockname()[1]
+        assert knock(f"{given}:{port}", 1.0) == (f"[{number}]:{port}" if ":" in number else f"{number}:{port}")
 
 
 def test_a_socket_that_may_not_be_opened_is_a_matter_of_permission(monkeypatch: pytest.MonkeyPatch) -> None:

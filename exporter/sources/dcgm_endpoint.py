@@ -8,7 +8,7 @@ from exporter.errors import SourceError
 UNIX = "unix://"
 
 
-def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None] | None = None) -> None:
+def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None] | None = None) -> str:
     """See whether anybody takes a connection at an address.
 
     Args:
@@ -16,31 +16,40 @@ def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None]
         timeout_seconds: How long to wait for an answer.
         by: What to try it with, instead of a socket; raises what that would.
 
+    Returns:
+        Where that was, without a name to look up: libdcgm would look up IPv4 alone, and take the first of several.
+
     Raises:
         SourceError: nobody does; the message tells why, and the mend.
     """
     try:
-        (by or _knock_at_socket)(address, timeout_seconds)
-    except OSError as error:
+        if by is None:
+            return _knock_at_socket(address, timeout_seconds)
+        by(address, timeout_seconds)
+    except (OSError, UnicodeError) as error:
         raise _unreachable(address, error) from error
+    return address
 
 
-def _knock_at_socket(address: str, timeout_seconds: float) -> None:
+def _knock_at_socket(address: str, timeout_seconds: float) -> str:
     path = address.removeprefix(UNIX)
     if path != address:
         with socket.socket(socket.AF_UNIX) as one:
             one.settimeout(timeout_seconds)
             one.connect(path)
-        return
+        return address
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout_seconds).close()
+    with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds) as reached:
+        number = reached.getpeername()[0]
+    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
 
-def _unreachable(address: str, error: OSError) -> SourceError:
-    if isinstance(error, socket.gaierror):
+def _unreachable(address: str, error: OSError | UnicodeError) -> SourceError:
+    if isinstance(error, socket.gaierror | UnicodeError):
+        why = error.strerror if isinstance(error, OSError) else "no name can be so"
         return SourceError(
             "dcgm_no_such_host",
-            f"no host of the name in {address} is known ({error.strerror}): correct --dcgm-address, or see the DNS",
+            f"no host of the name in {address} is known ({why}): correct --dcgm-address, or see the DNS",
         )
     if isinstance(error, ConnectionRefusedError):
         return SourceError(

@@ -155,9 +155,8 @@ def connect(
         SourceError: there is no library, nothing listens, something else does, ...; the message tells the mend.
     """
     library = libdcgm.load()
-    if address != EMBEDDED:
-        # The library itself takes its whole time for a closed port and has one code for everything.
-        knock(address, _CONNECT_SECONDS, library.knock)
+    # The library itself takes its whole time for a closed port and has one code for everything.
+    reached = address if address == EMBEDDED else knock(address, _CONNECT_SECONDS, library.knock)
     code = library.call("dcgmInit")
     if code != _libdcgm.OK:
         raise SourceError(
@@ -165,7 +164,7 @@ def connect(
         )
     handle = Handle()
     started = monotonic()
-    code = _open(library, address, handle)
+    code = _open(library, reached, handle)
     engine = Engine(library, handle, address, progress)
     try:
         if code != _libdcgm.OK:
