@@ -38,11 +38,11 @@ def outputs() -> dict[Path, str]:
 
 
 def durations() -> dict[str, dict[str, dict[str, object]]]:
-    """Bounds of every option that is a duration, in seconds, as templates compare them."""
+    """Bounds of every option that is a duration, in seconds, as templates compare them; and its default."""
     return {
         part: {
             option.key: dict(zip(("least", "most"), _bounds(option.kind.allowed), strict=True))
-            | {"allowed": option.kind.allowed}
+            | {"allowed": option.kind.allowed, "default": option.default}
             for option in options
             if option.kind.metavar == "DURATION"
         }

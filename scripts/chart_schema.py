@@ -10,6 +10,7 @@ import yaml
 
 from exporter.config import kinds
 from exporter.config.kinds import Kind
+from exporter.config.load import EXPORTED_KEYS, MOST_EXPORTED_KEYS
 from exporter.config.options import OPTIONS, Option
 from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
 
@@ -152,7 +153,8 @@ def of_kind(kind: Kind) -> Schema:
 
 def of_options(options: tuple[Option, ...]) -> Schema:
     """The schema of a file of options."""
-    return closed({one.key: of_kind(one.kind) | {"description": one.help} for one in options})
+    most = {key: {"maxItems": MOST_EXPORTED_KEYS} for key in EXPORTED_KEYS}
+    return closed({one.key: of_kind(one.kind) | {"description": one.help} | most.get(one.key, {}) for one in options})
 
 
 FRAGMENTS: dict[str, Schema] = {

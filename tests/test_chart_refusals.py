@@ -80,6 +80,14 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         "service: {enabled: true, config: {prometheus: 'prometheus:9090'}}",
         ("service", "prometheus"),
     ),
+    "a password in the address of Prometheus": (
+        "service: {enabled: true, config: {prometheus: 'http://me:secret@p:9090'}}",
+        ("service.config.prometheus", "prometheus-password-file"),
+    ),
+    "an answer of the kubelet that holds for less than two questions": (
+        "agent: {config: {kubelet-interval: 1m}}",
+        ("agent.config.attribution-expiry", "agent.config.kubelet-interval"),
+    ),
     "a store that there is not": ("service: {store: {type: pv}}", ("store", "type", "emptyDir")),
     "a size without its unit": ("service: {store: {size: 5}}", ("store", "size")),
     "two replicas of the service": ("service: {replicas: 2}", ("service", "replicas")),

@@ -29,7 +29,14 @@
 {{- if hasSuffix ".sock" $agent.attribution.kubeletPath -}}
 {{- fail (printf "agent.attribution.kubeletPath: is %s; give the folder, as the kubelet makes a new socket when it restarts: %s" $agent.attribution.kubeletPath (dir $agent.attribution.kubeletPath)) -}}
 {{- end -}}
-{{- $manager := dig "workload-manager" "kubernetes" ($agent.config | default dict) -}}
+{{- $durations := (.Files.Get "files/durations.json" | fromJson).agent -}}
+{{- $config := $agent.config | default dict -}}
+{{- $expiry := get $config "attribution-expiry" | default (get $durations "attribution-expiry").default -}}
+{{- $interval := get $config "kubelet-interval" | default (get $durations "kubelet-interval").default -}}
+{{- if lt (include "gpu-cost-exporter.seconds" $expiry | float64) (mulf 2.0 (include "gpu-cost-exporter.seconds" $interval)) -}}
+{{- fail (printf "agent.config.attribution-expiry: %s is less than twice agent.config.kubelet-interval, %s" $expiry $interval) -}}
+{{- end -}}
+{{- $manager := dig "workload-manager" "kubernetes" $config -}}
 {{- if and $agent.metadata.enabled (ne $manager "kubernetes") -}}
 {{- fail (printf "agent.metadata.enabled: is true, and agent.config.workload-manager is %s, whose jobs the Kubernetes API does not know; set one of them" $manager) -}}
 {{- end -}}
@@ -56,6 +63,9 @@
 {{- $elsewhere := contains "prometheus" (lower (toJson (concat ($service.extraArgs | default list) ($service.extraEnv | default list)))) -}}
 {{- if not (or (dig "prometheus" "" ($service.config | default dict)) $elsewhere) -}}
 {{- fail "service.config.prometheus: must be given with service.enabled, such as http://prometheus-operated.monitoring:9090" -}}
+{{- end -}}
+{{- if regexMatch "^[a-z]+://[^/]*@" (dig "prometheus" "" ($service.config | default dict)) -}}
+{{- fail "service.config.prometheus: has a user or a password in it, which everybody who may read the ConfigMap sees; give prometheus-username and prometheus-password-file, with service.prometheusSecret" -}}
 {{- end -}}
 {{- if and $service.budgets.content $service.budgets.existingConfigMap -}}
 {{- fail "service.budgets.existingConfigMap: is given, and so is service.budgets.content; set one of them" -}}
