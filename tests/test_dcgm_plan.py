@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from exporter.model import DeviceState, Gpu, MigInstance
 from exporter.sources import _libdcgm as abi
 from exporter.sources.dcgm_entities import Device, Layout
-from exporter.sources.dcgm_fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_of_instances, is_profiling
+from exporter.sources.dcgm_fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling
 from exporter.sources.dcgm_mig import Instance
-from exporter.sources.dcgm_plan import Pace, plan
+from exporter.sources.dcgm_plan import OF_INSTANCES, Pace, plan
 
 LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))
 IDS = st.one_of(st.integers(90, 600), st.sampled_from((250, 251, 252, 1001, 1002, 1005, 1009, 1011, 1096)))
@@ -72,7 +72,7 @@ def test_each_entity_has_what_it_can_have_once(
         wanted = {one for one in levels if one not in unwilling and (not is_profiling(one) or one in can(gpu.gpu_id))}
         expected |= {(gpu.entity, one) for one in wanted}
         for part in gpu.instances:
-            own = {one for one in wanted if is_of_instances(levels[one])} - NOT_OF_INSTANCES
+            own = {one for one in wanted if levels[one] in OF_INSTANCES} - NOT_OF_INSTANCES
             own -= frozenset() if part.has_memory else MEMORY
             own -= {DRAM_ACTIVE} if part.measured[0] == abi.COMPUTE_INSTANCE else frozenset()
             expected |= {(part.measured, one) for one in own}

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from exporter.model import Field
-from exporter.sources import _libdcgm
 
 LINK_PROFILING = frozenset({1532, 1533})
 PROFILING = frozenset(range(1001, 1100)) | LINK_PROFILING
@@ -26,9 +25,6 @@ COUNTERS = frozenset(
     | {*range(1084, 1097), *range(1200, 1221), *range(1400, 1425), 1501}
 )
 """Fields that only grow: they pass through the 32-bit numbers that mean "blank" elsewhere."""
-
-_GPU_LEVELS = frozenset({_libdcgm.GPU, 2, _libdcgm.GPU_INSTANCE, _libdcgm.COMPUTE_INSTANCE})
-"""Of a GPU or a part of one; what a vGPU has (2) its host's GPU is asked for."""
 
 _FAST = frozenset(
     {
@@ -88,13 +84,3 @@ def is_profiling(field_id: int) -> bool:
 def is_slow(field: Field) -> bool:
     """Tell whether a field changes so rarely that every few samples are enough, as with NVML."""
     return field not in _FAST and not field.only_dcgm and not is_profiling(field)
-
-
-def is_of_gpus(level: int) -> bool:
-    """Tell whether fields of an entity level are of GPUs or parts of them; others are of switches, links, CPUs."""
-    return level in _GPU_LEVELS
-
-
-def is_of_instances(level: int) -> bool:
-    """Tell whether a MIG instance has its own value of fields of an entity level, and not its GPU's."""
-    return level in (_libdcgm.GPU_INSTANCE, _libdcgm.COMPUTE_INSTANCE)

@@ -5,18 +5,20 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from exporter.model import DeviceState, Field
-from exporter.sources._libdcgm import MAX_ENTITIES_PER_GROUP, MAX_FIELDS_PER_GROUP
+from exporter.sources._libdcgm import COMPUTE_INSTANCE, GPU_INSTANCE, MAX_ENTITIES_PER_GROUP, MAX_FIELDS_PER_GROUP
 from exporter.sources.dcgm_entities import Layout
 from exporter.sources.dcgm_fields import (
     DRAM_ACTIVE,
     MEMORY,
     NOT_OF_INSTANCES,
-    is_of_instances,
     is_profiling,
     is_slow,
 )
 from exporter.sources.dcgm_mig import Instance
 from exporter.sources.dcgm_values import Entity
+
+OF_INSTANCES = frozenset({GPU_INSTANCE, COMPUTE_INSTANCE})
+"""Levels of fields of which a MIG instance has its own value, and not its GPU's."""
 
 
 class Pace(Enum):
@@ -88,7 +90,7 @@ def _of_instance(instance: Instance, levels: Mapping[int, int], can: frozenset[i
         left_out |= MEMORY
     if instance.is_part:
         left_out.add(DRAM_ACTIVE)
-    own = [one for one, level in sorted(levels.items()) if is_of_instances(level) and one not in left_out]
+    own = [one for one, level in sorted(levels.items()) if level in OF_INSTANCES and one not in left_out]
     return [one for one in own if not is_profiling(one) or one in can]
 
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from exporter.model import Field
 from exporter.sources import _libdcgm
-from exporter.sources.dcgm_fields import is_of_gpus
 from exporter.sources.libdcgm import Library
+
+_VGPU = 2
+_OF_GPUS = frozenset({_libdcgm.GPU, _VGPU, _libdcgm.GPU_INSTANCE, _libdcgm.COMPUTE_INSTANCE})
+"""Levels of a GPU or a part of one; what a vGPU has its host's GPU is asked for. Others: switches, links, CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ def sort(fields: Iterable[Field], library: Library) -> Wanted:
             left_out[field_id] = "dcgm_binary_field"
         elif meta.entityLevel == _libdcgm.NONE:
             of_the_node.append(field_id)
-        elif not is_of_gpus(meta.entityLevel):
+        elif meta.entityLevel not in _OF_GPUS:
             left_out[field_id] = "dcgm_field_of_other_entity"
         elif ord(meta.fieldType) == _libdcgm.STRING:
             texts.append(field_id)
