@@ -19,7 +19,8 @@ RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels 
 FROM build AS build-agent
 RUN sh finish.sh requirements/runtime.txt
 
-FROM build AS build-service
+# What the agent has, and more.
+FROM build-agent AS build-service
 RUN sh finish.sh requirements/report.txt
 
 # What both are made of. pip of the base goes, so that nothing can be installed into a running container.

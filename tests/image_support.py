@@ -192,6 +192,7 @@ class Container(AgentProcess):
 
     storage: Storage | None = None
     name: str = ""
+    image: str = ""
     answered: threading.Event = field(default_factory=threading.Event)
 
     def pid(self) -> int:
@@ -212,12 +213,11 @@ class Container(AgentProcess):
     def check(self) -> tuple[int, str]:
         """What the image's own health check says: exit code and line."""
         assert self.storage is not None
-        health = json.loads(
-            self.storage.run("podman", "inspect", "--format", "{{json .Config.Healthcheck}}", self.name)
-        )
-        command = health["Test"][1:]
+        said = self.storage.run("podman", "image", "inspect", "--format", "{{json .HealthCheck}}", self.image)
+        kind, *words = json.loads(said)["Test"]
+        assert kind == "CMD"
         done = subprocess.run(
-            [*self.storage.command("podman"), "exec", self.name, *command],
+            [*self.storage.command("podman"), "exec", self.name, *words],
             capture_output=True,
             text=True,
             check=False,
@@ -272,7 +272,7 @@ def running(
     process = subprocess.Popen(
         command(images.storage, image, words, more), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    container = Container(process, storage=images.storage, name=name)
+    container = Container(process, storage=images.storage, name=name, image=image)
     reader = threading.Thread(target=_read, args=(container,), daemon=True)
     reader.start()
     try:

@@ -18,6 +18,8 @@ from pathlib import Path
 _PROC = Path("/proc")
 _LISTENING = "0A"
 _SECONDS = 2.0
+_ENOUGH_BYTES = 64
+_GOOD = "200"
 _REQUEST = b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n"
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be asked, not to be bound
 
@@ -53,32 +55,41 @@ def _own_sockets() -> Iterator[str]:
 
 def _problem(host: str, port: int) -> str:
     """What is wrong with who listens there; empty if nothing is."""
-    for tls in (False, True):
-        try:
-            status = _ask(_ANYWHERE.get(host, host), port, tls=tls)
-        except ssl.SSLError as error:
-            # The handshake got as far as to the question who we are.
-            return "" if "CERTIFICATE_REQUIRED" in str(error.reason) else f"TLS: {error}"
-        except OSError as error:
-            return str(error)
-        if status:
-            return "" if status == "200" else f"HTTP status {status}"
-    return "no HTTP"
+    place = (_ANYWHERE.get(host, host), port)
+    try:
+        status = _plain(place) or _encrypted(place)
+    except OSError as error:
+        return str(error)
+    return "" if status == _GOOD else f"HTTP status {status}"
 
 
-def _ask(host: str, port: int, *, tls: bool) -> str:
-    """The status of an answer; empty where it is no HTTP."""
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(socket.create_connection((host, port), timeout=_SECONDS))
-        if tls:
-            # The name in the certificate is that of the node; nothing secret is asked or told.
-            context = ssl._create_unverified_context()  # noqa: S323, SLF001
-            connection = stack.enter_context(context.wrap_socket(connection))
+def _plain(place: tuple[str, int]) -> str:
+    """The status of the answer; empty where there is none, as TLS servers hang up on who does not speak TLS."""
+    with socket.create_connection(place, timeout=_SECONDS) as connection:
         connection.sendall(_REQUEST)
+        with contextlib.suppress(ConnectionResetError):
+            return _status(connection.recv(_ENOUGH_BYTES))
+    return ""
+
+
+def _encrypted(place: tuple[str, int]) -> str:
+    """The status of the answer; good where the server shook hands, or refused to: it wants a certificate, and lives."""
+    # The name in the certificate is that of the node; nothing secret is asked or told.
+    context = ssl._create_unverified_context()  # noqa: S323, SLF001
+    with socket.create_connection(place, timeout=_SECONDS) as connection:
         try:
-            answer = connection.recv(64)
-        except ConnectionResetError:  # TLS servers do not speak with who does not
-            return ""
+            encrypted = context.wrap_socket(connection)
+        except ssl.SSLError as error:
+            if "ALERT" in str(error.reason):
+                return _GOOD
+            raise
+        with encrypted, contextlib.suppress(ssl.SSLError, ConnectionError):
+            encrypted.sendall(_REQUEST)
+            return _status(encrypted.recv(_ENOUGH_BYTES)) or _GOOD
+    return _GOOD
+
+
+def _status(answer: bytes) -> str:
     version, _, rest = answer.decode("latin-1").partition(" ")
     return rest[:3] if version.startswith("HTTP/") else ""
 
