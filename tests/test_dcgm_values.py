@@ -58,8 +58,9 @@ def test_a_value_with_a_bad_status_is_absent_whatever_it_says(status: int, value
     assert decode(whole(value, status=status)) is None
 
 
-def test_a_blob_is_absent() -> None:
-    assert decode(Record(60, abi.BINARY, 0, 1, 7)) is None
+@pytest.mark.parametrize("kind", [abi.BINARY, 0, ord("x"), 2**16 - 1])
+def test_a_blob_and_what_is_of_no_known_type_is_absent(kind: int) -> None:
+    assert decode(Record(60, kind, 0, 1, 7)) is None
 
 
 @given(st.integers(min_value=-(2**63), max_value=2**63 - 1))
@@ -209,9 +210,13 @@ def test_every_profiling_field_is_known_as_one() -> None:
 
 
 def test_beside_nvml_dcgm_is_asked_for_what_nvml_may_lack_and_a_little_to_fall_back_on() -> None:
-    asked = dcgm_fields.supplement({Field.SM_CLOCK, Field.PROF_SM_ACTIVE, Field(63), Field.JPG_UTIL, Field.XID_ERRORS})
+    asked = dcgm_fields.supplement({Field.SM_CLOCK, Field.PROF_SM_ACTIVE, Field(63), Field.JPG_UTIL})
     assert asked >= {Field.PROF_SM_ACTIVE, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL, Field.POWER_USAGE}
-    assert not asked & {Field.SM_CLOCK, Field.JPG_UTIL, Field.XID_ERRORS}
+    assert not asked & {Field.SM_CLOCK, Field.JPG_UTIL}
+
+
+def test_beside_nvml_dcgm_is_asked_for_xids_as_one_may_be_why_nvml_does_not_answer() -> None:
+    assert Field.XID_ERRORS in dcgm_fields.supplement([])
 
 
 def test_alone_dcgm_is_asked_for_all_that_it_can_have_and_for_xids() -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from exporter.sources import _libdcgm
-from exporter.sources._libdcgm import BINARY, DOUBLE, STRING
+from exporter.sources._libdcgm import DOUBLE, INTEGER, STRING, TIMESTAMP
 from exporter.sources.dcgm_fields import COUNTERS, RATIOS
 from exporter.sources.libdcgm import Record, records
 
@@ -12,6 +12,7 @@ Entity = tuple[int, int]
 """Entity group and id: a GPU, a GPU instance, a compute instance, by the engine's own numbers."""
 Value = int | float | str
 
+_USABLE = frozenset({DOUBLE, INTEGER, STRING, TIMESTAMP})
 _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
 _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
 _BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
@@ -27,10 +28,10 @@ def decode(record: Record) -> Value | None:
     A status of 0 means neither that there is a value nor that it is new.
     """
     value = record.value
-    if record.status != _libdcgm.OK or record.type == BINARY:
+    if record.status != _libdcgm.OK or record.type not in _USABLE:
         return None
     if isinstance(value, bytes):
-        if record.type != STRING or value in _BLANK_TEXTS:
+        if value in _BLANK_TEXTS:
             return None
         return value.decode("utf-8", "replace").strip() or None
     if record.type == DOUBLE:
