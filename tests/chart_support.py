@@ -32,6 +32,32 @@ COPIES = ("rules.yaml", "dashboards.yaml")
 """Templates whose text is that of files of the repository."""
 OPERATOR_KINDS = frozenset({"PodMonitor", "ServiceMonitor", "PrometheusRule"})
 
+EVERYTHING = FIXTURES / "chart-everything.yaml"
+"""Values with every switch on that goes with the others."""
+MODES: dict[str, tuple[tuple[Path, ...], str]] = {
+    "privileged": ((), "agent: {driver: {mode: privileged}}"),
+    "library-file": (
+        (),
+        "agent: {driver: {mode: privileged, privileged: {hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1}}}",
+    ),
+    "device-list": ((), "agent: {driver: {runtimeClass: {name: '', deviceListMount: true}}}"),
+    "cdi": ((), "agent: {driver: {mode: cdi}}"),
+    "dra": ((), "agent: {driver: {mode: dra}, metadata: {enabled: true}}"),
+    "no-driver": ((), "agent: {driver: {mode: none}, processes: {enabled: false}}"),
+    "not-root": ((), "agent: {attribution: {enabled: false}, state: {enabled: false}, processes: {enabled: false}}"),
+    "engine-by-socket": ((), "agent: {dcgm: {address: 'unix:///run/dcgm/socket', library: {image: r.example/dcgm:4}}}"),
+    "tls": ((), "agent: {web: {tlsSecret: gpu-agent-tls}}"),
+    "client-certificates": (
+        (),
+        "agent: {web: {existingSecret: gpu-agent-web, tlsSecret: gpu-agent-tls, clientCertificate: true}}",
+    ),
+    "service-monitors": (
+        (EVERYTHING,),
+        "monitoring: {podMonitor: {enabled: false}, serviceMonitor: {enabled: true}}",
+    ),
+    "service-alone": ((), "agent: {enabled: false}\nservice: {enabled: true, config: {prometheus: http://p:9090}}"),
+}
+"""Files and values of installations that differ in one thing each."""
 PATIENCE_SECONDS = 60.0
 
 Document = dict[str, Any]

@@ -10,8 +10,10 @@ import pytest
 import yaml
 from chart_support import (
     CHART,
+    EVERYTHING,
     FIXTURES,
     KUBERNETES_VERSIONS,
+    MODES,
     OPERATOR_KINDS,
     PRESETS,
     ROOT,
@@ -27,10 +29,8 @@ from chart_support import (
     without_copies,
 )
 
-EVERYTHING = FIXTURES / "chart-everything.yaml"
 SWITCHED_OVER = FIXTURES / "switched-over-values.yaml"
 GOLDEN = ROOT / "tests" / "golden"
-SERVICE_MONITORS = "monitoring: {podMonitor: {enabled: false}, serviceMonitor: {enabled: true}}"
 
 INSTALLS: dict[str, tuple[Path, ...]] = {
     "default": (),
@@ -63,16 +63,7 @@ def test_lint_has_nothing_to_say(name: str) -> None:
     assert "[INFO]" not in said.stdout or "icon is recommended" in said.stdout
 
 
-VARIANTS = {
-    **{name: (files, "") for name, files in INSTALLS.items()},
-    "privileged": ((), "agent: {driver: {mode: privileged}}"),
-    "cdi": ((), "agent: {driver: {mode: cdi}}"),
-    "dra": ((), "agent: {driver: {mode: dra}, metadata: {enabled: true}}"),
-    "no-driver": ((), "agent: {driver: {mode: none}, processes: {enabled: false}}"),
-    "not-root": ((), "agent: {attribution: {enabled: false}, state: {enabled: false}, processes: {enabled: false}}"),
-    "service-monitors": ((EVERYTHING,), SERVICE_MONITORS),
-    "service-alone": ((), "agent: {enabled: false}\nservice: {enabled: true, config: {prometheus: http://p:9090}}"),
-}
+VARIANTS = {**{name: (files, "") for name, files in INSTALLS.items()}, **MODES}
 
 
 # Kinds for which nobody publishes a schema: OpenShift's own.

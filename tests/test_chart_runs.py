@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from agent_support import AgentProcess, running_agent
 from chart_support import (
-    FIXTURES,
+    EVERYTHING,
+    MODES,
     PRESETS,
     Document,
     Start,
@@ -26,9 +27,9 @@ from exporter.cli import _dcgm_flags, _parser
 from exporter.cli.base import unknown_flags
 from exporter.config import load_agent
 from exporter.config.agent_config import AgentConfig
+from exporter.report.budget.file import load as read_budgets
 from exporter.report.service.settings import ServeSettings, load_settings
 
-EVERYTHING = FIXTURES / "chart-everything.yaml"
 Secrets = dict[str, dict[str, bytes]]
 
 
@@ -102,6 +103,21 @@ def test_the_agent_takes_everything_at_once(certificates: Certificates, tmp_path
     assert settings.warnings == ()
 
 
+@pytest.mark.parametrize("name", [name for name in MODES if name not in {"service-monitors", "service-alone"}])
+def test_the_agent_takes_what_every_way_to_install_it_starts_it_with(
+    name: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    files, values = MODES[name]
+    found = documents(*files, values=values)
+    start = started(of_kind(found, "DaemonSet"), found, tmp_path / "pod", secrets_of(certificates))
+    settings = agent_settings(start)
+    assert settings.warnings == ()
+    assert (settings.web_config is not None) is (name in {"tls", "client-certificates"})
+    assert settings.attribution is (name != "not-root")
+    if name == "engine-by-socket":
+        assert settings.dcgm_address.startswith("unix:///")
+
+
 def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_path: Path) -> None:
     found = documents(EVERYTHING)
     service = of_kind(found, "Deployment")
@@ -111,6 +127,7 @@ def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_pa
     assert settings.path_prefix == "/cost"
     assert settings.history_days == 30
     assert settings.budgets is not None
+    assert [budget.name for budget in read_budgets(settings.budgets)] == ["research"]
     assert settings.store is not None
     assert str(settings.store).startswith(str(tmp_path))
     assert {port["containerPort"] for port in container["ports"]} == {settings.listen_port}

@@ -1,0 +1,167 @@
+"""What the agent's pod may do, by each way to the driver and each switch."""
+
+import pytest
+from chart_support import EVERYTHING, MODES, Document, documents, of_kind
+
+
+def pod(values: str = "") -> Document:
+    spec = of_kind(documents(values=values), "DaemonSet")["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def mode(name: str) -> Document:
+    return pod(MODES[name][1])
+
+
+def env(spec: Document) -> dict[str, str]:
+    (container,) = spec["containers"]
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+
+def mounts(spec: Document) -> dict[str, str]:
+    """Path on the host by path in the container."""
+    (container,) = spec["containers"]
+    hosts = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    return {one["mountPath"]: hosts[one["name"]] for one in container["volumeMounts"] if one["name"] in hosts}
+
+
+def security(spec: Document) -> Document:
+    (container,) = spec["containers"]
+    context = container["securityContext"]
+    assert isinstance(context, dict)
+    return context
+
+
+def test_the_default_asks_the_runtime_for_the_driver() -> None:
+    spec = pod()
+    assert spec["runtimeClassName"] == "nvidia"
+    assert env(spec)["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert env(spec)["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+
+
+def test_no_way_to_the_driver_takes_a_gpu_from_anybody() -> None:
+    for name in MODES:
+        if name == "service-alone":
+            continue
+        resources = mode(name)["containers"][0]["resources"]
+        asked = {**resources.get("limits", {}), **resources.get("requests", {})}
+        assert not [key for key in asked if "/" in key], name
+
+
+@pytest.mark.parametrize("name", ["", *(name for name in MODES if name not in {"privileged", "library-file"})])
+def test_only_the_privileged_way_is_privileged(name: str) -> None:
+    if name == "service-alone":
+        return
+    context = security(mode(name) if name else pod())
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not context.get("privileged")
+
+
+def test_the_privileged_way_brings_the_nodes_own_driver() -> None:
+    spec = mode("privileged")
+    assert "runtimeClassName" not in spec
+    assert security(spec)["privileged"] is True
+    assert security(spec)["readOnlyRootFilesystem"] is True
+    assert mounts(spec)["/usr/local/nvidia"] == "/home/kubernetes/bin/nvidia"
+    assert mounts(spec)["/dev"] == "/dev"
+    assert env(spec)["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+    assert "NVIDIA_VISIBLE_DEVICES" not in env(spec)
+
+
+def test_a_library_is_mounted_alone_so_that_it_hides_nothing_of_the_image() -> None:
+    spec = mode("library-file")
+    assert mounts(spec)["/usr/local/nvidia/libnvidia-ml.so.1"] == "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+    assert env(spec)["LD_LIBRARY_PATH"] == "/usr/local/nvidia"
+
+
+def test_cdi_names_a_device_that_is_all_gpus() -> None:
+    assert env(mode("cdi"))["NVIDIA_VISIBLE_DEVICES"] == "nvidia.com/gpu=all"
+
+
+def test_dra_looks_at_all_gpus_and_takes_none() -> None:
+    found = documents(values=MODES["dra"][1])
+    spec = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]
+    claim = of_kind(found, "ResourceClaimTemplate")
+    (request,) = claim["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": True}
+    (asked,) = spec["resourceClaims"]
+    assert asked["resourceClaimTemplateName"] == claim["metadata"]["name"]
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": asked["name"]}]
+    assert "runtimeClassName" not in spec
+
+
+def test_without_a_driver_nothing_of_one_is_asked_for() -> None:
+    spec = mode("no-driver")
+    assert "runtimeClassName" not in spec
+    assert not [name for name in env(spec) if name.startswith("NVIDIA")]
+
+
+def test_what_needs_no_root_has_none_and_sees_nothing_of_the_node() -> None:
+    spec = mode("not-root")
+    context = security(spec)
+    assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (65534, 65534, True)
+    assert mounts(spec) == {}
+    assert "hostPID" not in spec
+
+
+def test_the_node_is_seen_read_only_but_for_the_state() -> None:
+    (container,) = pod()["containers"]
+    writable = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"state", "tmp"}
+    assert mounts(pod())["/var/lib/kubelet/pod-resources"] == "/var/lib/kubelet/pod-resources", "a folder"
+
+
+def test_every_switch_brings_what_it_needs_and_no_more() -> None:
+    assert pod()["hostPID"] is True
+    assert "hostPID" not in pod("agent: {processes: {enabled: false}}")
+    assert "/state" not in mounts(pod("agent: {state: {enabled: false}}"))
+    assert "/var/log/pods" not in mounts(pod("agent: {attribution: {podLogsPath: ''}}"))
+    assert pod()["automountServiceAccountToken"] is False
+    assert pod("agent: {metadata: {enabled: true}}")["automountServiceAccountToken"] is True
+    assert "hostNetwork" not in pod()
+    assert pod("agent: {hostNetwork: true}")["hostNetwork"] is True
+
+
+def test_an_engines_socket_is_mounted_as_its_folder() -> None:
+    assert mounts(mode("engine-by-socket"))["/run/dcgm"] == "/run/dcgm"
+
+
+def test_an_agent_that_asks_for_certificates_is_probed_at_its_port() -> None:
+    (container,) = mode("client-certificates")["containers"]
+    assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
+    assert "httpGet" not in container["readinessProbe"]
+
+
+def test_one_label_takes_a_node_out_whichever_label_takes_it_in() -> None:
+    affinity = pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    for term in affinity["nodeSelectorTerms"]:
+        assert {"key": "gpu-cost-exporter/deploy", "operator": "NotIn", "values": ["false"]} in term["matchExpressions"]
+        assert len(term["matchExpressions"]) == 2
+    assert len(affinity["nodeSelectorTerms"]) == 4
+
+
+def test_every_node_is_a_choice_too() -> None:
+    assert "affinity" not in pod("agent: {nodeAffinity: {anyOf: [], allOf: []}}")
+
+
+def test_opencost_finds_the_agent_unless_it_is_told_not_to() -> None:
+    def labels(values: str) -> dict[str, str]:
+        template = of_kind(documents(values=values), "DaemonSet")["spec"]["template"]
+        return dict(template["metadata"]["labels"])
+
+    assert [key for key, value in labels("").items() if "dcgm-exporter" in value]
+    assert not [key for key, value in labels("agent: {openCost: false}").items() if "dcgm-exporter" in value]
+
+
+def test_the_cost_service_is_nobody_on_the_node() -> None:
+    spec = of_kind(documents(EVERYTHING), "Deployment")["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
+    (container,) = spec["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
