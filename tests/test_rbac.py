@@ -1,0 +1,256 @@
+"""Rights that the manifests grant, against what the real agent and doctor ask of a Kubernetes API, per switch."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from chart_support import documents, of_kind
+from kustomize_support import FOLDERS, Document, built, composed, options, overlay, pod_spec
+
+from exporter.simulator import scenario
+from exporter.simulator.node import SimulatedNode
+
+PATIENCE_SECONDS = 45.0
+BINDINGS = {"RoleBinding", "ClusterRoleBinding"}
+ROLES = {"Role", "ClusterRole"}
+
+Right = tuple[str, str, str]
+"""Verb, group and resource."""
+
+EVERYTHING: frozenset[Right] = frozenset(
+    {
+        ("list", "", "pods"),
+        ("watch", "", "pods"),
+        ("get", "", "nodes"),
+        ("get", "", "namespaces"),
+        ("list", "resource.k8s.io", "resourceslices"),
+        ("watch", "resource.k8s.io", "resourceslices"),
+        ("get", "resource.k8s.io", "resourceclaims"),
+    }
+)
+NAMES = {"pods": "pods", "nodes": "node", "namespaces": "namespace", "resourceslices": "resourceslices"} | {
+    "resourceclaims": "resourceclaim"
+}
+"""Resources as the simulated API server counts them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """One way to install the agent, and a node on which it asks for all that it can ask for."""
+
+    chart: str
+    """Values of the chart."""
+    components: tuple[str, ...]
+    """Of kustomize."""
+    scenario: str
+
+
+SWITCHES = {
+    "metadata": Switch(chart="metadata: {enabled: true}", components=("metadata",), scenario="dra"),
+    "metadata without namespaces": Switch(
+        chart="metadata: {enabled: true, namespaceTeams: false}",
+        components=("metadata", "without-namespace-teams"),
+        scenario="dra",
+    ),
+    "metadata without DRA": Switch(
+        chart="metadata: {enabled: true, dra: false}", components=("metadata", "without-dra"), scenario="owners"
+    ),
+    "metadata without either": Switch(
+        chart="metadata: {enabled: true, dra: false, namespaceTeams: false}",
+        components=("metadata", "without-dra", "without-namespace-teams"),
+        scenario="kai",
+    ),
+}
+
+
+def granted(found: list[Document]) -> set[Right]:
+    """What roles that are bound to the agent's account allow, by whatever they are bound."""
+    agent = of_kind(found, "DaemonSet")
+    account = (agent["metadata"]["namespace"], pod_spec(agent)["serviceAccountName"])
+    roles = {
+        (document["kind"], document["metadata"]["name"]): document for document in found if document["kind"] in ROLES
+    }
+    bound = [
+        roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]
+        for binding in found
+        if binding["kind"] in BINDINGS
+        and account in {(subject.get("namespace"), subject["name"]) for subject in binding["subjects"]}
+    ]
+    assert len(bound) == len(roles), "a role that is bound to nobody"
+    return {
+        (verb, group, resource)
+        for role in bound
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def asked(node: SimulatedNode) -> set[Right]:
+    """What the API was asked for; what its groups are, everybody may ask."""
+    plural = {name: resource for resource, name in NAMES.items()}
+    pairs = (name.split() for name in node.api.requests if name != "get resource.k8s.io")
+    return {
+        (verb, "resource.k8s.io" if name.startswith("resource") else "", plural.get(name, name)) for verb, name in pairs
+    }
+
+
+@asynccontextmanager
+async def program(*words: str, env: Mapping[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The real program beside a node that this process simulates; it is gone when the block ends."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "exporter",
+        *words,
+        env={**os.environ, **env},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@asynccontextmanager
+async def node_of(name: str, folder: Path, rights: set[Right]) -> AsyncIterator[SimulatedNode]:
+    """A node whose API server refuses what is not granted."""
+    node = SimulatedNode(scenario.load(name), folder, time.time)
+    node.api.forbidden = {NAMES[resource] for _, _, resource in EVERYTHING - rights}
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+def around(node: SimulatedNode, chosen: Mapping[str, object], folder: Path) -> dict[str, str]:
+    """The environment of a program on a simulated node, with the options of a manifest."""
+    (folder / "options.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "kubeconfig": str(node.kubeconfig),
+                "kubelet-socket": str(node.kubelet_socket),
+                "kube-start-jitter": "0s",
+                "listen": "127.0.0.1:0",
+                **{key: value for key, value in chosen.items() if key in {"kube-metadata", "namespace-teams"}},
+            }
+        ),
+        encoding="utf-8",
+    )
+    return {"GPU_COST_EXPORTER_CONFIG": str(folder / "options.yaml"), "NODE_NAME": node.truth().node}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the programs asked for, and what the doctor said."""
+
+    agent: set[Right]
+    doctor: set[Right]
+    said: str
+
+
+async def asked_by_the_programs(name: str, chosen: Mapping[str, object], rights: set[Right], folder: Path) -> Asked:
+    """Run agent and doctor on a node until the agent has asked for all that is granted."""
+    async with node_of(name, folder / "node", rights) as node:
+        env = around(node, chosen, folder)
+        async with program("agent", env=env):
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while rights - asked(node) and time.monotonic() < deadline:  # noqa: ASYNC110 - the API only counts
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1)  # for what it asks for beyond that
+        by_agent = asked(node)
+        node.api.requests.clear()
+        async with program("doctor", env=env) as doctor:
+            said, _ = await asyncio.wait_for(doctor.communicate(), PATIENCE_SECONDS)
+        return Asked(agent=by_agent, doctor=asked(node), said=said.decode())
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+async def test_what_is_granted_is_what_the_programs_ask_for(name: str, tmp_path: Path) -> None:
+    switch = SWITCHES[name]
+    chart = documents(values=f"agent:\n  {switch.chart}\n")
+    kustomized = composed(tmp_path / "kustomization", switch.components)
+    rights = granted(kustomized)
+    assert rights == granted(chart)
+    (container,) = pod_spec(of_kind(kustomized, "DaemonSet"))["containers"]
+    seen = await asked_by_the_programs(switch.scenario, options(container), rights, tmp_path)
+    assert seen.agent == rights
+    assert seen.doctor <= rights
+    assert "forbidden" not in seen.said
+
+
+def test_a_driver_by_dra_needs_the_rights_of_metadata_and_no_more(tmp_path: Path) -> None:
+    values = "agent: {metadata: {enabled: true}, driver: {mode: dra}}"
+    kustomized = composed(tmp_path / "kustomization", ["metadata", "driver-dra"])
+    assert granted(documents(values=values)) == granted(kustomized) == EVERYTHING
+
+
+async def test_what_is_not_granted_is_told_by_name(tmp_path: Path) -> None:
+    namespaces = ("get", "", "namespaces")
+    rights = {right for right in EVERYTHING if right != namespaces and not right[1]}
+    seen = await asked_by_the_programs("owners", {"kube-metadata": True}, rights, tmp_path)
+    assert seen.agent - rights == {namespaces} == seen.doctor - rights
+    assert "get namespaces" in seen.said
+
+
+async def test_without_metadata_nothing_is_asked_and_nothing_granted(tmp_path: Path) -> None:
+    for found in (documents(), overlay("base")):
+        assert not {document["kind"] for document in found} & (ROLES | BINDINGS)
+        assert pod_spec(of_kind(found, "DaemonSet"))["automountServiceAccountToken"] is False
+        account = of_kind(found, "ServiceAccount")
+        assert account["automountServiceAccountToken"] is False
+    async with node_of("dra", tmp_path / "node", set()) as node:
+        env = around(node, {}, tmp_path)
+        async with program("agent", env=env) as agent:
+            assert agent.stdout is not None
+            line = await asyncio.wait_for(until(agent.stdout, b"listening on"), PATIENCE_SECONDS)
+            assert line
+            await asyncio.sleep(2)  # as long as the others need for their first questions
+        async with program("doctor", env=env) as doctor:
+            await asyncio.wait_for(doctor.communicate(), PATIENCE_SECONDS)
+        assert not node.api.requests
+
+
+async def until(stream: asyncio.StreamReader, text: bytes) -> bytes:
+    """The first line with a text in it; empty at the end."""
+    async for line in stream:
+        if text in line:
+            return line
+    return b""
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_no_overlay_grants_more_than_the_agent_asks_for(folder: Path) -> None:
+    found = built(folder)
+    if "DaemonSet" not in {document["kind"] for document in found}:
+        assert not {document["kind"] for document in found} & ROLES
+        return
+    rights = granted(found)
+    # Not asked for but looked at by OpenShift's admission, and only for the constraints of that name.
+    admission = {("use", "security.openshift.io", "securitycontextconstraints")}
+    assert rights - admission in (set(), set(EVERYTHING))
+    assert (rights & admission == admission) is (folder.name == "openshift")
+    has_token = pod_spec(of_kind(found, "DaemonSet"))["automountServiceAccountToken"]
+    assert has_token is bool(rights - admission)
+
+
+def test_the_cost_service_has_no_token_and_no_rights() -> None:
+    values = "agent: {enabled: false}\nservice: {enabled: true, config: {prometheus: 'http://p:9090'}}"
+    for found in (documents(values=values), overlay("cost-service-only")):
+        assert not {document["kind"] for document in found} & (ROLES | BINDINGS)
+        spec = pod_spec(of_kind(found, "Deployment"))
+        assert spec["automountServiceAccountToken"] is False
+        assert "serviceAccountName" not in spec
