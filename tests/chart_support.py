@@ -55,6 +55,10 @@ MODES: dict[str, tuple[tuple[Path, ...], str]] = {
         (EVERYTHING,),
         "monitoring: {podMonitor: {enabled: false}, serviceMonitor: {enabled: true}}",
     ),
+    "openshift-service": (
+        (PRESETS / "openshift.yaml", PRESETS / "prometheus-operator.yaml"),
+        "service: {enabled: true, config: {prometheus: http://p:9090}}\nnetworkPolicy: {enabled: true}",
+    ),
     "service-alone": ((), "agent: {enabled: false}\nservice: {enabled: true, config: {prometheus: http://p:9090}}"),
 }
 """Files and values of installations that differ in one thing each."""

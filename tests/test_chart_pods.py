@@ -157,6 +157,13 @@ def test_opencost_finds_the_agent_unless_it_is_told_not_to() -> None:
     assert not [key for key, value in labels("agent: {openCost: false}").items() if "dcgm-exporter" in value]
 
 
+def test_on_openshift_the_project_gives_the_cost_service_its_user() -> None:
+    files, values = MODES["openshift-service"]
+    spec = of_kind(documents(*files, values=values), "Deployment")["spec"]["template"]["spec"]
+    assert not {"runAsUser", "runAsGroup", "fsGroup"} & spec["securityContext"].keys()
+    assert spec["securityContext"]["runAsNonRoot"] is True
+
+
 def test_the_cost_service_is_nobody_on_the_node() -> None:
     spec = of_kind(documents(EVERYTHING), "Deployment")["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is False

@@ -21,6 +21,7 @@ from chart_support import (
     scraping,
     started,
 )
+from test_service_run import serving
 from web_support import PASSWORD, Certificates, hashed, make_certificates
 
 from exporter.cli import _dcgm_flags, _parser
@@ -132,6 +133,17 @@ def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_pa
     assert str(settings.store).startswith(str(tmp_path))
     assert {port["containerPort"] for port in container["ports"]} == {settings.listen_port}
     assert service["spec"]["strategy"]["type"] == "Recreate", "one service writes to a store"
+
+
+def test_the_service_runs_on_what_the_chart_gives_it(certificates: Certificates, tmp_path: Path) -> None:
+    found = documents(EVERYTHING)
+    start = started(of_kind(found, "Deployment"), found, tmp_path / "pod", secrets_of(certificates))
+    options = ["--config", start.env["GPU_COST_EXPORTER_CONFIG"], "--prometheus", "http://127.0.0.1:1"]
+    with serving(tmp_path / "log", *start.args[1:], *options, ready=False) as (_, url):
+        for probe in ("/healthz", "/cost/healthz"):
+            with urllib.request.urlopen(url + probe, timeout=10) as answer:  # noqa: S310 - our own service
+                assert answer.status == 200
+        assert [path.name for path in start.folders["/store"].glob("*.sqlite")] == ["days.sqlite"]
 
 
 def test_a_service_without_a_store_keeps_none(tmp_path: Path) -> None:
