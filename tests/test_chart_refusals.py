@@ -99,6 +99,13 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         "agent: {web: {existingSecret: w, basicAuth: true}}\nmonitoring: {podMonitor: {enabled: true}}",
         ("agent.web.scrape.basicAuth",),
     ),
+    "TLS of the cost service that its own monitor cannot speak": (
+        (
+            "service: {enabled: true, config: {prometheus: 'http://p:9090'}, web: {tlsSecret: t}}\n"
+            "monitoring: {podMonitor: {enabled: true}}"
+        ),
+        ("service.web.scrape.tlsConfig",),
+    ),
     "users without a web configuration": ("agent: {web: {basicAuth: true}}", ("agent.web.existingSecret",)),
     "two price books": (
         "agent: {priceBook: {content: {rows: []}, existingConfigMap: prices}}",

@@ -262,3 +262,15 @@ def test_service_monitors_select_the_services_of_their_pods() -> None:
         ]
         component = workload["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
         assert service["metadata"]["labels"]["app.kubernetes.io/component"] == component
+
+
+@pytest.mark.parametrize("kind", ["DaemonSet", "Deployment"])
+def test_annotations_lead_a_prometheus_that_goes_by_them_to_the_port(kind: str) -> None:
+    found = documents(EVERYTHING, values="monitoring: {scrapeAnnotations: true}")
+    template = of_kind(found, kind)["spec"]["template"]
+    told = template["metadata"]["annotations"]
+    (container,) = template["spec"]["containers"]
+    assert told["prometheus.io/scrape"] == "true"
+    assert told["prometheus.io/port"] == str(container["ports"][0]["containerPort"])
+    assert told["prometheus.io/path"] == "/metrics"
+    assert told["prometheus.io/scheme"] == container["livenessProbe"]["httpGet"].get("scheme", "HTTP").lower()
