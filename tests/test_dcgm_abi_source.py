@@ -13,6 +13,7 @@ from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
 from exporter.sources import libdcgm
 from exporter.sources.dcgm import DcgmSource
+from exporter.sources.dcgm_entities import MIG_MAX_SLICES
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libdcgm needs a C compiler (gcc)")
 
@@ -175,6 +176,46 @@ def test_56_instances_have_what_is_measured_of_each_and_nothing_of_their_gpus(
                     Field.PROF_DRAM_ACTIVE: round(0.3 * ratio, 6),
                 }
             )
+
+
+def test_what_a_gpu_did_not_tell_of_itself_at_first_is_asked_for_again_and_then_kept(
+    engine: stub.Engine, tmp_path: Path
+) -> None:
+    ahead_seconds = 0.0
+    control = stub.control(tmp_path / "control", gpus=1, partitioned=True)
+    source = DcgmSource(FIELDS, address=engine.address, monotonic=lambda: time.monotonic() + ahead_seconds)
+    bench = Bench(source, control, engine)
+    for field_id in (Field.FB_TOTAL, MIG_MAX_SLICES):
+        control.override(field_id, stub.BLANK, entity=(1, 0))
+    source.open()
+    told = []
+    for overrides in (2, 0, 2):
+        control.override_count = overrides
+        ahead_seconds += 61
+        told.append(bench.until(lambda one: one.gpus[0].instances, "what is measured after a minute").gpus[0])
+    source.close()
+    assert (told[0].gpu.compute_slices, told[0].gpu.memory_total_bytes) == (0, None)
+    for one in told[1:]:
+        assert (one.gpu.compute_slices, one.gpu.memory_slices, one.gpu.memory_total_bytes) == (7, 8, 81_559 * stub.MIB)
+        assert {part.instance.memory_slices for part in one.instances} == {1}
+
+
+def test_an_instance_whose_size_is_not_told_at_first_gets_it_and_keeps_it(engine: stub.Engine, tmp_path: Path) -> None:
+    ahead_seconds = 0.0
+    control = stub.control(tmp_path / "control", gpus=1, partitioned=True)
+    source = DcgmSource(FIELDS, address=engine.address, monotonic=lambda: time.monotonic() + ahead_seconds)
+    bench = Bench(source, control, engine)
+    entity = (4, stub.entity_id(0, 3))
+    control.override(Field.FB_TOTAL, stub.NUMBER, entity=entity, number=40_448)
+    control.override(Field.FB_TOTAL, stub.BLANK, entity=entity)
+    source.open()
+    told = []
+    for overrides in (2, 1, 2):
+        control.override_count = overrides
+        ahead_seconds += 61 if overrides == 2 else 5
+        told.append(bench.until(lambda one: one.gpus[0].instances, "the instances").gpus[0].instances[3])
+    source.close()
+    assert [one.instance.memory_slices for one in told] == [1, 4, 4]
 
 
 NOTHING = {

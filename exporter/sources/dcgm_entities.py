@@ -1,7 +1,7 @@
 """Which GPUs and MIG instances the engine has, who they are, and in which condition: identities as NVML tells them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from exporter.model import DeviceState, Field, Gpu
 from exporter.sources._libdcgm import GPU, NONE
@@ -83,6 +83,7 @@ class Entities:
         self._count = count
         self._instances = Instances(engine, self._live, count)
         self._gpus: dict[int, Gpu] = {}
+        self._told: dict[int, Mapping[int, Value]] = {}
         self.node_values: Mapping[int, Value] = {}
         """What is the same for all devices, by field id."""
 
@@ -90,7 +91,7 @@ class Entities:
         """Return the devices as they are now; who they are is read again where it may have changed.
 
         Args:
-            anew: Read every text again, though the devices are the same.
+            anew: Read everything again, though the devices are the same.
 
         Raises:
             SourceError: the engine is gone, or does not list its GPUs.
@@ -99,7 +100,7 @@ class Entities:
         changed = self._follow_gpus(present, anew=anew)
         if not self.node_values or anew:
             self.node_values = self._read_node(present)
-        self._instances.follow(self._gpus, anew=changed)
+        self._instances.follow(self._gpus, anew=anew or changed)
         devices = (self._device(gpu_id, present) for gpu_id in self._gpus)
         places: dict[Entity, tuple[str, int | None]] = {
             (GPU, gpu_id): (gpu.uuid, None) for gpu_id, gpu in self._gpus.items()
@@ -125,7 +126,7 @@ class Entities:
         return Device(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
 
     def _follow_gpus(self, present: Sequence[int], *, anew: bool) -> bool:
-        """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back."""
+        """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back, or anew."""
         changed = False
         told = self._live.read([(GPU, gpu_id) for gpu_id in present], _WHO)
         for gpu_id in present:
@@ -135,9 +136,7 @@ class Entities:
                 and now.get(UUID, known.uuid) == known.uuid
                 and bool(now.get(MIG_MODE, int(known.mig_enabled))) == known.mig_enabled
             )
-            if same and known is not None:
-                if anew:
-                    self._gpus[gpu_id] = replace(known, labels=self._labels(gpu_id))
+            if same and not anew:
                 continue
             gpu = self._identity(gpu_id)
             if gpu is None:
@@ -153,7 +152,11 @@ class Entities:
 
     def _identity(self, gpu_id: int) -> Gpu | None:
         entity = (GPU, gpu_id)
-        told = self._live.read([entity], _IDENTITY)[entity]
+        now = self._live.read([entity], (*_IDENTITY, *self._texts))[entity]
+        before = self._told.get(gpu_id, {})
+        # What a GPU that is being reset does not tell at this moment is as it was.
+        told = {**before, **now} if now.get(UUID, before.get(UUID)) == before.get(UUID) else now
+        self._told[gpu_id] = told
         uuid, slices = told.get(UUID), whole(told.get(MIG_MAX_SLICES)) or 0
         if not isinstance(uuid, str):
             return None
@@ -168,9 +171,5 @@ class Entities:
             compute_slices=slices,
             memory_slices=_FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices,
             memory_total_bytes=memory_mib * _MIB if memory_mib else None,
-            labels=self._labels(gpu_id),
+            labels={Field(one): str(told[one]) for one in self._texts if one in told},
         )
-
-    def _labels(self, gpu_id: int) -> dict[Field, str]:
-        told = self._live.read([(GPU, gpu_id)], self._texts)[GPU, gpu_id]
-        return {Field(one): str(told[one]) for one in self._texts if one in told}

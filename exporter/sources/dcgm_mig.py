@@ -62,6 +62,8 @@ class Instances:
         self._rows: tuple[_Row, ...] = ()
         self._uuids: dict[Entity, Value | None] = {}
         self._found: dict[int, tuple[Instance, ...]] = {}
+        self._complete = True
+        """Whether the size of every instance was told."""
 
     def of(self, gpu_id: int) -> tuple[Instance, ...]:
         """Return the instances of a GPU, in the engine's order."""
@@ -98,7 +100,7 @@ class Instances:
         told = self._live.read(parts, (UUID,))
         # The ids of an instance that was destroyed are given to the next one.
         uuids = {entity: told[entity].get(UUID) for entity in parts}
-        if rows == self._rows and uuids == self._uuids and not anew:
+        if rows == self._rows and uuids == self._uuids and self._complete and not anew:
             return
         self._rows, self._uuids = rows, uuids
         self._found = self._identify(gpus)
@@ -110,20 +112,29 @@ class Instances:
         memory = self._live.read([one for one in by_entity if one[0] == GPU_INSTANCE], (_FB_TOTAL,))
         names = self._live.read(list(self._uuids), (NAME,))
         together = Counter(by_entity[entity].parent for entity in self._uuids)
+        before = {one.instance.uuid: one.instance for some in self._found.values() for one in some}
+        self._complete = True
         found: dict[int, list[Instance]] = {}
         for entity, uuid in self._uuids.items():
             row, parent = by_entity[entity], by_entity.get(by_entity[entity].parent)
             gpu = None if parent is None else gpus.get(parent.parent[1])
             if parent is None or gpu is None or not isinstance(uuid, str):
                 continue
+            known = before.get(uuid)
+            memory_slices = _memory_slices(gpu, whole(memory[parent.entity].get(_FB_TOTAL)))
+            profile = names[entity].get(NAME) or (known.profile if known else "unknown")
+            if memory_slices is None:
+                # An instance has just been made, or its GPU is being reset.
+                self._complete = False
+                memory_slices = known.memory_slices if known else 1
             instance = MigInstance(
                 uuid=uuid,
                 parent_uuid=gpu.uuid,
                 gpu_instance_id=parent.instance_id,
                 compute_instance_id=row.compute_instance_id,
-                profile=str(names[entity].get(NAME, "unknown")).rpartition(" MIG ")[2],
+                profile=str(profile).rpartition(" MIG ")[2],
                 compute_slices=row.slices,
-                memory_slices=_memory_slices(gpu, whole(memory[parent.entity].get(_FB_TOTAL))),
+                memory_slices=memory_slices,
                 profile_id=parent.profile_id,
             )
             alone = together[parent.entity] == 1
@@ -145,8 +156,8 @@ def _row(info: _libdcgm.HierarchyInfo) -> _Row:
     )
 
 
-def _memory_slices(gpu: Gpu, mib: int | None) -> int:
+def _memory_slices(gpu: Gpu, mib: int | None) -> int | None:
     # Rounded: an instance has a little less memory than its slices, for the driver keeps some.
     if not mib or not gpu.memory_total_bytes:
-        return 1
+        return None
     return max(1, round(gpu.memory_slices * mib * _MIB / gpu.memory_total_bytes))

@@ -17,7 +17,7 @@ from exporter.sources.dcgm_watch import Watches
 from exporter.sources.dcgm_xids import Xids
 
 _LOOK_SECONDS = 4.9
-_TEXTS_SECONDS = 60.0
+_ANEW_SECONDS = 60.0
 _SILENT_INTERVALS = 3.0
 _VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
@@ -51,7 +51,7 @@ class Session:
         self._profiling = Profiling(engine, filter(is_profiling, wanted.levels), count)
         self._watches = Watches(engine, interval_seconds, inbox, count)
         self._xids = Xids(engine, interval_seconds, inbox, count)
-        self._looked_at = self._texts_at = -math.inf
+        self._looked_at = self._anew_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
         self._spoke_at: dict[str, float] = {}
 
@@ -64,9 +64,9 @@ class Session:
         Raises:
             SourceError: the engine is gone.
         """
-        anew = now - self._texts_at >= _TEXTS_SECONDS
-        layout = self._entities.look(anew=anew and bool(self._wanted.texts or self._wanted.of_the_node))
-        self._texts_at = now if anew else self._texts_at
+        anew = now - self._anew_at >= _ANEW_SECONDS
+        layout = self._entities.look(anew=anew)
+        self._anew_at = now if anew else self._anew_at
         up = [device for device in layout.devices if device.state is DeviceState.UP]
         self._profiling.follow((device.gpu_id for device in up), now)
         self._watches.follow(
