@@ -1,0 +1,171 @@
+"""docs/troubleshooting.md: every line of doctor, every reason that is counted; and what it quotes is what is said."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import yaml
+from document_support import ROOT, page
+
+from exporter.attribution import api_errors
+from exporter.sources import driver
+
+TEXT = page("troubleshooting.md")
+DOCTOR = ROOT / "exporter" / "doctor"
+LEVELS = {"ok", "warn", "fail", "told", "bad"}
+"""What makes a finding: the three levels, and names in doctor for one of two of them."""
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call, ast.AST]]:
+    """Name of what is called, the call, and the function that it stands in."""
+    for scope in ast.walk(tree(path)):
+        if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call):
+                    function = node.func
+                    name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+                    yield name, node, scope
+
+
+def name_of(argument: ast.expr, scope: ast.AST, path: Path) -> str:
+    """The text of a finding's name: as it stands there, or of a variable of its function or module."""
+    if isinstance(argument, ast.Constant):
+        return str(argument.value)
+    assert isinstance(argument, ast.Name), ast.unparse(argument)
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and target.id == argument.id:
+                    return str(node.value.value)
+    return str(getattr(importlib.import_module(f"exporter.doctor.{path.stem}"), argument.id))
+
+
+def findings() -> set[str]:
+    """Names of all lines that doctor can write."""
+    found = set()
+    for path in DOCTOR.glob("*.py"):
+        for name, call, scope in calls(path):
+            if name in LEVELS and len(call.args) > 1 and not isinstance(scope, ast.Module):
+                found.add(name_of(call.args[0], scope, path))
+            elif name in LEVELS and isinstance(scope, ast.Module) and isinstance(call.args[0], ast.Constant):
+                found.add(str(call.args[0].value))
+    return found
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith("| ---")
+    ]
+
+
+def test_every_line_of_doctor_is_in_the_list_and_in_a_table_of_symptoms() -> None:
+    there = findings()
+    assert len(there) > 25
+    listed = {name for row in rows(section("Every line of doctor"))[1:] for name in re.findall(r"`([^`]+)`", row[0])}
+    assert listed == there
+    tables = TEXT.partition("\n## Pods that are not there\n")[2].partition("\n## Every line of doctor\n")[0]
+    shown = set(re.findall(r"\b(?:ok|warn|fail) `([^`]+)`", tables))
+    assert shown - {"DCGM engine"} == there - {"DCGM engine"}
+
+
+def test_what_is_quoted_of_a_line_is_what_the_program_says() -> None:
+    said = "\0".join(
+        str(node.value)
+        for path in (ROOT / "exporter").rglob("*.py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    quoted = [
+        quote
+        for row in rows(TEXT)
+        if len(row) == 4 and re.search(r"\b(?:ok|warn|fail) `", row[1])
+        for quote in re.findall(r'"([^"]+)"', row[1])
+    ]
+    assert len(quoted) > 50
+    for quote in quoted:
+        for part in filter(None, (piece.strip(" :;,") for piece in quote.split("…"))):
+            assert part in said, quote
+
+
+def constants(name: str, paths: Iterator[Path]) -> set[str]:
+    """First arguments of all calls of a name, where they are written there."""
+    return {
+        str(call.args[0].value)
+        for path in paths
+        for called, call, _ in calls(path)
+        if called == name and call.args and isinstance(call.args[0], ast.Constant)
+    }
+
+
+def counted_by_key(paths: Iterator[Path]) -> set[str]:
+    """Keys of `errors["..."] += ...`; the last of them where there are two."""
+    found = set()
+    for path in paths:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
+                key = node.target.slice
+                last = key.elts[-1] if isinstance(key, ast.Tuple) else key
+                if re.search(r"errors|reasons", ast.unparse(node.target.value)) and isinstance(last, ast.Constant):
+                    found.add(str(last.value))
+    return found
+
+
+def modules(*folders: str) -> Iterator[Path]:
+    return (path for folder in folders for path in (ROOT / "exporter" / folder).glob("*.py"))
+
+
+def reasons() -> set[str]:
+    """Every reason that can be counted and is written down as one; DCGM's are in a page of their own."""
+    every = ("agent", "attribution", "accounting", "sources", "exposition")
+    found = counted_by_key(modules(*every))
+    for error in ("AttributionError", "ApiError", "StateError", "SourceError", "set_aside"):
+        found |= constants(error, modules("agent", "attribution", "accounting", "sources"))
+    found |= constants("_error", modules("attribution")) | set(api_errors._REASONS.values()) | {"server_error"}
+    podresources = (ROOT / "exporter" / "attribution" / "podresources.py").read_text(encoding="utf-8")
+    found |= set(re.findall(r'^ +reason = "(\w+)"', podresources, re.MULTILINE))
+    found |= set(driver._REASONS.values()) | driver._MENDS.keys()
+    # With that one the agent does not start.
+    return {reason for reason in found - {"state_in_use"} if not reason.startswith("dcgm_")}
+
+
+def test_every_reason_that_is_counted_is_explained() -> None:
+    text = section("What is counted")
+    there = reasons()
+    assert len(there) > 70
+    assert {reason for reason in there if f"`{reason}`" not in text} == set()
+    named = {name for row in rows(text) for cell in row[:2] for name in re.findall(r"`([a-z_]+)`", cell)}
+    parts = {"state", "prices", "web", "exposition", "agent"}
+    assert named - there - parts - {"config", "tick", "gpm_clamped"} == set()
+
+
+def test_every_part_has_its_reasons() -> None:
+    text = section("What is counted")
+    headed = set(re.findall(r'^### part="(\w+)"$', text, re.MULTILINE))
+    others = {row[0].strip("`") for row in rows(text.partition("### Other parts")[2])[1:]}
+    assert headed == {"nvml", "dcgm", "attribution", "metadata"}
+    assert others == {"state", "prices", "web", "exposition", "agent"}
+
+
+def test_every_alert_of_the_exporter_leads_here_and_to_its_runbook() -> None:
+    groups = yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    own = {name for name in alerts if re.match(r"GPUExporter|GPULedger|GPUPriceBook|GPUSimulated|GPUActivity", name)}
+    table = section("Alerts of the exporter itself")
+    assert own - set(re.findall(r"\[(\w+)\]\(runbook\.md#", table)) == set()
+    for name, heading in re.findall(r"\[(GPU\w+)\]\(runbook\.md#(\w+)\)", TEXT):
+        assert name in alerts
+        assert heading == name.lower()
