@@ -206,6 +206,7 @@ deploy_tools() {
   fi
   have kubeconform || go_program github.com/yannh/kubeconform/cmd/kubeconform "$kubeconform_version" || skipped=1
   manifest_schemas || skipped=1
+  compose_schema || skipped=1
 }
 
 # go_program PACKAGE VERSION: builds a program into .tools/bin.
@@ -233,6 +234,19 @@ manifest_schemas() {
     return 1
   }
   return "$written"
+}
+
+# The schema of compose files, published in its parser's module.
+compose_schema() {
+  local module=github.com/compose-spec/compose-go/v2@v2.16.2 folder
+  [ -e "$tools/compose-spec.json" ] && return 0
+  if have go && folder=$(cd "$tools" && GOFLAGS= go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p') &&
+      [ -n "$folder" ]; then
+    install -m 0644 "$folder/schema/compose-spec.json" "$tools/compose-spec.json"
+    return
+  fi
+  say "skipped: the schema of compose files (go mod download $module failed, or no go here)"
+  return 1
 }
 
 # What builds the image and runs it. Their recommended packages bring services and network tools, which nothing here needs.

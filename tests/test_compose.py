@@ -1,0 +1,156 @@
+"""The compose file of the demo fits its schema, the files that it mounts, and the programs that it starts."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import jsonschema
+import pytest
+import yaml
+from image_support import version
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "deploy" / "compose"
+SCHEMA = ROOT / ".tools" / "compose-spec.json"
+OURS = {"agent", "past", "cost"}
+
+Service = dict[str, Any]
+
+
+def read(name: str) -> Any:  # noqa: ANN401 - YAML of any shape
+    """A YAML file of the folder."""
+    return yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Service]:
+    """The services, with defaults in the place of variables."""
+    text = (HERE / "compose.yaml").read_text(encoding="utf-8")
+    plain = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    assert "${" not in plain, "a variable without a default"
+    found: dict[str, Service] = yaml.safe_load(plain)["services"]
+    return found
+
+
+def mounts(service: Service) -> list[list[str]]:
+    """Source, place and, where it is there, mode."""
+    return [volume.split(":") for volume in service.get("volumes", [])]
+
+
+def told(*words: str) -> list[str]:
+    """What is wrong with a command of ours, to which one mistake is added: one line for each."""
+    command = [sys.executable, "-m", "exporter", *words, "--log-format=mistaken"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 2, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_the_file_fits_the_published_schema() -> None:
+    if not SCHEMA.exists():
+        pytest.skip(f"needs {SCHEMA.relative_to(ROOT)}: make install")
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    check = jsonschema.validators.validator_for(schema)(schema)
+    assert not [error.message for error in check.iter_errors(read("compose.yaml"))]
+
+
+def test_what_is_mounted_is_there_and_only_volumes_can_be_written(services: dict[str, Service]) -> None:
+    volumes = set(read("compose.yaml")["volumes"])
+    for name, service in services.items():
+        for source, _, *mode in mounts(service):
+            if source.startswith("."):
+                assert (HERE / source).exists(), f"{name}: {source}"
+                assert mode == ["ro"], f"{name}: {source}"
+            else:
+                assert source in volumes, f"{name}: {source}"
+    used = {source for service in services.values() for source, *_ in mounts(service) if not source.startswith(".")}
+    assert used == volumes
+
+
+def test_images_have_versions_and_ports_are_those_of_this_machine_alone(services: dict[str, Service]) -> None:
+    for name, service in services.items():
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+    assert {services[name]["image"].rpartition(":")[2] for name in OURS} == {version()}
+    assert {services[name]["build"]["args"]["VERSION"] for name in OURS} == {version()}
+    targets = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {services[name]["build"]["target"] for name in OURS} <= set(targets)
+    assert (HERE / services["agent"]["build"]["context"]).resolve() == ROOT
+
+
+def test_the_agent_and_the_cost_service_take_their_words(services: dict[str, Service], tmp_path: Path) -> None:
+    (problem,) = told(*services["agent"]["command"])
+    assert "log-format" in problem
+    stored = [word.replace("/var/lib/gpu-cost-exporter", str(tmp_path)) for word in services["cost"]["command"]]
+    (problem,) = told(*stored)
+    assert "log-format" in problem
+    (place,) = [place for _, place in mounts(services["cost"])]
+    assert f"--store={place}/days.sqlite" in services["cost"]["command"]
+
+
+def test_the_past_is_made_where_the_blocks_are_made_of(services: dict[str, Service], tmp_path: Path) -> None:
+    output = "/past/fleet.om"
+    words = [word.replace(output, str(tmp_path / "fleet.om")) for word in services["past"]["command"]]
+    command = [sys.executable, "-m", "exporter", *words, "--nodes=2", "--days=1"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=ROOT)
+    assert f"--output={output}" in services["past"]["command"]
+    (script,) = services["blocks"]["command"]
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool on the PATH: make install")
+    (tmp_path / "made").mkdir()
+    here = script.replace(output, str(tmp_path / "fleet.om")).replace("/prometheus", str(tmp_path / "made"))
+    for _ in range(2):  # the second time nothing is left to do
+        subprocess.run(["sh", "-c", here], check=True, capture_output=True, timeout=120)
+    assert len([folder for folder in (tmp_path / "made").iterdir() if folder.is_dir()]) in {1, 2}
+
+
+def test_prometheus_and_alertmanager_take_their_files(services: dict[str, Service], tmp_path: Path) -> None:
+    promtool, amtool = shutil.which("promtool"), shutil.which("amtool")
+    if promtool is None or amtool is None:
+        pytest.skip("needs promtool and amtool on the PATH: make install")
+    settings = (HERE / "prometheus.yaml").read_text(encoding="utf-8")
+    for source, place, *_ in mounts(services["prometheus"]):
+        if source.startswith("."):
+            settings = settings.replace(place, str((HERE / source).resolve()))
+    assert str(ROOT / "rules" / "prometheus-rules.yaml") in settings
+    (tmp_path / "prometheus.yaml").write_text(settings, encoding="utf-8")
+    for command in (
+        [promtool, "check", "config", str(tmp_path / "prometheus.yaml")],
+        [amtool, "check-config", str(HERE / "alertmanager.yaml")],
+    ):
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for program in ("prometheus", "alertmanager"):
+        (file,) = [place for source, place, *_ in mounts(services[program]) if source == f"./{program}.yaml"]
+        assert f"--config.file={file}" in services[program]["command"]
+
+
+def test_everything_is_asked_where_it_listens(services: dict[str, Service]) -> None:
+    settings = read("prometheus.yaml")
+    jobs = {job["job_name"]: job for job in settings["scrape_configs"]}
+    asked = [target for job in jobs.values() for one in job["static_configs"] for target in one["targets"]]
+    asked += settings["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
+    (source,) = read("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    (prometheus,) = [word for word in services["cost"]["command"] if word.startswith("--prometheus=")]
+    asked += [urlsplit(url).netloc for url in (source["url"], prometheus.partition("=")[2])]
+    open_ports = {f"{name}:{port.split(':')[2]}" for name, one in services.items() for port in one.get("ports", [])}
+    assert set(asked) <= open_ports
+    assert jobs["gpu-cost-exporter"]["honor_labels"] is True
+
+
+def test_grafana_has_every_dashboard_where_its_provider_looks(services: dict[str, Service]) -> None:
+    (provider,) = read("grafana/provisioning/dashboards/gpu-cost.yaml")["providers"]
+    folder = provider["options"]["path"]
+    mounted = {place: (HERE / source).resolve() for source, place, *_ in mounts(services["grafana"])}
+    boards = {place: path for place, path in mounted.items() if place.startswith(f"{folder}/")}
+    assert set(boards.values()) == set((ROOT / "dashboards").glob("*.json"))
+    assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in boards
+    least = re.search(r"Grafana (\d+)\.(\d+) and later", (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8"))
+    assert least is not None
+    given = services["grafana"]["image"].rpartition(":")[2].split(".")
+    assert [int(part) for part in given[:2]] >= [int(part) for part in least.groups()]
