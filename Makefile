@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check bench bench-accuracy accuracy golden format requirements clean
+.PHONY: help install demo test check bench bench-accuracy accuracy golden format requirements image clean
 
 PYTHON ?= python3
 # Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
@@ -100,6 +100,19 @@ requirements: .venv/.develop ## Pin the requirements anew (UPGRADE=--upgrade tak
 	$(COMPILE) $(UPGRADE) --output-file requirements/runtime.txt pyproject.toml
 	$(COMPILE) $(UPGRADE) --extra report --constraint requirements/runtime.txt --output-file requirements/report.txt pyproject.toml
 	$(COMPILE) $(UPGRADE) --output-file requirements/dev.txt requirements/dev.in
+
+# make image BUILDER=docker IMAGE=registry.example.org/gpu-cost-exporter BASE_IMAGE=registry.example.org/python:3.13-slim-bookworm
+BUILDER ?= $(firstword $(foreach program,docker podman buildah,$(if $(shell command -v $(program)),$(program))))
+IMAGE ?= gpu-cost-exporter
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' exporter/__init__.py)
+LABELS = --build-arg VERSION=$(VERSION) --build-arg REVISION=$(shell git rev-parse HEAD)
+BASE = $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE))
+# The other format, which these prefer, has no health checks.
+FORMAT = $(if $(filter podman buildah,$(notdir $(BUILDER))),--format docker)
+
+image: ## Build the images of the agent and of the cost service
+	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) --target agent --tag $(IMAGE):$(VERSION) .
+	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) --target service --tag $(IMAGE):$(VERSION)-service .
 
 clean: ## Remove everything that make made
 	rm -rf .venv .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

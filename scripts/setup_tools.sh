@@ -290,6 +290,8 @@ test_tools() {
   rules_tools
   schema_tools || skipped=1
   have openssl || apt_install openssl || skipped=1
+  # For systemd-analyze, which reads the unit; nothing is started.
+  have systemd-analyze || apt_install systemd || skipped=1
   have chromium || have chromium-browser || have google-chrome || apt_install chromium || skipped=1
   have cc || apt_install gcc libc6-dev || skipped=1
   if ! have kubectl && ! have kustomize; then

@@ -73,9 +73,11 @@ def test_what_is_mounted_is_there_and_only_volumes_can_be_written(services: dict
 
 def test_images_have_versions_and_ports_are_those_of_this_machine_alone(services: dict[str, Service]) -> None:
     for name, service in services.items():
-        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), name
+        assert re.search(r":v?\d+\.\d+\.\d+(-service)?$", service["image"]), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
-    assert {services[name]["image"].rpartition(":")[2] for name in OURS} == {version()}
+    tags = {name: services[name]["image"] for name in OURS}
+    ours = f"gpu-cost-exporter:{version()}"
+    assert tags == {"agent": ours, "past": ours, "cost": f"{ours}-service"}
     assert {services[name]["build"]["args"]["VERSION"] for name in OURS} == {version()}
     targets = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {services[name]["build"]["target"] for name in OURS} <= set(targets)
