@@ -59,10 +59,11 @@ def named_files(text: str) -> dict[str, str]:
 def lead_nowhere(text: str) -> list[str]:
     """Links within docs/ whose file or heading is not there."""
     links = (link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link)
-    return [link for link in links if not _leads(*link.partition("#")[::2], text)]
+    return [link for link in links if not _leads(link, text)]
 
 
-def _leads(target: str, heading: str, text: str) -> bool:
+def _leads(link: str, text: str) -> bool:
+    target, _, heading = link.partition("#")
     path = DOCS / target
     if target and not path.is_file():
         return False
