@@ -170,7 +170,14 @@ async def engine_finding(
     command: list[str], config: AgentConfig, *, deadline: float = 20.0, clock: Callable[[], float] = time.time
 ) -> tuple[list[Finding], Reading | None]:
     found, _, last = await dcgm.examine(
-        config, command, (), env=None, simulated=True, deadline_seconds=deadline, clock=clock
+        config,
+        command,
+        (),
+        env=None,
+        simulated=True,
+        interval_seconds=config.sample_interval_seconds,
+        deadline_seconds=deadline,
+        clock=clock,
     )
     return found, last
 
@@ -311,6 +318,24 @@ def test_partitioned_a100_are_blind_without_dcgm_and_measured_with_it(capsys: py
         "DCGM profiling": "ok",
     }
     assert (code, beside["activity"]["level"], "by DCGM" in beside["activity"]["cause"]) == (0, "ok", True)
+
+
+def test_a_long_sample_interval_blinds_the_agents_for_a_while_and_not_the_doctor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost", "--sample-interval", "30s")
+    assert found["activity"]["cause"] == "engine counters on all 2 GPUs, on 2 of them by DCGM"
+    _, found = told(capsys, "--simulate", "capture-h100-mig", "--sample-interval", "30s")
+    assert found["activity"]["level"] == "ok"
+
+
+def test_words_of_dcgm_exporter_without_an_equivalent_are_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = told(capsys, "--simulate", "a100-mig", "-d", "g+i", "--enable-pprof", "-k=true")
+    assert (code, found["options"]["level"]) == (0, "warn")
+    assert found["options"]["cause"] == (
+        "of dcgm-exporter, without an equivalent here, not used: -d (every GPU and instance is measured),"
+        " --enable-pprof (there is no profiling over HTTP)"
+    )
 
 
 def test_a_simulated_node_is_examined_by_dcgm_alone(capsys: pytest.CaptureFixture[str]) -> None:

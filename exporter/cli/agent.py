@@ -60,7 +60,7 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
 
 
 @asynccontextmanager
-async def _target(config: "AgentConfig", *, node_name_given: bool) -> "AsyncIterator[_Target]":
+async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_given: bool) -> "AsyncIterator[_Target]":
     """The node to look at; a simulated one lives in a temporary directory as long as it is looked at."""
     if config.simulate is None:
         yield _Target(config=config)
@@ -84,10 +84,10 @@ async def _target(config: "AgentConfig", *, node_name_given: bool) -> "AsyncIter
                 proc_root=node.proc_root,
                 pod_log_root=node.pod_log_root,
             )
-            fields, interval = read_collectors(config.collectors).fields, config.sample_interval_seconds
+            fields = read_collectors(config.collectors).fields
             commands = {
                 name: node.child_command(
-                    interval, fields_of(config, name, fields), config.dcgm_address if name == "dcgm" else ""
+                    interval_seconds, fields_of(config, name, fields), config.dcgm_address if name == "dcgm" else ""
                 )
                 for name in sources_of(config)
             }
@@ -104,7 +104,8 @@ def _agent(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
     from exporter import agent
 
-    async with _target(config, node_name_given=node_name_given) as target:
+    interval = config.sample_interval_seconds
+    async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:
         return await agent.run(
             target.config,
             worker_command=target.commands.get("nvml"),
@@ -122,7 +123,8 @@ def _doctor(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 async def _examine(config: "AgentConfig", form: str, *, node_name_given: bool) -> int:
     from exporter import doctor
 
-    async with _target(config, node_name_given=node_name_given) as target:
+    interval = doctor.interval_seconds(config)
+    async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:
         simulated = bool(target.commands)
         findings = await doctor.examine(
             doctor.Surroundings(

@@ -59,6 +59,7 @@ async def examine(
     *,
     env: Mapping[str, str] | None,
     simulated: bool,
+    interval_seconds: float,
     deadline_seconds: float,
     clock: Callable[[], float],
 ) -> tuple[list[Finding], Library, Reading | None]:
@@ -70,6 +71,7 @@ async def examine(
         fields: What is asked for.
         env: Of both children, beside this process's own.
         simulated: There is no library then.
+        interval_seconds: Between the child's readings.
         deadline_seconds: For the engine's readings.
         clock: Unix time.
     """
@@ -85,7 +87,7 @@ async def examine(
         "dcgm",
         command,
         env=env,
-        interval_seconds=config.sample_interval_seconds,
+        interval_seconds=interval_seconds,
         deadline_seconds=deadline_seconds,
         enough=_ENOUGH_READINGS,
         clock=clock,

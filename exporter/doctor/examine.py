@@ -19,6 +19,7 @@ from exporter.sources.dcgm_fields import alone, supplement
 from exporter.sources.merge import joined
 from exporter.sources.worker import dcgm_command, nvml_command
 
+_LONGEST_INTERVAL_SECONDS = 1.0
 _NO_PROCESSES = warn(
     "processes",
     "DCGM tells none: use of shared devices is estimated, not measured",
@@ -46,6 +47,11 @@ class Surroundings:
     driver_deadline_seconds: float = 20.0
 
 
+def interval_seconds(config: AgentConfig) -> float:
+    """Between the readings of the checks: an agent that samples every 30 s would leave too few of them to judge by."""
+    return min(config.sample_interval_seconds, _LONGEST_INTERVAL_SECONDS)
+
+
 async def examine(around: Surroundings) -> tuple[Finding, ...]:
     """All findings; takes some seconds, at most the driver's deadline and the kubelet's."""
     config = around.config
@@ -70,7 +76,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     if config.workload_manager == "kubernetes":
         found.append(host.pod_logs(config.pod_log_root))
     found.append(host.state_dir(config.state_dir))
-    found += [host.port(config.listen_host, config.listen_port), host.collectors(config)]
+    found += [host.port(config.listen_host, config.listen_port), host.collectors(config), *host.options(config)]
     if config.web_config:
         found.append(web.face(config.web_config))
     found.append(prices.book(config, reading, wall))
@@ -87,9 +93,9 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     if not around.simulated:
         found += [host.device_nodes(around.dev_root), host.kernel_module(config.proc_root)]
     finding, reading = await driver.read(
-        around.worker_command or nvml_command(config.sample_interval_seconds, made.fields),
+        around.worker_command or nvml_command(interval_seconds(config), made.fields),
         env=around.worker_env,
-        interval_seconds=config.sample_interval_seconds,
+        interval_seconds=interval_seconds(config),
         deadline_seconds=around.driver_deadline_seconds,
         clock=around.wall,
     )
@@ -108,9 +114,10 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     fields = (alone if config.source == "dcgm" else supplement)(made.fields)
     return await dcgm.examine(
         config,
-        around.dcgm_command or dcgm_command(config.sample_interval_seconds, fields, config.dcgm_address),
+        around.dcgm_command or dcgm_command(interval_seconds(config), fields, config.dcgm_address),
         fields,
         env=around.worker_env,
+        interval_seconds=interval_seconds(config),
         simulated=around.simulated,
         deadline_seconds=around.driver_deadline_seconds,
         clock=around.wall,

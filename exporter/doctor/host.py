@@ -157,3 +157,8 @@ def collectors(config: AgentConfig) -> Finding:
         more = f" (and {len(made.warnings) - 1} more)" if len(made.warnings) > 1 else ""
         return warn(name, f"{made.warnings[0]}{more}", "no harm is done; take the rows out to silence this")
     return ok(name, f"{where}, {len(made.fields)} fields")
+
+
+def options(config: AgentConfig) -> list[Finding]:
+    """What was set and does nothing, or something else than it says; each as the agent would log it at its start."""
+    return [warn("options", warning, "take it out to silence this") for warning in config.warnings]
