@@ -24,15 +24,19 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def calls(path: Path) -> Iterator[tuple[str, ast.Call, ast.AST]]:
-    """Name of what is called, the call, and the function that it stands in."""
-    for scope in ast.walk(tree(path)):
-        if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(scope):
-                if isinstance(node, ast.Call):
-                    function = node.func
-                    name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
-                    yield name, node, scope
+@cache
+def calls(path: Path) -> list[tuple[str, ast.Call, ast.AST]]:
+    """Name of what is called, the call, and the function that it stands in, or the module."""
+    found: list[tuple[str, ast.Call, ast.AST]] = []
+    left: list[tuple[ast.AST, ast.AST]] = [(tree(path), tree(path))]
+    while left:
+        node, scope = left.pop()
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            found.append((name, node, scope))
+        inner = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else scope
+        left += [(child, inner) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 def name_of(argument: ast.expr, scope: ast.AST, path: Path) -> str:
@@ -50,14 +54,12 @@ def name_of(argument: ast.expr, scope: ast.AST, path: Path) -> str:
 
 def findings() -> set[str]:
     """Names of all lines that doctor can write."""
-    found = set()
-    for path in DOCTOR.glob("*.py"):
-        for name, call, scope in calls(path):
-            if name in LEVELS and len(call.args) > 1 and not isinstance(scope, ast.Module):
-                found.add(name_of(call.args[0], scope, path))
-            elif name in LEVELS and isinstance(scope, ast.Module) and isinstance(call.args[0], ast.Constant):
-                found.add(str(call.args[0].value))
-    return found
+    return {
+        name_of(call.args[0], scope, path)
+        for path in DOCTOR.glob("*.py")
+        for name, call, scope in calls(path)
+        if name in LEVELS and len(call.args) > 1
+    }
 
 
 def section(title: str) -> str:
