@@ -54,7 +54,7 @@ _REASONS = {
 
 def reason_of(code: int) -> str:
     """Return a snake-case reason, fit for a label value, for a dcgmReturn_t."""
-    return "dcgm_" + _REASONS.get(code, f"error_{-code}")
+    return "dcgm_" + _REASONS.get(code, f"error_{abs(code)}")
 
 
 class Engine:
