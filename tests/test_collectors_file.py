@@ -111,6 +111,7 @@ def test_a_real_field_that_is_not_measured_is_warned_of_and_shows_nothing(name: 
 def test_a_number_that_is_no_field_is_refused_as_such(number: str) -> None:
     (told,) = problems(f"{number}, gauge, x\n")
     assert told.startswith("counters.csv:1: unknown field ")
+    assert "did you mean" not in told
 
 
 def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number() -> None:

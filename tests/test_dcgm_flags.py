@@ -206,6 +206,7 @@ def test_milliseconds_out_of_range_are_used_as_far_as_they_go_and_pointed_at(
     assert getattr(high, option) == most / 1000
     assert low.warnings[0].startswith(f"{flag}: 30 is in milliseconds; ")
     assert low.warnings[0].endswith("; 30000 would be 30 s")
+    assert "would be" not in settle([flag, "0"]).warnings[0]
     assert high.warnings[0].startswith(f"{flag}: {most + 1} ms is above the maximum; ")
     assert settle([flag, str(most)]).warnings == ()
     for text in ("5s5", "1" * 5000):

@@ -123,9 +123,9 @@ def _milliseconds(given: Given, warnings: list[str]) -> str:
     milliseconds = int(text)
     used = min(max(milliseconds, least), most)
     if milliseconds < _LIKELY_SECONDS:
+        meant = f"; {milliseconds}000 would be {milliseconds} s" if milliseconds else ""
         warnings.append(
-            f"{given.origin}: {milliseconds} is in milliseconds; {does} {format_duration(used / 1000)};"
-            f" {milliseconds}000 would be {milliseconds} s"
+            f"{given.origin}: {milliseconds} is in milliseconds; {does} {format_duration(used / 1000)}{meant}"
         )
     elif milliseconds > most:
         warnings.append(

@@ -222,5 +222,7 @@ def _columns(line: str) -> list[str]:
 
 
 def _suggestion(name: str, others: _Others) -> str:
+    if name.isdecimal():
+        return ""  # a number that looks like another one is not nearer to it than any other
     close = difflib.get_close_matches(name, [*BY_NAME, *others, *EventCount, *dcgm_exp.NOT_MADE], n=1, cutoff=0.8)
     return f": did you mean {close[0]}?" if close else ""
