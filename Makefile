@@ -108,11 +108,13 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' exporter/__init__.py
 LABELS = --build-arg VERSION=$(VERSION) --build-arg REVISION=$(shell git rev-parse HEAD)
 BASE = $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE))
 # The other format, which these prefer, has no health checks.
-FORMAT = $(if $(filter podman buildah,$(notdir $(BUILDER))),--format docker)
+FORMAT = $(if $(filter podman buildah,$(notdir $(firstword $(BUILDER)))),--format docker)
+# More for the builder, such as a folder of wheels: docs/install.md, "Air-gapped".
+BUILD_OPTIONS ?=
 
 image: ## Build the images of the agent and of the cost service
-	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) --target agent --tag $(IMAGE):$(VERSION) .
-	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) --target service --tag $(IMAGE):$(VERSION)-service .
+	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target agent --tag $(IMAGE):$(VERSION) .
+	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target service --tag $(IMAGE):$(VERSION)-service .
 
 clean: ## Remove everything that make made
 	rm -rf .venv .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

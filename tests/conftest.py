@@ -21,6 +21,7 @@ _SLOWEST_FIRST = (
     "test_alerts_end_to_end.py",
     "test_rules.py",
     "test_service_live.py",
+    "test_image.py",
     "test_dcgm_engine_kill.py",
     "test_service_browser.py",
     "test_dcgm_bad_input.py",

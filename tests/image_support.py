@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ BASE = ROOT / ".tools" / "image_base" / "base.tar"
 CACHE = ROOT / ".cache" / "image"
 PROGRAMS = ("podman", "buildah", "runc")
 TARGETS = ("agent", "service")
+NAME = "localhost/gpu-cost-exporter"
 NOBODY = "65534:65534"
 SOCKET_DIRECTORY = "/var/lib/kubelet/pod-resources"
 _LISTENING = re.compile(r"listening on \S*:(\d+)")
@@ -95,7 +97,7 @@ def build() -> Images:
         base = f"localhost/stand-in:{BASE.stat().st_mtime_ns}"
         storage = _storage(base)
         digest = _content()
-        names = {target: f"localhost/gpu-cost-exporter-{target}:{digest}" for target in TARGETS}
+        names = {target: f"{NAME}:{digest}-{target}" for target in TARGETS}
         if not all(storage.has(name) for name in names.values()):
             _build(storage, base, names)
         return Images(storage=storage, base=base, agent=names["agent"], service=names["service"])
@@ -137,11 +139,21 @@ def _build(storage: Storage, base: str, names: Mapping[str, str]) -> None:
     # The build asks this folder, where a build elsewhere asks an index.
     settings = CACHE / "pip.conf"
     settings.write_text("[global]\nno-index = true\nfind-links = /wheelhouse\n", encoding="utf-8")
-    options = ["--isolation", "chroot", "--format", "docker", "--layers", "--build-arg", f"BASE_IMAGE={base}"]
-    options += ["--build-arg", f"VERSION={version()}", "--build-arg", "REVISION=of-a-test"]
+    # Layers are kept for the second image, unless each is a whole copy.
+    options = ["--isolation", "chroot", *(["--layers"] if storage.driver == "overlay" else [])]
     options += ["--volume", f"{wheels}:/wheelhouse:ro", "--volume", f"{settings}:/etc/pip.conf:ro"]
+    words = {
+        "BUILDER": shlex.join(storage.command("buildah")),
+        "BUILD_OPTIONS": shlex.join(options),
+        "BASE_IMAGE": base,
+        "IMAGE": NAME,
+    }
+    command = ["make", "image", *(f"{key}={value}" for key, value in words.items())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, cwd=ROOT)
+    assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-3000:]}"
     for target, name in names.items():
-        storage.run("buildah", "bud", *options, "--target", target, "--tag", name, ".", timeout=900)
+        suffix = "" if target == "agent" else f"-{target}"
+        storage.run("podman", "tag", f"{NAME}:{version()}{suffix}", name)
     kept = {*names.values(), base}
     listed = storage.run("podman", "images", "--format", "{{.Repository}}:{{.Tag}}").split()
     old = [name for name in listed if name not in kept and "<none>" not in name]
