@@ -79,7 +79,31 @@ def test_the_readme_names_every_overlay_and_component_and_no_other() -> None:
         assert sorted(re.findall(r"`([a-z0-9-]+)`", rows)) == [folder.name for folder in folders]
 
 
-def test_every_component_is_in_an_overlay_or_is_put_together_by_a_test() -> None:
+ALL_AT_ONCE = (
+    "metadata",
+    "without-dra",
+    "without-namespace-teams",
+    "driver-privileged",
+    "dcgm",
+    "beside-dcgm-exporter",
+    "price-book",
+    "collectors",
+    "service-monitor",
+    "tls",
+    "cost-service",
+    "budgets",
+    "dashboards",
+    "network-policy",
+    "network-policy-api-server",
+    "network-policy-dcgm",
+    "network-policy-cost-service",
+    "priority-quota",
+    "openshift",
+)
+FILES = ("gpu-cost-exporter-prices", "gpu-cost-exporter-collectors", "gpu-cost-exporter-service-budgets")
+
+
+def test_every_component_is_put_together_with_others() -> None:
     used = {
         Path(component).name
         for folder in FOLDERS
@@ -87,44 +111,49 @@ def test_every_component_is_in_an_overlay_or_is_put_together_by_a_test() -> None
             "components", ()
         )
     }
-    assert {folder.name for folder in COMPONENTS} - used == set(TOGETHER)
-
-
-TOGETHER = (
-    "without-dra",
-    "without-namespace-teams",
-    "beside-dcgm-exporter",
-    "network-policy-api-server",
-    "network-policy-dcgm",
-)
+    assert {folder.name for folder in COMPONENTS} == used | set(ALL_AT_ONCE)
 
 
 def test_components_go_together_and_follow_into_another_namespace(tmp_path: Path) -> None:
-    names = [
-        "metadata",
-        *TOGETHER,
-        "dcgm",
-        "cost-service",
-        "service-monitor",
-        "network-policy",
-        "dashboards",
-        "openshift",
-    ]
-    found = composed(tmp_path / "ours", names, namespace="elsewhere")
+    files = [{"name": name, "literals": ["key=text"]} for name in FILES]
+    found = composed(tmp_path / "ours", ALL_AT_ONCE, namespace="elsewhere", configMapGenerator=files)
     cluster = {"ClusterRole", "ClusterRoleBinding", "SecurityContextConstraints"}
     for document in found:
         assert document["kind"] in cluster or "elsewhere" in {
             document["metadata"].get("namespace"),
             document["metadata"]["name"],
         }, document["metadata"]
-    assert "gpu-cost" not in re.findall(r"namespace: (\S+)$", text_of(tmp_path / "ours"), flags=re.MULTILINE)
-    agent = of_kind(found, "DaemonSet")
-    assert "app" not in agent["spec"]["template"]["metadata"]["labels"]
-    (container,) = pod_spec(agent)["containers"]
-    assert {key: options(container)[key] for key in ("kube-metadata", "namespace-teams")} == {
-        "kube-metadata": True,
-        "namespace-teams": False,
-    }
+    text = text_of(tmp_path / "ours")
+    assert "gpu-cost" not in re.findall(r"namespace: (\S+)$", text, flags=re.MULTILINE)
+    path = tmp_path / "all.yaml"
+    path.write_text(text, encoding="utf-8")
+    validated(path, KUBERNETES_VERSIONS[-1])
+    told = kubeconform(KUBERNETES_VERSIONS[-1], path)
+    assert [line for line in told if not any(f"could not find schema for {kind}" in line for kind in UNPUBLISHED)] == []
+    (endpoint,) = of_kind(found, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+
+
+def test_the_examples_of_the_readme_build_and_a_changed_file_rolls_the_pods(tmp_path: Path) -> None:
+    text = (KUSTOMIZE / "README.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"(?m)(?:^    (?!kubectl).*\n)+", text) if ":" in block]
+    whole, more = (block for block in blocks if isinstance(block, dict))
+    components = [Path(name).name for name in (*whole.pop("components"), *more.pop("components"))]
+    (resource,) = whole.pop("resources")
+    names = []
+    for number, prices in enumerate(("a: 1", "a: 2")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "prices.yaml").write_text(prices, encoding="utf-8")
+        found = composed(folder, components, resource=KUSTOMIZE / "overlays" / Path(resource).name, **whole, **more)
+        agent = pod_spec(of_kind(found, "DaemonSet"))
+        (volume,) = [volume for volume in agent["volumes"] if volume["name"] == "prices"]
+        assert volume["configMap"]["name"] in {one["metadata"]["name"] for one in found if one["kind"] == "ConfigMap"}
+        names.append(volume["configMap"]["name"])
+        assert options(agent["containers"][0])["sample-interval"] == "500ms"
+    assert len(set(names)) == 2
+    images = {pod_spec(of_kind(found, kind))["containers"][0]["image"] for kind in ("DaemonSet", "Deployment")}
+    assert images == {f"registry.example/gpu-cost-exporter:{__version__}{suffix}" for suffix in ("", "-service")}
 
 
 def test_without_the_operator_none_of_its_kinds_is_left(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Chart and kustomize make the same objects of the same choices; every difference that is meant is named here."""
 
 import copy
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import yaml
 from chart_support import PRESETS, read, rendered
-from kustomize_support import FOLDERS, Document, options, overlay, pod_spec
+from kustomize_support import FOLDERS, Document, composed, options, overlay, pod_spec
 
 RELEASE = "gpu-cost-exporter"
 """With this name of the release the chart's objects are called as kustomize calls them."""
@@ -34,6 +36,42 @@ SAME: Mapping[str, str] = {
 }
 """Values of the chart by overlay; those that are presets, with the preset."""
 
+ROWS = [{"model": "NVIDIA H100*", "per_gpu_hour": 2.5, "source": "contract 17", "as_of": "2026-01-15"}]
+PRICES = yaml.safe_dump({"currency": "EUR", "rows": ROWS})
+BUDGET = "{name: research, amount: 1000, currency: EUR, period: month}"
+BUDGETS = yaml.safe_dump({"budgets": [{"name": "research", "amount": 1000, "currency": "EUR", "period": "month"}]})
+SCRAPE = "{ca: {secret: {name: gpu-cost-exporter-tls, key: ca.crt}}, serverName: gpu-cost-exporter.gpu-cost.svc}"
+TOGETHER: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], str]] = {
+    "price-book": (
+        ("price-book",),
+        {"gpu-cost-exporter-prices": f"prices.yaml={PRICES}"},
+        f"agent: {{priceBook: {{content: {json.dumps(PRICES)}}}}}",
+    ),
+    "collectors": (
+        ("collectors",),
+        {"gpu-cost-exporter-collectors": "metrics.csv=DCGM_FI_DEV_GPU_UTIL, gauge, x"},
+        "agent: {collectors: {content: 'DCGM_FI_DEV_GPU_UTIL, gauge, x'}}",
+    ),
+    "budgets": (
+        ("cost-service", "budgets"),
+        {"gpu-cost-exporter-service-budgets": f"budgets.yaml={BUDGETS}"},
+        SERVICE.replace("true, ", "true, budgets: {content: [" + BUDGET + "]}, "),
+    ),
+    "tls": (
+        ("tls",),
+        {},
+        f"agent: {{web: {{tlsSecret: gpu-cost-exporter-tls, scrape: {{tlsConfig: {SCRAPE}}}}}}}",
+    ),
+    "without-dra": (("metadata", "without-dra"), {}, "agent: {metadata: {enabled: true, dra: false}}"),
+    "without-namespace-teams": (
+        ("metadata", "without-namespace-teams"),
+        {},
+        "agent: {metadata: {enabled: true, namespaceTeams: false}}",
+    ),
+    "beside-dcgm-exporter": (("beside-dcgm-exporter",), {}, "agent: {openCost: false}"),
+}
+"""Components that are in no overlay: with which others, with which files, and the values that mean the same."""
+
 
 def test_every_overlay_is_compared() -> None:
     assert set(SAME) == {folder.name for folder in FOLDERS}
@@ -42,13 +80,8 @@ def test_every_overlay_is_compared() -> None:
 @pytest.mark.parametrize("name", SAME)
 def test_chart_and_kustomize_differ_only_where_it_is_said(name: str) -> None:
     preset = PRESETS / f"{name}.yaml"
-    files = (preset,) if preset.exists() else ()
-    chart = read(rendered(*files, values=SAME[name], release=RELEASE))
+    chart = read(rendered(*[preset] if preset.exists() else (), values=SAME[name], release=RELEASE))
     ours, theirs = by_name(overlay(name)), by_name(chart)
-    # helm makes the namespace, and does not label it.
-    ours = {key: one for key, one in ours.items() if key[0] != "Namespace"}
-    # Options are a file there, and variables of the container here.
-    theirs = {key: one for key, one in theirs.items() if not is_options(one)}
     if name == "openshift":
         # The account is named by the constraints there; here by a role, whose binding follows it.
         assert theirs["SecurityContextConstraints", RELEASE].pop("users") == [
@@ -57,6 +90,30 @@ def test_chart_and_kustomize_differ_only_where_it_is_said(name: str) -> None:
         assert ours["SecurityContextConstraints", RELEASE].pop("users") == []
         assert ours.pop(("Role", f"{RELEASE}-scc"))["rules"][0]["verbs"] == ["use"]
         assert ours.pop(("RoleBinding", f"{RELEASE}-scc"))["roleRef"]["name"] == f"{RELEASE}-scc"
+    compare(ours, theirs, chart)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_components_do_what_values_of_the_chart_do(name: str, tmp_path: Path) -> None:
+    components, files, values = TOGETHER[name]
+    ours = composed(
+        tmp_path / "ours",
+        components,
+        namespace="gpu-cost",
+        generatorOptions={"disableNameSuffixHash": True},
+        configMapGenerator=[{"name": file, "literals": [text]} for file, text in files.items()],
+    )
+    chart = read(rendered(values=MONITORED + values, release=RELEASE))
+    compare(by_name(ours), by_name(chart), chart)
+
+
+def compare(
+    ours: Mapping[tuple[str, str], Document], theirs: Mapping[tuple[str, str], Document], chart: list[Document]
+) -> None:
+    """Hold two installations against each other."""
+    # helm makes the namespace, and does not label it. Options are a file there, and variables of the container here.
+    ours = {key: one for key, one in ours.items() if key[0] != "Namespace" and not is_options(one)}
+    theirs = {key: one for key, one in theirs.items() if not is_options(one)}
     assert set(ours) == set(theirs)
     for key, one in ours.items():
         assert normal(one, chart) == normal(theirs[key], chart), key
@@ -72,7 +129,10 @@ def by_name(found: list[Document]) -> dict[tuple[str, str], Document]:
 
 def is_options(document: Document) -> bool:
     """Whether it is the file of a program's options."""
-    return document["kind"] == "ConfigMap" and {"agent.yaml", "service.yaml"} & document["data"].keys() != set()
+    return (
+        document["kind"] == "ConfigMap"
+        and {"agent.yaml", "service.yaml", "web.yaml"} & document["data"].keys() != set()
+    )
 
 
 def normal(document: Document, chart: list[Document]) -> Document:
@@ -87,7 +147,7 @@ def normal(document: Document, chart: list[Document]) -> Document:
         "app.kubernetes.io/version",
         "helm.sh/chart",
     ):
-        metadata["labels"].pop(key, None)
+        metadata.get("labels", {}).pop(key, None)
     # Uninstalling a release would take its claim along; kubectl has no release to uninstall.
     if metadata.get("annotations", {}).pop("helm.sh/resource-policy", "") == "keep":
         assert kind == "PersistentVolumeClaim"
@@ -99,7 +159,13 @@ def normal(document: Document, chart: list[Document]) -> Document:
     if kind in {"DaemonSet", "Deployment"}:
         workload(whole, chart)
     if kind == "ConfigMap":
-        whole["data"] = {key: text.rstrip("\n") for key, text in whole["data"].items()}
+        whole["data"] = {
+            key: yaml.safe_load(text) if key.endswith(".yaml") else text.rstrip("\n")
+            for key, text in whole["data"].items()
+        }
+        # What a user's kustomization makes of a file is labelled there, or not at all.
+        if "grafana_dashboard" not in metadata.get("labels", {}):
+            metadata.pop("labels", None)
     return whole
 
 
