@@ -63,6 +63,27 @@ def test_the_printed_name_is_the_written_one_and_the_name_decides_the_unit() -> 
     )
 
 
+def test_old_and_new_names_may_stand_together_where_their_units_differ() -> None:
+    read = parse(
+        "DCGM_FI_DEV_GPU_UTIL, gauge, x\n"
+        "DCGM_FI_DEV_GPU_UTIL_RATIO, gauge, x\n"
+        "DCGM_FI_DEV_APP_SM_CLOCK, gauge, x\n"
+        "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ, gauge, x\n"
+        "1613, gauge, again\n",
+        "counters.csv",
+    )
+    assert [(row.name, row.field.convert(50, row.era)) for row in read.rows] == [
+        ("DCGM_FI_DEV_GPU_UTIL", 50),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5),
+        ("DCGM_FI_DEV_APP_SM_CLOCK", 50),
+        ("DCGM_FI_DEV_SM_APP_CLOCK_HERTZ", 50_000_000),
+    ]
+    assert [warning for warning in read.warnings if "left out" in warning] == [
+        "counters.csv:5: DCGM_FI_DEV_GPU_UTIL_RATIO is the same field as DCGM_FI_DEV_GPU_UTIL_RATIO above and is left"
+        " out"
+    ]
+
+
 def test_every_mistake_is_told_at_once_with_its_line() -> None:
     assert problems(
         "# comment\n"

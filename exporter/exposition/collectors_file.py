@@ -117,7 +117,7 @@ def parse(text: str, source: str) -> Collectors:
     """Read a collectors file in dcgm-exporter's format: field, Prometheus type, help.
 
     The field may be a name of any era or a numeric id (printed with the name of its era). Of two rows with the
-    same field the first one counts, as there.
+    same id the first one counts, as there; the old field and 4.9's of another unit have two, and may stand together.
 
     Args:
         text: The whole file.
@@ -140,7 +140,7 @@ def parse(text: str, source: str) -> Collectors:
             problems.append(f"{where}: {mistake}")
             continue
         if row:
-            key = row.field.field if isinstance(row, Row) else row.name
+            key = row.field.number(row.era) if isinstance(row, Row) else row.name
             if key in rows:
                 warning = f"{row.name} is the same field as {rows[key].name} above and is left out"
             rows.setdefault(key, row)

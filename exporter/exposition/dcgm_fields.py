@@ -51,6 +51,10 @@ class DcgmField:
         """Metric name in an era."""
         return self.legacy_name if era is Era.LEGACY else self.new_name
 
+    def number(self, era: Era) -> int:
+        """Id in an era; 4.7 has new ones where the unit is another."""
+        return int(self.field) if era is Era.LEGACY else self.new_id
+
     def convert(self, value: float, era: Era) -> int | float:
         """A value in the legacy unit as the era shows it; a part of a whole number stays a fraction."""
         if era is Era.LEGACY:
