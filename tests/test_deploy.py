@@ -99,6 +99,7 @@ ALL_AT_ONCE = (
     "network-policy-cost-service",
     "priority-quota",
     "openshift",
+    "without-fixed-user",
 )
 FILES = ("gpu-cost-exporter-prices", "gpu-cost-exporter-collectors", "gpu-cost-exporter-service-budgets")
 

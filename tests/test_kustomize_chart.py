@@ -68,6 +68,12 @@ TOGETHER: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], str]] = {
         {},
         "agent: {metadata: {enabled: true, namespaceTeams: false}}",
     ),
+    "scrape-annotations": (("cost-service", "scrape-annotations"), {}, SERVICE),
+    "without-fixed-user": (
+        ("cost-service", "without-fixed-user"),
+        {},
+        SERVICE.replace("true, ", "true, podSecurityContext: {runAsUser: null, runAsGroup: null, fsGroup: null}, "),
+    ),
     "beside-dcgm-exporter": (("beside-dcgm-exporter",), {}, "agent: {openCost: false}"),
 }
 """Components that are in no overlay: with which others, with which files, and the values that mean the same."""
@@ -103,7 +109,8 @@ def test_components_do_what_values_of_the_chart_do(name: str, tmp_path: Path) ->
         generatorOptions={"disableNameSuffixHash": True},
         configMapGenerator=[{"name": file, "literals": [text]} for file, text in files.items()],
     )
-    chart = read(rendered(values=MONITORED + values, release=RELEASE))
+    monitored = MONITORED.replace("{", "{scrapeAnnotations: true, ", 1) if name == "scrape-annotations" else MONITORED
+    chart = read(rendered(values=monitored + values, release=RELEASE))
     compare(by_name(ours), by_name(chart), chart)
 
 
