@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,8 @@ class Switch:
     components: tuple[str, ...]
     """Of kustomize."""
     scenario: str
+    more: Mapping[str, object] = field(default_factory=dict)
+    """Further options, which need no right of their own."""
 
 
 SWITCHES = {
@@ -66,6 +68,13 @@ SWITCHES = {
         chart="metadata: {enabled: true, dra: false, namespaceTeams: false}",
         components=("metadata", "without-dra", "without-namespace-teams"),
         scenario="kai",
+        more={
+            "gpu-resources": ["nvidia.com/gpu", "example.com/gpu"],
+            "reservation-namespaces": ["kai-resource-reservation"],
+            "team-keys": ["example.com/team"],
+            "pod-labels": ["team"],
+            "pod-annotations": ["example.com/cost-center"],
+        },
     ),
 }
 
@@ -145,7 +154,7 @@ def around(node: SimulatedNode, chosen: Mapping[str, object], folder: Path) -> d
                 "kubelet-socket": str(node.kubelet_socket),
                 "kube-start-jitter": "0s",
                 "listen": "127.0.0.1:0",
-                **{key: value for key, value in chosen.items() if key in {"kube-metadata", "namespace-teams"}},
+                **{key: value for key, value in chosen.items() if key not in {"listen", "state-dir"}},
             }
         ),
         encoding="utf-8",
@@ -186,7 +195,7 @@ async def test_what_is_granted_is_what_the_programs_ask_for(name: str, tmp_path:
     rights = granted(kustomized)
     assert rights == granted(chart)
     (container,) = pod_spec(of_kind(kustomized, "DaemonSet"))["containers"]
-    seen = await asked_by_the_programs(switch.scenario, options(container), rights, tmp_path)
+    seen = await asked_by_the_programs(switch.scenario, options(container) | switch.more, rights, tmp_path)
     assert seen.agent == rights
     assert seen.doctor <= rights
     assert "forbidden" not in seen.said
