@@ -265,7 +265,11 @@ def test_a_struct_is_taken_by_its_version_word_and_by_no_other(client: Client, l
 
 def test_an_engine_of_another_major_version_is_a_mismatch(bare: Client, directory: Path, tmp_path: Path) -> None:
     with stub.Engine(directory, tmp_path / "control", release="3.3.9") as engine:
-        assert bare.connect(engine.address) == abi.VERSION_MISMATCH
+        assert bare.connect(engine.address) == abi.OK
+        told = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
+        assert bare.call("dcgmHostengineVersionInfo", byref(told)) == abi.OK
+        assert told.rawBuildInfoString.startswith(b"version:3.3.9;")
+        assert bare.call("dcgmUpdateAllFields", 1) == abi.VERSION_MISMATCH
     assert bare.library.describe(abi.VERSION_MISMATCH) == "API version mismatch"
 
 
@@ -287,8 +291,11 @@ def test_something_else_on_the_port_is_no_engine(bare: Client) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        assert bare.connect(f"127.0.0.1:{port}") == abi.CONNECTION_GONE
+        # It tells of no login that failed; the next call does.
+        assert bare.connect(f"127.0.0.1:{port}") == abi.OK
         thread.join()
+        told = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
+        assert bare.call("dcgmHostengineVersionInfo", byref(told)) == abi.CONNECTION_GONE
 
 
 def test_an_embedded_engine_starts_and_stops_in_this_process(bare: Client, control: stub.StubControl) -> None:

@@ -164,22 +164,29 @@ def connect(
         )
     handle = Handle()
     started = monotonic()
-    code = _open(library, reached, handle)
+    connected = code = _open(library, reached, handle)
     engine = Engine(library, handle, address, progress)
-    try:
-        if code != _libdcgm.OK:
-            silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
-            raise _refusal(library, address, code, silent=silent)
-        engine.version = _engine_version(engine)
-        if engine.version is not None and not engine.version.startswith(f"{library.major}."):
-            raise _mismatch(library, address, engine.version)
-    except SourceError:
-        if code == _libdcgm.OK:
-            engine.close()
-        else:
-            library.call("dcgmShutdown")
-        raise
-    return engine
+    if connected == _libdcgm.OK:
+        # It tells OK of a login that failed, too, when it has closed the connection again: the next call says so.
+        code, engine.version = _engine_version(library, handle)
+    silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
+    trouble = _trouble(library, address, code, engine.version, silent=silent)
+    if trouble is None:
+        return engine
+    if connected == _libdcgm.OK:
+        engine.close()
+    else:
+        library.call("dcgmShutdown")
+    raise trouble
+
+
+def _trouble(library: Library, address: str, code: int, version: str | None, *, silent: bool) -> SourceError | None:
+    """Return what is wrong with an engine that was just found; ``None`` where it can be worked with."""
+    if code != _libdcgm.OK:
+        return _refusal(library, address, code, silent=silent)
+    if version is not None and not version.startswith(f"{library.major}."):
+        return _mismatch(library, address, version)
+    return None
 
 
 def _open(library: Library, address: str, handle: Handle) -> int:
@@ -201,12 +208,13 @@ def _open(library: Library, address: str, handle: Handle) -> int:
     return library.call("dcgmConnect_v2", path.encode(), byref(older), byref(handle))
 
 
-def _engine_version(engine: Engine) -> str | None:
+def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
+    """Return the code of asking, and the version; an engine that only does not tell it is fine."""
     info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
-    code = engine.call("dcgmHostengineVersionInfo", byref(info))
-    if code == _libdcgm.VERSION_MISMATCH:
-        raise _mismatch(engine.library, engine.address, None)
-    return _version_in(info) if code == _libdcgm.OK else None
+    code = library.call("dcgmHostengineVersionInfo", handle, byref(info))
+    if code == _libdcgm.OK:
+        return code, _version_in(info)
+    return (code if code in _GONE or code == _libdcgm.VERSION_MISMATCH else _libdcgm.OK), None
 
 
 def library_version(library: Library) -> str | None:
@@ -247,7 +255,7 @@ def _refusal(library: Library, address: str, code: int, *, silent: bool) -> Sour
     return SourceError(
         "dcgm_not_an_engine",
         f"what listens at {address} does not answer as a DCGM host engine ({told}): correct --dcgm-address; an engine"
-        " listens on port 5555 unless told otherwise",
+        f" listens on port 5555 unless told otherwise, and has to be of {library.soname}'s major version",
     )
 
 

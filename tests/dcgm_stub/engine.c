@@ -116,12 +116,13 @@ static int remove_field_group(struct client *client, const char *name) {
 
 static int carry_out(struct client *client, const struct request *request) {
     if (request->operation != HELLO && !client->greeted) return GENERIC;
+    /* Messages about a connection are the same in every major version. */
+    if (request->operation != HELLO && (int)request->major != atoi(release)) return VERSION_MISMATCH;
     switch (request->operation) {
     case HELLO:
         if (control->connect_code != OK) return control->connect_code;
-        if ((int)request->major != atoi(release)) return VERSION_MISMATCH;
+        accepted += !client->greeted;
         client->greeted = 1;
-        accepted++;
         return OK;
     case LOOK: return OK;
     case ADD_GROUP: return add_group(client);
