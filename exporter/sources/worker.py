@@ -26,7 +26,10 @@ _WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
 _LAST_WORDS_SECONDS = 0.5
 _HUNG_WORDS = {
     "nvml": ("the driver", "see dmesg for NVRM and Xid lines"),
-    "dcgm": ("the DCGM host engine", "if that stays so, start nv-hostengine again; a driver that hangs stops it, too"),
+    "dcgm": (
+        "the DCGM host engine",
+        "if that stays so, start nv-hostengine again, or correct --dcgm-address; a driver that hangs stops it, too",
+    ),
 }
 
 _log = logging.getLogger("exporter.sources.worker")
