@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from exporter.model import Field
 
@@ -49,8 +50,20 @@ async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Libr
     if code:
         how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
         return Library(problem=f"loading libdcgm ended its process with {how}; {_REINSTALL}")
-    told = json.loads(out.splitlines()[-1])
+    told = _told(out)
+    if told is None:
+        return Library(problem=f"loading libdcgm ended its process without a word; {_REINSTALL}")
     if "problem" in told:
         return Library(problem=told["problem"])
     unknown = frozenset(Field(one) for one in told["unknown"])
     return Library(soname=told["soname"], version=told["version"], unknown=unknown)
+
+
+def _told(out: bytes) -> dict[str, Any] | None:
+    """The object that the process has written; a library may write lines of its own before it and after."""
+    for line in reversed(out.splitlines()):
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if isinstance(told, dict):
+                return told
+    return None
