@@ -140,8 +140,7 @@ class Pipeline:
             await self.ask(now)
         if self.metadata:
             await self._api_followed(self.metadata, now)
-        # Two sources are joined by when they sampled, which is told on this clock.
-        return self.node.tick(now, self.clock.seconds if len(self.sampled) > 1 else None)
+        return self.node.tick(now, self.clock.seconds)
 
     async def _api_followed(self, metadata: Metadata, now: float) -> None:
         """Wait, in real time, until what is known of the API is the truth of this instant."""

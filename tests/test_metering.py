@@ -391,7 +391,7 @@ async def test_every_reading_that_a_tick_finds_is_metered(tmp_path: Path) -> Non
         for seconds_on in (4.0, 5.0):
             node.clock.seconds = seconds_on
             node.direct.readings.append(node.source.sample(EPOCH_SECONDS + seconds_on))
-        snapshot = node.node.tick(EPOCH_SECONDS + 5.0)
+        snapshot = node.node.tick(EPOCH_SECONDS + 5.0, 5.0)
         assert snapshot.ledger is not None
         gpus = len({view.gpu.uuid for view in snapshot.devices})
         assert snapshot.ledger.capacity_seconds == pytest.approx(5.0 * gpus)
@@ -470,7 +470,7 @@ async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but
         def tick(second: float) -> LedgerView | None:
             node.clock.seconds = second
             node.direct.readings.append(node.source.sample(EPOCH_SECONDS + second))
-            return node.node.tick(EPOCH_SECONDS + second).ledger
+            return node.node.tick(EPOCH_SECONDS + second, second).ledger
 
         node.node.metering = started(state, simulated=True)
         await node.until(10.0)

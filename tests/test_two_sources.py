@@ -12,7 +12,7 @@ from pipeline_support import EPOCH_SECONDS, DirectSource, pipeline
 
 from exporter.agent.counters import Counters
 from exporter.agent.sources import FIRST_WAIT_SECONDS, Sources, instant
-from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState, XidEvent
+from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState
 from exporter.simulator import scenario
 
 UTIL, ENGINE, ENERGY = Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE, Field.TOTAL_ENERGY_CONSUMPTION
@@ -52,6 +52,9 @@ class Pair:
     def set(self, name: str, state: SourceState, reason: str = "") -> None:
         source = self.nvml if name == "nvml" else self.dcgm
         source.state, source.reason = state, reason
+
+    def is_back(self, at: float) -> bool:
+        return self.sources.is_back(1_800_000_000.0 + at, at)
 
     def take(self, at: float) -> tuple[Reading, ...]:
         return self.sources.take(1_800_000_000.0 + at, at)
@@ -160,20 +163,78 @@ def test_errors_are_counted_by_source_and_each_once() -> None:
     assert not taken[0].errors
 
 
-def test_an_xid_that_both_sources_tell_of_is_one_and_none_is_lost() -> None:
+def test_when_dcgm_is_back_its_figures_do_not_wait_for_the_next_beat_of_nvml() -> None:
     pair = Pair()
-    fallen = XidEvent(uuid="GPU-0", xid=79, at_seconds=100.0)
-    again = XidEvent(uuid="GPU-0", xid=79, at_seconds=101.5)
-    pair.hear(told("nvml", 1.0, xids=(fallen,)), told("dcgm", 1.1, xids=(again,)))
-    seen = [one.xids for one in pair.take(1.2)]
-    pair.set("nvml", SourceState.HUNG, "hung")
-    pair.hear(told("dcgm", 2.1, xids=(XidEvent(uuid="GPU-0", xid=45, at_seconds=102.0),)))
-    seen += [one.xids for one in pair.take(2.2)]
-    pair.hear(told("nvml", 2.05, xids=(XidEvent(uuid="GPU-0", xid=31, at_seconds=102.1),)))
-    assert pair.take(2.3) == ()
-    pair.hear(told("nvml", 3.0))
-    seen += [one.xids for one in pair.take(3.1)]
-    assert [event.xid for xids in seen for event in xids] == [79, 45, 31]
+    pair.hear(told("nvml", 1.0, {UTIL: 10, ENERGY: 7}), told("dcgm", 1.1, {UTIL: 1}))
+    assert not pair.is_back(1.2), "the engine answers and has not measured yet"
+    assert [instant(one) for one in pair.take(1.2)] == [1.0]
+    pair.hear(told("dcgm", 2.6, {UTIL: 1, ENGINE: 0.5}))
+    assert pair.is_back(2.6)
+    (more,) = pair.take(2.6)
+    assert dict(more.gpus[0].values) == {UTIL: 10, ENERGY: 7, ENGINE: 0.5}
+    assert (more.steady_seconds, more.taken_at_seconds, more.source) == (2.6, 1_800_000_002.6, "nvml")
+    pair.hear(told("dcgm", 3.6, {ENGINE: 0.6}))
+    assert not pair.is_back(3.6), "once"
+    assert pair.take(3.6) == ()
+    pair.hear(told("nvml", 3.7, {UTIL: 20}))
+    assert [(instant(one), one.gpus[0].values[ENGINE]) for one in pair.take(3.7)] == [(3.7, 0.6)]
+
+
+def test_an_instant_that_nvml_took_before_dcgm_came_back_and_told_after_is_not_given() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0), told("dcgm", 2.001, {ENGINE: 0.5}))
+    assert [instant(one) for one in pair.take(2.001)] == [1.0], "joined with it, so that it is back at once"
+    pair.hear(told("dcgm", 3.0), told("nvml", 3.1), told("dcgm", 4.001, {ENGINE: 0.5}))
+    pair.take(3.2)
+    pair.hear(told("nvml", 4.0), told("dcgm", 5.0), told("nvml", 5.1))
+    assert [instant(one) for one in pair.take(5.1)] == [5.1]
+
+
+def test_dcgm_is_not_back_where_nvml_measures_the_same_or_the_engine_is_another_s_or_nvml_starts() -> None:
+    hopper = Pair()
+    hopper.hear(told("nvml", 1.0, {ENGINE: 0.1}), told("dcgm", 1.0))
+    hopper.take(1.0)
+    hopper.hear(told("dcgm", 1.5, {ENGINE: 0.2}))
+    assert not hopper.is_back(1.5)
+    assert hopper.take(1.5) == ()
+    other = Pair()
+    other.hear(told("nvml", 1.0, {UTIL: 1}), told("dcgm", 1.0, number=7))
+    other.take(1.0)
+    for state in (SourceState.UP, SourceState.HUNG):
+        other.set("nvml", state)
+        other.dcgm.readings.append(told("dcgm", 1.5, {ENGINE: 0.2}, number=7))
+        assert not other.is_back(1.5)
+    early = Pair()
+    early.take(0.0)
+    early.hear(told("dcgm", 1.0, {ENGINE: 0.2}))
+    assert not early.is_back(1.0)
+
+
+def test_dcgm_is_back_when_it_leads_too_and_when_it_is_alone() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {ENGINE: 0.5}))
+    pair.take(1.0)
+    pair.set("nvml", SourceState.DIED, "died")
+    pair.set("dcgm", SourceState.FAILED, "dcgm_connection_lost")
+    assert pair.take(2.0) == ()
+    pair.hear(told("dcgm", 3.0, {UTIL: 1}))
+    assert not pair.is_back(3.0)
+    pair.hear(told("dcgm", 4.0, {ENGINE: 0.5}))
+    assert pair.is_back(4.0)
+    assert [instant(one) for one in pair.take(4.0)] == [3.0, 4.0]
+    alone = DirectSource(name="dcgm")
+    sources = Sources(first=alone, second=None, stale_after_seconds=3.0)
+    for at, state, values, back in (
+        (1.0, SourceState.UP, {ENGINE: 0.5}, True),
+        (2.0, SourceState.UP, {ENGINE: 0.5}, False),
+        (3.0, SourceState.FAILED, None, False),
+        (4.0, SourceState.UP, {UTIL: 1}, False),
+        (5.0, SourceState.UP, {ENGINE: 0.5}, True),
+    ):
+        alone.state = state
+        alone.readings += [told("dcgm", at, values)] if values else []
+        assert sources.is_back(0.0, at) is back
+        assert len(sources.take(0.0, at)) == len(values or ()), "and is taken once"
 
 
 def test_an_engine_of_another_machine_is_told_as_that_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,6 +296,16 @@ def test_a_counter_does_not_fall_when_the_older_figure_of_the_other_source_follo
         pair.hear(told("dcgm", at, {ENERGY: energy}))
         shown += [one.gpus[0].values.get(ENERGY) for one in pair.take(at)]
     assert shown == [5000, None, None, 5400]
+
+
+def test_a_counter_that_dcgm_measured_before_an_outage_does_not_fall_after_it() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {ENERGY: 5000}), told("dcgm", 1.1, {ENERGY: 4600}))
+    shown = [one.gpus[0].values.get(ENERGY) for one in pair.take(1.2)]
+    pair.set("nvml", SourceState.HUNG, "hung")
+    pair.hear(told("dcgm", 12.0, {ENERGY: 4700}), told("dcgm", 22.0, {ENERGY: 5700}))
+    shown += [one.gpus[0].values.get(ENERGY) for one in pair.take(22.1)]
+    assert shown == [5000, None, None, 5700], "a slow field's figure may be older than the outage"
 
 
 def test_a_counter_that_has_truly_begun_again_is_shown_after_a_while() -> None:

@@ -8,7 +8,7 @@ from exporter.agent.attributor import Attributor
 from exporter.agent.events import EventLog
 from exporter.agent.metering import Metering
 from exporter.agent.record import SourceRecord
-from exporter.agent.sources import Source, Sources
+from exporter.agent.sources import Source, Sources, age_seconds
 from exporter.agent.views import Viewer, darkened
 from exporter.model import Attribution, DeviceView, LedgerView, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
 
@@ -54,23 +54,20 @@ class Node:
         """The join of kubelet and driver."""
         return self.viewer.attributor
 
-    def tick(self, now: float, steady: float | None = None) -> Snapshot:
+    def tick(self, now: float, steady: float) -> Snapshot:
         """Take what has come in and return the node's picture. Never blocks.
 
         Args:
             now: Unix time; the node's clock may be set at any moment.
-            steady: Seconds of a clock that nobody sets, from which durations are taken; ``now`` where time is replayed.
+            steady: Seconds of the clock that nobody sets, by which readings tell their instant; durations are of it.
         """
-        steady = now if steady is None else steady
         started = self.process_clock()
         sampled: tuple[DeviceView, ...] | None = None
         for reading in self._sources.take(now, steady):
             sampled = self._add(reading, now, steady)
         statuses = self._sources.statuses
         newest = self.record.newest
-        # A clock that was set back makes a reading look as if it came from the future: it is not old for that, and if
-        # no more come, the source's own deadline tells.
-        fresh = newest is not None and self._sources.is_fresh(now - newest.taken_at_seconds)
+        fresh = newest is not None and self._sources.is_fresh(age_seconds(newest, now, steady))
         attribution = self.attributor.join(newest, now, steady)
         views = sampled if sampled is not None and fresh else ()
         if newest is not None and not views:
@@ -96,6 +93,10 @@ class Node:
             xid_window_seconds=self.events.xid_window_seconds,
             clock_events_window_seconds=self.events.clock_events_window_seconds,
         )
+
+    def awaits_tick(self, now: float, steady: float) -> bool:
+        """Tell whether a tick now would show what DCGM alone measures, which the last one could not; times as its."""
+        return self._sources.is_back(now, steady)
 
     def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
         """Take one reading in, meter it and return what is to be seen of it."""

@@ -280,11 +280,23 @@ class Agent:
         due = loop.time()
         while True:
             due = max(due + interval, loop.time())
-            await asyncio.sleep(due - loop.time())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._early_ticks()
             self._tick()
 
-    def _tick(self) -> None:
+    async def _early_ticks(self) -> None:
+        """Tick when DCGM is back, so that its figures do not wait for a beat; goes on until cancelled."""
+        news = next((worker.news for worker in self.workers if worker.status.name == "dcgm"), asyncio.Event())
+        while True:
+            await news.wait()
+            news.clear()
+            self._tick(early=True)
+
+    def _tick(self, *, early: bool = False) -> None:
         try:
+            if early and not self.node.awaits_tick(time.time(), time.monotonic()):
+                return
             self.snapshot = self.node.tick(time.time(), time.monotonic())
             self._problems.note(self.snapshot)
             self._save_if_due()

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from exporter.agent.counters import Counters
-from exporter.model import Reading, SourceState, SourceStatus, XidEvent
+from exporter.agent.xids import XidsOnce
+from exporter.model import Reading, SourceState, SourceStatus
+from exporter.sources.dcgm_fields import is_profiling
 from exporter.sources.merge import in_place_of, joined, of_one_machine
 
 LOG = logging.getLogger("exporter.agent")
 
 FIRST_WAIT_SECONDS = 5.0
 """For so long the second source waits for the first to start, so that GPUs have one identity from the beginning."""
-SAME_XID_SECONDS = 10.0
-"""One event that both sources tell of within this time is one: they see it some moments apart."""
+SLOW_COUNTER_SECONDS = 60.0
+"""A counter of DCGM's may be this old and some intervals: it measures what is slow every 10 s, and waits for three."""
 _KEPT = 600
 _OTHER_MACHINE = (
     "its host engine has none of the GPUs that NVML has, so it is another machine's and nothing of it is used; give the"
@@ -41,38 +43,6 @@ class Source(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _XidsOnce:
-    """Sees that an event that both sources tell of, as one leads after the other, is told once."""
-
-    _told: deque[tuple[str, XidEvent]] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """With the source that told of it, until the other one has, too."""
-    _kept: list[XidEvent] = field(default_factory=list)
-
-    def keep(self, reading: Reading) -> None:
-        """Keep the events of a reading that is not given out."""
-        self._kept += self._new(reading)
-
-    def once(self, reading: Reading) -> Reading:
-        """Return the reading with the events that are new, and with those that were kept."""
-        events = (*self._kept, *self._new(reading))
-        self._kept.clear()
-        return reading if events == reading.xids else replace(reading, xids=events)
-
-    def _new(self, reading: Reading) -> list[XidEvent]:
-        return [event for event in reading.xids if self._is_new(event, reading.source)]
-
-    def _is_new(self, event: XidEvent, source: str) -> bool:
-        for entry in self._told:
-            by, other = entry
-            same = (other.uuid, other.xid, other.gpu_instance_id) == (event.uuid, event.xid, event.gpu_instance_id)
-            if by != source and same and abs(other.at_seconds - event.at_seconds) <= SAME_XID_SECONDS:
-                self._told.remove(entry)
-                return False
-        self._told.append((source, event))
-        return True
-
-
 @dataclass(slots=True, kw_only=True)
 class Sources:
     """NVML with DCGM beside it, or either alone.
@@ -80,6 +50,9 @@ class Sources:
     While the first answers there is one joined reading for each of its own. When it does not (it is down, or silent for
     ``stale_after_seconds``) those of the second take their place, from the ones that came in meanwhile on, and under
     the identities that the first gave. With two sources instants only ever rise.
+
+    When DCGM begins to measure what it alone can, or does so again, nobody waits for the next beat of NVML to see it:
+    one joined reading more has DCGM's instant and the newest that NVML has told.
     """
 
     first: Source
@@ -90,20 +63,29 @@ class Sources:
     _counted: Counter[tuple[str, str]] = field(default_factory=Counter)
     _led: Reading | None = None
     """The newest that the first source led, joined."""
+    _led_alone: Reading | None = None
+    """The same, as the first gave it."""
     _beside: Reading | None = None
     """The second's newest."""
+    _heard: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """The first's since the last ``take``."""
     _waiting: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """The second's that are newer than what was given out last."""
     _known_to_second: set[str] = field(default_factory=set)
     _given: float = float("-inf")
     """Instant of what was given out last."""
+    _profiled: bool = False
+    """Whether DCGM profiled something in it."""
     _began: float | None = None
     _other_machine: bool = False
     _counters: Counters = field(init=False)
-    _xids: _XidsOnce = field(default_factory=_XidsOnce)
+    _xids: XidsOnce = field(init=False)
 
     def __post_init__(self) -> None:
-        self._counters = Counters(patience_seconds=self.stale_after_seconds)
+        patience = SLOW_COUNTER_SECONDS + 2 * self.stale_after_seconds
+        self._counters = Counters(patience_seconds=patience)
+        name = self.second.status.name if self.second else ""
+        self._xids = XidsOnce(second=name, slack_seconds=self.stale_after_seconds)
 
     @property
     def statuses(self) -> tuple[SourceStatus, ...]:
@@ -125,9 +107,9 @@ class Sources:
                 errors.update({(name, reason): count for reason, count in source.errors.items()})
         return dict(errors)
 
-    def is_fresh(self, age_seconds: float) -> bool:
-        """Tell whether a newest reading of this age still holds: a source works, and is leading or about to."""
-        return age_seconds <= self.stale_after_seconds and any(one.state is SourceState.UP for one in self.statuses)
+    def is_fresh(self, age: float) -> bool:
+        """Tell whether a newest reading of this age in seconds holds: a source works, and leads or is about to."""
+        return age <= self.stale_after_seconds and any(one.state is SourceState.UP for one in self.statuses)
 
     def take(self, now: float, steady: float) -> tuple[Reading, ...]:
         """Return joined readings since the last call, oldest first; never blocks.
@@ -137,45 +119,78 @@ class Sources:
             steady: Seconds of a clock that nobody sets.
         """
         self._began = steady if self._began is None else self._began
-        led = self._taken_from(self.first)
+        self._hear()
+        led = tuple(self._heard)
+        self._heard.clear()
         if self.second is None:
-            return tuple(_alone(reading) for reading in led)
-        self._waiting.extend(self._taken_from(self.second))
-        if self._waiting:
-            self._beside = self._waiting[-1]
-        for reading in self._waiting:
-            self._known_to_second.update(gpu.gpu.uuid for gpu in reading.gpus)
+            return tuple(self._noted(_alone(reading)) for reading in led)
         given = list(self._led_by_first(led, works=self.second.status.state is SourceState.UP))
         if not self._first_answers(now, steady):
             given += self._led_by_second()
+        elif back := self._back(now, steady):
+            given.append(self._give(back))
         while self._waiting and instant(self._waiting[0]) <= self._given:
             self._waiting.popleft()
         self._note_machine(self.second.status.name)
         return tuple(given)
 
+    def is_back(self, now: float, steady: float) -> bool:
+        """Tell whether ``take`` would give what DCGM alone measures, and what was given out last had nothing of that.
+
+        Args:
+            now: Unix time.
+            steady: Seconds of a clock that nobody sets.
+        """
+        self._hear()
+        return self._back(now, steady) is not None
+
+    def _hear(self) -> None:
+        """Take in what has come; errors and events are counted once, however often a reading is used."""
+        self._heard.extend(self._taken_from(self.first))
+        theirs = self._taken_from(self.second) if self.second else ()
+        self._waiting.extend(theirs)
+        for reading in theirs:
+            self._beside = reading
+            self._known_to_second.update(gpu.gpu.uuid for gpu in reading.gpus)
+        if (self.second or self.first).status.state is not SourceState.UP:
+            self._beside, self._profiled = None, False
+
     def _taken_from(self, source: Source) -> tuple[Reading, ...]:
-        """Take readings and count their errors: once, however often a reading is used."""
         readings, name = source.take(), source.status.name
         for reading in readings:
             self._counted.update({(name, reason): count for reason, count in reading.errors.items()})
+            if self.second is not None:
+                self._xids.hear(reading, instant(reading))
         return tuple(replace(reading, errors={}) if reading.errors else reading for reading in readings)
+
+    def _back(self, now: float, steady: float) -> Reading | None:
+        """A reading at the instant of DCGM's newest, where DCGM profiles in it and did not in what was given last."""
+        newest = self._beside if self.second else _last(self._heard)
+        if newest is None or self._profiled or self._other_machine or instant(newest) <= self._given:
+            return None
+        beside = None
+        if self.second and self._first_answers(now, steady):
+            if self._led_alone is None:  # it is starting, and is waited for
+                return None
+            beside = self._led_alone
+        back = joined(beside, newest) if newest.source == "dcgm" else newest
+        if not _is_profiled(back):
+            return None
+        return replace(back, taken_at_seconds=newest.taken_at_seconds, steady_seconds=newest.steady_seconds)
 
     def _first_answers(self, now: float, steady: float) -> bool:
         state = self.first.status.state
         if self._led is None:
             waited = steady - (steady if self._began is None else self._began)
             return state is SourceState.STARTING and waited <= FIRST_WAIT_SECONDS
-        led_at = self._led.steady_seconds
-        age = now - self._led.taken_at_seconds if led_at is None else steady - led_at
-        return state is SourceState.UP and age <= self.stale_after_seconds
+        return state is SourceState.UP and age_seconds(self._led, now, steady) <= self.stale_after_seconds
 
     def _led_by_first(self, led: Iterable[Reading], *, works: bool) -> Iterator[Reading]:
         for reading in led:
+            self._led_alone = reading
             self._led = joined(reading, self._nearest(instant(reading)) if works else None)
-            if instant(reading) > self._given:
+            if instant(reading) > self._given:  # else the second was faster
                 yield self._give(self._led)
-            else:  # the second was faster; an event is told all the same
-                self._xids.keep(self._led)
 
     def _nearest(self, at: float) -> Reading | None:
         """The second's reading of about the same instant, if it is not too old."""
@@ -190,14 +205,21 @@ class Sources:
                 continue
             whole = joined(None, reading)
             if self._led is None:
+                self._xids.let_second_tell(instant(reading))
                 yield self._give(whole)
             elif of_one_machine(self._led, reading) and (reading.gpus or not self._led.gpus):
                 # An engine that was started without a driver has no GPUs: that does not make them missing.
+                self._xids.let_second_tell(instant(reading))
                 yield self._give(in_place_of(whole, self._led, self._known_to_second, reason))
 
     def _give(self, reading: Reading) -> Reading:
-        self._given = instant(reading)
-        return self._counters.kept_from_falling(self._xids.once(reading), self._given)
+        events = self._xids.ready()
+        reading = reading if events == reading.xids else replace(reading, xids=events)
+        return self._counters.kept_from_falling(self._noted(reading), self._given)
+
+    def _noted(self, reading: Reading) -> Reading:
+        self._given, self._profiled = instant(reading), _is_profiled(reading)
+        return reading
 
     def _note_machine(self, name: str) -> None:
         if self._led is None or self._beside is None:
@@ -213,5 +235,27 @@ def instant(reading: Reading) -> float:
     return reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
 
 
+def age_seconds(reading: Reading, now: float, steady: float) -> float:
+    """How old a reading is, by the clock that nobody sets where it has an instant of that.
+
+    Args:
+        reading: The reading.
+        now: Unix time. A clock that was set back makes a reading look as if it came from the future: it is not old for
+            that, and if no more come, the source's own deadline tells.
+        steady: Seconds of the clock that nobody sets.
+    """
+    return now - reading.taken_at_seconds if reading.steady_seconds is None else steady - reading.steady_seconds
+
+
 def _alone(reading: Reading) -> Reading:
     return joined(None, reading) if reading.source == "dcgm" else reading
+
+
+def _last(readings: deque[Reading]) -> Reading | None:
+    return readings[-1] if readings else None
+
+
+def _is_profiled(reading: Reading) -> bool:
+    """Whether DCGM measured something in it that a profiling module or GPM measures, and NVML did not."""
+    measured = (gpu.from_dcgm.union(*(part.from_dcgm for part in gpu.instances)) for gpu in reading.gpus)
+    return any(is_profiling(one) for fields in measured for one in fields)

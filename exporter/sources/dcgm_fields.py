@@ -68,7 +68,7 @@ _ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
 def supplement(fields: Iterable[Field]) -> frozenset[Field]:
     """Return what to ask DCGM for beside NVML: what NVML may not have, and a little to fall back on."""
     wanted = frozenset(fields) | _ACTIVITY
-    return frozenset(one for one in wanted if one.only_dcgm or is_profiling(one)) | _FALLBACK
+    return frozenset(one for one in wanted if one.only_dcgm or is_profiling(one)) | _FALLBACK | {Field.XID_ERRORS}
 
 
 def alone(fields: Iterable[Field]) -> frozenset[Field]:

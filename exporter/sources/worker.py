@@ -90,6 +90,8 @@ class Worker:
         self._errors: Counter[str] = Counter()
         self._process: asyncio.subprocess.Process | None = None
         self._patience: asyncio.Timeout | None = None
+        self.news = asyncio.Event()
+        """Set when a reading has come in; whoever waits for it clears it."""
         self._stuck: set[asyncio.Task[int]] = set()
         self._backoff_seconds = 0.0
         self._heard = False
@@ -260,6 +262,7 @@ class Worker:
             if len(self._readings) == _KEPT_READINGS:
                 self._errors["dropped"] += 1
             self._readings.append(message)
+            self.news.set()
             if not self._told_to_go:
                 self._set(SourceState.UP)
         elif message.state is not SourceState.STARTING and not self._told_to_go:

@@ -1,0 +1,149 @@
+"""An Xid is counted once, whichever of two sources tells of it, when, and which of them is down meanwhile."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pipeline_support import DirectSource
+
+from exporter.agent.sources import Sources
+from exporter.model import Field, Gpu, GpuReading, Reading, SourceState, XidEvent
+
+EPOCH = 1_800_000_000.0
+GPUS = tuple(
+    GpuReading(
+        gpu=Gpu(uuid=f"GPU-{number}", index=number, minor=number, model="A100", pci_bus_id=""),
+        values={Field.GPU_UTIL: 1},
+    )
+    for number in range(2)
+)
+Xid = tuple[str, int]
+
+
+class Node:
+    """Two sources, at one-second intervals; what they tell is counted."""
+
+    def __init__(self) -> None:
+        self.nvml, self.dcgm = DirectSource(name="nvml"), DirectSource(name="dcgm")
+        self.sources = Sources(first=self.nvml, second=self.dcgm, stale_after_seconds=3.0)
+        self.counted: Counter[Xid] = Counter()
+        self.wall = EPOCH
+
+    def read(self, at: float, nvml: list[int] | None = None, dcgm: list[int] | None = None, uuid: str = "GPU-0") -> int:
+        """Take a reading of each source that has one, with these Xids, and return how many events are told."""
+        for source, xids in ((self.nvml, nvml), (self.dcgm, dcgm)):
+            if xids is not None:
+                source.state = SourceState.UP
+                source.readings.append(
+                    Reading(
+                        source=source.name,
+                        taken_at_seconds=self.wall + at,
+                        duration_seconds=0.01,
+                        steady_seconds=at + (0.01 if source is self.dcgm else 0.0),
+                        gpus=GPUS,
+                        xids=tuple(XidEvent(uuid=uuid, xid=xid, at_seconds=self.wall + at) for xid in xids),
+                    )
+                )
+        before = self.counted.total()
+        for reading in self.sources.take(self.wall + at, at + 0.02):
+            self.counted.update((event.uuid, event.xid) for event in reading.xids)
+        return self.counted.total() - before
+
+    def nvml_dies(self) -> None:
+        self.nvml.state, self.nvml.reason = SourceState.DIED, "died"
+
+
+@pytest.fixture
+def node() -> Node:
+    node = Node()
+    node.read(1.0, [], [])
+    return node
+
+
+@pytest.mark.parametrize("first", ["nvml", "dcgm"])
+def test_an_xid_that_both_tell_of_is_one_whoever_tells_it_first(node: Node, first: str) -> None:
+    told = [node.read(2.0, [79] if first == "nvml" else [], [79] if first == "dcgm" else [])]
+    told.append(node.read(3.0, [] if first == "nvml" else [79], [] if first == "dcgm" else [79]))
+    assert told == ([1, 0] if first == "nvml" else [0, 1]), "while NVML answers its word is awaited"
+    node.nvml_dies()
+    assert node.read(4.0, None, []) == 0
+
+
+def test_an_xid_while_nvml_is_away_is_counted_and_not_again_when_nvml_tells_it_after_all(node: Node) -> None:
+    assert node.read(3.0, None, [79]) == 0, "NVML may only be slow"
+    assert node.read(5.0, None, []) == 1, "it hangs"
+    assert node.read(9.0, [79], []) == 0, "it goes on, and tells what it had seen"
+    node.nvml_dies()
+    assert node.read(10.0, None, [79]) == 1, "once more"
+    assert node.read(11.0, [], []) == 0
+
+
+def test_the_xid_that_ended_nvml_s_child_is_counted_though_dcgm_told_it_before_the_last_reading_of_nvml(
+    node: Node,
+) -> None:
+    assert node.read(2.0, None, [119]) == 0
+    assert node.read(2.5, [], None) == 0
+    node.nvml_dies()
+    assert node.read(3.0, None, []) == 1
+
+
+def test_an_xid_again_while_nvml_is_away_is_not_taken_for_the_one_that_both_told(node: Node) -> None:
+    assert node.read(2.0, [31], [31]) == 1
+    node.nvml_dies()
+    assert node.read(5.0, None, [31]) == 1
+
+
+def test_a_burst_that_dcgm_tells_one_a_second_is_not_counted_again_when_nvml_dies_meanwhile(node: Node) -> None:
+    assert node.read(2.0, [13] * 20, []) == 20
+    for second in range(3, 8):
+        assert node.read(second, [], [13]) == 0
+    node.nvml_dies()
+    for second in range(8, 23):
+        assert node.read(second, None, [13]) == 0
+    assert node.read(24.0, None, [13]) == 1, "the twenty are paired: this one is another"
+
+
+def test_what_happens_twice_is_counted_twice_and_each_gpu_for_itself(node: Node) -> None:
+    assert node.read(2.0, [94, 94], [94]) == 2
+    assert node.read(3.0, [94], [94, 94]) == 1
+    assert node.read(4.0, [94], [], uuid="GPU-1") == 1
+    node.nvml_dies()
+    assert node.read(5.0, None, [94], uuid="GPU-1") == 0
+
+
+def test_a_wall_clock_that_is_set_between_the_two_tellings_makes_no_second_event(node: Node) -> None:
+    assert node.read(2.0, [79], []) == 1
+    node.nvml_dies()
+    node.wall -= 7200
+    assert node.read(3.0, None, [79]) == 0
+
+
+def test_what_dcgm_told_long_ago_and_nvml_never_is_nvml_s_to_tell(node: Node) -> None:
+    node.read(2.0, [], [79])
+    for second in range(3, 30):
+        assert node.read(second, [], []) == 0
+    node.nvml_dies()
+    assert node.read(30.0, None, []) == 0
+
+
+told_by = st.sampled_from(["nvml", "dcgm", "both", "neither"])
+
+
+@given(script=st.lists(st.tuples(told_by, told_by, st.booleans()), max_size=9))
+def test_no_event_of_nvml_s_is_lost_and_none_is_told_more_often_than_either_source_did(
+    script: list[tuple[str, str, bool]],
+) -> None:
+    node, heard = Node(), Counter[str]()
+    for second, (reads, tells, dies) in enumerate(script):
+        if dies:
+            node.nvml_dies()
+        xids = {
+            name: ([79] if tells in (name, "both") else []) if reads in (name, "both") else None
+            for name in ("nvml", "dcgm")
+        }
+        heard.update({name: len(some or ()) for name, some in xids.items()})
+        node.read(float(second), xids["nvml"], xids["dcgm"])
+        assert node.counted.total() <= max(heard["nvml"], heard["dcgm"])
+    node.read(30.0, [], [])
+    assert node.counted.total() >= heard["nvml"]
