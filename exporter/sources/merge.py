@@ -6,6 +6,7 @@ from dataclasses import replace
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, Reading
 
 Values = Mapping[Field, int | float]
+_UP = DeviceState.UP
 
 
 def joined(nvml: Reading | None, dcgm: Reading | None) -> Reading:
@@ -60,12 +61,13 @@ def in_place_of(dcgm: Reading, before: Reading, known_to_dcgm: Collection[str], 
 
     Returns:
         DCGM's values and conditions. A GPU that DCGM never knew is not missing for that: it has failed, with
-        ``reason``, unless NVML had said something worse of it.
+        ``reason``. What NVML had said of one that was not up stays, as long as DCGM does not tell of it.
     """
     gpus = {gpu.gpu.uuid: gpu for gpu in before.gpus}
     named = [_named(gpu, gpus[gpu.gpu.uuid]) for gpu in dcgm.gpus if gpu.gpu.uuid in gpus]
     here = _uuids(dcgm.gpus)
-    unseen = [_unseen(gpu, reason) for uuid, gpu in gpus.items() if uuid not in here and uuid not in known_to_dcgm]
+    away = [gpu for uuid, gpu in gpus.items() if uuid not in here]
+    unseen = [_unseen(gpu, reason) for gpu in away if gpu.gpu.uuid not in known_to_dcgm or gpu.state is not _UP]
     new = _without_clashes([gpu for gpu in dcgm.gpus if gpu.gpu.uuid not in gpus], [*named, *unseen])
     return replace(
         dcgm,
@@ -76,7 +78,7 @@ def in_place_of(dcgm: Reading, before: Reading, known_to_dcgm: Collection[str], 
 
 def _supplemented(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
     """A GPU as NVML has it, with what else DCGM measured of it while it is up."""
-    if theirs is None or ours.state is not DeviceState.UP:
+    if theirs is None or ours.state is not _UP:
         return ours
     values, from_dcgm = _filled(ours.values, theirs.values)
     return replace(
@@ -121,7 +123,7 @@ def _part_from_dcgm(part: MigReading) -> MigReading:
 
 def _tells_anything(gpu: GpuReading) -> bool:
     """Whether DCGM says more of a GPU than that it once was there."""
-    return gpu.state is not DeviceState.UP or bool(gpu.values) or any(part.values for part in gpu.instances)
+    return gpu.state is not _UP or bool(gpu.values) or any(part.values for part in gpu.instances)
 
 
 def _without_clashes(new: Iterable[GpuReading], there: Iterable[GpuReading]) -> Iterator[GpuReading]:
@@ -145,7 +147,7 @@ def _named(now: GpuReading, before: GpuReading) -> GpuReading:
 
 
 def _unseen(gpu: GpuReading, reason: str) -> GpuReading:
-    up = gpu.state is DeviceState.UP
+    up = gpu.state is _UP
     return GpuReading(
         gpu=gpu.gpu,
         state=DeviceState.FAILED if up else gpu.state,
