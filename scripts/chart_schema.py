@@ -44,6 +44,8 @@ def text(pattern: str) -> Schema:
 
 
 KEY = text("[A-Za-z0-9._-]+")
+NAME_OR_NOTHING = text("|[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+NAME_OF_OBJECTS = text("|[a-z]([a-z0-9-]*[a-z0-9])?")
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 SPAN = text("([0-9]+(ms|s|m|h))+")
 FOLDER = text("/.*")
@@ -157,10 +159,32 @@ def of_options(options: tuple[Option, ...]) -> Schema:
     return closed({one.key: of_kind(one.kind) | {"description": one.help} | most.get(one.key, {}) for one in options})
 
 
+OF_OTHER_OBJECTS = (
+    "agent.driver.runtimeClass.name",
+    "agent.driver.cdi.runtimeClassName",
+    "agent.priceBook.existingConfigMap",
+    "agent.collectors.existingConfigMap",
+    "agent.web.tlsSecret",
+    "agent.web.existingSecret",
+    "agent.priorityClassName",
+    "service.prometheusSecret",
+    "service.budgets.existingConfigMap",
+    "service.store.storageClassName",
+    "service.store.existingClaim",
+    "service.web.tlsSecret",
+    "service.web.existingSecret",
+    "service.serviceAccountName",
+    "service.priorityClassName",
+    "serviceAccount.name",
+    "monitoring.dashboards.namespace",
+)
+"""Values that are the name of an object of another kind; of a namespace, too."""
+
 FRAGMENTS: dict[str, Schema] = {
     **{f"{part}.{key}": schema for part in ("agent", "service") for key, schema in POD.items()},
-    "nameOverride": text("|[a-z0-9]([a-z0-9-]*[a-z0-9])?"),
-    "fullnameOverride": text("|[a-z0-9]([a-z0-9-]*[a-z0-9])?"),
+    **dict.fromkeys(OF_OTHER_OBJECTS, NAME_OR_NOTHING),
+    "nameOverride": NAME_OF_OBJECTS,
+    "fullnameOverride": NAME_OF_OBJECTS,
     "commonLabels": TEXT_MAP,
     "commonAnnotations": TEXT_MAP,
     "image.repository": text("[a-z0-9][a-z0-9._/-]*"),
@@ -181,7 +205,7 @@ FRAGMENTS: dict[str, Schema] = {
     "agent.dcgm.address": text(
         r"|embedded|unix:///[^ ]+|/[^ ]+|(tcp://)?[A-Za-z0-9_.-]+(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
     ),
-    "agent.driver.dra.deviceClassName": KEY,
+    "agent.driver.dra.deviceClassName": text("[a-z0-9]([a-z0-9.-]*[a-z0-9])?"),
     "agent.priceBook.key": KEY,
     "agent.priceBook.content": BOOK,
     "agent.collectors.key": KEY,

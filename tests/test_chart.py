@@ -185,6 +185,24 @@ def test_names_are_no_longer_than_kubernetes_takes(release: str) -> None:
             assert len(value) <= 63
 
 
+def test_a_name_that_looks_like_a_number_is_a_name() -> None:
+    values = """
+agent: {priorityClassName: '100', driver: {runtimeClass: {name: '1e3'}}}
+serviceAccount: {name: '007'}
+service: {priorityClassName: '1', serviceAccountName: '0x1', store: {storageClassName: '2'}}
+"""
+    found = documents(EVERYTHING, values=values, namespace="2026")
+    assert {document["metadata"].get("namespace", "2026") for document in found} == {"2026"}
+    agent = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]
+    names = [agent[key] for key in ("priorityClassName", "runtimeClassName", "serviceAccountName")]
+    assert names == ["100", "1e3", "007"]
+    service = of_kind(found, "Deployment")["spec"]["template"]["spec"]
+    assert [service["priorityClassName"], service["serviceAccountName"]] == ["1", "0x1"]
+    assert of_kind(found, "PersistentVolumeClaim")["spec"]["storageClassName"] == "2"
+    (subject,) = of_kind(found, "ClusterRoleBinding")["subjects"]
+    assert (subject["name"], subject["namespace"]) == ("007", "2026")
+
+
 def test_an_object_is_in_its_releases_namespace_or_says_another() -> None:
     cluster = {"ClusterRole", "ClusterRoleBinding", "SecurityContextConstraints", "PriorityClass"}
     for document in documents(EVERYTHING, namespace="here"):

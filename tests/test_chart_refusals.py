@@ -138,6 +138,14 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "an environment variable that is a number": ("agent: {extraEnv: [{name: A, value: 1}]}", ("extraEnv",)),
     "memory that is a number in words": ("agent: {resources: {limits: {memory: 256MB}}}", ("memory",)),
     "a name that Kubernetes does not take": ("fullnameOverride: GPU_Cost", ("fullnameOverride",)),
+    "a name that Services do not take": ("fullnameOverride: 1st", ("fullnameOverride",)),
+    "a runtime class in capitals": ("agent: {driver: {runtimeClass: {name: NVIDIA}}}", ("runtimeClass", "name")),
+    "a dash where other charts mean no storage class": (
+        "service: {store: {storageClassName: '-'}}",
+        ("store", "storageClassName"),
+    ),
+    "a Secret by its namespace and name": ("agent: {web: {tlsSecret: gpu/tls}}", ("web", "tlsSecret")),
+    "a priority class in braces": ("agent: {priorityClassName: '{{ .class }}'}", ("agent", "priorityClassName")),
 }
 
 

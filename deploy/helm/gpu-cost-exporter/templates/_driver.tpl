@@ -2,8 +2,8 @@
 
 {{- define "gpu-cost-exporter.runtimeClassName" -}}
 {{- $driver := .Values.agent.driver -}}
-{{- if eq $driver.mode "runtimeClass" }}{{ $driver.runtimeClass.name }}{{ end -}}
-{{- if eq $driver.mode "cdi" }}{{ $driver.cdi.runtimeClassName }}{{ end -}}
+{{- if eq $driver.mode "runtimeClass" }}{{ $driver.runtimeClass.name | default "" }}{{ end -}}
+{{- if eq $driver.mode "cdi" }}{{ $driver.cdi.runtimeClassName | default "" }}{{ end -}}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.driverEnv" -}}

@@ -28,7 +28,7 @@
 
 {{/* What selects the pods of a component; never changes while a release lives. Takes (dict "root" $ "component" "agent"). */}}
 {{- define "gpu-cost-exporter.selectorLabels" -}}
-app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | trunc 63 | trimSuffix "-" | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
@@ -41,9 +41,9 @@ app.kubernetes.io/component: {{ .component }}
 {{- $_ := set $labels "app.kubernetes.io/part-of" "gpu-cost" -}}
 {{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
 {{- $annotations := mergeOverwrite (dict) (.root.Values.commonAnnotations | default dict) (.annotations | default dict) -}}
-name: {{ .name }}
+name: {{ quote .name }}
 {{- if not .cluster }}
-namespace: {{ .namespace | default .root.Release.Namespace }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
 {{- end }}
 labels:
   {{- toYaml (mergeOverwrite (dict) (.root.Values.commonLabels | default dict) (.labels | default dict) $labels) | nindent 2 }}
@@ -76,7 +76,7 @@ annotations:
 
 {{- define "gpu-cost-exporter.serviceImage" -}}
 {{- $own := .Values.service.image -}}
-{{- $tag := $own.tag | default (printf "%s-service" (.Values.image.tag | default .Chart.AppVersion)) -}}
-{{- $repository := $own.repository | default .Values.image.repository -}}
+{{- $tag := $own.tag | default .Values.image.tag | default .Chart.AppVersion -}}
+{{- $repository := $own.repository | default (printf "%s-service" .Values.image.repository) -}}
 {{- include "gpu-cost-exporter.image" (dict "registry" .Values.image.registry "repository" $repository "tag" $tag "digest" $own.digest) | quote -}}
 {{- end -}}
