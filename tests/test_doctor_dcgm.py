@@ -233,6 +233,15 @@ async def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
     assert "libdcgm.so.4: file too short" in library.problem
 
 
+def broken_library(directory: Path, code: str) -> str:
+    """The directory, with a libdcgm in it that has this code and nothing of DCGM's."""
+    source = directory / "crash.c"
+    source.write_text(f"#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n{code}\n")
+    library = directory / "libdcgm.so.4"
+    subprocess.run([compiler() or "cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    return str(directory)
+
+
 @pytest.mark.skipif(compiler() is None, reason="a library that crashes needs a C compiler")
 @pytest.mark.parametrize(
     ("code", "told"),
@@ -245,11 +254,7 @@ async def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
 async def test_a_library_that_crashes_takes_its_own_process_along_and_not_the_doctor(
     tmp_path: Path, code: str, told: str
 ) -> None:
-    source = tmp_path / "crash.c"
-    source.write_text(f"#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n{code}\n")
-    library = tmp_path / "libdcgm.so.4"
-    subprocess.run([compiler() or "cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    found = await dcgm_library.look([], {"LD_LIBRARY_PATH": str(tmp_path)})
+    found = await dcgm_library.look([], {"LD_LIBRARY_PATH": broken_library(tmp_path, code)})
     assert told in found.problem
     assert "install" in found.problem
 
