@@ -124,6 +124,14 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         "agent: {metadata: {enabled: true}}\nnetworkPolicy: {enabled: true}",
         ("networkPolicy.apiServer.cidrs",),
     ),
+    "rights for the account of every pod in the namespace": (
+        "agent: {metadata: {enabled: true}}\nserviceAccount: {create: false}",
+        ("serviceAccount.name", "serviceAccount.create"),
+    ),
+    "host paths for the account of every pod in the namespace": (
+        "agent: {scc: {create: true}}\nserviceAccount: {create: false, name: default}",
+        ("serviceAccount.name", "agent.scc.create"),
+    ),
     "an address that is no network": (
         "networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1]}}",
         ("cidrs",),
@@ -175,6 +183,10 @@ RIGHT = {
     "lists as lists and as words": "agent: {config: {pod-labels: [team, app], team-keys: 'team,owner'}}",
     "a number of unavailable pods": "agent: {updateStrategy: {rollingUpdate: {maxUnavailable: 3}}}",
     "resources of all kinds": "agent: {resources: {requests: {cpu: 0.1, memory: 1e8}, limits: {memory: 1Gi}}}",
+    "an account that has no rights": "serviceAccount: {create: false}",
+    "an account whose rights are given elsewhere": (
+        "agent: {metadata: {enabled: true}}\nrbac: {create: false}\nserviceAccount: {create: false}"
+    ),
     "an engine's socket": "agent: {dcgm: {address: 'unix:///run/nv-hostengine/socket'}}",
 }
 

@@ -40,6 +40,11 @@
 {{- if and $agent.metadata.enabled (ne $manager "kubernetes") -}}
 {{- fail (printf "agent.metadata.enabled: is true, and agent.config.workload-manager is %s, whose jobs the Kubernetes API does not know; set one of them" $manager) -}}
 {{- end -}}
+{{- $account := .Values.serviceAccount -}}
+{{- $rights := or $agent.scc.create (and $agent.metadata.enabled .Values.rbac.create) -}}
+{{- if and $rights (not $account.create) (eq "default" ($account.name | default "default")) -}}
+{{- fail "serviceAccount.name: must be given with serviceAccount.create=false where rbac.create or agent.scc.create gives rights: else every pod of the namespace has them, by its account default" -}}
+{{- end -}}
 {{- if and (eq $agent.driver.mode "dra") (not (and $agent.metadata.enabled $agent.metadata.dra)) -}}
 {{- fail "agent.driver.mode: is dra, which needs agent.metadata.enabled=true and agent.metadata.dra=true: else the agent's own claim makes it the holder of every GPU" -}}
 {{- end -}}
