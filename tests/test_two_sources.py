@@ -380,3 +380,19 @@ def test_whatever_comes_when_instants_only_rise_and_no_reading_is_used_twice(
             assert [gpu.gpu.uuid for gpu in one.gpus] == ["GPU-0"]
         if dcgm is SourceState.UP and nvml is not SourceState.UP and newest["dcgm"] > newest["nvml"]:
             assert given_out >= newest["dcgm"], "nothing of DCGM's waits while NVML is down"
+
+
+@pytest.mark.parametrize("set_by", [7200.0, -7200.0])
+async def test_a_wall_clock_that_is_set_darkens_no_page_and_hides_no_silence(tmp_path: Path, set_by: float) -> None:
+    async with pipeline(scenario.load("capture-h100"), tmp_path, source="auto") as node:
+        await node.until(5.0)
+        wall = EPOCH_SECONDS + 5.5 + set_by
+        assert node.node.tick(wall, 5.5).ready
+        for sampled in node.sampled:
+            sampled.direct.state = SourceState.UP
+        silent = node.node.tick(wall + 4.0, 9.5)
+    assert not silent.ready
+    assert silent.not_ready_reasons == (
+        "the newest reading of source nvml is too old",
+        "the newest reading of source dcgm is too old",
+    )

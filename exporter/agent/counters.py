@@ -20,8 +20,9 @@ class _Told:
 class Counters:
     """Remembers what was told last of each GPU's counters, and by whom.
 
-    DCGM's figures are up to some intervals older than NVML's, what it measures slowly half a minute. A counter that falls is taken for one that has begun again
-    from 0, by Prometheus and by whoever takes differences, so that all it ever counted would be counted once more.
+    DCGM's figures are up to some intervals older than NVML's, what it measures slowly half a minute. A counter that
+    falls is taken for one that has begun again from 0, by Prometheus and by whoever takes differences, so that all it
+    ever counted would be counted once more.
     """
 
     patience_seconds: float
