@@ -1,7 +1,6 @@
 """Checks of the host and the container around the agent: packages, device nodes, /proc, directories, clock, port."""
 
 import errno
-import http.client
 import os
 import socket
 import stat
@@ -11,12 +10,12 @@ from pathlib import Path
 
 from exporter.config import AgentConfig, read_collectors
 from exporter.doctor.finding import Finding, fail, ok, warn
+from exporter.doctor.serving import answers
 from exporter.errors import ConfigError
 
 _BINDING = "nvidia-ml-py"
 _FIRST_SANE_YEAR, _LAST_SANE_YEAR = 2025, 2099
 _STEP_SECONDS = 0.5
-_PROBE_SECONDS = 1.0
 
 
 def package() -> Finding:
@@ -124,21 +123,10 @@ def port(host: str, number: int) -> Finding:
         with socket.create_server((host, number), family=family, dualstack_ipv6=both):
             return ok(name, f"{where} is free")
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and _answers(host, number):
+        if error.errno == errno.EADDRINUSE and answers(host, number):
             return ok(name, f"{where}: an agent is already serving there")
         why = (error.strerror or str(error)).partition(" (while")[0]  # create_server repeats the address there
         return fail(name, f"{where}: {why}", "free the port, or choose another with --listen")
-
-
-def _answers(host: str, number: int) -> bool:
-    connection = http.client.HTTPConnection(host or "127.0.0.1", number, timeout=_PROBE_SECONDS)
-    try:
-        connection.request("GET", "/healthz")
-        return connection.getresponse().read(16) == b"ok\n"
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def collectors(config: AgentConfig) -> Finding:
