@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -134,15 +135,17 @@ async def program(*words: str, env: Mapping[str, str]) -> AsyncIterator[asyncio.
 
 
 @asynccontextmanager
-async def node_of(name: str, folder: Path, rights: set[Right]) -> AsyncIterator[SimulatedNode]:
-    """A node whose API server refuses what is not granted."""
-    node = SimulatedNode(scenario.load(name), folder, time.time)
+async def node_of(name: str, rights: set[Right]) -> AsyncIterator[SimulatedNode]:
+    """A node whose API server refuses what is not granted; in a folder whose name leaves room for a socket's."""
+    folder = tempfile.TemporaryDirectory()
+    node = SimulatedNode(scenario.load(name), Path(folder.name), time.time)
     node.api.forbidden = {NAMES[resource] for _, _, resource in EVERYTHING - rights}
     await node.start()
     try:
         yield node
     finally:
         await node.stop()
+        folder.cleanup()
 
 
 def around(node: SimulatedNode, chosen: Mapping[str, object], folder: Path) -> dict[str, str]:
@@ -173,7 +176,7 @@ class Asked:
 
 async def asked_by_the_programs(name: str, chosen: Mapping[str, object], rights: set[Right], folder: Path) -> Asked:
     """Run agent and doctor on a node until the agent has asked for all that is granted."""
-    async with node_of(name, folder / "node", rights) as node:
+    async with node_of(name, rights) as node:
         env = around(node, chosen, folder)
         async with program("agent", env=env):
             deadline = time.monotonic() + PATIENCE_SECONDS
@@ -221,7 +224,7 @@ async def test_without_metadata_nothing_is_asked_and_nothing_granted(tmp_path: P
         assert pod_spec(of_kind(found, "DaemonSet"))["automountServiceAccountToken"] is False
         account = of_kind(found, "ServiceAccount")
         assert account["automountServiceAccountToken"] is False
-    async with node_of("dra", tmp_path / "node", set()) as node:
+    async with node_of("dra", set()) as node:
         env = around(node, {}, tmp_path)
         async with program("agent", env=env) as agent:
             assert agent.stdout is not None
