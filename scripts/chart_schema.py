@@ -203,7 +203,7 @@ FRAGMENTS: dict[str, Schema] = {
     "agent.state.hostPath": FOLDER_OR_NOTHING,
     "agent.dcgm.library.hostPath": FOLDER_OR_NOTHING,
     "agent.dcgm.address": text(
-        r"|embedded|unix:///[^ ]+|/[^ ]+|(tcp://)?[A-Za-z0-9_.-]+(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
+        r"|embedded|(unix://)?/[^ /]+/[^ ]*[^ /]|(tcp://)?[A-Za-z0-9_.-]+(:[0-9]+)?|\[[0-9a-fA-F:.]+\](:[0-9]+)?"
     ),
     "agent.driver.dra.deviceClassName": text("[a-z0-9]([a-z0-9.-]*[a-z0-9])?"),
     "agent.priceBook.key": KEY,

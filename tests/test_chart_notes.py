@@ -76,6 +76,8 @@ TOLD = {
     "OpenCost and another port": ("agent: {port: 9500}", "agent.openCost"),
     "an engine without its library": ("agent: {dcgm: {address: 'dcgm:5555'}}", "agent.dcgm.library"),
     "an engine on the pod's own loopback": ("agent: {dcgm: {address: 'localhost:5555'}}", "agent.dcgm.address"),
+    "DCGM alone, and no engine": ("agent: {config: {source: dcgm}}", "agent.dcgm.address"),
+    "DCGM alone, and no library": ("agent: {hostNetwork: true, config: {source: dcgm}}", "agent.dcgm.library"),
     "rights that nobody makes": ("agent: {metadata: {enabled: true}}\nrbac: {create: false}", "rbac.create"),
     "a network policy for the host's network": (
         "agent: {hostNetwork: true}\nnetworkPolicy: {enabled: true}",

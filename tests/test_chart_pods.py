@@ -1,6 +1,7 @@
 """What the agent's pod may do, by each way to the driver and each switch."""
 
 import pytest
+import yaml
 from chart_support import EVERYTHING, MODES, Document, documents, of_kind
 
 
@@ -126,8 +127,24 @@ def test_every_switch_brings_what_it_needs_and_no_more() -> None:
     assert pod("agent: {hostNetwork: true}")["hostNetwork"] is True
 
 
-def test_an_engines_socket_is_mounted_as_its_folder() -> None:
-    assert mounts(mode("engine-by-socket"))["/run/dcgm"] == "/run/dcgm"
+@pytest.mark.parametrize(
+    "address", ["unix:///tmp/nv-hostengine", "/run/nv-hostengine/socket", "unix:///var/run/dcgm.sock"]
+)
+def test_an_engines_socket_is_mounted_as_its_folder_where_the_pod_has_nothing_else(address: str) -> None:
+    found = documents(values=f"agent: {{dcgm: {{address: '{address}', library: {{image: dcgm}}}}}}")
+    spec = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]
+    folder, _, socket = address.removeprefix("unix://").rpartition("/")
+    assert mounts(spec)["/run/dcgm"] == folder
+    (container,) = spec["containers"]
+    paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert len(paths) == len(set(paths))
+    config = yaml.safe_load(of_kind(found, "ConfigMap")["data"]["agent.yaml"])
+    assert config["dcgm-address"] == f"unix:///run/dcgm/{socket}"
+
+
+def test_every_container_says_what_it_needs_where_a_quota_asks() -> None:
+    spec = mode("engine-by-socket")
+    assert [one["resources"] for one in spec["initContainers"]] == [one["resources"] for one in spec["containers"]]
 
 
 def test_an_agent_that_asks_for_certificates_is_probed_at_its_port() -> None:

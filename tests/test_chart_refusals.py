@@ -120,6 +120,11 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         ("agent.dcgm.library",),
     ),
     "an engine's address with a scheme": ("agent: {dcgm: {address: 'http://dcgm:5555'}}", ("dcgm", "address")),
+    "an engine's folder where its socket belongs": (
+        "agent: {dcgm: {address: 'unix:///run/nv-hostengine/'}}",
+        ("dcgm", "address"),
+    ),
+    "an engine's socket in the root of the node": ("agent: {dcgm: {address: /dcgm.sock}}", ("dcgm", "address")),
     "a network policy that shuts off the API server": (
         "agent: {metadata: {enabled: true}}\nnetworkPolicy: {enabled: true}",
         ("networkPolicy.apiServer.cidrs",),

@@ -31,8 +31,9 @@ agent.yaml: |
 {{- if include "gpu-cost-exporter.hasDcgmLibrary" . }}
 - {name: dcgm-library, mountPath: /usr/local/dcgm, readOnly: true}
 {{- end }}
-{{- with include "gpu-cost-exporter.dcgmSocketFolder" . }}
-- {name: dcgm-socket, mountPath: {{ quote . }}, readOnly: true}
+{{- if include "gpu-cost-exporter.dcgmSocketFolder" . }}
+# At a path of its own: the node's may be /tmp or /run, which the pod has, too.
+- {name: dcgm-socket, mountPath: /run/dcgm, readOnly: true}
 {{- end }}
 {{- if $agent.state.enabled }}
 - {name: state, mountPath: /state}

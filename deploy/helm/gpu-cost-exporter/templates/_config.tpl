@@ -18,6 +18,9 @@ mount and the option that names it cannot differ.
 {{- $_ := set $by "state-dir" "agent.state" -}}
 {{- end -}}
 {{- with $agent.dcgm.address }}{{ $_ := set $set "dcgm-address" . }}{{ end -}}
+{{- if include "gpu-cost-exporter.dcgmSocketFolder" . -}}
+{{- $_ := set $set "dcgm-address" (printf "unix:///run/dcgm/%s" (base $agent.dcgm.address)) -}}
+{{- end -}}
 {{- if include "gpu-cost-exporter.hasFile" $agent.priceBook -}}
 {{- $_ := set $set "price-book" (printf "/etc/gpu-cost-exporter/prices/%s" $agent.priceBook.key) -}}
 {{- $_ := set $by "price-book" "agent.priceBook" -}}

@@ -83,10 +83,13 @@
 {{- define "gpu-cost-exporter.dcgmWarnings" -}}
 {{- $agent := .Values.agent -}}
 {{- $dcgm := $agent.dcgm -}}
-{{- if and $dcgm.address (not (include "gpu-cost-exporter.hasDcgmLibrary" .)) }}
+{{- $alone := eq "dcgm" (dig "source" "auto" ($agent.config | default dict)) -}}
+{{- if and (or $dcgm.address $alone) (not (include "gpu-cost-exporter.hasDcgmLibrary" .)) }}
 - agent.dcgm.library: is empty: the image has no libdcgm.so.4, without which no engine can be asked. Give hostPath or image.
 {{- end }}
-{{- if and (not $dcgm.address) (include "gpu-cost-exporter.hasDcgmLibrary" .) }}
+{{- if and $alone (not $dcgm.address) (not $agent.hostNetwork) }}
+- agent.dcgm.address: is empty, and agent.config.source is dcgm: the engine is looked for at localhost:5555, the pod's own loopback.
+{{- else if and (not $alone) (not $dcgm.address) (include "gpu-cost-exporter.hasDcgmLibrary" .) }}
 - agent.dcgm.address: is empty: the library is not used.
 {{- end }}
 {{- if and (not $agent.hostNetwork) (regexMatch "^(tcp://)?(localhost|127[.]|\\[::1\\])" ($dcgm.address | default "")) }}
