@@ -24,6 +24,7 @@ from exporter.model import (
     Field,
     Gpu,
     GpuReading,
+    NodeFacts,
     ProcessUse,
     Reading,
     SourceState,
@@ -296,8 +297,23 @@ def test_a_node_without_a_driver_fails_with_exit_code_1(capsys: pytest.CaptureFi
     assert any(line.startswith("fail kernel module") for line in lines)
 
 
+def test_a_row_for_a_region_is_found_by_the_nodes_labels_as_the_agent_finds_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    row = "- {region: westeurope, capacity_type: spot, per_gpu_hour: 2, source: s, as_of: 2026-03-01}\n"
+    path.write_text("currency: EUR\nlist_prices: off\nrows:\n" + row)
+    options = ("--price-book", str(path), "--listen", "127.0.0.1:0", "--format", "json")
+    levels = {}
+    for metadata in ("on", "off"):
+        main(["doctor", "--simulate", "owners", "--kube-metadata", metadata, *options])
+        found = {one["name"]: one["level"] for one in json.loads(capsys.readouterr().out)["findings"]}
+        levels[metadata] = found["price book"]
+    assert levels == {"on": "ok", "off": "warn"}
+
+
 def price_finding(path: Path | None, *gpus: GpuReading, now: float = 1_790_000_000.0, **changes: object) -> Finding:
-    return prices.book(settings(price_book=path, **changes), reading(*gpus) if gpus else None, now)
+    return prices.book(settings(price_book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
 
 
 def test_a_price_book_says_how_many_prices_of_which_days_and_what_stands_behind_them(tmp_path: Path) -> None:

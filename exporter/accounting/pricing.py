@@ -121,6 +121,11 @@ def patterns_meet(one: str, other: str) -> bool:
     return met[-1]
 
 
+def settled_facts(given: NodeFacts, labelled: NodeFacts) -> NodeFacts:
+    """What prices of a node go by: what was given, and what its labels say of the rest."""
+    return NodeFacts(**{name: getattr(given, name) or getattr(labelled, name) for name in NodeFacts.__slots__})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPrem:
     """What a server of one's own costs; money in the book's currency."""

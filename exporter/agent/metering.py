@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import PriceBook
+from exporter.accounting.pricing import PriceBook, settled_facts
 from exporter.accounting.slots import slot_of
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
@@ -159,10 +159,7 @@ class Metering:
     @property
     def node_facts(self) -> NodeFacts:
         """All that is known of the node."""
-        given, found = self.facts, self.labelled
-        if found == given or found == NodeFacts():
-            return given
-        return NodeFacts(**{name: getattr(given, name) or getattr(found, name) for name in NodeFacts.__slots__})
+        return settled_facts(self.facts, self.labelled)
 
     def look_up_prices(self, views: Sequence[DeviceView], now: float) -> None:
         """Find the price of every GPU at a time."""

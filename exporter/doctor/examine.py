@@ -14,7 +14,7 @@ from exporter.doctor.dcgm_library import Library
 from exporter.doctor.finding import Finding, warn
 from exporter.errors import ConfigError
 from exporter.exposition.collectors_file import Collectors
-from exporter.model import Reading
+from exporter.model import NodeFacts, Reading
 from exporter.sources.dcgm_fields import alone, supplement
 from exporter.sources.merge import joined
 from exporter.sources.worker import dcgm_command, nvml_command
@@ -71,7 +71,8 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     if reading:
         found.append(driver.activity(reading, dcgm=bool(config.dcgm_address)))
         found.append(driver.processes(reading) if nvml else _NO_PROCESSES)
-    found += await _attribution(around, reading)
+    of_owners, labelled = await _attribution(around, reading)
+    found += of_owners
     found.append(host.process_tree(config.proc_root))
     if config.workload_manager == "kubernetes":
         found.append(host.pod_logs(config.pod_log_root))
@@ -79,7 +80,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     found += [host.port(config.listen_host, config.listen_port), host.collectors(config), *host.options(config)]
     if config.web_config:
         found.append(web.face(config.web_config))
-    found.append(prices.book(config, reading, wall))
+    found.append(prices.book(config, labelled, reading, wall))
     found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)
 
@@ -124,8 +125,8 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     )
 
 
-async def _attribution(around: Surroundings, reading: Reading | None) -> list[Finding]:
-    """Who holds what, whose it is, and which layer of the node stands in the way of knowing."""
+async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts]:
+    """Who holds what, whose it is, which layer of the node stands in the way of knowing; and what its labels say."""
     config = around.config
     # A host engine may be shown another machine's GPUs, or others of this one's.
     by_host = not around.simulated and config.source != "dcgm"
@@ -137,7 +138,7 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> list[Fi
     )
     if config.attribution and config.workload_manager != "kubernetes":
         judged = compared(reading, None, None)
-        return [workloads.holders(config, reading, around.wall()), judged]
+        return [workloads.holders(config, reading, around.wall()), judged], NodeFacts()
     finding, allocations = await kubelet.ask(config, clock=around.wall, monotonic=around.monotonic)
     found, view = [finding], None
     if config.attribution and config.kube_metadata:
@@ -157,7 +158,7 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> list[Fi
         # Without the driver it is not known who holds anything.
         found += [owners.of_holders(config, attribution, view.facts)] if reading else []
         found.append(owners.node_labels(view.node_facts, reading))
-    return found
+    return found, (view and view.node_facts) or NodeFacts()
 
 
 def _collectors(config: AgentConfig) -> Collectors:

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from exporter.accounting.pricing import PriceBook
+from exporter.accounting.pricing import PriceBook, settled_facts
 from exporter.config import AgentConfig, price_book
 from exporter.doctor.finding import Finding, fail, ok, warn
 from exporter.errors import ConfigError
@@ -11,11 +11,12 @@ from exporter.model import NodeFacts, Reading
 _NAME = "price book"
 
 
-def book(config: AgentConfig, reading: Reading | None, now: float) -> Finding:
+def book(config: AgentConfig, labelled: NodeFacts, reading: Reading | None, now: float) -> Finding:
     """A book with mistakes stops the start; a GPU without a price has GPU-hours but no money.
 
     Args:
         config: Names the book, and says what the node is.
+        labelled: What the node's labels say; empty where the API was not asked or did not tell.
         reading: The GPUs of this node, ``None`` where they are not known.
         now: Unix time, at which prices are looked up.
     """
@@ -27,9 +28,12 @@ def book(config: AgentConfig, reading: Reading | None, now: float) -> Finding:
     if not read.rows and read.fallback is None:
         return ok(_NAME, "none: no prices, no money")
     told = _told(read)
-    unpriced = _unpriced(read, config, reading, now)
+    unpriced = _unpriced(read, config, labelled, reading, now)
     if unpriced:
-        mend = "add a row; one that asks for region, instance or capacity type needs the option of that name"
+        mend = (
+            "add a row; one that asks for region, instance or capacity type needs the option of that name, "
+            "or the node's label and --kube-metadata on"
+        )
         return warn(_NAME, f"{told}; no price for {', '.join(unpriced)}", mend)
     if read.warnings:
         more = f" (and {len(read.warnings) - 1} more)" if len(read.warnings) > 1 else ""
@@ -58,8 +62,11 @@ def _days(read: PriceBook) -> list[str]:
     return sorted(row.price.as_of for row in rows)
 
 
-def _unpriced(read: PriceBook, config: AgentConfig, reading: Reading | None, now: float) -> list[str]:
-    facts = NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region)
+def _unpriced(
+    read: PriceBook, config: AgentConfig, labelled: NodeFacts, reading: Reading | None, now: float
+) -> list[str]:
+    given = NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region)
+    facts = settled_facts(given, labelled)
     models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
     return [
         model for model in models if read.price(model=model, node=config.node_name, facts=facts, at_seconds=now) is None
