@@ -114,7 +114,7 @@ BUILD_OPTIONS ?=
 
 image: ## Build the images of the agent and of the cost service
 	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target agent --tag $(IMAGE):$(VERSION) .
-	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target service --tag $(IMAGE):$(VERSION)-service .
+	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target service --tag $(IMAGE)-service:$(VERSION) .
 
 clean: ## Remove everything that make made
 	rm -rf .venv .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

@@ -153,7 +153,7 @@ def _build(storage: Storage, base: str, names: Mapping[str, str]) -> None:
     assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-3000:]}"
     for target, name in names.items():
         suffix = "" if target == "agent" else f"-{target}"
-        storage.run("podman", "tag", f"{NAME}:{version()}{suffix}", name)
+        storage.run("podman", "tag", f"{NAME}{suffix}:{version()}", name)
     kept = {*names.values(), base}
     listed = storage.run("podman", "images", "--format", "{{.Repository}}:{{.Tag}}").split()
     old = [name for name in listed if name not in kept and "<none>" not in name]

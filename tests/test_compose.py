@@ -73,11 +73,11 @@ def test_what_is_mounted_is_there_and_only_volumes_can_be_written(services: dict
 
 def test_images_have_versions_and_ports_are_those_of_this_machine_alone(services: dict[str, Service]) -> None:
     for name, service in services.items():
-        assert re.search(r":v?\d+\.\d+\.\d+(-service)?$", service["image"]), name
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
     tags = {name: services[name]["image"] for name in OURS}
     ours = f"gpu-cost-exporter:{version()}"
-    assert tags == {"agent": ours, "past": ours, "cost": f"{ours}-service"}
+    assert tags == {"agent": ours, "past": ours, "cost": f"gpu-cost-exporter-service:{version()}"}
     assert {services[name]["build"]["args"]["VERSION"] for name in OURS} == {version()}
     targets = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {services[name]["build"]["target"] for name in OURS} <= set(targets)

@@ -154,7 +154,7 @@ def test_the_examples_of_the_readme_build_and_a_changed_file_rolls_the_pods(tmp_
         assert options(agent["containers"][0])["sample-interval"] == "500ms"
     assert len(set(names)) == 2
     images = {pod_spec(of_kind(found, kind))["containers"][0]["image"] for kind in ("DaemonSet", "Deployment")}
-    assert images == {f"registry.example/gpu-cost-exporter:{__version__}{suffix}" for suffix in ("", "-service")}
+    assert images == {f"registry.example/gpu-cost-exporter{suffix}:{__version__}" for suffix in ("", "-service")}
 
 
 def test_without_the_operator_none_of_its_kinds_is_left(tmp_path: Path) -> None:

@@ -136,9 +136,9 @@ def test_every_kustomization_builds_and_platforms_have_overlays(tmp_path: Path) 
     (copy / "mine").mkdir()
     (copy / "mine" / "kustomization.yaml").write_text(FILES["kustomization.yaml"], encoding="utf-8")
     documents = built(str(copy / "mine"))
-    for kind, tag in (("DaemonSet", "0.1.0"), ("Deployment", "0.1.0-service")):
+    for kind, suffix in (("DaemonSet", ""), ("Deployment", "-service")):
         (container,) = pod(documents, kind)["spec"]["containers"]
-        assert container["image"] == f"registry.example.org/gpu/gpu-cost-exporter:{tag}"
+        assert container["image"] == f"registry.example.org/gpu/gpu-cost-exporter{suffix}:0.1.0"
     assert {one["metadata"].get("namespace", "gpu-cost") for one in documents} == {"gpu-cost"}
 
 

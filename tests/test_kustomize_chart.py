@@ -197,9 +197,6 @@ def workload(whole: Document, chart: list[Document]) -> None:
         (entry for entry in container["env"] if not entry["name"].startswith("GPU_COST_EXPORTER_")),
         key=lambda entry: str(entry["name"]),
     )
-    # An image of its own, as `images` of a kustomization go by the name without the tag.
-    name, _, tag = container["image"].partition(":")
-    container["image"] = f"{name.removesuffix('-service')}:{tag.removesuffix('-service')}"
     drop_config(spec, container)
     for volume in spec["volumes"]:
         if volume["name"] == "state" and "hostPath" in volume:
