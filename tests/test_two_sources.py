@@ -1,6 +1,7 @@
 """Two sources read in step: who leads, what is used once, and what a source that is down costs."""
 
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,10 @@ def told(source: str, at: float, values: Values | None = None, *, number: int = 
         gpus=(one,),
         **facts,  # type: ignore[arg-type] # facts of the one dataclass
     )
+
+
+class Watched(dict[Field, int | float]):
+    """Values of which it can be seen whether anybody still has them."""
 
 
 class Pair:
@@ -253,6 +258,21 @@ def test_an_engine_of_another_machine_is_told_as_that_and_never_leads(caplog: py
     pair.hear(told("dcgm", 3.0, {UTIL: 9}))
     assert [one.gpus[0].gpu for one in pair.take(3.0)] == [gpu()]
     assert pair.sources.statuses[1].state is SourceState.UP
+
+
+def test_what_cannot_be_used_while_nvml_is_away_is_looked_at_once_and_not_kept() -> None:
+    pair = Pair()
+    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 90}, number=7))
+    pair.take(1.0)
+    pair.set("nvml", SourceState.DIED, "died")
+    kept = []
+    for second in range(2, 602):
+        values = Watched({UTIL: 90})
+        kept.append(weakref.ref(values))
+        pair.hear(told("dcgm", float(second), values, number=7))
+        del values
+        assert pair.take(float(second)) == ()
+    assert sum(1 for one in kept if one() is not None) <= 1, "the newest may be joined with what NVML tells next"
 
 
 def test_dcgm_alone_is_used_as_it_is() -> None:

@@ -127,6 +127,7 @@ class Sources:
         given = list(self._led_by_first(led, works=self.second.status.state is SourceState.UP))
         if not self._first_answers(now, steady):
             given += self._led_by_second()
+            self._waiting.clear()  # also of what could not be used: it would be looked at again at every tick
         elif back := self._back(now, steady):
             given.append(self._give(back))
         while self._waiting and instant(self._waiting[0]) <= self._given:
