@@ -1,14 +1,17 @@
 """An Xid is counted once, whichever of two sources tells of it, when, and which of them is down meanwhile."""
 
+import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipeline_support import DirectSource
+from pipeline_support import DirectSource, pipeline
 
 from exporter.agent.sources import Sources
 from exporter.model import Field, Gpu, GpuReading, Reading, SourceState, XidEvent
+from exporter.simulator import scenario
 
 EPOCH = 1_800_000_000.0
 GPUS = tuple(
@@ -147,3 +150,33 @@ def test_no_event_of_nvml_s_is_lost_and_none_is_told_more_often_than_either_sour
         assert node.counted.total() <= max(heard["nvml"], heard["dcgm"])
     node.read(30.0, [], [])
     assert node.counted.total() >= heard["nvml"]
+
+
+XIDS = """
+node: n1
+gpus: [{model: a100-80gb}]
+xids: [{gpu: 0, code: 31, at: 4.5}, {gpu: 0, code: 79, at: 14.5}, {gpu: 0, code: 31, at: 24.5}]
+"""
+
+
+async def test_of_a_real_driver_and_engine_every_xid_is_counted_once_through_an_outage_of_nvml(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(XIDS)
+    async with pipeline(scenario.load(str(path)), tmp_path, source="auto") as node:
+        nvml, dcgm = node.sampled
+
+        async def counted(until: float) -> Counter[int]:
+            """Go on to a second, then wait until the driver's own thread has told what it knows by then."""
+            told: Counter[int] = Counter()
+            while node.clock.seconds < until:
+                told = Counter((await node.step(node.clock.seconds + 1)).devices[0].xids)
+                await asyncio.sleep(0.12 if nvml in node.sampled else 0.0)  # the thread's beat is 0.05 s
+            return told
+
+        assert await counted(8.0) == {31: 1}
+        nvml.close()
+        nvml.direct.state, nvml.direct.reason = SourceState.DIED, "died"
+        node.sampled = (dcgm,)
+        assert await counted(18.0) == {31: 1, 79: 1}, "only DCGM could tell"
+        node.sampled = (nvml, dcgm)
+        assert await counted(28.0) == {31: 2, 79: 1}
