@@ -18,7 +18,7 @@ from dcgm_source_support import FIELDS, PROFILED, engine, of, profiled
 from driver_support import H100, T4, gpu, instance, partitioned
 
 from exporter.errors import SourceError
-from exporter.model import DeviceState, Field, ProfilingState, Reading
+from exporter.model import DeviceState, Field, ProfilingState, Reading, SourceState, SourceStatus
 from exporter.simulator import dcgm
 from exporter.simulator.truth import Fault
 from exporter.sources import _libdcgm as abi
@@ -271,6 +271,28 @@ def test_an_engine_that_is_killed_is_back_with_profiling_within_two_intervals_an
         assert descriptors == before[1]
         assert memory - before[0] < 2**19
         assert (block.engine.connections, block.engine.groups, block.engine.watches) == held
+
+
+@needs_compiler
+def test_where_both_libraries_are_installed_the_one_that_fits_the_engine_is_found(tmp_path: Path) -> None:
+    both = stub.build(stub.build(tmp_path / "both"), major=3)
+    block = stub.control(tmp_path / "control", gpus=1)
+    host = stub.Engine(both, tmp_path / "control")
+    with child(host, both, tmp_path / "control", 0.1) as source:
+        for release in ("3.3.9", "4.6.0", "3.3.9"):
+            host.release = release
+            host.start()
+            while source.reading().dcgm_version != release:
+                pass
+            assert block.engine.connections == 1
+            host.kill()
+        host.release = "5.0.0"
+        host.start()
+        told = [one for _ in range(60) if isinstance(one := source.message(), SourceStatus)]
+        host.kill()
+    reasons = {one.reason for one in told} - {""}
+    assert reasons <= {"dcgm_version_mismatch", "dcgm_connection_lost", "dcgm_refused"}
+    assert [one.state for one in told].count(SourceState.FAILED) > 10, "it does not go back and forth"
 
 
 def test_a_child_for_dcgm_never_loads_nvml() -> None:

@@ -19,7 +19,8 @@ from exporter.model import Field, Reading, SourceState, SourceStatus
 from exporter.sources import wire
 
 EXIT_FRESH_PROCESS_NEEDED = 3
-_FRESH_PROCESS_REASONS = frozenset({"library_mismatch"})
+_OTHER_LIBRARY = "dcgm_other_library"
+_FRESH_PROCESS_REASONS = frozenset({"library_mismatch", _OTHER_LIBRARY})
 """A library that was replaced on disk stays mapped in this process for ever."""
 _HEARTBEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -71,16 +72,37 @@ def main(argv: list[str] | None = None) -> int:
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     out = prepare_process()
-    return run(_source(arguments), out, arguments.interval)
+    source = _source(arguments)
+    code = run(source, out, arguments.interval)
+    library = getattr(source, "other_library", None)
+    if code == EXIT_FRESH_PROCESS_NEEDED and library:
+        _begin_again(arguments, library, out)
+    return code
+
+
+def _begin_again(arguments: argparse.Namespace, library: str, out: BinaryIO) -> None:
+    """Become a fresh process with another libdcgm, for the same parent: two of them do not bear each other in one."""
+    os.dup2(out.fileno(), 1)
+    options = ("--interval", str(arguments.interval), "--fields", arguments.fields, "--dcgm-library", library)
+    command = (sys.executable, "-m", "exporter.sources.child", *options, "--dcgm-address", arguments.dcgm_address)
+    os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
 
 
 def _source(arguments: argparse.Namespace) -> Source:
     # The binding is loaded only now, so that nothing of it can write to the stream of readings; and only the one.
     fields = parse_fields(arguments.fields)
     if arguments.dcgm_address:
+        from exporter.sources import libdcgm  # noqa: PLC0415 - see above
         from exporter.sources.dcgm import DcgmSource  # noqa: PLC0415 - see above
 
-        return DcgmSource(fields, address=arguments.dcgm_address, interval_seconds=arguments.interval)
+        if arguments.dcgm_library:
+            libdcgm.prefer(arguments.dcgm_library)
+        return DcgmSource(
+            fields,
+            address=arguments.dcgm_address,
+            interval_seconds=arguments.interval,
+            is_first_library=not arguments.dcgm_library,
+        )
     from exporter.sources.nvml import NvmlSource  # noqa: PLC0415 - see above
 
     return NvmlSource(fields, interval_seconds=arguments.interval)
@@ -96,6 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
     )
+    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it is there")
 
 
 def parse_fields(text: str) -> frozenset[Field]:
@@ -160,9 +183,7 @@ def run(
                     _write(out, wire.encode(reading))
                     backoff_seconds = first_seconds
             except SourceError as error:
-                source.close()
-                tell = partial(say, SourceState.FAILED, error.reason, str(error))
-                tell()
+                tell = _closed(source, error, say)
                 if error.reason in _FRESH_PROCESS_REASONS:
                     return EXIT_FRESH_PROCESS_NEEDED
                 _wait(stop, backoff_seconds, tell, monotonic)
@@ -172,6 +193,18 @@ def run(
     finally:
         source.close()
     return 0
+
+
+def _closed(source: Source, error: SourceError, say: Callable[..., None]) -> Callable[[], None]:
+    """Close a source that failed, say why, and return what says it again."""
+    source.close()
+    tell = partial(say, SourceState.FAILED, error.reason, str(error))
+    if error.reason == _OTHER_LIBRARY:
+        # No failure yet: this process begins again with it.
+        _log.warning("%s", error)
+    else:
+        tell()
+    return tell
 
 
 def _samples(

@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading
-from exporter.sources import dcgm_wanted
-from exporter.sources.dcgm_engine import Engine, connect
+from exporter.sources import dcgm_wanted, libdcgm
+from exporter.sources.dcgm_engine import MISMATCH, Engine, connect
 from exporter.sources.dcgm_session import Session
 from exporter.sources.dcgm_values import Inbox
 
 NAME = "dcgm"
+OTHER_LIBRARY = "dcgm_other_library"
+"""Reason: the engine is of another major version, of which there is a library, too; it takes a fresh process."""
 _SHORTEST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 10.0
 _LONG_SECONDS = 2.0
@@ -28,6 +30,7 @@ class DcgmSource:
         address: Of the engine: ``host:port``, ``unix:///path``, or ``embedded`` to have one in this process.
         interval_seconds: Between samples, as planned; the engine measures as often.
         monotonic: Clock that times the samples, in seconds.
+        is_first_library: Whether another libdcgm, of another major version, was not tried before.
     """
 
     name = NAME
@@ -39,9 +42,12 @@ class DcgmSource:
         address: str,
         interval_seconds: float = 1.0,
         monotonic: Callable[[], float] = time.monotonic,
+        is_first_library: bool = True,
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
         """Called now and then while the engine is slow and does answer, so that it is not taken for a hanging one."""
+        self.other_library: str | None = None
+        """The libdcgm that a fresh process has to load, where ``open`` found that the engine does not fit this one."""
         # A profiling field takes an interval to its first value; with these waits it is back within two.
         self.waits_seconds = (
             min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
@@ -51,6 +57,7 @@ class DcgmSource:
         self._address = address
         self._interval_seconds = interval_seconds
         self._monotonic = monotonic
+        self._is_first_library = is_first_library
         self._errors: Counter[str] = Counter()
         self._inbox = Inbox(self._count)
         self._session: Session | None = None
@@ -65,7 +72,15 @@ class DcgmSource:
             SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the mend.
         """
         self._busy_since = self._monotonic()
-        engine = connect(self._address, monotonic=self._monotonic, progress=self._progress)
+        try:
+            engine = connect(self._address, monotonic=self._monotonic, progress=self._progress)
+        except SourceError as error:
+            # Once for each engine that was met, not back and forth.
+            if error.reason == MISMATCH and (self._known or self._is_first_library):
+                self.other_library = libdcgm.beside(libdcgm.load())
+            if self.other_library:
+                raise SourceError(OTHER_LIBRARY, f"{error}; {self.other_library} is here, too, and is tried") from error
+            raise
         try:
             self._session = self._begin(engine)
         except SourceError:

@@ -12,6 +12,8 @@ from exporter.sources.dcgm_endpoint import UNIX, knock
 from exporter.sources.libdcgm import Library
 
 EMBEDDED = "embedded"
+MISMATCH = "dcgm_version_mismatch"
+"""Reason: engine and library are of different major versions."""
 _CONNECT_SECONDS = 3.0
 _SILENT_PART = 0.8
 """Of the time there is for connecting: who used it up did not answer, who refused was quicker."""
@@ -264,7 +266,7 @@ def _mismatch(library: Library, address: str, engine_version: str | None) -> Sou
     theirs = engine_version or "of another major version"
     wanted = f"{engine_version.split('.')[0]}.x" if engine_version else "of the engine's major version"
     return SourceError(
-        "dcgm_version_mismatch",
+        MISMATCH,
         f"the host engine at {address} is DCGM {theirs} and this side's {library.soname} is {own}: the major versions"
         f" have to be the same; install DCGM's client library {wanted} here, or DCGM {library.major}.x there",
     )

@@ -1,5 +1,6 @@
 """Finds libdcgm, calls it by its signatures, and reads the records that it hands to a callback."""
 
+import contextlib
 import ctypes
 import struct
 from collections.abc import Callable, Iterator
@@ -80,6 +81,7 @@ class _Loaded:
     """The library of this process: once mapped, it stays."""
 
     library: Library | None = None
+    preferred = SONAMES[0]
 
 
 def install(functions: object, soname: str = SONAMES[0], *, knock: Callable[[str, float], None] | None = None) -> None:
@@ -90,6 +92,25 @@ def install(functions: object, soname: str = SONAMES[0], *, knock: Callable[[str
 def uninstall() -> None:
     """Forget the library; the next ``load`` looks for one."""
     _Loaded.library = None
+
+
+def prefer(soname: str) -> None:
+    """Have ``load`` look for this one first."""
+    _Loaded.preferred = soname
+
+
+def beside(library: Library) -> str | None:
+    """Return the name of a libdcgm of another major version that is installed, too; ``None``: there is none.
+
+    It is loaded to see that, and a process must not use both: one that is told a name has to end.
+    """
+    # Beside a simulated one nothing real is touched.
+    for soname in SONAMES if library.knock is None else ():
+        if soname != library.soname:
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(soname)
+                return soname
+    return None
 
 
 def load() -> Library:
@@ -105,7 +126,7 @@ def load() -> Library:
 
 def _open() -> Library:
     told = []
-    for soname in SONAMES:
+    for soname in sorted(SONAMES, key=lambda one: one != _Loaded.preferred):
         try:
             # Its modules are loaded by the library itself and take its symbols from the process.
             return Library(ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL), soname)
