@@ -243,9 +243,9 @@ FRAGMENTS: dict[str, Schema] = {
     "networkPolicy.prometheus.podSelector": SELECTOR,
     "networkPolicy.prometheus.ports": each(PORT),
     "networkPolicy.dns.namespaceSelector": SELECTOR,
-    "networkPolicy.dns.ports": each(PORT),
+    "networkPolicy.dns.ports": each(PORT) | {"minItems": 1},
     "networkPolicy.apiServer.cidrs": each(text("[0-9a-fA-F.:]+/[0-9]{1,3}")),
-    "networkPolicy.apiServer.ports": each(PORT),
+    "networkPolicy.apiServer.ports": each(PORT) | {"minItems": 1},
     "networkPolicy.dcgm": PEERS,
     "networkPolicy.serviceFrom": PEERS,
     "networkPolicy.serviceTo": PEERS,
@@ -342,7 +342,7 @@ def _may_be_empty(value: Value) -> bool:
     if isinstance(value.default, str):
         known = FRAGMENTS.get(value.path, {})
         return "enum" not in known and bool(re.search(known.get("pattern", ""), ""))
-    return not isinstance(value.default, bool | int)
+    return not isinstance(value.default, bool | int) and "minItems" not in FRAGMENTS.get(value.path, {})
 
 
 def _of(value: Value) -> Schema:

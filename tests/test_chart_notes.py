@@ -78,6 +78,11 @@ TOLD = {
     "an engine on the pod's own loopback": ("agent: {dcgm: {address: 'localhost:5555'}}", "agent.dcgm.address"),
     "DCGM alone, and no engine": ("agent: {config: {source: dcgm}}", "agent.dcgm.address"),
     "DCGM alone, and no library": ("agent: {hostNetwork: true, config: {source: dcgm}}", "agent.dcgm.library"),
+    "a Secret that may have TLS": ("agent: {web: {existingSecret: w, basicAuth: true}}", "agent.web.existingSecret"),
+    "two ways of scraping": (
+        "monitoring: {podMonitor: {enabled: true}, scrapeAnnotations: true}",
+        "monitoring.scrapeAnnotations",
+    ),
     "rights that nobody makes": ("agent: {metadata: {enabled: true}}\nrbac: {create: false}", "rbac.create"),
     "a network policy for the host's network": (
         "agent: {hostNetwork: true}\nnetworkPolicy: {enabled: true}",

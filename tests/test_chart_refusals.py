@@ -106,6 +106,13 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
         ("service.web.scrape.tlsConfig",),
     ),
+    "client certificates of which its own monitor has none": (
+        (
+            "agent: {web: {tlsSecret: t, existingSecret: w, clientCertificate: true, scrape: {tlsConfig: {ca: {}}}}}"
+            "\nmonitoring: {podMonitor: {enabled: true}}"
+        ),
+        ("agent.web.scrape.tlsConfig", "agent.web.clientCertificate"),
+    ),
     "users without a web configuration": ("agent: {web: {basicAuth: true}}", ("agent.web.existingSecret",)),
     "two price books": (
         "agent: {priceBook: {content: {rows: []}, existingConfigMap: prices}}",
@@ -137,6 +144,8 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         "agent: {scc: {create: true}}\nserviceAccount: {create: false, name: default}",
         ("serviceAccount.name", "agent.scc.create"),
     ),
+    "no port for names, which Kubernetes reads as all": ("networkPolicy: {dns: {ports: []}}", ("dns", "ports")),
+    "no port of the API server": ("networkPolicy: {apiServer: {ports: null}}", ("apiServer", "ports")),
     "an address that is no network": (
         "networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1]}}",
         ("cidrs",),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chart_support import documents, of_kind
+from chart_support import PRESETS, documents, of_kind
 from kustomize_support import Document, composed, overlay
 from policy_support import Peer, connects, isolated, pod_of
 
@@ -139,6 +139,34 @@ def test_a_prometheus_elsewhere_is_reached_at_the_port_of_its_address() -> None:
     service = pod_of(of_kind(found, "Deployment"))
     assert reached(found, service) == {(STRANGER.address, 443, "TCP")} | NAMES
     assert [peer for peer in EVERYBODY if connects(policies(found), peer, service, 9401)] == [STRANGER]
+
+
+def test_a_namespace_by_a_label_of_ones_own_is_not_asked_for_another_name() -> None:
+    # Helm mixes a mapping with the default's: both labels would have to hold.
+    where = "prometheus: {namespaceSelector: {matchLabels: {team: observability}}}"
+    names = "dns: {namespaceSelector: {matchLabels: {dns: here}}}"
+    found = policies(documents(values=ON.replace("true, ", f"true, {where}, {names}, ") + SERVICE))
+    for policy in found:
+        (rule,) = policy["spec"]["ingress"]
+        assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"team": "observability"}}}]
+    (service,) = [one for one in found if one["metadata"]["name"].endswith("-service")]
+    assert service["spec"]["egress"][0]["to"] == [{"namespaceSelector": {"matchLabels": {"dns": "here"}}}]
+
+
+def test_on_openshift_the_service_asks_thanos_and_is_scraped_by_the_prometheus_of_projects() -> None:
+    thanos = SERVICE.replace(
+        "http://prometheus-operated.monitoring:9090", "https://thanos-querier.openshift-monitoring.svc:9091"
+    )
+    (service,) = policies(documents(PRESETS / "openshift.yaml", values=thanos + "agent: {enabled: false}\n" + ON))
+    names = {
+        key: one["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for key, one in (
+            ("in", service["spec"]["ingress"][0]["from"][0]),
+            ("out", service["spec"]["egress"][1]["to"][0]),
+        )
+    }
+    assert names == {"in": "openshift-user-workload-monitoring", "out": "openshift-monitoring"}
+    assert service["spec"]["egress"][1]["ports"] == [{"port": 9091, "protocol": "TCP"}]
 
 
 def test_without_the_switch_there_is_no_policy() -> None:

@@ -87,6 +87,10 @@
 {{- if and .monitored $tls (not $web.scrape.tlsConfig) -}}
 {{- fail (printf "%s.scrape.tlsConfig: must be given with TLS, so that the monitors can scrape, such as {ca: {secret: {name: ..., key: ca.crt}}, serverName: ...}" .path) -}}
 {{- end -}}
+{{- $shown := $web.scrape.tlsConfig | default dict -}}
+{{- if and .monitored $web.clientCertificate (not (and (hasKey $shown "cert") (hasKey $shown "keySecret"))) -}}
+{{- fail (printf "%s.scrape.tlsConfig: must have cert and keySecret where %s.clientCertificate is true, so that the monitors can scrape" .path .path) -}}
+{{- end -}}
 {{- if and .monitored $web.basicAuth (not $web.scrape.basicAuth) -}}
 {{- fail (printf "%s.scrape.basicAuth: must be given with a password, so that the monitors can scrape, such as {username: {name: ..., key: username}, password: {name: ..., key: password}}" .path) -}}
 {{- end -}}

@@ -1,7 +1,12 @@
+{{/* A selector of a namespace, or that of the namespace by its name. No default in values.yaml, which Helm would mix with what is given. */}}
+{{- define "gpu-cost-exporter.namespaceSelector" -}}
+{{- toYaml (.given | default (dict "matchLabels" (dict "kubernetes.io/metadata.name" .name))) -}}
+{{- end -}}
+
 {{- define "gpu-cost-exporter.dnsEgress" -}}
 - to:
     - namespaceSelector:
-        {{- toYaml .namespaceSelector | nindent 8 }}
+        {{- include "gpu-cost-exporter.namespaceSelector" (dict "given" .namespaceSelector "name" "kube-system") | nindent 8 }}
   ports:
     {{- range .ports }}
     - {port: {{ . }}, protocol: UDP}

@@ -8,6 +8,9 @@
 {{- if not (or $monitored $monitoring.scrapeAnnotations) }}
 - monitoring.podMonitor.enabled: is false, and no other way of scraping is on: no Prometheus sees this, unless one of yours is told to.
 {{- end }}
+{{- if and $monitored $monitoring.scrapeAnnotations }}
+- monitoring.scrapeAnnotations: is true, and so is a monitor: a Prometheus that goes by both counts every GPU twice.
+{{- end }}
 {{- if and $monitored (not $monitoring.labels) }}
 - monitoring.labels: is empty. A Prometheus that selects monitors by a label, as kube-prometheus-stack's does by release, sees none.
 {{- end }}
@@ -19,6 +22,13 @@
 {{- end }}
 {{- if .Values.agent.enabled }}{{ include "gpu-cost-exporter.agentWarnings" . }}{{ end }}
 {{- if .Values.service.enabled }}{{ include "gpu-cost-exporter.serviceWarnings" . }}{{ end }}
+{{- end -}}
+
+{{/* A web configuration in a Secret cannot be looked into. Takes (dict "web" VALUE "path" PATH). */}}
+{{- define "gpu-cost-exporter.webWarnings" -}}
+{{- if and .web.existingSecret (not (or .web.tlsSecret .web.tls)) }}
+- {{ .path }}.existingSecret: is given, and {{ .path }}.tls is false: if it has TLS, probes fail and the pods are restarted for ever.
+{{- end }}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.agentWarnings" -}}
@@ -78,6 +88,7 @@
 - networkPolicy.enabled: has no effect on pods with agent.hostNetwork.
 {{- end }}
 {{- include "gpu-cost-exporter.dcgmWarnings" . }}
+{{- include "gpu-cost-exporter.webWarnings" (dict "web" $agent.web "path" "agent.web") }}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.dcgmWarnings" -}}
@@ -108,6 +119,7 @@
 {{- else if eq $service.store.type "none" }}
 - service.store.type: is none: the service shows what Prometheus still has; after 15 days that is usually nothing.
 {{- end }}
+{{- include "gpu-cost-exporter.webWarnings" (dict "web" $service.web "path" "service.web") }}
 {{- if and .Values.image.digest (not $service.image.digest) }}
 - service.image.digest: is empty while image.digest is given: the cost service's image is named by its tag.
 {{- end }}
