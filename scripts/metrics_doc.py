@@ -17,7 +17,9 @@ HEAD = """\
 Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py`, `dcgm_table.py` and
 `exporter/report/service/metrics_catalog.py`; do not edit.
 
-A quantity that was not measured is absent: never 0, NaN or a guess. `/metrics` speaks text format 0.0.4 and
+A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device whose readings contradict each
+other is absent, too, and `gpu_exporter_errors_total{part="activity",reason="contradiction"}` counts each beginning;
+[troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons. `/metrics` speaks text format 0.0.4 and
 OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no work in driver or kubelet:
 `gpu_exporter_sample_timestamp_seconds` tells how old it is.
 """
@@ -86,7 +88,8 @@ What differs from dcgm-exporter, on purpose:
 - OpenCost finds an exporter by a pod label that contains `dcgm-exporter` and by port 9400, and reads only
   `DCGM_FI_PROF_GR_ENGINE_ACTIVE` and `DCGM_FI_DEV_DEC_UTIL` with a container: give the pods such a label, keep
   `DEC_UTIL` in the collectors file, and expect it to see whole GPUs and, by their engine, MIG instances of one holder
-  each. Nothing measures the two per holder of a shared device, nor the decoder of a MIG instance.
+  each. Of a shared GPU each holder has its part of the engine, where the engine is measured (Hopper and later, or DCGM)
+  and the driver tells whose processes use it; nothing measures the decoder per holder, or on a MIG instance.
 - Parts of a percentage stay fractions on a holder's row; dcgm-exporter shows whole numbers.
 """
 

@@ -113,6 +113,22 @@ def test_a_busy_gpu_without_process_and_memory_becomes_unknown() -> None:
     assert set(hidden) == {""}, "in a PID namespace of our own the empty list proves nothing"
 
 
+def test_a_contradiction_is_counted_once_per_device_when_it_makes_it_unknown_and_again_when_it_is_back() -> None:
+    judge = ActivityJudge()
+    lie, truth = {Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99}, {Field.GPU_UTIL: 99}
+    counted = []
+    for values in (*[lie] * 5, truth, *[lie] * 4):
+        for uuid in ("GPU-0", "GPU-1"):
+            judge.judge(uuid, values)
+        counted.append(judge.errors["activity", "contradiction"])
+    assert counted == [0, 0, 2, 2, 2, 2, 2, 2, 4, 4]
+    judge.forget(frozenset({"GPU-0"}))
+    for _ in range(3):
+        judge.judge("GPU-0", lie)
+        judge.judge("GPU-1", lie)
+    assert judge.errors["activity", "contradiction"] == 5, "one that lasts goes on, one of a new device is new"
+
+
 def test_a_partitioned_gpu_is_the_slice_weighted_mean_of_its_instances() -> None:
     gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
     unknown = Judgement(activity=None, reason="no_source")

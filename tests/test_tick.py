@@ -170,6 +170,26 @@ def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
         check_page(snapshot)
 
 
+def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path) -> None:
+    source = DirectSource()
+    attributor = Attributor(
+        kubelet=None, pids=PidResolver(trees / "proc"), names=PodNames(trees / "pods"), expiry_seconds=60.0
+    )
+    viewer = Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    node = Node(name="n", source=source, viewer=viewer, sample_interval_seconds=1.0, process_clock=lambda: 0.0)
+    gpu = Gpu(uuid=WHOLE, index=0, minor=0, model="H100", pci_bus_id="")
+    lie = GpuReading(gpu=gpu, values={Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99})
+    counted = []
+    for second in range(5):
+        at = EPOCH + second
+        source.readings.append(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, gpus=(lie,)))
+        page, _ = build(node.tick(at, float(second)), ExpositionOptions(), Dropped())
+        samples = [one for family in page if family.name.startswith("gpu_exporter_errors") for one in family.samples]
+        counted.append([(dict(one.labels.pairs), one.value) for one in samples])
+    told = ({"part": "activity", "reason": "contradiction"}, 1)
+    assert counted == [[], [], [told], [told], [told]]
+
+
 def check(snapshot: Snapshot, allocations: Allocations | None) -> None:
     listed = {(c.namespace, c.pod, c.container) for c in allocations.containers} if allocations else set()
     for view in snapshot.devices:

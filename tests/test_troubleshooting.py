@@ -150,7 +150,7 @@ def test_every_reason_that_is_counted_is_explained() -> None:
     assert len(there) > 70
     assert {reason for reason in there if f"`{reason}`" not in text} == set()
     named = {name for row in rows(text) for cell in row[:2] for name in re.findall(r"`([a-z_]+)`", cell)}
-    parts = {"state", "prices", "web", "exposition", "agent"}
+    parts = {"state", "prices", "web", "activity", "exposition", "agent"}
     assert named - there - parts - {"config", "tick", "gpm_clamped"} == set()
 
 
@@ -159,7 +159,7 @@ def test_every_part_has_its_reasons() -> None:
     headed = set(re.findall(r'^### part="(\w+)"$', text, re.MULTILINE))
     others = {row[0].strip("`") for row in rows(text.partition("### Other parts")[2])[1:]}
     assert headed == {"nvml", "dcgm", "attribution", "metadata"}
-    assert others == {"state", "prices", "web", "exposition", "agent"}
+    assert others == {"state", "prices", "web", "activity", "exposition", "agent"}
 
 
 def test_every_alert_of_the_exporter_leads_here_and_to_its_runbook() -> None:

@@ -1,5 +1,6 @@
 """How busy a device was over a sample, how sure that is, and whose activity it was."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -40,7 +41,11 @@ class Judgement:
 class ActivityJudge:
     """Judges samples of many devices; remembers per device for how long its signals contradict each other."""
 
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Counts since start by (part, reason): contradictions that have made a device unknown, one when that begins."""
     _contradictions: dict[str, int] = field(default_factory=dict)
+    _unknown: set[str] = field(default_factory=set)
+    """Devices of which a contradiction has been counted and lasts."""
 
     def judge(
         self,
@@ -72,13 +77,18 @@ class ActivityJudge:
             across = (Field.PROF_GR_ENGINE_ACTIVE in from_dcgm) is not (Field.GPU_UTIL in from_dcgm)
             enough = CONTRADICTING_SAMPLES_ACROSS if across else CONTRADICTING_SAMPLES
             if self._contradictions[uuid] >= enough:
+                if uuid not in self._unknown:
+                    self._unknown.add(uuid)
+                    self.errors["activity", "contradiction"] += 1
                 return Judgement(activity=None, reason="contradiction")
+        self._unknown.discard(uuid)
         return judge_sample(values, from_dcgm)
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""
         for uuid in self._contradictions.keys() - keep:
             del self._contradictions[uuid]
+        self._unknown &= keep
 
 
 def contradicts(values: Mapping[Field, int | float], process_count: int | None) -> bool:

@@ -188,6 +188,7 @@ class Node:
         if self.metering:
             errors.update(self.metering.errors)
         errors.update(self._sources.errors)
+        errors.update(self.viewer.judge.errors)
         if self.attributor.kubelet:
             for reason, count in self.attributor.kubelet.errors.items():
                 errors["attribution", reason] += count
