@@ -160,3 +160,12 @@ def test_what_only_the_program_sees_it_refuses_by_the_key(tmp_path: Path) -> Non
     path.write_text(written({"service": service}, "Deployment")["text"], encoding="utf-8")
     with pytest.raises(Exception, match="prometheus"):
         load_settings({"config": path}, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["  # mine\nDCGM_FI_DEV_GPU_UTIL, gauge, x\n", "\n\ta: {{ b }} 'c' \"d\"\n", "# ä: |\n"]
+)
+def test_a_text_gets_to_the_pod_as_it_was_written(text: str) -> None:
+    found = documents(values=yaml.safe_dump({"agent": {"collectors": {"content": text}}}))
+    (shipped,) = [one["data"] for one in found if one["metadata"]["name"].endswith("-collectors")]
+    assert shipped == {"metrics.csv": text}

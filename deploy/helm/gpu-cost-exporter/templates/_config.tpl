@@ -75,7 +75,8 @@ mount and the option that names it cannot differ.
 {{- $_ := set . "content" (merge (dict "list_prices" (ternary "on" "off" .content.list_prices)) .content) }}
 {{- end }}
 {{- end }}
-{{- .key }}: |
+{{- /* With its indentation said, a text may begin with blanks. */}}
+{{- .key }}: |2
   {{- if kindIs "string" .content }}
   {{- .content | trimSuffix "\n" | nindent 2 }}
   {{- else }}
