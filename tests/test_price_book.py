@@ -145,6 +145,12 @@ def test_the_list_prices_stand_behind_a_book_unless_switched_off() -> None:
     assert hourly(book("node: z, per_gpu_hour: 1", head="currency: EUR\nlist_prices: off")) is None
 
 
+@pytest.mark.parametrize(("word", "behind"), [("on", True), ("true", True), ("off", False), ("false", False)])
+def test_list_prices_mean_the_same_when_a_tool_has_written_the_file_again(word: str, *, behind: bool) -> None:
+    head = f"currency: EUR\nlist_prices: {word}"
+    assert (hourly(book("node: z, per_gpu_hour: 1", head=head)) is not None) == behind
+
+
 def test_without_a_book_the_list_prices_hold_and_with_none_nothing_does() -> None:
     listed = price_book.load(None).price(model=H100, node="n", facts=NodeFacts(), at_seconds=0.0)
     assert listed is not None

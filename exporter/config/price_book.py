@@ -21,6 +21,8 @@ OFF = Path("none")
 _MOST_BYTES, _MOST_ROWS, _LEAST_PART = 8 * 1024 * 1024, 20_000, 1e-9
 _MOST_OVERLAPS = 100
 _DAY_SECONDS = 86_400
+# Helm and other tools read YAML's on and off as truth, and write them back as that.
+_ON, _OFF = frozenset({"on", "true"}), frozenset({"off", "false"})
 
 
 def load(path: Path | None) -> PriceBook:
@@ -69,7 +71,7 @@ def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[s
     top = Fields(root, path, "", problems)
     currency = top.take_choice("currency", CURRENCIES, "an ISO 4217 code such as USD or EUR", needed=True)
     gpu_part = top.take_number("gpu_part", "more than 0, at most 1", _LEAST_PART, 1)
-    list_prices = top.take_choice("list_prices", ("on", "off"), "on, off")
+    list_prices = top.take_choice("list_prices", _ON | _OFF, "on, off")
     head = BookHead(
         name=name or Path(path).name,
         currency=currency or "",
@@ -84,7 +86,7 @@ def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[s
         currency=head.currency,
         gpu_part=head.gpu_part,
         rows=rows,
-        fallback=None if name or list_prices == "off" else bundled(),
+        fallback=None if name or list_prices in _OFF else bundled(),
         warnings=_warnings(rows, lines, path),
     )
     return book, tuple(problems)
