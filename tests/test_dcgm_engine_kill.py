@@ -30,6 +30,8 @@ GROWTH_BYTES = 3 * 2**20
 """What may come and go in a process's memory between the first third of the kills and the last."""
 LATE_SECONDS = 0.5
 """What a busy machine may add."""
+SHORTLY_LATE_SECONDS = 0.3
+"""The same where nothing else is measured at that moment."""
 MOST_INTERVALS_AWAY = 2
 """From the engine's return until the page has its fields again: an interval is what a first value takes."""
 LONG_INTERVAL_SECONDS, FEW_KILLS = 1.0, 6
@@ -247,8 +249,9 @@ def test_profiling_fields_are_on_the_page_again_within_two_sample_intervals_of_t
     with watcher.watching():
         away = [kill_and_return(node, watcher)[1] for _ in range(FEW_KILLS)]
     _log.info("profiling fields were back %s after the engine's return", summary(away))
-    assert max(away) <= MOST_INTERVALS_AWAY * LONG_INTERVAL_SECONDS + LATE_SECONDS
-    assert statistics.median(away) <= MOST_INTERVALS_AWAY * LONG_INTERVAL_SECONDS
+    assert max(away) <= MOST_INTERVALS_AWAY * LONG_INTERVAL_SECONDS + SHORTLY_LATE_SECONDS
+    # 1.2 as measured; 1.9 where figures wait for the next beat of NVML and of the page.
+    assert statistics.median(away) <= 1.7 * LONG_INTERVAL_SECONDS
     page = node.agent.until(bool, "a page")
     assert page["gpu_exporter_conservation_error_seconds"] == pytest.approx(0, abs=1e-6)
     assert matching(page, "gpu_exporter_errors_total", part="agent") == {}
