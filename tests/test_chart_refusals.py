@@ -84,6 +84,17 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         "service: {enabled: true, config: {prometheus: 'http://me:secret@p:9090'}}",
         ("service.config.prometheus", "prometheus-password-file"),
     ),
+    "a password in the address of Prometheus among the arguments": (
+        "service: {enabled: true, extraArgs: ['--prometheus=http://me:secret@p:9090']}",
+        ("service.extraArgs", "prometheus-password-file"),
+    ),
+    "a token among the headers": (
+        (
+            "service: {enabled: true, config: {prometheus: 'https://p', "
+            "prometheus-headers: [X-Scope-OrgID=a, 'authorization=Bearer secret@']}}"
+        ),
+        ("service.config.prometheus-headers", "prometheus-token-file"),
+    ),
     "an answer of the kubelet that holds for less than two questions": (
         "agent: {config: {kubelet-interval: 1m}}",
         ("agent.config.attribution-expiry", "agent.config.kubelet-interval"),
@@ -200,6 +211,9 @@ RIGHT = {
     "an account that has no rights": "serviceAccount: {create: false}",
     "an account whose rights are given elsewhere": (
         "agent: {metadata: {enabled: true}}\nrbac: {create: false}\nserviceAccount: {create: false}"
+    ),
+    "a tenant among the headers": (
+        "service: {enabled: true, config: {prometheus: 'https://p', prometheus-headers: 'X-Scope-OrgID=authorization'}}"
     ),
     "an engine's socket": "agent: {dcgm: {address: 'unix:///run/nv-hostengine/socket'}}",
 }

@@ -72,6 +72,14 @@
 {{- if regexMatch "^[a-z]+://[^/]*@" (dig "prometheus" "" ($service.config | default dict)) -}}
 {{- fail "service.config.prometheus: has a user or a password in it, which everybody who may read the ConfigMap sees; give prometheus-username and prometheus-password-file, with service.prometheusSecret" -}}
 {{- end -}}
+{{- range $service.extraArgs -}}
+{{- if regexMatch "^--prometheus=[a-z]+://[^/]*@" . -}}
+{{- fail "service.extraArgs: has an address of Prometheus with a user or a password in it, which everybody who may read the pod sees; give service.config.prometheus-username and prometheus-password-file, with service.prometheusSecret" -}}
+{{- end -}}
+{{- end -}}
+{{- if regexMatch "(?i)[\"\\s,](authorization|cookie)\\s*=" (toJson (dig "prometheus-headers" "" ($service.config | default dict))) -}}
+{{- fail "service.config.prometheus-headers: has a secret in it, which everybody who may read the ConfigMap sees; give prometheus-token-file, or prometheus-username and prometheus-password-file, with service.prometheusSecret" -}}
+{{- end -}}
 {{- if and $service.budgets.content $service.budgets.existingConfigMap -}}
 {{- fail "service.budgets.existingConfigMap: is given, and so is service.budgets.content; set one of them" -}}
 {{- end -}}
