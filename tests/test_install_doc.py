@@ -95,6 +95,14 @@ def test_every_helm_command_installs_an_agent_and_every_platform_has_one(release
     assert set(re.findall(r"`([a-z0-9-]+\.yaml)`", table)) == used - {"simulated.yaml", "prometheus-operator.yaml"}
 
 
+def test_the_readme_installs_an_agent_with_the_image_that_it_builds(folder: Path) -> None:
+    shown = commands(page("../README.md"))
+    (made,) = (words[2].removeprefix("IMAGE=") for words in shown if words[:2] == ["make", "image"])
+    installing = next(words for words in shown if words[:3] == ["helm", "upgrade", "--install"])
+    (agent,) = pod(release(installing, folder), "DaemonSet")["spec"]["containers"]
+    assert agent["image"].rpartition(":")[0] == made
+
+
 def test_options_files_of_agent_and_service_are_taken_by_the_programs(
     releases: list[list[Document]], tmp_path: Path
 ) -> None:
@@ -281,12 +289,12 @@ def test_every_link_leads_somewhere(name: str) -> None:
     assert document_support.lead_nowhere(page(name)) == []
 
 
-@pytest.mark.parametrize("name", [*PAGES, "runbook.md", "scale.md", "dcgm.md"])
+@pytest.mark.parametrize("name", [*PAGES, "runbook.md", "scale.md", "dcgm.md", "../README.md"])
 def test_every_value_of_the_chart_that_is_named_exists(name: str) -> None:
     assert document_support.unknown_values(page(name)) == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, "../README.md"])
 def test_every_path_of_this_repository_is_there(name: str) -> None:
     named = set(re.findall(r"(?<![\w/.-])(?:deploy|rules|requirements|docs|dashboards)/[\w./-]*\w", page(name)))
     assert {path for path in named if not (ROOT / path).exists()} - {"deploy/kustomize/mine"} == set()
