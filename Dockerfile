@@ -23,7 +23,8 @@ RUN sh finish.sh requirements/runtime.txt
 FROM build-agent AS build-service
 RUN sh finish.sh requirements/report.txt
 
-# What both are made of. pip of the base goes, so that nothing can be installed into a running container.
+# What both are made of. pip of the base goes, so that nothing can be installed into a running container; a base that has it
+# elsewhere is refused.
 FROM ${BASE_IMAGE} AS runtime
 ARG VERSION=unknown
 ARG REVISION=unknown
@@ -31,7 +32,10 @@ LABEL org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN find / -xdev \( -path '*-packages/pip' -o -path '*-packages/pip-*' -o -path '*-packages/setuptools*' -o -path '*/ensurepip' \
-      -o -path '*/python-wheels' -o -path '*/bin/pip*' \) -prune -exec rm -rf {} +
+      -o -path '*/python-wheels' -o -path '*/bin/pip*' \) -prune -exec rm -rf {} + \
+ && python3 -c 'import importlib.util as modules, shutil, sys; \
+      left = [*filter(modules.find_spec, ("pip", "ensurepip", "setuptools")), *filter(shutil.which, ("pip", "pip3"))]; \
+      sys.exit(f"the base still has {left}" if left else 0)'
 COPY deploy/image/healthcheck.py /usr/share/gpu-cost-exporter/
 ENV PATH=/opt/gpu-cost-exporter/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # Python as PID 1 ends on SIGTERM only because the program handles it.

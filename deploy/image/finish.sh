@@ -16,5 +16,8 @@ if [ -d plotly ]; then find plotly -type f ! -path plotly/__init__.py ! -name pl
 # Compiled here, once: a read-only root cannot keep what Python compiles. Nobody changes a source in an image.
 "$home/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash .
 
-# A base that lacks what their libraries need, as libstdc++, is refused here and not on a node.
-"$home/bin/python" -c 'import aiohttp, bcrypt, google.protobuf, grpc, pynvml, sqlite3, ssl, yaml'
+# A base that lacks what their libraries need, as libstdc++, is refused here and not on a node; and so is a package that needs what was
+# taken from it.
+"$home/bin/python" -c 'import aiohttp, bcrypt, google.protobuf, grpc, pynvml, sqlite3, ssl, yaml
+import kubernetes.aio.client.api_client, kubernetes.aio.config.incluster_config, kubernetes.aio.config.kube_config'
+if [ -d plotly ]; then "$home/bin/python" -c 'from exporter.report.service.view_static import assets; assets()'; fi

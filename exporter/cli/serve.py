@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import time
+from importlib.util import find_spec
 
 from exporter.cli.base import Commands, add_options, command
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS
@@ -22,6 +23,9 @@ _ORDER = (
     " win over the environment, the environment over the file. SIGHUP reads the budgets again, SIGTERM ends all."
     " Exit code: 0 when it was told to end; 1 if the store or the port cannot be used; 2 for mistakes in the options."
 )
+
+_EXTRA = ("jinja2", "plotly")
+"""What the agent's image goes without."""
 
 
 def add(commands: Commands) -> None:
@@ -40,10 +44,12 @@ def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     logs.configure(settings.log_format, settings.log_level)
     for warning in settings.warnings:
         LOG.warning(warning)
-    try:
-        from exporter.report.service.run import serve
-    except ModuleNotFoundError as error:
+    lacking = [name for name in _EXTRA if find_spec(name) is None]
+    if lacking:
         raise ExporterError(
-            f"serve: {error.name} is not installed, which only the service needs; pip install gpu-cost-exporter[report]"
-        ) from None
+            f"serve needs {' and '.join(lacking)}, which this installation lacks: take the image of the cost service,"
+            " or pip install gpu-cost-exporter[report]"
+        )
+    from exporter.report.service.run import serve
+
     return asyncio.run(serve(settings, time.time))
