@@ -28,6 +28,11 @@ def closed(properties: Schema, *required: str) -> Schema:
     return found | ({"required": list(required)} if required else {})
 
 
+def known(*keys: str) -> Schema:
+    """An object of which the keys are known; what is in them Kubernetes looks at."""
+    return closed({key: {} for key in keys})
+
+
 def each(items: Schema) -> Schema:
     """A list."""
     return {"type": "array", "items": items}
@@ -49,10 +54,12 @@ NAME_OF_OBJECTS = text("|[a-z]([a-z0-9-]*[a-z0-9])?")
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 SPAN = text("([0-9]+(ms|s|m|h))+")
 FOLDER = text("/.*")
-FOLDER_OR_NOTHING = text("|/.*")
+FOLDER_BELOW = text("/[^/].*")
+FOLDER_OR_NOTHING = text("|/[^/].*")
+_SUFFIX = "([EPTGM]i?|Ki|k)"
 QUANTITY: Schema = {
     "type": ["string", "number"],
-    "pattern": "^[0-9]+([.][0-9]+)?([EPTGMk]i?|m|e[0-9]+)?$",
+    "pattern": f"^[0-9]+([.][0-9]+)?({_SUFFIX}|m|e[0-9]+)?$",
     "minimum": 0,
 }
 QUANTITIES: Schema = {"type": "object", "additionalProperties": QUANTITY}
@@ -95,8 +102,28 @@ BASIC = closed({"username": SECRET_KEY, "password": SECRET_KEY}) | {
 SERVICE_TYPE = one_of("ClusterIP", "NodePort", "LoadBalancer")
 TAG = text("|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 DIGEST = text("|sha256:[a-f0-9]{64}")
-PEERS = each(closed({"namespaceSelector": SELECTOR, "podSelector": SELECTOR, "ipBlock": ANY_MAP}))
+CIDR = text("[0-9a-fA-F.:]+/[0-9]{1,3}")
+PEERS = each(
+    closed(
+        {
+            "namespaceSelector": SELECTOR,
+            "podSelector": SELECTOR,
+            "ipBlock": closed({"cidr": CIDR, "except": each(CIDR)}, "cidr"),
+        }
+    )
+)
 MAXIMUM: Schema = {"type": ["integer", "string"], "pattern": "^[1-9][0-9]?%$|^100%$", "minimum": 1}
+
+RELABELINGS = each(
+    closed(
+        {
+            "sourceLabels": each(TEXT),
+            "action": TEXT,
+            "modulus": NUMBER,
+            **dict.fromkeys(("separator", "targetLabel", "regex", "replacement"), TEXT),
+        }
+    )
+)
 
 BOOK = closed(
     {
@@ -106,6 +133,8 @@ BOOK = closed(
         "rows": each(ANY_MAP),
     }
 ) | {"type": ["object", "string"]}
+
+_OF_BOTH = ("appArmorProfile", "runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions", "seccompProfile")
 
 POD: Schema = {
     "extraArgs": each(TEXT),
@@ -118,8 +147,14 @@ POD: Schema = {
     "resources": RESOURCES,
     "podLabels": TEXT_MAP,
     "podAnnotations": TEXT_MAP,
-    "podSecurityContext": ANY_MAP,
-    "securityContext": ANY_MAP,
+    "podSecurityContext": known(
+        *_OF_BOTH,
+        *("fsGroup", "fsGroupChangePolicy", "seLinuxChangePolicy"),
+        *("supplementalGroups", "supplementalGroupsPolicy", "sysctls"),
+    ),
+    "securityContext": known(
+        *_OF_BOTH, *("allowPrivilegeEscalation", "capabilities", "privileged", "procMount", "readOnlyRootFilesystem")
+    ),
     "port": PORT,
     "web.key": KEY,
     "web.scrape.tlsConfig": TLS,
@@ -198,7 +233,7 @@ FRAGMENTS: dict[str, Schema] = {
     "agent.driver.privileged.hostPath": FOLDER,
     "agent.driver.cdi.device": text("[A-Za-z0-9._-]+/[A-Za-z0-9._-]+=[A-Za-z0-9._:-]+"),
     "agent.driver.dra.apiVersion": one_of("resource.k8s.io/v1", "resource.k8s.io/v1beta2"),
-    "agent.attribution.kubeletPath": FOLDER,
+    "agent.attribution.kubeletPath": FOLDER_BELOW,
     "agent.attribution.podLogsPath": FOLDER_OR_NOTHING,
     "agent.state.hostPath": FOLDER_OR_NOTHING,
     "agent.dcgm.library.hostPath": FOLDER_OR_NOTHING,
@@ -226,7 +261,7 @@ FRAGMENTS: dict[str, Schema] = {
     "service.budgets.content": each(ANY_MAP),
     "service.budgets.key": KEY,
     "service.store.type": one_of("pvc", "emptyDir", "none"),
-    "service.store.size": text("[0-9]+([.][0-9]+)?[EPTGMk]i?"),
+    "service.store.size": text(f"[0-9]+([.][0-9]+)?{_SUFFIX}"),
     "service.type": SERVICE_TYPE,
     "service.annotations": TEXT_MAP,
     "serviceAccount.annotations": TEXT_MAP,
@@ -235,8 +270,8 @@ FRAGMENTS: dict[str, Schema] = {
     "monitoring.scrape.serviceJob": KEY,
     "monitoring.scrape.interval": SPAN,
     "monitoring.scrape.timeout": SPAN,
-    "monitoring.scrape.relabelings": each(ANY_MAP),
-    "monitoring.scrape.metricRelabelings": each(ANY_MAP),
+    "monitoring.scrape.relabelings": RELABELINGS,
+    "monitoring.scrape.metricRelabelings": RELABELINGS,
     "monitoring.dashboards.labels": TEXT_MAP,
     "monitoring.dashboards.annotations": TEXT_MAP,
     "networkPolicy.prometheus.namespaceSelector": SELECTOR,
@@ -244,7 +279,7 @@ FRAGMENTS: dict[str, Schema] = {
     "networkPolicy.prometheus.ports": each(PORT),
     "networkPolicy.dns.namespaceSelector": SELECTOR,
     "networkPolicy.dns.ports": each(PORT) | {"minItems": 1},
-    "networkPolicy.apiServer.cidrs": each(text("[0-9a-fA-F.:]+/[0-9]{1,3}")),
+    "networkPolicy.apiServer.cidrs": each(CIDR),
     "networkPolicy.apiServer.ports": each(PORT) | {"minItems": 1},
     "networkPolicy.dcgm": PEERS,
     "networkPolicy.serviceFrom": PEERS,

@@ -171,6 +171,21 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "an environment variable that is a number": ("agent: {extraEnv: [{name: A, value: 1}]}", ("extraEnv",)),
     "memory that is a number in words": ("agent: {resources: {limits: {memory: 256MB}}}", ("memory",)),
     "a name that Kubernetes does not take": ("fullnameOverride: GPU_Cost", ("fullnameOverride",)),
+    "memory in a unit that looks like one": ("agent: {resources: {limits: {memory: 4096ki}}}", ("memory",)),
+    "the whole node as the state's folder": ("agent: {state: {hostPath: /}}", ("state", "hostPath")),
+    "a relabeling in Prometheus' own words": (
+        "monitoring: {scrape: {relabelings: [{source_labels: [a], target_label: b}]}}",
+        ("monitoring", "relabelings", "source_labels"),
+    ),
+    "a pod's key in the container's security context": (
+        "agent: {securityContext: {fsGroup: 1}}",
+        ("agent", "securityContext", "fsGroup"),
+    ),
+    "a misspelt key of a security context": (
+        "service: {podSecurityContext: {runAsNonroot: true}}",
+        ("service", "podSecurityContext", "runAsNonroot"),
+    ),
+    "a peer that is no network": ("networkPolicy: {dcgm: [{ipBlock: {cidrs: [10.0.0.0/8]}}]}", ("ipBlock", "cidrs")),
     "a name that Services do not take": ("fullnameOverride: 1st", ("fullnameOverride",)),
     "a runtime class in capitals": ("agent: {driver: {runtimeClass: {name: NVIDIA}}}", ("runtimeClass", "name")),
     "a dash where other charts mean no storage class": (
@@ -208,6 +223,10 @@ RIGHT = {
     "lists as lists and as words": "agent: {config: {pod-labels: [team, app], team-keys: 'team,owner'}}",
     "a number of unavailable pods": "agent: {updateStrategy: {rollingUpdate: {maxUnavailable: 3}}}",
     "resources of all kinds": "agent: {resources: {requests: {cpu: 0.1, memory: 1e8}, limits: {memory: 1Gi}}}",
+    "kibibytes": "agent: {resources: {limits: {ephemeral-storage: 4096Ki}}}",
+    "a relabeling as the Prometheus operator has it": (
+        "monitoring: {scrape: {relabelings: [{sourceLabels: [a], targetLabel: b, regex: '(.*)', action: replace}]}}"
+    ),
     "an account that has no rights": "serviceAccount: {create: false}",
     "an account whose rights are given elsewhere": (
         "agent: {metadata: {enabled: true}}\nrbac: {create: false}\nserviceAccount: {create: false}"
