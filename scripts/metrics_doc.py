@@ -19,8 +19,8 @@ Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py`, `dcgm_ta
 
 A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device whose readings contradict each
 other is absent, too, and `gpu_exporter_errors_total{part="activity",reason="contradiction"}` counts each beginning;
-[troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons. `/metrics` speaks text format 0.0.4 and
-OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no work in driver or kubelet:
+[troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons. `/metrics` speaks text format
+0.0.4 and OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no work in driver or kubelet:
 `gpu_exporter_sample_timestamp_seconds` tells how old it is.
 """
 
