@@ -218,6 +218,29 @@ def test_an_instance_whose_size_is_not_told_at_first_gets_it_and_keeps_it(engine
     assert [one.instance.memory_slices for one in told] == [1, 4, 4]
 
 
+def test_a_new_layout_of_one_gpu_stops_no_value_of_another(engine: stub.Engine, tmp_path: Path) -> None:
+    control = stub.control(tmp_path / "control", gpus=3, partitioned=True)
+    ahead_seconds = 0.0
+    source = DcgmSource(
+        FIELDS,
+        address=engine.address,
+        interval_seconds=INTERVAL_SECONDS,
+        monotonic=lambda: time.monotonic() + ahead_seconds,
+    )
+    bench = Bench(source, control, engine)
+    source.open()
+    bench.profiled()
+    control.gpus[0].instance_count = 5
+    ahead_seconds += 5
+    bench.until(lambda one: len(one.gpus[0].instances) == 5, "the new layout")
+    time.sleep(10 * INTERVAL_SECONDS)
+    reading = bench.profiled()
+    source.close()
+    assert [one.state for one in reading.gpus] == [DeviceState.UP] * 3
+    assert {len(part.values) for one in reading.gpus for part in one.instances} == {6}
+    assert "dcgm_stale" not in reading.errors
+
+
 NOTHING = {
     "no value yet": (stub.BLANK, 0, 0.0),
     "not found": (stub.BLANK, 1, 0.0),

@@ -52,14 +52,22 @@ class Group:
         try:
             self._make(members, field_ids)
             microseconds = c_int64(round(every_seconds * 1e6))
-            self._do(
-                "dcgmWatchFields",
-                *(self._group, self._fields, microseconds, c_double(keep_seconds), c_int(samples)),
-            )
+            self._watch = (self._group, self._fields, microseconds, c_double(keep_seconds), c_int(samples))
+            self._do("dcgmWatchFields", *self._watch)
         except RefusedError:
             self.close()
             raise
         self._undo.append(("dcgmUnwatchFields", (self._group, self._fields)))
+
+    def renew(self) -> None:
+        """Watch again after another group with some of the same members and fields was closed.
+
+        To the engine a connection watches a field of an entity or it does not, through however many groups.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        self._engine.call("dcgmWatchFields", *self._watch)
 
     def _make(self, members: Sequence[Entity], field_ids: Sequence[int]) -> None:
         # Names of field groups are the engine's, not the connection's: two agents on one engine must not meet.

@@ -103,17 +103,24 @@ class Watches:
         for watching in [one for one, watch in self._standing.items() if watch.gone]:
             self._standing.pop(watching).group.close()
         made = False
+        ended: list[Watching] = []
         wanted: Sequence[Watching] = ()
         for _ in range(_ROUNDS):
             wanted = planned()
             missing = [one for one in wanted if one not in self._standing]
             refusals = [one for one in missing if not self._begin(one, now)]
             made = made or len(refusals) < len(missing)
+            # Of those each part was tried, and ended again.
+            ended += refusals
             if not refusals:
                 break
         # Only now: a value that both the old and the new watch have never stops coming.
         for watching in [one for one in self._standing if one not in wanted]:
             self._standing.pop(watching).group.close()
+            ended.append(watching)
+        for standing, watch in self._standing.items():
+            if any(_overlap(standing, one) for one in ended):
+                watch.group.renew()
         if made:
             self.hurry()
         return made
@@ -224,3 +231,7 @@ class Watches:
         except RefusedError as refusal:
             return refusal.code
         return _libdcgm.OK
+
+
+def _overlap(one: Watching, other: Watching) -> bool:
+    return not (set(one.members).isdisjoint(other.members) or set(one.field_ids).isdisjoint(other.field_ids))

@@ -61,6 +61,8 @@ class Xids:
         self._watches = tuple(self._begun(sorted(members)))
         for watch in before:
             watch.group.close()
+        for watch in self._watches if before else ():
+            watch.group.renew()
 
     def _begun(self, members: list[Entity]) -> Iterable[_Watch]:
         for start in range(0, len(members), MAX_ENTITIES_PER_GROUP):

@@ -172,6 +172,20 @@ EXPORTED int dcgmFieldGroupDestroy(dcgm_handle handle, dcgm_handle field_group) 
 
 /* ---- Watches ---- */
 
+static int holds(const struct group *group, struct entity entity) {
+    for (uint32_t n = 0; group != NULL && n < group->count; n++) {
+        if (group->entities[n].level == entity.level && group->entities[n].id == entity.id) return 1;
+    }
+    return 0;
+}
+
+static int asks(const struct field_group *group, uint16_t id) {
+    for (uint32_t n = 0; group != NULL && n < group->count; n++) {
+        if (group->ids[n] == id) return 1;
+    }
+    return 0;
+}
+
 static int has_profiling(const uint16_t *ids, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         if (stub_is_profiling(ids[i])) return 1;
@@ -220,6 +234,15 @@ EXPORTED int dcgmWatchFields(
     LEAVE(refused);
 }
 
+static int in_common(dcgm_handle group, dcgm_handle field_group, dcgm_handle owner, const struct watch *other) {
+    const struct group *mine = group_of(owner, group), *its = group_of(owner, other->group);
+    const struct field_group *my = fields_of(owner, field_group), *their = fields_of(owner, other->field_group);
+    int members = 0, fields = 0;
+    for (uint32_t n = 0; its != NULL && n < its->count; n++) members |= holds(mine, its->entities[n]);
+    for (uint32_t n = 0; their != NULL && n < their->count; n++) fields |= asks(my, their->ids[n]);
+    return members && fields;
+}
+
 EXPORTED int dcgmUnwatchFields(dcgm_handle handle, dcgm_handle group, dcgm_handle field_group) {
     ENTER(LOOK, NULL);
     if (group_of(handle, group) == NULL || fields_of(handle, field_group) == NULL) LEAVE(NOT_CONFIGURED);
@@ -230,6 +253,10 @@ EXPORTED int dcgmUnwatchFields(dcgm_handle handle, dcgm_handle group, dcgm_handl
     if (code != OK) LEAVE(code);
     stub_leave();
     one->owner = 0;
+    /* A connection watches a field of an entity or it does not: what this had in common with others is over for them. */
+    for (int i = 0; i < MAX_WATCHES; i++) {
+        if (watches[i].owner == handle && in_common(group, field_group, handle, &watches[i])) watches[i].dead = 1;
+    }
     LEAVE(refused);
 }
 
@@ -245,20 +272,6 @@ EXPORTED int dcgmUpdateAllFields(dcgm_handle handle, int wait) {
 }
 
 /* ---- Reading ---- */
-
-static int holds(const struct group *group, struct entity entity) {
-    for (uint32_t n = 0; group != NULL && n < group->count; n++) {
-        if (group->entities[n].level == entity.level && group->entities[n].id == entity.id) return 1;
-    }
-    return 0;
-}
-
-static int asks(const struct field_group *group, uint16_t id) {
-    for (uint32_t n = 0; group != NULL && n < group->count; n++) {
-        if (group->ids[n] == id) return 1;
-    }
-    return 0;
-}
 
 static const struct watch *watching(dcgm_handle owner, struct entity entity, uint16_t id) {
     for (int i = 0; i < MAX_WATCHES; i++) {
