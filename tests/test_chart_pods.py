@@ -174,6 +174,14 @@ def test_opencost_finds_the_agent_unless_it_is_told_not_to() -> None:
     assert not [key for key, value in labels("agent: {openCost: false}").items() if "dcgm-exporter" in value]
 
 
+def test_openshift_is_asked_for_what_the_container_has() -> None:
+    for values, wanted in (("", []), ("securityContext: {capabilities: {add: [SYS_ADMIN]}}", ["SYS_ADMIN"])):
+        found = documents(values=f"agent: {{scc: {{create: true}}, {values}}}")
+        assert of_kind(found, "SecurityContextConstraints")["allowedCapabilities"] == wanted
+        (container,) = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+        assert container["securityContext"]["capabilities"].get("add", []) == wanted
+
+
 def test_on_openshift_the_project_gives_the_cost_service_its_user() -> None:
     files, values = MODES["openshift-service"]
     spec = of_kind(documents(*files, values=values), "Deployment")["spec"]["template"]["spec"]

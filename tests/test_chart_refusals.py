@@ -223,7 +223,9 @@ RIGHT = {
     "lists as lists and as words": "agent: {config: {pod-labels: [team, app], team-keys: 'team,owner'}}",
     "a number of unavailable pods": "agent: {updateStrategy: {rollingUpdate: {maxUnavailable: 3}}}",
     "resources of all kinds": "agent: {resources: {requests: {cpu: 0.1, memory: 1e8}, limits: {memory: 1Gi}}}",
-    "no resources": "agent: {resources: null}\nservice: {enabled: true, config: {prometheus: 'http://p'}, resources: null}",
+    "no resources": (
+        "agent: {resources: null}\nservice: {enabled: true, config: {prometheus: 'http://p'}, resources: null}"
+    ),
     "no resources but a claim": (
         "agent: {metadata: {enabled: true}, driver: {mode: dra}, resources: {requests: null, limits: null}}"
     ),
