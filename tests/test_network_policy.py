@@ -23,6 +23,12 @@ ON = "networkPolicy: {enabled: true, apiServer: {cidrs: [10.0.0.1/32]}}\n"
 SERVICE = "service: {enabled: true, config: {prometheus: 'http://prometheus-operated.monitoring:9090'}}\n"
 Install = Callable[[Path], list[Document]]
 
+ADDRESS = {
+    "target": {"kind": "NetworkPolicy", "name": "gpu-cost-exporter-api-server"},
+    "patch": "- {op: replace, path: /spec/egress/1/to/0/ipBlock/cidr, value: 10.0.0.1/32}",
+}
+"""What a user of `network-policy-api-server` must say."""
+
 AGENTS: dict[str, Install] = {
     "chart": lambda _folder: documents(values=ON),
     "kustomize": lambda _folder: overlay("network-policy"),
@@ -47,11 +53,6 @@ SERVICES: dict[str, Install] = {
     "kustomize": lambda _folder: overlay("cost-service"),
     "kustomize, without agents": lambda _folder: overlay("cost-service-only"),
 }
-ADDRESS = {
-    "target": {"kind": "NetworkPolicy", "name": "gpu-cost-exporter-api-server"},
-    "patch": "- {op: replace, path: /spec/egress/1/to/0/ipBlock/cidr, value: 10.0.0.1/32}",
-}
-"""What a user of `network-policy-api-server` must say."""
 
 
 def policies(found: list[Document]) -> list[Document]:
