@@ -4,6 +4,9 @@
 ARG BASE_IMAGE=python:3.13-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
+# The base may have another user.
+# hadolint ignore=DL3002
+USER 0:0
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src
 COPY requirements/build.txt requirements/runtime.txt requirements/report.txt requirements/
@@ -26,6 +29,8 @@ RUN sh finish.sh requirements/report.txt
 # What both are made of. pip of the base goes, so that nothing can be installed into a running container; a base that has it
 # elsewhere is refused.
 FROM ${BASE_IMAGE} AS runtime
+# hadolint ignore=DL3002
+USER 0:0
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.version="${VERSION}" \

@@ -94,7 +94,7 @@ def build() -> Images:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        base = f"localhost/stand-in:{BASE.stat().st_mtime_ns}"
+        base = f"localhost/stand-in-user:{BASE.stat().st_mtime_ns}"
         storage = _storage(base)
         digest = _content()
         names = {target: f"{NAME}:{digest}-{target}" for target in TARGETS}
@@ -111,7 +111,8 @@ def _storage(base: str) -> Storage:
         for _ in range(2):
             if storage.has(base):
                 return storage
-            command = [*storage.command("podman"), "import", "--quiet", str(BASE), base]
+            # As some bases have it: what the build does it must do whoever the base is run as.
+            command = [*storage.command("podman"), "import", "--quiet", "--change", "USER 1001", str(BASE), base]
             if subprocess.run(command, check=False, capture_output=True).returncode == 0:
                 return storage
             shutil.rmtree(storage.root, ignore_errors=True)

@@ -3,6 +3,8 @@ set -eu
 home=/opt/gpu-cost-exporter
 install() { /opt/build/bin/pip --python "$home/bin/python" install --quiet --no-compile "$@"; }
 
+# There are wheels for musl, too; the driver's library is not.
+"$home/bin/python" -c 'import platform, sys; sys.exit(0 if platform.libc_ver()[0] == "glibc" else "the base has no glibc")'
 install --require-hashes --only-binary :all: -r "$1"
 install --no-deps --no-index /wheels/*.whl
 cd "$home"/lib/python3.*/site-packages
