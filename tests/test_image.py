@@ -260,7 +260,8 @@ def test_a_directory_in_the_place_of_the_socket_as_docker_makes_one_is_told(
 
 def test_a_simulated_node_knows_workloads_by_what_is_left_of_the_kubernetes_client(images: Images) -> None:
     words = ("agent", *ANY_PORT, "--simulate", "demo")
-    with running(images, images.agent, *words, options=("--tmpfs", "/tmp")) as one:  # noqa: S108 - the container's own
+    options = ("--tmpfs", "/tmp", "--user", NOBODY)  # noqa: S108 - the container's own
+    with running(images, images.agent, *words, options=options) as one:
         one.until(lambda page: matching(page, "gpu_ledger_allocated_seconds_total", workload_kind="Job"), "a job")
 
 

@@ -109,9 +109,10 @@ def test_the_namespace_has_the_level_that_its_pods_need_and_no_lower_one(folder:
         ("agent: {processes: {enabled: false}, state: {enabled: false}}", "privileged"),
         ("agent: {driver: {mode: privileged}}", "privileged"),
         ("agent: {attribution: {enabled: false}, processes: {enabled: false}, state: {enabled: false}}", "restricted"),
+        ("agent: {config: {simulate: demo}, processes: {enabled: false}, state: {enabled: false}}", "restricted"),
         ("agent: {enabled: false}\nservice: {enabled: true, config: {prometheus: 'http://p:9090'}}", "restricted"),
     ],
-    ids=["default", "slim", "driver privileged", "without attribution", "service alone"],
+    ids=["default", "slim", "driver privileged", "without attribution", "simulated", "service alone"],
 )
 def test_the_chart_needs_the_level_that_is_said_of_it(values: str, level: str) -> None:
     assert needed(documents(values=values)) == level

@@ -21,7 +21,7 @@ agent.yaml: |
 - {name: collectors, mountPath: /etc/gpu-cost-exporter/collectors, readOnly: true}
 {{- end }}
 {{- include "gpu-cost-exporter.webMounts" $agent.web }}
-{{- if $agent.attribution.enabled }}
+{{- if include "gpu-cost-exporter.asksKubelet" . }}
 - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources, readOnly: true}
 {{- if $agent.attribution.podLogsPath }}
 - {name: pod-logs, mountPath: /var/log/pods, readOnly: true}
@@ -55,7 +55,7 @@ agent.yaml: |
 - {name: collectors, configMap: {{ include "gpu-cost-exporter.fileVolume" (dict "file" $agent.collectors "name" (printf "%s-collectors" $name)) }}}
 {{- end }}
 {{- include "gpu-cost-exporter.webVolumes" $agent.web }}
-{{- if $agent.attribution.enabled }}
+{{- if include "gpu-cost-exporter.asksKubelet" . }}
 # The folder, not the socket: the kubelet makes a new socket when it restarts.
 - {name: pod-resources, hostPath: {path: {{ quote $agent.attribution.kubeletPath }}, type: Directory}}
 {{- with $agent.attribution.podLogsPath }}

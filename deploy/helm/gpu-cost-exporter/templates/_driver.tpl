@@ -68,7 +68,7 @@
 {{- define "gpu-cost-exporter.agentSecurityContext" -}}
 {{- $agent := .Values.agent -}}
 {{- $context := dict "readOnlyRootFilesystem" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
-{{- $user := ternary 0 65534 (or $agent.attribution.enabled $agent.state.enabled (eq $agent.driver.mode "privileged")) -}}
+{{- $user := ternary 0 65534 (or (ne "" (include "gpu-cost-exporter.asksKubelet" .)) $agent.state.enabled (eq $agent.driver.mode "privileged")) -}}
 {{- $_ := set $context "runAsUser" $user -}}
 {{- $_ := set $context "runAsGroup" $user -}}
 {{- if $user }}{{ $_ := set $context "runAsNonRoot" true }}{{ end -}}
@@ -80,6 +80,11 @@
 {{- $_ := set $context "capabilities" (dict "drop" (list "ALL")) -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $context ($agent.securityContext | default dict)) -}}
+{{- end -}}
+
+{{/* Whether the node's kubelet is asked; a simulated node has one of its own. */}}
+{{- define "gpu-cost-exporter.asksKubelet" -}}
+{{- if and .Values.agent.attribution.enabled (not (hasKey (.Values.agent.config | default dict) "simulate")) }}true{{ end -}}
 {{- end -}}
 
 {{- define "gpu-cost-exporter.hasDcgmLibrary" -}}
