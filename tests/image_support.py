@@ -163,6 +163,15 @@ def _build(storage: Storage, base: str, names: Mapping[str, str]) -> None:
     storage.run("podman", "image", "prune", "--force")
 
 
+def unmount() -> None:
+    """Let go of the layers that podman and buildah leave mounted: a working tree with mounts cannot be deleted."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    mine = [mount for mount in mounts if Path(mount).is_relative_to(CACHE)]
+    if mine:
+        # The deepest first; one that another process uses is let go of when that one ends.
+        subprocess.run(["umount", "--lazy", *sorted(mine, reverse=True)], check=True, capture_output=True)
+
+
 def version() -> str:
     """What the program says of itself."""
     text = (ROOT / "exporter" / "__init__.py").read_text(encoding="utf-8")

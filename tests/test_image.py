@@ -24,6 +24,7 @@ from image_support import (
     lacking,
     output,
     running,
+    unmount,
     version,
 )
 from image_support import command as container_command
@@ -65,8 +66,11 @@ TRUTH = NodeTruth(
 
 
 @pytest.fixture(scope="module")
-def images() -> Images:
-    return build()
+def images() -> Iterator[Images]:
+    try:
+        yield build()
+    finally:
+        unmount()
 
 
 class Kubelet:
