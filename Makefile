@@ -13,8 +13,8 @@ RUN := .venv/bin/python
 SCENARIO ?= demo
 # One file or test instead of all of them: make test TESTS=tests/test_rules.py
 TESTS ?= tests
-# How many test processes run side by side; 0 runs them in this one, for a debugger.
-JOBS ?= 2
+# How many test processes run side by side; a third of their time is waiting. 0 runs them in this one, for a debugger.
+JOBS ?= 3
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 
 help: ## Say what can be made

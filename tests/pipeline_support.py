@@ -36,6 +36,7 @@ from exporter.sources.nvml import NvmlSource
 
 EPOCH_SECONDS = 1_800_000_000.0
 FOLLOW_SECONDS = 10.0
+TOLD_SECONDS = 2.0
 KUBELET_INTERVAL_SECONDS = 5.0
 """As the agent's default; asking every step would meet the kubelet's real rate limit."""
 
@@ -134,6 +135,7 @@ class Pipeline:
         self.clock.seconds = seconds
         filesystem.write(self.truth, self.directory / "proc", self.directory / "pods")
         now = EPOCH_SECONDS + seconds
+        await self._events_told()
         for one in self.sampled:
             one.sample(now)
         if self.kubelet.latest is None or now - self.kubelet.latest.answered_at_seconds >= KUBELET_INTERVAL_SECONDS:
@@ -142,9 +144,17 @@ class Pipeline:
             await self._api_followed(self.metadata, now)
         return self.node.tick(now, self.clock.seconds)
 
+    async def _events_told(self) -> None:
+        """Wait, in real time, for NVML's thread of events: a sample that finds a GPU lost ends its watch."""
+        deadline = time.monotonic() + TOLD_SECONDS
+        while any(one.is_open and isinstance(one.source, NvmlSource) for one in self.sampled):
+            if driver.events_told() or time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(0.005)
+
     async def _api_followed(self, metadata: Metadata, now: float) -> None:
         """Wait, in real time, until what is known of the API is the truth of this instant."""
-        self.node.attributor.join(None, now, now)  # tells it what the kubelet lists
+        self.node.attributor.join(None, now, self.clock.seconds)  # tells it what the kubelet lists
         deadline = time.monotonic() + FOLLOW_SECONDS
         while time.monotonic() < deadline:
             if _is_followed(metadata, self.truth, now):

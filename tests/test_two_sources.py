@@ -1,5 +1,6 @@
 """Two sources read in step: who leads, what is used once, and what a source that is down costs."""
 
+import logging
 import math
 import weakref
 from collections.abc import Mapping
@@ -243,6 +244,7 @@ def test_dcgm_is_back_when_it_leads_too_and_when_it_is_alone() -> None:
 
 
 def test_an_engine_of_another_machine_is_told_as_that_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "exporter.agent")
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 90}, number=7))
     assert [one.gpus[0].gpu.uuid for one in pair.take(1.0)] == ["GPU-0"]

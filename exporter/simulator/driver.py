@@ -187,6 +187,18 @@ def clear_failures() -> None:
     _session().failures.clear()
 
 
+def events_told() -> bool:
+    """Tell whether whoever waits for events has been told every Xid that has happened; true where nobody waits."""
+    session = _session()
+    node = session.now(fresh=True)
+    return all(
+        registered.told.get(gpu.uuid, 0) >= len(gpu.xids)
+        for registered in list(session.event_sets.values())
+        for gpu in node.gpus
+        if gpu.uuid in registered.masks
+    )
+
+
 def functions() -> frozenset[str]:
     """C symbols that the fake driver has."""
     return frozenset(_CALLS) | {"nvmlErrorString"}
