@@ -287,12 +287,6 @@ EXPORTED int dcgmStopEmbedded(dcgm_handle handle) { return end(handle, 1); }
         int entered = stub_enter(handle, LOOK, NULL);                                                                  \
         if (entered != OK) return entered;                                                                             \
     } while (0)
-#define LEAVE(code)                                                                                                    \
-    do {                                                                                                               \
-        int left = (code);                                                                                             \
-        stub_leave();                                                                                                  \
-        return left;                                                                                                   \
-    } while (0)
 
 static int say_version(const char *release, struct version_info_v2 *out) {
     if (out->version != VERSION(struct version_info_v2, 2)) return VERSION_MISMATCH;

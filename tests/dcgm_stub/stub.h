@@ -290,6 +290,12 @@ int64_t stub_now(void);                                                 /* by th
 int stub_enter(dcgm_handle handle, enum operation operation, const char *name); /* one round trip; a return code */
 const char *stub_release(dcgm_handle handle);                           /* of the engine behind a connection */
 void stub_leave(void);                                                  /* after an OK from stub_enter */
+#define LEAVE(code)                                                                                                    \
+    do {                                                                                                               \
+        int left = (code);                                                                                             \
+        stub_leave();                                                                                                  \
+        return left;                                                                                                   \
+    } while (0)
 void stub_forget(dcgm_handle handle);                                   /* the groups and watches of a connection */
 
 struct stub_gpu *stub_gpu(struct entity entity);                        /* NULL: there is no such entity */

@@ -42,12 +42,6 @@ static struct field_value_v1 delivered[MAX_FIELDS];
         int entered = stub_enter(handle, operation, name);                                                             \
         if (entered != OK) return entered;                                                                             \
     } while (0)
-#define LEAVE(code)                                                                                                    \
-    do {                                                                                                               \
-        int left = (code);                                                                                             \
-        stub_leave();                                                                                                  \
-        return left;                                                                                                   \
-    } while (0)
 
 static struct group *group_of(dcgm_handle owner, dcgm_handle wanted) {
     for (int i = 0; i < MAX_GROUPS; i++) {
