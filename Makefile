@@ -48,10 +48,10 @@ install: .venv/.runtime .venv/.develop .tools/.demo .tools/.deploy .tools/.test 
 demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus, Alertmanager and the cost service; Ctrl-C ends all of it
 	@exec $(RUN) -m exporter simulate stack $(SCENARIO)
 
-test: .venv/.develop .tools/.demo .tools/.deploy .tools/.test ## Run the tests with branch coverage; STRICT=1 lets no test be skipped but those for a real GPU
+test: .venv/.develop .tools/.demo .tools/.deploy .tools/.test ## Run the tests; STRICT=1 lets no test be skipped but those for a real GPU, COVERAGE=1 measures branches
 	@directory=$$(mktemp -d /tmp/tests.XXXXXX); \
 	$(RUN) -m pytest -p tests.strict_plugin -n $(JOBS) --dist loadfile --no-loadscope-reorder --basetemp="$$directory/t" \
-		--cov --cov-report=term --cov-report=xml:.cache/coverage.xml $(TESTS); \
+		$(if $(COVERAGE),--cov --cov-report=term --cov-report=xml:.cache/coverage.xml) $(TESTS); \
 	rm -rf "$$directory"
 
 check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules, image, chart and what generated files must equal

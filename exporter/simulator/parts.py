@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Sequence
@@ -80,9 +81,15 @@ class Part:
         return " | ".join(lines[-TAIL_LINES:])
 
 
+_QUIET_PORTS = range(15_000, 30_000)
+"""Below those that the system gives to outgoing connections, one of which could take a port before its server does."""
+_DRAWS = 20
+
+
 def free_port(preferred: int) -> int:
-    """Give ``preferred`` on 127.0.0.1 where nobody listens there, else a port that is free now."""
-    for port in (preferred, 0):
+    """Give ``preferred`` on 127.0.0.1 where nobody listens there, else a port that is free now; 0 prefers none."""
+    drawn = (secrets.choice(_QUIET_PORTS) for _ in range(_DRAWS))
+    for port in (*((preferred,) if preferred else ()), *drawn, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError):
