@@ -30,6 +30,13 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
     return event
 
 
+def printable(text: str) -> str:
+    """A text as one line that can neither steer a terminal nor pass itself off as another: what could is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per event; what is passed as ``extra`` becomes keys."""
 
@@ -38,11 +45,15 @@ class JsonFormatter(logging.Formatter):
         event = _event(record)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, default=str, ensure_ascii=False)
+        line = json.dumps(event, default=str, ensure_ascii=False)
+        # JSON leaves in what begins a command to some terminals (U+009B), and ends a line to some readers (U+2028).
+        if line.isprintable():
+            return line
+        return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 class TextFormatter(logging.Formatter):
-    """``TIME LEVEL part: message key=value``, with line breaks escaped."""
+    """``TIME LEVEL part: message key=value``, with line breaks and all else that is not printable escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The event as one line."""
@@ -51,4 +62,4 @@ class TextFormatter(logging.Formatter):
         parts = [head, *(f"{key}={value}" for key, value in event.items())]
         if record.exc_info:
             parts.append(f"exception={self.formatException(record.exc_info)!r}")
-        return " ".join(parts).replace("\r", "\\r").replace("\n", "\\n")
+        return printable(" ".join(parts))

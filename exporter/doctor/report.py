@@ -7,6 +7,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from exporter.config.logs import printable
 from exporter.doctor.finding import Finding, Level
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
@@ -45,4 +46,4 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 
 def _one_line(words: str) -> str:
-    return " ".join(words.split())
+    return printable(" ".join(words.split()))

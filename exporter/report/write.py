@@ -15,7 +15,7 @@ from exporter.model import Totals
 from exporter.report.lines import By, Line, Lines, lines
 from exporter.report.node_report import APART, NodeReport, PricedModel, owner_name
 from exporter.report.render.table import LABEL_WIDTH, console_for, widen
-from exporter.report.render.words import HOUR, JOULES_PER_KWH, decimal, digits_of, guarded, iso, moment
+from exporter.report.render.words import HOUR, JOULES_PER_KWH, clean, decimal, digits_of, guarded, iso, moment
 
 FORMATS = ("table", "csv", "json")
 
@@ -34,11 +34,11 @@ def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     widen(console, table)
     if report.simulated:
         console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
-    console.print(Text(f"GPU use on {report.node}", style="bold"))
+    console.print(Text(f"GPU use on {clean(report.node)}", style="bold"))
     console.print(table)
     for label, words, style in _foot(report):
         line = Text(f"{label:<{LABEL_WIDTH}}", style="bold")
-        line.append(words, style=style)
+        line.append(clean(words), style=style)
         console.print(line, soft_wrap=True)
 
 
@@ -56,7 +56,7 @@ def _table(report: NodeReport, shown: Lines) -> Table:
     for number, line in enumerate(both, start=1):
         ends = number in {len(shown.held), len(both)}
         style = "" if number <= len(shown.held) else "dim"
-        names = (Text(name_of(line)) for _, name_of in columns)
+        names = (Text(clean(name_of(line))) for _, name_of in columns)
         table.add_row(*names, *_figures(line.totals, currencies, digits), end_section=ends, style=style)
     table.add_row("Total", *("" for _ in columns[1:]), *_figures(report.total, currencies, digits), style="bold")
     return table
