@@ -27,6 +27,8 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("/readyz", "200 while the picture is fresh, else 503 with the reasons"),
     ("/-/release", "POST, from this host only: close the driver for ?seconds=60"),
 )
+_OF_BROWSERS = (hdrs.ORIGIN, hdrs.REFERER, "Sec-Fetch-Site")
+_OF_PROXIES = (hdrs.FORWARDED, hdrs.X_FORWARDED_FOR, hdrs.VIA, "X-Real-IP")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -40,9 +42,8 @@ class _Face:
 
     async def index(self, request: web.Request) -> web.Response:
         snapshot = self.snapshot()
-        if "fragment" in request.query:
-            return _response(request, page.fragment(snapshot).encode("utf-8", "replace"), "text/html; charset=utf-8")
-        response = _response(request, page.document(snapshot).encode("utf-8", "replace"), "text/html; charset=utf-8")
+        made = page.fragment(snapshot) if "fragment" in request.query else page.document(snapshot)
+        response = _response(request, made.encode("utf-8", "replace"), "text/html; charset=utf-8")
         response.headers["Content-Security-Policy"] = page.CONTENT_SECURITY_POLICY
         return response
 
@@ -77,8 +78,9 @@ class _Face:
         return _response(request, text.encode("utf-8", "replace"), content_type, status=200 if ready else 503)
 
     async def close_driver(self, request: web.Request) -> web.Response:
-        if not _is_local(request):
-            return _text(request, 403, "only this host may release the driver: kubectl exec into the agent's pod")
+        refusal = _refusal_of_release(request)
+        if refusal:
+            return _text(request, 403, refusal)
         text = request.query.get("seconds", "60")
         try:
             seconds = float(text)
@@ -166,6 +168,19 @@ def _notes(snapshot: Snapshot) -> list[str]:
 
 def _allowed(error: web.HTTPMethodNotAllowed) -> list[str]:
     return sorted(error.allowed_methods)
+
+
+def _refusal_of_release(request: web.Request) -> str:
+    """Why this request may not release the driver; empty where it may."""
+    if not _is_local(request):
+        return "only this host may release the driver: kubectl exec into the agent's pod"
+    if any(name in request.headers for name in _OF_BROWSERS):
+        # Any site that a browser here has open, or one behind a port-forward, could ask for it.
+        return "no page of a browser may release the driver: ask with curl, from this host"
+    if any(name in request.headers for name in _OF_PROXIES):
+        # A proxy beside the agent, such as kube-rbac-proxy, makes everybody local.
+        return "the driver is not released through a proxy: ask the agent itself, from this host"
+    return ""
 
 
 def _is_local(request: web.Request) -> bool:
