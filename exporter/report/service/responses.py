@@ -11,6 +11,8 @@ from exporter.exposition.compression import accepts_gzip, gzipped
 
 JSON, TEXT, HTML = "application/json", "text/plain; charset=utf-8", "text/html; charset=utf-8"
 _IN_THREAD_BYTES = 100_000
+_OF_A_REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
+"""For HTML that brings no policy of its own: a report to be saved, which has its styles in it and no script."""
 
 ErrorPage = Callable[[web.Request, int, str, str], Awaitable[web.Response]]
 """From request, status, what is wrong and how to mend it to a page for people."""
@@ -57,6 +59,8 @@ async def respond(
         hdrs.SERVER: "gpu-cost-exporter",
         **(headers or {}),
     }
+    if content_type == HTML:
+        fields.setdefault("Content-Security-Policy", _OF_A_REPORT)
     if status == web.HTTPOk.status_code and hdrs.ETAG not in fields:
         fields[hdrs.ETAG] = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
         if _has_already(request, fields[hdrs.ETAG]):
