@@ -28,8 +28,8 @@ class Passwords:
 
     def __init__(self, users: Mapping[str, bytes]) -> None:
         self._users = dict(users)
-        cost = max(int(known[4:6]) for known in users.values())
-        self._decoy = f"$2b${cost:02d}${_DECOY}".encode()
+        self._cost = max(_cost(known) for known in users.values())
+        self._decoy = _decoy(self._cost)
         self._key = secrets.token_bytes(32)
         self._right: dict[bytes, None] = {}
         self._waiting = 0
@@ -46,7 +46,7 @@ class Passwords:
         self._waiting += 1
         try:
             async with self._one_at_a_time:
-                is_equal = await asyncio.to_thread(_is_equal, password, known)
+                is_equal = await asyncio.to_thread(_is_equal, password, known, self._cost)
         finally:
             self._waiting -= 1
         if not (is_equal and user in self._users):
@@ -63,8 +63,22 @@ class Passwords:
         return hmac.digest(self._key, message, hashlib.sha256)
 
 
-def _is_equal(password: bytes, known: bytes) -> bool:
+def _is_equal(password: bytes, known: bytes, most_cost: int) -> bool:
+    """Whether the hash is of this password; the work is that of the dearest hash, whichever it is held against."""
+    asked = password[:_MOST_BYTES]
     try:
-        return bcrypt.checkpw(password[:_MOST_BYTES], known)
+        is_equal = bcrypt.checkpw(asked, known)
+        # A cost is a power of two: 2^n + (2^n + 2^(n+1) + ... + 2^(most-1)) = 2^most.
+        for cost in range(_cost(known), most_cost):
+            bcrypt.checkpw(asked, _decoy(cost))
     except ValueError:
         return False
+    return is_equal
+
+
+def _cost(known: bytes) -> int:
+    return int(known[4:6])
+
+
+def _decoy(cost: int) -> bytes:
+    return f"$2b${cost:02d}${_DECOY}".encode()
