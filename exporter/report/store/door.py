@@ -1,5 +1,6 @@
 """The door to SQLite: opens the store's file to read or to write, and puts its errors into words."""
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -80,6 +81,7 @@ def connect_to_write(path: Path, steps: Sequence[str] = STEPS) -> sqlite3.Connec
     with told(path):
         if path.exists() and path.stat().st_size:
             _refuse_strangers(path)
+        _make(path)
         connection = _connect(path, "rwc")
         try:
             _prepare(path, connection, steps)
@@ -131,6 +133,14 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
+
+
+def _make(path: Path) -> None:
+    """Make an empty file for its owner alone; SQLite gives its log the same mode. One that is there stays as it is."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return  # SQLite says better what is wrong
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -19,7 +19,7 @@ def claim(path: Path, now: float) -> int:
     """
     lock = path.with_name(f"{path.name}.lock")
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         mend = "see that the directory is there, and writable for this user"
         raise StoreError("unwritable", f"store: cannot write {lock}: {error.strerror}; {mend}") from None
