@@ -79,8 +79,10 @@ def _weight(pattern: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    pieces = (".*" if piece == "*" else "." if piece == "?" else re.escape(piece) for piece in pattern)
-    return re.compile("".join(pieces), re.IGNORECASE | re.DOTALL)
+    first, *rest = ("".join("." if sign == "?" else re.escape(sign) for sign in part) for part in pattern.split("*"))
+    # Atomic: a * that has found what follows it looks no further, or twenty of them would look for ever.
+    rest = [f"(?>.*?{part})" for part in rest[:-1]] + [f".*{part}" for part in rest[-1:]]
+    return re.compile("".join((first, *rest)), re.IGNORECASE | re.DOTALL)
 
 
 def _can_meet(one: str, other: str) -> bool:
