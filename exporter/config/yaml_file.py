@@ -7,6 +7,10 @@ from pathlib import Path
 
 import yaml
 
+from exporter.config.yaml_fields import compose
+
+_MOST_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class FileValue:
@@ -18,13 +22,10 @@ class FileValue:
 
 def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:
     """Values by key, and the problems met, one line each. Underscores in keys are read as hyphens."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        return {}, [f"config: cannot read {path}: {error.strerror}; give a readable YAML file, or leave --config out"]
-    except UnicodeDecodeError:
-        return {}, [f"config: {path} is not UTF-8 text; give a YAML file"]
-    root, problem = _compose(text, path)
+    text, problem = _text(path)
+    if problem:
+        return {}, [problem]
+    root, problem = compose(text, str(path))
     if problem:
         return {}, [problem]
     if root is None:
@@ -34,15 +35,18 @@ def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[
     return _entries(root, path, keys)
 
 
-def _compose(text: str, path: Path) -> tuple[yaml.Node | None, str]:
+def _text(path: Path) -> tuple[str, str]:
+    """The file's text, and why there is none; empty where there is."""
     try:
-        # Composing, not loading: scalars stay what the user wrote (off, 4.9) and carry their line.
-        return yaml.compose(text, Loader=yaml.SafeLoader), ""
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        return None, f"{path}:{line}: not YAML: {error.problem or error.context}"
-    except yaml.YAMLError as error:
-        return None, f"{path}: not YAML: {' '.join(str(error).split())}"
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            return "", f"config: {path} is larger than {_MOST_BYTES >> 20} MiB; give a configuration file"
+        return content.decode(), ""
+    except OSError as error:
+        return "", f"config: cannot read {path}: {error.strerror}; give a readable YAML file, or leave --config out"
+    except UnicodeDecodeError:
+        return "", f"config: {path} is not UTF-8 text; give a YAML file"
 
 
 def _entries(root: yaml.MappingNode, path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:
