@@ -74,7 +74,7 @@ def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAcce
     body = _get(base, timeout_seconds, access or AgentAccess())
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or "api_version" not in document or "accounts" not in document:
         raise ExporterError(_no_agent(base))

@@ -2,10 +2,15 @@
 
 import base64
 import ssl
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.report.fleet.prometheus_errors import Refusal
+
+_NO_SECRETS = frozenset({"accept", "x-scope-orgid"})
+_LEAST_SECRET = 8
+"""Letters: a shorter value of a header of the user's is a number of a tenant, and would stand anywhere."""
 
 
 def headers(settings: PrometheusSettings) -> dict[str, str]:
@@ -21,6 +26,30 @@ def headers(settings: PrometheusSettings) -> dict[str, str]:
         password = _secret("prometheus-password-file", settings.password_file)
         found["Authorization"] = "Basic " + base64.b64encode(f"{settings.username}:{password}".encode()).decode("ascii")
     return found
+
+
+def without_secrets(said: bytes, sent: Mapping[str, str]) -> bytes:
+    """What a server said, without what we got in with: some proxies repeat a request in their errors.
+
+    Args:
+        said: Any bytes.
+        sent: Headers of the question.
+    """
+    for name, value in sent.items():
+        for secret in _secrets_of(name.lower(), value):
+            said = said.replace(secret, b"...")
+    return said
+
+
+def _secrets_of(name: str, value: str) -> Iterator[bytes]:
+    """What of a header may be told to nobody, the longest first."""
+    if name == "authorization":
+        scheme, _, shown = value.partition(" ")
+        yield shown.encode()
+        if scheme == "Basic":
+            yield base64.b64decode(shown).partition(b":")[2]
+    elif name not in _NO_SECRETS and len(value) >= _LEAST_SECRET:
+        yield value.encode()
 
 
 class Tls:

@@ -217,7 +217,8 @@ class PrometheusClient:
                 answered = {name.lower(): value for name, value in response.headers.items()}
                 status = response.status
         if status != _OK:
-            raise prometheus_errors.refusal(self.settings, path, status, body, answered)
+            said = credentials.without_secrets(body, headers)
+            raise prometheus_errors.refusal(self.settings, path, status, said, answered)
         return self._decoded(body, answered)
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
@@ -239,7 +240,7 @@ class PrometheusClient:
             raise prometheus_errors.not_prometheus(self.settings, "it is a web page, perhaps of a login")
         try:
             whole = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refusal(
                 "garbage",
                 f"{self.settings.url}: the answer is no JSON; is there a faulty proxy in between?",

@@ -165,7 +165,7 @@ def _said(body: bytes) -> str:
     """The server's own words, in one line."""
     try:
         decoded: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         decoded = None
     if isinstance(decoded, dict):
         return _plain(str(decoded.get("error", "")))
