@@ -1,0 +1,194 @@
+"""Asks a public service for known vulnerabilities of what is pinned, and the index what was withdrawn from it."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pins import LISTS, ROOT
+
+# It has known vulnerabilities. A service that does not tell of them tells of none: a mirror of an index answers, too.
+CONTROL = "jinja2==3.1.0"
+# Findings that are lived with: id, and why it does no harm here. One that is found no more must go.
+ACCEPTED: dict[str, str] = {}
+HOSTS = {"osv": "api.osv.dev", "pypi": "pypi.org"}
+TIMEOUT_SECONDS = 10
+_LONGEST = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A known vulnerability of a pinned version."""
+
+    name: str
+    version: str
+    ids: tuple[str, ...]
+    mended_in: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        mend = f"take {' or '.join(self.mended_in)}" if self.mended_in else "no version mends it"
+        return f"{self.name} {self.version}: {', '.join(self.ids)}; {mend}: make requirements UPGRADE=--upgrade"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a service says of a list: findings, packages that it does not know, and of how many it was asked."""
+
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+    asked: int
+
+
+class UnansweredError(Exception):
+    """A service was not reached or did not understand; the message says why."""
+
+
+def ask(service: str, lists: Sequence[Path], words: Sequence[str]) -> Answer:
+    """Let pip-audit ask a service about every line of these lists.
+
+    Raises:
+        UnansweredError: It gives no answer.
+    """
+    requirements = [word for path in lists for word in ("--requirement", str(path))]
+    command = [sys.executable, "-m", "pip_audit", "--vulnerability-service", service, "--disable-pip", *requirements]
+    command += ["--format", "json", "--aliases", "on", "--progress-spinner", "off", "--timeout", str(TIMEOUT_SECONDS)]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    try:
+        packages = json.loads(done.stdout)["dependencies"]
+    except (ValueError, KeyError) as error:
+        raise UnansweredError(_reason(done)) from error
+    return Answer(
+        findings=tuple(
+            Finding(
+                name=package["name"],
+                version=package["version"],
+                ids=tuple(dict.fromkeys([found["id"], *found["aliases"]])),
+                mended_in=tuple(found["fix_versions"]),
+            )
+            for package in packages
+            for found in package.get("vulns", ())
+        ),
+        unknown=tuple(package["name"] for package in packages if "skip_reason" in package),
+        asked=len(packages),
+    )
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """The last that a program said; of a failed connection its cause."""
+    lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+    return lines[-1].rpartition("(Caused by ")[2].rstrip(")")[:_LONGEST]
+
+
+def control(service: str, words: Sequence[str]) -> None:
+    """Ask about a version whose vulnerabilities are known.
+
+    Raises:
+        UnansweredError: None is told.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "control.txt"
+        path.write_text(f"{CONTROL}\n", encoding="utf-8")
+        if not ask(service, [path], [*words, "--no-deps"]).findings:
+            raise UnansweredError(f"it tells nothing of {CONTROL}, whose vulnerabilities are known")
+
+
+def judged(answer: Answer, accepted: dict[str, str]) -> Iterator[str]:
+    """Lines that fail the audit."""
+    seen = set()
+    for finding in answer.findings:
+        known = accepted.keys() & set(finding.ids)
+        seen |= known
+        if not known:
+            yield str(finding)
+    for name in answer.unknown:
+        yield f"{name}: the service does not know it, so nobody can say"
+    for one in sorted(accepted.keys() - seen):
+        yield f"{one}: accepted in scripts/audit.py and found no more; remove it"
+
+
+def withdrawn(lists: Sequence[Path]) -> Iterator[str]:
+    """Say which pinned version its makers have withdrawn from the index.
+
+    Raises:
+        UnansweredError: The index gives no answer.
+    """
+    seen = set()
+    for path in lists:
+        words = [
+            "install",
+            "--dry-run",
+            "--no-deps",
+            "--ignore-installed",
+            "--require-hashes",
+            "--quiet",
+            "--report",
+            "-",
+        ]
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, "--requirement", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UnansweredError(_reason(done))
+        for one in json.loads(done.stdout)["install"]:
+            if one["is_yanked"]:
+                seen.add(f"{one['metadata']['name']} {one['metadata']['version']}: withdrawn from the index")
+    yield from sorted(seen)
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """What is asked of whom."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--required", action="store_true", help="fail where nobody answers; ask the index, too")
+    parser.add_argument("--osv-url", help="ask this address alone, which answers as https://api.osv.dev/v1/query does")
+    default = [ROOT / "requirements" / f"{name}.txt" for name in LISTS]
+    parser.add_argument("lists", nargs="*", type=Path, default=default, help="requirements files; all of them")
+    return parser.parse_args(words)
+
+
+def vulnerabilities(lists: Sequence[Path], osv_url: str | None) -> list[str]:
+    """Lines that fail the audit, of the first service that answers; says whom it asked.
+
+    Raises:
+        UnansweredError: None answers.
+    """
+    words = ["--osv-url", osv_url] if osv_url else []
+    silent = []
+    for service in ("osv",) if osv_url else HOSTS:
+        name = osv_url or HOSTS[service]
+        try:
+            control(service, words)
+            answer = ask(service, lists, [*words, "--require-hashes"])
+        except UnansweredError as error:
+            silent.append(f"{name}: {error}")
+            continue
+        found = [*judged(answer, ACCEPTED)]
+        print(f"audit: {name} was asked about {answer.asked} packages, findings: {len(found)}")
+        return found
+    raise UnansweredError("; ".join(silent))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit code 1 for a finding, and with ``--required`` where there is no answer."""
+    given = arguments(words)
+    found = []
+    try:
+        found += vulnerabilities(given.lists, given.osv_url)
+    except UnansweredError as error:
+        print(f"audit: not asked: {error}; run `make audit` where one of them is reachable")
+        found += ["nothing is known of vulnerabilities"] if given.required else []
+    if given.required:
+        try:
+            found += withdrawn(given.lists)
+        except UnansweredError as error:
+            found.append(f"the index was not asked what was withdrawn: {error}")
+    for line in found:
+        print(f"audit: {line}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

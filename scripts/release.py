@@ -1,0 +1,115 @@
+"""Builds what is released, of the commit and not of the folder, twice under different conditions, and compares."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+# What must not be seen in a build: where, when, as whom and in which language it was made.
+CONDITIONS: tuple[tuple[int, Mapping[str, str]], ...] = (
+    (0o022, {"TZ": "UTC", "LC_ALL": "C", "PYTHONHASHSEED": "1"}),
+    (0o077, {"TZ": "Pacific/Kiritimati", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "2"}),
+)
+
+
+class BuildError(Exception):
+    """A build failed or is not like the other; the message says which file."""
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def export(commit: str, folder: Path, umask: int) -> None:
+    """Put a commit's files into a folder."""
+    folder.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "--no-same-permissions"], cwd=folder, input=archive, check=True, umask=umask)
+
+
+def build(source: Path, umask: int, environment: Mapping[str, str]) -> list[Path]:
+    """Make the sdist of a folder, and the wheel of the sdist, as who installs from it does.
+
+    Raises:
+        BuildError: The build failed.
+    """
+    out = source.parent / "out"
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    whole = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=whole, umask=umask)
+    if done.returncode:
+        raise BuildError(f"the build failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return sorted(out.iterdir())
+
+
+def bill(wheel: Path, pins: str, epoch: str) -> bytes:
+    """The bill of materials of a wheel with what a requirements file adds.
+
+    Raises:
+        BuildError: What is pinned is not installed.
+    """
+    lists = ROOT / "requirements" / f"{pins}.txt"
+    command = [sys.executable, str(ROOT / "scripts" / "sbom.py"), "--pins", str(lists), "--wheel", str(wheel)]
+    done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
+    if done.returncode:
+        raise BuildError(done.stderr.decode())
+    return done.stdout
+
+
+def make(commit: str, out: Path) -> list[Path]:
+    """Build a commit twice and put the files, their bills and their digests into a folder.
+
+    Raises:
+        BuildError: A build failed, or two of it differ.
+    """
+    epoch = _git("log", "-1", "--format=%ct", commit)
+    with tempfile.TemporaryDirectory(prefix="dist") as folder:
+        builds = []
+        for number, (umask, environment) in enumerate(CONDITIONS):
+            source = Path(folder) / ("a" * (number + 1)) / "tree"
+            export(commit, source, umask)
+            builds.append(build(source, umask, {**environment, "SOURCE_DATE_EPOCH": epoch}))
+        first, second = builds
+        if [path.name for path in first] != [path.name for path in second]:
+            raise BuildError(f"other files: {[path.name for path in first]}, {[path.name for path in second]}")
+        for one, other in zip(first, second, strict=True):
+            if one.read_bytes() != other.read_bytes():
+                raise BuildError(f"{one.name}: two builds differ")
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        files = [Path(shutil.copyfile(path, out / path.name)) for path in first]
+    (wheel,) = out.glob("*.whl")
+    version = wheel.name.split("-")[1]
+    for name, pins in (("gpu-cost-exporter", "runtime"), ("gpu-cost-exporter-service", "report")):
+        path = out / f"{name}-{version}.cdx.json"
+        path.write_bytes(bill(wheel, pins, epoch))
+        files.append(path)
+    digests = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(files))
+    (out / "SHA256SUMS").write_text(digests, encoding="utf-8")
+    return [*sorted(files), out / "SHA256SUMS"]
+
+
+def main() -> int:
+    """Build the last commit into ``dist``."""
+    commit = _git("rev-parse", "HEAD")
+    try:
+        files = make(commit, DIST)
+    except BuildError as error:
+        print(f"dist: {error}")
+        return 1
+    if _git("status", "--porcelain"):
+        print("dist: what is not committed is not in it")
+    print(f"dist: {commit}, built twice, equal:")
+    for path in files:
+        print(f"  {path.relative_to(ROOT)}  {path.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
