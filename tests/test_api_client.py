@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from exporter.attribution import api_client, api_errors
 from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient
+from exporter.attribution.api_settings import of_service_account
 from exporter.errors import ApiError
 from exporter.simulator.api_server import Tls
 from exporter.simulator.truth import Fault
@@ -37,6 +38,25 @@ async def main():
 asyncio.run(main())
 loaded = [name for name in sys.modules if ".models." in name and name.startswith("kubernetes")]
 loaded += [name for name in sys.modules if name.startswith("kubernetes") and ".api." in name]
+assert not loaded, loaded
+"""
+
+
+IN_A_POD = """
+import asyncio, random, sys
+from pathlib import Path
+from exporter.attribution.api_client import ApiClient, METADATA_LIST
+
+async def main():
+    _, folder, host, port = sys.argv
+    environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    client = ApiClient(None, random=random.random, environ=environ, service_account=Path(folder))
+    listed = await client.get("/api/v1/pods", {"resourceVersion": "0"}, accept=METADATA_LIST)
+    assert listed["kind"] == "PartialObjectMetadataList", listed
+    await client.close()
+
+asyncio.run(main())
+loaded = [name for name in sys.modules if name.partition(".")[0] in {"kubernetes", "requests", "urllib3", "pydantic"}]
 assert not loaded, loaded
 """
 
@@ -321,6 +341,25 @@ async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Pa
         assert client.address == world.server.url
         assert world.server.without_token == 0
         await client.close()
+
+
+async def test_an_agent_in_a_pod_never_loads_the_kubernetes_package(tmp_path: Path, tls: Tls) -> None:
+    async with World(tmp_path, tls=tls) as world:
+        host, port = world.server.url.removeprefix("https://").split(":")
+        (tmp_path / "ca.crt").write_bytes(tls.certificate.read_bytes())
+        command = (sys.executable, "-c", IN_A_POD, str(tmp_path), host, port)
+        process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+        _, said = await process.communicate()
+        assert (process.returncode, said.decode()) == (0, "")
+
+
+async def test_the_address_in_a_pod_may_be_of_ip_version_6(tmp_path: Path) -> None:
+    for name in ("token", "ca.crt"):
+        (tmp_path / name).write_text("x\n")
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    settings = of_service_account(environ, tmp_path)
+    assert settings.host == "https://[fd00::1]:443"
+    assert await settings.authorization() == "Bearer x"
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt"])

@@ -1,11 +1,9 @@
-"""The Kubernetes API over HTTP: the only door to the ``kubernetes`` package, which gives settings and credentials."""
+"""The Kubernetes API over HTTP: one object, one list, one watch; every failure in words."""
 
 import asyncio
 import contextlib
-import importlib
 import json
 import os
-import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +13,9 @@ from typing import Any
 import aiohttp
 
 from exporter.attribution import api_errors
-from exporter.attribution.api_credentials import SERVICE_ACCOUNT, Credentials, usable
+from exporter.attribution.api_credentials import Credentials, usable
+from exporter.attribution.api_settings import SERVICE_ACCOUNT
+from exporter.attribution.api_transport import Transport
 from exporter.errors import ApiError
 
 PLAIN = "application/json"
@@ -33,8 +33,6 @@ OPENED = "OPENED"
 SKIPPED = "SKIPPED"
 """Type of the event that stands for a line over the limit."""
 _NO_QUERY: Mapping[str, str] = MappingProxyType({})
-# What the transport is made of; where it changed, so must the transport.
-_TRANSPORT = ("host", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "proxy", "tls_server_name")
 
 
 class ApiClient:
@@ -57,7 +55,7 @@ class ApiClient:
     ) -> None:
         self._random = random
         self._credentials = Credentials(kubeconfig, environ=environ, service_account=service_account)
-        self._api: Any = None
+        self._api: Transport | None = None
         self._stale = False
         self._opening = asyncio.Lock()
         self.date = ""
@@ -67,7 +65,7 @@ class ApiClient:
     def address(self) -> str:
         """URL of the API server, for messages; where it would be read from, before it has been."""
         if self._api is not None:
-            return str(self._api.configuration.host)
+            return self._api.settings.host
         return f"the server of the {self._credentials.place}"
 
     def retry_seconds(self, error: ApiError, failures: int) -> float:
@@ -184,44 +182,30 @@ class ApiClient:
         return response
 
     async def _send(
-        self,
-        api: Any,  # noqa: ANN401 - as _opened
-        path: str,
-        query: Mapping[str, str],
-        accept: str,
-        limits: aiohttp.ClientTimeout,
+        self, api: Transport, path: str, query: Mapping[str, str], accept: str, limits: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
-        # Without auth_settings the request is anonymous.
-        with usable(self._credentials.place):  # the token's file is read again once a minute
-            call = await api.param_serialize(
-                "GET",
-                path,
-                query_params=list(query.items()),
-                header_params={"Accept": accept},
-                auth_settings=["BearerToken"],
-            )
-        response: aiohttp.ClientResponse = (await api.call_api(*call, _request_timeout=limits)).response
+        with usable(self._credentials.place):  # the token's file is read again
+            authorization = await api.settings.authorization()
+        response = await api.get(path, query, accept=accept, authorization=authorization, limits=limits)
         self.date = response.headers.get("Date", "")
         return response
 
-    async def _opened(self) -> Any:  # noqa: ANN401 - the package is not imported where its types could be named
+    async def _opened(self) -> Transport:
         async with self._opening:
             if self._api is None or self._stale:
                 await self.close()
-                self._api, self._stale = _transport(await self._credentials.read()), False
+                self._api, self._stale = Transport(await self._credentials.read()), False
             return self._api
 
-    async def _reopened(self) -> Any:  # noqa: ANN401 - as above
+    async def _reopened(self) -> Transport:
         """Read settings and credentials again; open streams stay where only the token is new."""
         async with self._opening:
             new, old = await self._credentials.read(), self._api
-            same = old is not None and all(getattr(new, key) == getattr(old.configuration, key) for key in _TRANSPORT)
-            if same and new.api_key:
-                old.configuration.api_key = new.api_key
-                old.configuration.refresh_api_key_hook = new.refresh_api_key_hook
+            if old is not None and new == old.settings:
+                old.settings = new
                 return old
             await self.close()
-            self._api = _transport(new)
+            self._api = Transport(new)
             return self._api
 
     def _error(self, reason: str, path: str, query: Mapping[str, str], problem: str) -> ApiError:
@@ -261,28 +245,6 @@ class ApiClient:
         except (RuntimeError, AssertionError) as error:
             # What aiohttp raises in one task when another has just replaced or closed the connections.
             raise self._error("unreachable", path, query, "the connections were replaced meanwhile") from error
-
-
-def _transport(configuration: Any) -> Any:  # noqa: ANN401 - as ApiClient._opened
-    api = importlib.import_module("kubernetes.aio.client.api_client").ApiClient(configuration)
-    api.user_agent = "gpu-cost-exporter"
-    # The package would make its own at the first request, without keepalive: a peer that vanished would be
-    # noticed only when a watch has been silent for minutes.
-    api.rest_client.pool_manager = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=api.rest_client.ssl_context, socket_factory=_keepalive_socket),
-        trust_env=True,
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
-    return api
-
-
-def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
 
 
 def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON

@@ -1,4 +1,7 @@
-"""Where the Kubernetes API is and what to show it: the pod's service account or a kubeconfig, read when asked."""
+"""Where the Kubernetes API is and what to show it: the pod's service account or a kubeconfig, read when asked.
+
+The only door to the ``kubernetes`` package, which reads kubeconfigs. It takes 20 MiB, so no agent in a pod loads it.
+"""
 
 import asyncio
 import contextlib
@@ -8,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from exporter.attribution.api_settings import SERVICE_ACCOUNT, ApiSettings, of_service_account
 from exporter.errors import ApiError
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Credentials:
@@ -40,27 +42,23 @@ class Credentials:
             return f"service account in {self._service_account}"
         return f"kubeconfig {self._files}"
 
-    async def read(self) -> Any:  # noqa: ANN401 - the package is not imported where its types could be named
-        """Read everything from its files and give the package's ``Configuration``.
+    async def read(self) -> ApiSettings:
+        """Read everything from its files.
 
         Raises:
             ApiError: ``no_config``.
         """
-        # By name, so that neither a type checker nor an agent without metadata reads thousands of modules; beside the
-        # loop, because it takes half a second.
-        for module in ("client.api_client", "config.kube_config", "config.incluster_config"):
+        if self._in_pod:
+            with usable(self.place):
+                return of_service_account(self._environ, self._service_account)
+        # By name, so that a type checker does not read thousands of modules; beside the loop, because it takes half a
+        # second.
+        for module in ("client.configuration", "config.kube_config"):
             await asyncio.to_thread(importlib.import_module, f"kubernetes.aio.{module}")
         configuration = importlib.import_module("kubernetes.aio.client.configuration").Configuration()
         with usable(self.place):
-            if self._in_pod:
-                self._read_service_account(configuration)
-            else:
-                await self._read_kubeconfig(configuration)
-        # Python 3.13 asks certificates for what many clusters' lack and Go does not ask for; chain and name are
-        # checked as ever.
-        configuration.disable_strict_ssl_verification = True
-        _strip_token(configuration)
-        return configuration
+            await self._read_kubeconfig(configuration)
+        return _settings(configuration)
 
     @property
     def _in_pod(self) -> bool:
@@ -72,15 +70,7 @@ class Credentials:
             return str(self._kubeconfig)
         return self._environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
-    def _read_service_account(self, configuration: Any) -> None:  # noqa: ANN401 - as read
-        loader = importlib.import_module("kubernetes.aio.config.incluster_config").InClusterConfigLoader
-        loader(
-            token_filename=str(self._service_account / "token"),
-            cert_filename=str(self._service_account / "ca.crt"),
-            environ=self._environ,
-        ).load_and_set(configuration)
-
-    async def _read_kubeconfig(self, configuration: Any) -> None:  # noqa: ANN401 - as read
+    async def _read_kubeconfig(self, configuration: Any) -> None:  # noqa: ANN401 - the package has no types to name here
         files = self._files
         if not any(_is_file(name) for name in files.split(os.pathsep)):
             raise ApiError(
@@ -121,14 +111,19 @@ def _is_file(name: str) -> bool:
     return bool(name) and Path(name).expanduser().is_file()
 
 
-def _strip_token(configuration: Any) -> None:  # noqa: ANN401 - as Credentials.read
-    """Take the line end off a token, which would make every request an error; also when it is read again."""
-    hook = configuration.refresh_api_key_hook
+def _settings(configuration: Any) -> ApiSettings:  # noqa: ANN401 - as _read_kubeconfig
+    async def authorization() -> str:
+        key = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return str(key or "").strip()  # a line end would make every request an error
 
-    def refresh(refreshed: Any) -> None:  # noqa: ANN401 - as above
-        if hook is not None:
-            hook(refreshed)
-            refreshed.refresh_api_key_hook = refresh
-        refreshed.api_key = {name: key.strip() for name, key in refreshed.api_key.items()}
-
-    configuration.refresh_api_key_hook = refresh
+    return ApiSettings(
+        host=configuration.host,
+        ca_file=configuration.ssl_ca_cert,
+        ca_data=configuration.ca_cert_data,
+        certificate_file=configuration.cert_file,
+        key_file=configuration.key_file,
+        verify=configuration.verify_ssl,
+        proxy=configuration.proxy,
+        server_name=configuration.tls_server_name,
+        authorization=authorization,
+    )

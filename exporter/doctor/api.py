@@ -157,8 +157,8 @@ def _clock_findings(date: str, now: float) -> list[Finding]:
 async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
     """When the token ends, if it tells; one that is renewed in its file is read again by itself."""
     with contextlib.suppress(ApiError):
-        configuration = await Credentials(config.kubeconfig).read()
-        ends = token_ends_seconds(str(configuration.api_key.get("BearerToken", "")))
+        settings = await Credentials(config.kubeconfig).read()
+        ends = token_ends_seconds(await settings.authorization())
         if ends is not None and ends <= now:
             mend = "have it renewed (a projected service-account token renews itself), and see this node's clock"
             return [warn("API token", f"ended {(now - ends) / 60:.0f} min ago by this node's clock", mend)]
