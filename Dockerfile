@@ -17,6 +17,7 @@ RUN python3 -m venv /opt/build \
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
 COPY deploy/image/finish.sh ./
+COPY scripts/pins.py scripts/sbom.py scripts/
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM build AS build-agent

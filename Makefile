@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check bench bench-accuracy accuracy golden format requirements image clean
+.PHONY: help install demo test check bench bench-accuracy accuracy golden format requirements image audit dist clean
 
 PYTHON ?= python3
 # Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
@@ -55,6 +55,8 @@ test: .venv/.develop .tools/.demo .tools/.deploy .tools/.test ## Run the tests; 
 	rm -rf "$$directory"
 
 check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules, image, chart and what generated files must equal
+	$(RUN) scripts/pins.py
+	$(RUN) scripts/audit.py
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -116,5 +118,12 @@ image: ## Build the images of the agent and of the cost service
 	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target agent --tag $(IMAGE):$(VERSION) .
 	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target service --tag $(IMAGE)-service:$(VERSION) .
 
+audit: .venv/.develop ## Ask for known vulnerabilities of what is pinned, and what was withdrawn; fails where nobody answers
+	$(RUN) scripts/pins.py
+	$(RUN) scripts/audit.py --required
+
+dist: .venv/.develop ## Build sdist, wheel and bills of materials of the last commit into dist/, twice, and compare
+	$(RUN) scripts/release.py
+
 clean: ## Remove everything that make made
-	rm -rf .venv .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf .venv .tools .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import sys
 import uuid
@@ -101,10 +102,12 @@ def dependencies(environment: Mapping[str, importlib.metadata.Distribution]) -> 
 
 
 def system(root: Path) -> list[Component]:
-    """Packages of a Debian base, of ``/var/lib/dpkg/status``; none where there is none."""
+    """Python, and packages of a Debian base as ``/var/lib/dpkg/status`` has them; other bases have none."""
+    purl = f"pkg:generic/python@{platform.python_version()}"
+    python = {"type": "platform", "bom-ref": purl, "name": "python", "version": platform.python_version(), "purl": purl}
     status = root / "var/lib/dpkg/status"
     if not status.is_file():
-        return []
+        return [python]
     text = (root / "etc/os-release").read_text(encoding="utf-8")
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
     found = []
@@ -113,10 +116,10 @@ def system(root: Path) -> list[Component]:
         if fields.get("Status", "").endswith(" installed"):
             name, version = fields["Package"], fields["Version"]
             where = f"arch={fields['Architecture']}&distro={release['ID']}-{release.get('VERSION_ID', 'unknown')}"
-            quoted = version.replace("+", "%2B").replace(":", "%3A").replace("~", "~")
+            quoted = version.replace("+", "%2B").replace(":", "%3A")
             purl = f"pkg:deb/{release['ID']}/{name.replace('+', '%2B')}@{quoted}?{where}"
             found.append({"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl})
-    return sorted(found, key=lambda one: str(one["bom-ref"]))
+    return [python, *sorted(found, key=lambda one: str(one["bom-ref"]))]
 
 
 def bill(
@@ -169,7 +172,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write a bill of materials as CycloneDX JSON.")
     parser.add_argument("--pins", type=Path, required=True, help="the requirements file that was installed")
     parser.add_argument("--folder", help="a site-packages folder that holds nothing else; this Python's own without it")
-    parser.add_argument("--base", type=Path, help="the root whose Debian packages are listed, too")
+    parser.add_argument("--base", type=Path, help="the root whose Python and Debian packages are listed, too")
     parser.add_argument("--wheel", type=Path, help="our own file")
     given = parser.parse_args(words)
     pins = read(given.pins)

@@ -8,6 +8,8 @@ install() { /opt/build/bin/pip --python "$home/bin/python" install --quiet --no-
 install --require-hashes --only-binary :all: -r "$1"
 install --no-deps --no-index /wheels/*.whl
 cd "$home"/lib/python3.*/site-packages
+# What is in the image, as CycloneDX: nothing comes after it.
+/opt/build/bin/python /src/scripts/sbom.py --pins "/src/$1" --folder "$PWD" --base / > "$home/sbom.cdx.json"
 
 # Of the Kubernetes client, credentials and transport are used; its typed models and calls, never loaded, are 100 MB.
 find kubernetes/client/api kubernetes/client/models kubernetes/aio/client/api kubernetes/aio/client/models \
