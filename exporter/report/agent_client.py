@@ -71,7 +71,15 @@ def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAcce
         ConfigError: A file of ``access`` cannot be read, or is none.
         ExporterError: The agent is down, is none, is too old or new, or has nothing to tell yet.
     """
-    body = _get(base, timeout_seconds, access or AgentAccess())
+    return document_of(_get(base, timeout_seconds, access or AgentAccess()), base)
+
+
+def document_of(body: bytes, base: str) -> dict[str, Any]:
+    """The ledger in the body of an answer; ``base`` is whose.
+
+    Raises:
+        ExporterError: It is none, or of an agent that is too old or new.
+    """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
