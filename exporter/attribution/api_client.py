@@ -58,6 +58,7 @@ class ApiClient:
         self._api: Transport | None = None
         self._stale = False
         self._opening = asyncio.Lock()
+        self._token = ""
         self.date = ""
         """The server's clock with its last answer, as HTTP writes it; empty where it did not tell."""
 
@@ -147,7 +148,8 @@ class ApiClient:
             raise self._error("garbage", path, query, "an event has no object")
         if event.get("type") == "ERROR":
             status = event["object"]
-            raise api_errors.of_status(status.get("code"), self.address, path, query, details=status.get("message"))
+            details = self._without_token(str(status.get("message") or ""))
+            raise api_errors.of_status(status.get("code"), self.address, path, query, details=details)
         return event
 
     async def _body(self, response: aiohttp.ClientResponse, path: str, query: Mapping[str, str]) -> bytes:
@@ -168,7 +170,7 @@ class ApiClient:
             response = await self._send(await self._reopened(), path, query, accept, limits)
         if response.status != 200:  # noqa: PLR2004 - reading gives nothing else
             try:
-                details = api_errors.message_of(await response.content.read(4096))
+                details = self._without_token(api_errors.message_of(await response.content.read(4096)))
             finally:
                 response.close()
             raise api_errors.of_status(
@@ -186,6 +188,7 @@ class ApiClient:
     ) -> aiohttp.ClientResponse:
         with usable(self._credentials.place):  # the token's file is read again
             authorization = await api.settings.authorization()
+        self._token = authorization.rpartition(" ")[2]
         response = await api.get(path, query, accept=accept, authorization=authorization, limits=limits)
         self.date = response.headers.get("Date", "")
         return response
@@ -207,6 +210,10 @@ class ApiClient:
             await self.close()
             self._api = Transport(new)
             return self._api
+
+    def _without_token(self, said: str) -> str:
+        """What a server said, without the token that it was shown: some proxies repeat a request in their errors."""
+        return said.replace(self._token, "...") if self._token else said
 
     def _error(self, reason: str, path: str, query: Mapping[str, str], problem: str) -> ApiError:
         return ApiError(reason, f"{api_errors.action(path, query)} at {self.address}: {problem}")

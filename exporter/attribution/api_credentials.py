@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from exporter.attribution.api_settings import SERVICE_ACCOUNT, ApiSettings, of_service_account
 from exporter.errors import ApiError
@@ -58,6 +59,12 @@ class Credentials:
         configuration = importlib.import_module("kubernetes.aio.client.configuration").Configuration()
         with usable(self.place):
             await self._read_kubeconfig(configuration)
+            # The address is told in messages and on pages.
+            if "@" in urlsplit(configuration.host).netloc:
+                raise ApiError(
+                    "no_config",
+                    f"{self.place}: `server` has a user or a password in it; put them under `users` of the kubeconfig",
+                )
         return _settings(configuration)
 
     @property

@@ -46,6 +46,7 @@ class Transport:
             timeout=limits,
             proxy=self.settings.proxy,
             server_hostname=self.settings.server_name,
+            allow_redirects=False,  # an API server sends nobody elsewhere, and none chooses whom the agent asks
         )
 
     async def close(self) -> None:
