@@ -1,0 +1,205 @@
+"""Chaos: real agents with real children under random faults, every page held to the truth; `make chaos` runs it.
+
+    python benchmarks/chaos.py --seeds 1..200            # each seed on a node of its own
+    python benchmarks/chaos.py --seeds 17 --show         # print a seed's schedule and run it again
+    python benchmarks/chaos.py --seeds 1..20 --together  # one agent lives through all of them: does anything grow?
+"""
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+import chaos_schedule
+import chaos_world
+from chaos_invariants import Judge, Violation
+from chaos_node import ChaosNode, Tools, Weight, tools
+from chaos_schedule import Injection, Schedule
+
+WELL_SECONDS = 30.0
+"""A node that is not well so long after the last fault has not recovered."""
+AFTER_SECONDS = 1.2
+"""It is looked at for so long after it is well."""
+BETWEEN_SECONDS = 8.0
+"""Between the schedules that one agent lives through."""
+MORE_THREADS, MORE_DESCRIPTORS, MOST_FILES, MORE_SERIES = 4, 10, 4, 250
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What came of one node."""
+
+    seeds: tuple[int, ...]
+    faults: Counter[str] = field(default_factory=Counter)
+    checks: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+    pages: int = 0
+    recovered_seconds: list[float] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    storm: Counter[str] = field(default_factory=Counter)
+
+
+async def live(schedules: list[Schedule], at_hand: Tools, *, keep: bool = False) -> Outcome:
+    """Let one agent live through schedules, one after the other."""
+    starts, injections = _chained(schedules)
+    outcome = Outcome(seeds=tuple(one.seed for one in schedules), faults=Counter(one.kind for one in injections))
+    with_dcgm = schedules[0].with_dcgm
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        plan = chaos_world.plan(injections, epoch_unix=time.time(), epoch_monotonic=time.monotonic())
+        world = chaos_world.World(plan)
+        judge = Judge(world=world, injections=injections, with_dcgm=with_dcgm)
+        async with ChaosNode(directory=directory, world=world, judge=judge, tools=at_hand) as node:
+            for number, schedule in enumerate(schedules):
+                begin = starts[number]
+                own = chaos_schedule.shifted(schedule, begin)
+                await node.play(own)
+                await asyncio.sleep(max(0.0, begin + schedule.seconds - node.now()))
+                await node.until_quiet()
+                took, why = await node.until_well(WELL_SECONDS)
+                outcome.recovered_seconds.append(took)
+                judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
+                await asyncio.sleep(AFTER_SECONDS)
+                _weigh(node, judge, outcome)
+                if node.newest is not None:
+                    judge.shares(node.newest, node.now())
+            outcome.checks, outcome.violations = judge.checks, judge.violations
+            outcome.pages, outcome.storm = node.pages, node.storm
+        return outcome
+    finally:
+        if keep:
+            print(f"kept: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _chained(schedules: list[Schedule]) -> tuple[list[float], tuple[Injection, ...]]:
+    """When each schedule begins, and all injections in order."""
+    begin, starts, found = 3.0, [], []
+    for one in schedules:
+        starts.append(begin)
+        found += chaos_schedule.shifted(one, begin)
+        begin += one.seconds + BETWEEN_SECONDS
+    return starts, tuple(sorted(found, key=lambda one: one.at))
+
+
+def _weigh(node: ChaosNode, judge: Judge, outcome: Outcome) -> None:
+    weight = node.weigh()
+    if weight is None:
+        return
+    outcome.weights.append(weight)
+    now, expected = node.now(), 1 + judge.with_dcgm
+    judge.expect("no child too many", weight.children <= expected, now, f"{weight.children} children")
+    judge.expect("no file left behind", weight.files <= MOST_FILES, now, f"{weight.files} in the state directory")
+    first = outcome.weights[0]
+    for what, most in (("threads", MORE_THREADS), ("descriptors", MORE_DESCRIPTORS), ("series", MORE_SERIES)):
+        before, after = getattr(first, what), getattr(weight, what)
+        judge.expect(f"no growth of {what}", after <= before + most, now, f"from {before} to {after}")
+
+
+async def run(arguments: argparse.Namespace, at_hand: Tools) -> list[Outcome]:
+    """Run all seeds, some of them side by side."""
+    drawn = [
+        chaos_schedule.draw(seed, faults=arguments.faults, seconds=arguments.seconds, without=at_hand.cannot)
+        for seed in _seeds(arguments.seeds)
+    ]
+    groups = [drawn] if arguments.together else [[one] for one in drawn]
+    side_by_side = asyncio.Semaphore(arguments.jobs)
+    outcomes: list[Outcome] = []
+
+    async def one(group: list[Schedule]) -> None:
+        async with side_by_side:
+            if arguments.show:
+                print("\n".join(each.text() for each in group), flush=True)
+            outcome = await live(group, at_hand, keep=arguments.keep)
+            outcomes.append(outcome)
+            _tell(outcome, len(outcomes), len(groups))
+
+    await asyncio.gather(*(one(group) for group in groups))
+    return outcomes
+
+
+def _seeds(text: str) -> list[int]:
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        seeds += range(int(first), int(last) + 1) if dots else [int(first)]
+    return seeds
+
+
+def _tell(outcome: Outcome, done: int, of: int) -> None:
+    seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"seeds {outcome.seeds[0]}..{outcome.seeds[-1]}"
+    well = ", ".join(f"{seconds:.1f}" for seconds in outcome.recovered_seconds)
+    counts = f"{outcome.faults.total()} faults, {outcome.checks.total()} checks, {outcome.pages} pages, well after {well} s"
+    print(f"{done}/{of} {seeds}: {counts}, {len(outcome.violations)} violations", flush=True)
+    shown: Counter[str] = Counter()
+    for one in outcome.violations:
+        shown[one.kind] += 1
+        if shown[one.kind] <= 3:  # noqa: PLR2004 - the rest says the same
+            print(f"    {one.at:7.2f}  {one.what}", flush=True)
+
+
+def show(outcomes: list[Outcome], cannot: frozenset[str]) -> None:
+    """Print the tables."""
+    faults, checks, broken = Counter[str](), Counter[str](), Counter[str]()
+    for one in outcomes:
+        faults += one.faults
+        checks += one.checks
+        broken += Counter(each.kind for each in one.violations)
+    print("\n| fault | injected |\n|---|---:|")
+    print("\n".join(f"| {kind} | {count} |" for kind, count in faults.most_common()))
+    print(f"| **all** | **{faults.total()}** |")
+    print("\n| invariant | checked | violated |\n|---|---:|---:|")
+    print("\n".join(f"| {kind} | {checks[kind]} | {broken[kind]} |" for kind in sorted({*checks, *broken})))
+    print(f"| **all** | **{checks.total()}** | **{broken.total()}** |")
+    recovered = sorted(seconds for one in outcomes for seconds in one.recovered_seconds)
+    if recovered:
+        high = quantiles(recovered, n=100, method="inclusive")[98] if len(recovered) > 1 else recovered[0]
+        print(f"\nwell again after median {median(recovered):.1f} s, p99 {high:.1f} s, longest {recovered[-1]:.1f} s")
+    storm = sum((one.storm for one in outcomes), Counter[str]())
+    print(f"scrape storms: {dict(storm) or 'none'}; pages held to the truth: {sum(one.pages for one in outcomes)}")
+    for one in outcomes:
+        if len(one.weights) > 1:
+            _show_weights(one.weights)
+    if cannot:
+        print(f"left out on this machine: {', '.join(sorted(cannot))}")
+    for one in outcomes:
+        if one.violations:
+            print(f"VIOLATED with seeds {one.seeds}: again with `make chaos SEEDS={one.seeds[0]}`")
+
+
+def _show_weights(weights: list[Weight]) -> None:
+    print("\n| schedule | threads | descriptors | children | series | PSS of all, MiB |\n|---:|---:|---:|---:|---:|---:|")
+    for number, one in enumerate(weights, 1):
+        figures = f"{one.threads} | {one.descriptors} | {one.children} | {one.series} | {one.pss_kib / 1024:.1f}"
+        print(f"| {number} | {figures} |")
+
+
+def main() -> int:
+    """Run and print; 1 when something that must be was not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="1..20", help="such as 17, 1..200 or 1,5,9 [default: 1..20]")
+    parser.add_argument("--faults", type=int, default=54, help="of a schedule [default: 54]")
+    parser.add_argument("--seconds", type=float, default=12.0, help="within which they begin [default: 12]")
+    parser.add_argument("--jobs", type=int, default=1, help="nodes side by side [default: 1]")
+    parser.add_argument("--together", action="store_true", help="one agent lives through all seeds")
+    parser.add_argument("--show", action="store_true", help="print each schedule")
+    parser.add_argument("--keep", action="store_true", help="keep the nodes' directories, with the agents' logs")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="chaos-tools-") as directory:
+        at_hand = tools(Path(directory))
+        outcomes = asyncio.run(run(arguments, at_hand))
+    show(outcomes, at_hand.cannot)
+    print(f"{time.monotonic() - began:.0f} s in all")
+    return 1 if any(one.violations for one in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

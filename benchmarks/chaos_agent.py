@@ -1,0 +1,106 @@
+"""The agent under chaos: its own `run` and its own children over a simulated driver, with its patience shortened.
+
+A node under chaos lives five times as fast: it is sampled every 0.2 s and the kubelet is asked every second. What the agent
+waits for in seconds is a fifth, too, so that twenty seconds show what takes a real node a hundred; see ``hurry``.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+from chaos_world import Plan, World
+
+HASTE = 5.0
+
+
+def hurry_child() -> None:
+    """Shorten the patience of the process that owns the driver."""
+    from exporter.sources import nvml  # noqa: PLC0415 - the child of DCGM does without
+
+    nvml.NvmlSource.waits_seconds = (1.0 / HASTE, 10.0 / HASTE)
+    _shorten(nvml.NvmlSource.__init__, "retry_seconds", "reopen_seconds")
+
+
+def hurry() -> None:
+    """Shorten the patience of the agent: deadlines of children and kubelet, pauses after failures, births of series."""
+    from exporter.agent import metering, run  # noqa: PLC0415 - a child does without
+    from exporter.attribution import api_errors, list_watch, podresources  # noqa: PLC0415
+    from exporter.sources import worker  # noqa: PLC0415
+
+    for module, names in (
+        (metering, ("HUNG_SECONDS",)),
+        (api_errors, ("FIRST_BACKOFF_SECONDS", "LONGEST_BACKOFF_SECONDS", "FORBIDDEN_SECONDS")),
+        (list_watch, ("GONE_SPREAD_SECONDS", "SHORTEST_WATCH_SECONDS")),
+        (podresources, ("LONGEST_WAIT_SECONDS", "LEAST_RETRY_SECONDS")),
+        (worker, ("_GRACE_SECONDS", "_FIRST_BACKOFF_SECONDS", "_LONGEST_BACKOFF_SECONDS", "_SETTLED_SECONDS")),
+    ):
+        for name in names:
+            setattr(module, name, getattr(module, name) / HASTE)
+    run.SEEN_AT_ZERO_SECONDS = 1.0  # a page without figures could show nothing wrong
+    _shorten(worker.Worker.__init__, "deadline_seconds", "start_deadline_seconds")
+
+
+def _shorten(function: object, *names: str) -> None:
+    defaults = getattr(function, "__kwdefaults__")  # noqa: B009 - a function's own type has not told
+    for name in names:
+        defaults[name] /= HASTE
+
+
+def _child(path: Path, rest: list[str]) -> int:
+    from exporter.simulator import dcgm, driver  # noqa: PLC0415 - the agent does without
+    from exporter.sources import child  # noqa: PLC0415
+
+    plan = Plan.read(path)
+    world = World(plan)
+
+    def truth() -> object:
+        return world.at(time.monotonic() - plan.epoch_monotonic)
+
+    if "--dcgm-address" in rest:
+        dcgm.install(truth, epoch_seconds=plan.epoch_unix)  # type: ignore[arg-type]
+    else:
+        hurry_child()
+        driver.install(truth, epoch_seconds=plan.epoch_unix)  # type: ignore[arg-type]
+    return child.main(rest)
+
+
+def _agent(path: Path, rest: list[str]) -> int:
+    from exporter import agent  # noqa: PLC0415 - a child does without
+    from exporter.agent.workers import fields_of, sources_of  # noqa: PLC0415
+    from exporter.cli.base import Parser, add_options  # noqa: PLC0415
+    from exporter.config import load_agent, logs, read_collectors  # noqa: PLC0415
+
+    hurry()
+    parser = Parser(prog="chaos_agent.py")
+    add_options(parser)
+    config = load_agent(vars(parser.parse_args(rest)), os.environ)
+    logs.configure(config.log_format, config.log_level)
+    fields = read_collectors(config.collectors).fields
+    commands = {
+        name: (
+            *(sys.executable, __file__, "child", str(path), "--interval", str(config.sample_interval_seconds)),
+            *("--fields", ",".join(str(int(one)) for one in sorted(fields_of(config, name, fields)))),
+            *(("--dcgm-address", config.dcgm_address) if name == "dcgm" else ()),
+        )
+        for name in sources_of(config)
+    }
+    running = agent.run(
+        config, worker_command=commands.get("nvml"), dcgm_worker_command=commands.get("dcgm"), simulated=True
+    )
+    return asyncio.run(running)
+
+
+def main() -> int:
+    """Be the agent, or a child of it; the exit code is the agent's."""
+    parser = argparse.ArgumentParser(description="The agent under chaos; benchmarks/chaos.py starts it.")
+    parser.add_argument("part", choices=("agent", "child"))
+    parser.add_argument("plan", type=Path, help="what benchmarks/chaos_world.py wrote")
+    arguments, rest = parser.parse_known_args()
+    return _child(arguments.plan, rest) if arguments.part == "child" else _agent(arguments.plan, rest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,311 @@
+"""What must be true of a node under chaos, whatever happens: pages held to the truth and to the pages before."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from chaos_schedule import Injection
+from chaos_world import STEADY, World
+
+from exporter.simulator.scenario_faults import GPU_FAULTS
+from exporter.simulator.truth import NodeTruth
+
+ALLOWED_RATIO = 0.15
+"""So much lower than the truth may an activity be before it is a false idle."""
+BEFORE_SAMPLE_SECONDS = 1.6
+"""What a sample measured may have begun so long before it."""
+AROUND_SECONDS = 0.3
+"""What the clocks of two processes and an instant's rounding may differ by."""
+STALE_SECONDS = 2.0 + 0.2
+"""A reading older than this is not shown: three intervals, but two seconds at least, and a tick."""
+KUBELET_CALL_SECONDS = 4.5
+"""An answer's stamp is of the question, which may be asked twice."""
+EXPIRY_SECONDS = 5.0
+_STEP_SECONDS = 0.1
+_SETTLED_ENERGY = 1e-6
+
+Labels = Mapping[str, str]
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_KEPT = ("gpu_ledger_", "gpu_pod_", "gpu_exporter_ledger_")
+"""Counters that outlive the agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """Something that must not be, and when."""
+
+    what: str
+    """Its kind, then a colon and the rest."""
+    at: float
+
+    @property
+    def kind(self) -> str:
+        """What is counted."""
+        return self.what.partition(":")[0]
+
+
+@dataclass(slots=True)
+class Page:
+    """A page as it was served."""
+
+    values: dict[str, float]
+    """By name and labels as they stand there."""
+    counters: frozenset[str]
+    """Names of the families that count."""
+
+    def rows(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
+        """Labels and value of every series of a name."""
+        for key, value in self.values.items():
+            if key.startswith(name) and key[len(name) : len(name) + 1] in ("{", ""):
+                yield dict(_LABEL.findall(key)), value
+
+    def one(self, name: str, **labels: str) -> float | None:
+        """Value of the first series of a name that has the labels."""
+        wanted = labels.items()
+        return next((value for carried, value in self.rows(name) if wanted <= carried.items()), None)
+
+
+def parse(text: str) -> Page:
+    """Read a page.
+
+    Raises:
+        ValueError: It is not one: a series twice, a value that is no number, a broken line.
+    """
+    values: dict[str, float] = {}
+    counters: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            if kind == "counter":
+                counters.add(name)
+        if not line or line.startswith("#"):
+            continue
+        key, _, number = line.rpartition(" ")
+        value = float(number)
+        if math.isnan(value):
+            raise ValueError(f"NaN: {key}")
+        if key in values:
+            raise ValueError(f"twice: {key}")
+        values[key] = value
+    if not values:
+        raise ValueError("an empty page")
+    return Page(values, frozenset(counters))
+
+
+def _name(key: str) -> str:
+    return key.partition("{")[0]
+
+
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Holds one node's pages to the truth; times are the world's."""
+
+    world: World
+    injections: tuple[Injection, ...]
+    with_dcgm: bool
+    checks: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+    steps: list[tuple[float, float]] = field(default_factory=lambda: [(-math.inf, 0.0)])
+    """When the wall clock was set, and by how much it is off from then on."""
+    _last: dict[str, float] = field(default_factory=dict)
+    _first_of_agent: bool = False
+
+    def stepped(self, t: float, seconds: float) -> None:
+        """Take note that the wall clock is off by so much from now on."""
+        self.steps.append((t, seconds))
+
+    def agent_began(self, *, all_was_saved: bool) -> None:
+        """Take note that another agent process goes on: its own counters begin anew, the ledger's only if unsaved."""
+        self._last = {key: v for key, v in self._last.items() if all_was_saved and key.startswith(_KEPT)}
+        self._first_of_agent = True
+
+    def note(self, what: str, t: float) -> None:
+        """Take down what must not be."""
+        self.violations.append(Violation(what=what, at=t))
+
+    def expect(self, kind: str, right: bool, t: float, told: str = "") -> None:  # noqa: FBT001 - the point of it
+        """Count a check, and take down that it failed."""
+        self.checks[kind] += 1
+        if not right:
+            self.note(f"{kind}: {told}", t)
+
+    def look(self, text: str, seen_at: float) -> Page | None:
+        """Hold one page to all that must be; ``None`` where it is no page."""
+        try:
+            page = parse(text)
+        except ValueError as error:
+            self.expect("page valid", False, seen_at, str(error)[:300])  # noqa: FBT003 - as above
+            return None
+        self.checks["page valid"] += 1
+        self._counters(page, seen_at)
+        self._conservation(page, seen_at)
+        sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at)
+        answered = self.world_time(page.one("gpu_exporter_attribution_timestamp_seconds"), seen_at)
+        self._activity(page, sampled, seen_at)
+        self._holders(page, sampled, answered, seen_at)
+        self._unallocated(page, answered, seen_at)
+        return page
+
+    def world_time(self, stamp: float | None, seen_at: float) -> float | None:
+        """When a timestamp of the page was taken; ``None`` where the clock was set so that this cannot be told."""
+        if stamp is None:
+            return None
+        found = []
+        for number, (since, off) in enumerate(self.steps):
+            until = self.steps[number + 1][0] if number + 1 < len(self.steps) else math.inf
+            t = stamp - self.world.plan.epoch_unix - off
+            if since - AROUND_SECONDS <= t <= min(until, seen_at) + AROUND_SECONDS:
+                found.append(t)
+        return found[0] if found and max(found) - min(found) <= AROUND_SECONDS else None
+
+    def truths(self, begin: float, end: float) -> list[NodeTruth]:
+        """The node at instants of a time."""
+        count = max(1, math.ceil((end - begin) / _STEP_SECONDS))
+        return [self.world.at(begin + (end - begin) * n / count) for n in range(count + 1)]
+
+    def covered(self, kinds: Iterable[str], begin: float, end: float, gpu: int | None = None) -> bool:
+        """Tell whether faults of some kinds last for the whole of a time, one after the other."""
+        wanted = frozenset(kinds)
+        reached = begin
+        for one in self.injections:  # in order of their begin
+            if one.kind in wanted and (gpu is None or one.gpu == gpu) and one.at <= reached:
+                reached = max(reached, one.end)
+        return reached >= end
+
+    def touched(self, kinds: Iterable[str], begin: float, end: float) -> bool:
+        """Tell whether a fault of some kinds was there at any instant of a time."""
+        wanted = frozenset(kinds)
+        return any(one.kind in wanted and one.at <= end and one.end >= begin for one in self.injections)
+
+    def _counters(self, page: Page, t: float) -> None:
+        wrong = []
+        for key, value in page.values.items():
+            name = _name(key)
+            if name in page.counters or name.removesuffix("_total") in page.counters:
+                before = self._last.get(key, -math.inf)
+                if value < before:
+                    wrong.append(f"{key} from {before!r} to {value!r}")
+                self._last[key] = max(value, before)
+        self.expect("counters never go back", not wrong, t, f"{len(wrong)}: {wrong[:2]}")
+        self._first_of_agent = False
+
+    def _conservation(self, page: Page, t: float) -> None:
+        capacity = page.one("gpu_exporter_ledger_capacity_seconds_total")
+        if capacity is None:
+            return
+        allocated: dict[str, float] = {}
+        for kind in ("allocated", "active", "idle", "unknown"):
+            allocated[kind] = sum(value for _, value in page.rows(f"gpu_ledger_{kind}_seconds_total"))
+        allowed = 1e-6 + 1e-9 * capacity
+        withheld = page.one("gpu_exporter_ledger_withheld_seconds") or 0.0
+        off = allocated["allocated"] + withheld - capacity
+        self.expect("owners sum to capacity", abs(off) <= allowed, t, f"off by {off!r} of {capacity!r} s")
+        parts = allocated["active"] + allocated["idle"] + allocated["unknown"]
+        self.expect("active, idle and unknown sum", abs(parts - allocated["allocated"]) <= allowed, t, f"{allocated}")
+        error = page.one("gpu_exporter_conservation_error_seconds") or 0.0
+        self.expect("conservation error", error <= allowed, t, f"{error!r} s")
+
+    def _activity(self, page: Page, sampled: float | None, t: float) -> None:
+        shown = [
+            (name, carried, value)
+            for name in ("gpu_activity_ratio", "gpu_pod_activity_ratio")
+            for carried, value in page.rows(name)
+            if carried.get("source") != "estimated"
+        ]
+        took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
+        newest = self.world_time(page.one("gpu_exporter_snapshot_timestamp_seconds"), t)
+        if sampled is not None and newest is not None and shown:
+            late = newest - sampled > STALE_SECONDS + AROUND_SECONDS
+            self.expect("nothing old is shown", not late, t, f"{newest - sampled:.2f} s old")
+        begin, end = (sampled - took - BEFORE_SAMPLE_SECONDS, sampled) if sampled is not None else (t - 5.0, t)
+        least = _least(self.truths(begin, end))
+        dark = self._dark(sampled, took)
+        for name, carried, value in shown:
+            key = carried["uuid"], carried.get("pod_name", "")
+            floor = least.get(key, 0.0) - ALLOWED_RATIO
+            self.expect("no false idle", value >= floor, t, f"{name} {key} {value:.3f}, truth {floor + 0.15:.2f}")
+            self.expect("ratio", 0.0 <= value <= 1.0, t, f"{key} {value}")
+            self.expect("dark while faulty", int(carried["gpu"]) not in dark, t, f"{name} {key} {value}")
+
+    def _dark(self, sampled: float | None, took: float) -> frozenset[int]:
+        """GPUs that were faulty throughout the reading that is shown."""
+        if sampled is None or self.with_dcgm:
+            return frozenset()
+        begin = sampled - took - AROUND_SECONDS
+        return frozenset(
+            gpu.index for gpu in self.world.at(sampled).gpus if self.covered(GPU_FAULTS, begin, sampled, gpu.index)
+        )
+
+    def _holders(self, page: Page, sampled: float | None, answered: float | None, t: float) -> None:
+        if answered is None or sampled is None or t - answered > EXPIRY_SECONDS - 0.5:
+            return
+        if self.touched(("mig_reconfiguration",), min(sampled, answered) - 1.0, t):
+            return
+        seen = {carried["uuid"] for carried, _ in page.rows("gpu_info")}
+        shown = {(carried["uuid"], carried["pod_name"]) for carried, _ in page.rows("gpu_pod_info")}
+        may = [
+            {(one.device_uuid, one.pod) for one in truth.holders if one.device_uuid in seen}
+            for truth in self.truths(answered - AROUND_SECONDS, min(answered + KUBELET_CALL_SECONDS, t))
+        ]
+        told = f"{sorted(shown ^ may[-1])} of the answer {t - answered:.1f} s before"
+        self.expect("attribution is the kubelet's", shown in may, t, told)
+
+    def _unallocated(self, page: Page, answered: float | None, t: float) -> None:
+        free = {
+            carried["uuid"]
+            for carried, value in page.rows("gpu_allocation_state")
+            if carried["state"] == "unallocated" and value
+        }
+        begin = answered - AROUND_SECONDS if answered is not None else t - 8.0
+        always = set.intersection(*({one.device_uuid for one in truth.holders} for truth in self.truths(begin, t)))
+        self.expect("never unallocated while held", not free & always, t, f"{sorted(free & always)}")
+
+    def is_well(self, page: Page, t: float) -> str:
+        """Say what keeps a page from being the whole truth; empty when nothing does."""
+        truth = self.world.at(t)
+        up = {carried["uuid"] for carried, value in page.rows("gpu_up") if value}
+        if missing := {gpu.uuid for gpu in truth.gpus} - up:
+            return f"not up: {sorted(missing)}"
+        down = [carried["source"] for carried, value in page.rows("gpu_exporter_source_up") if not value]
+        if blocking := [name for name in down if name != "kubernetes-api"]:
+            return f"sources down: {blocking}"
+        shown = {(carried["uuid"], carried["pod_name"]) for carried, _ in page.rows("gpu_pod_info")}
+        lately = [{(one.device_uuid, one.pod) for one in each.holders} for each in self.truths(t - 2.0, t)]
+        if shown not in lately:
+            return f"holders: {sorted(shown ^ lately[-1])}"
+        if not page.one("gpu_exporter_state_saved"):
+            return "the ledger is not saved"
+        return ""
+
+    def shares(self, page: Page, t: float) -> None:
+        """Hold what steady pods were measured to have done to what they did, over all that was measured."""
+        measured = {name: [0.0, 0.0] for name in STEADY}
+        for place, kind in enumerate(("active", "idle")):
+            for carried, value in page.rows(f"gpu_pod_{kind}_seconds_total"):
+                if carried["pod_name"] in measured:
+                    measured[carried["pod_name"]][place] += value
+        for pod, (active, idle) in measured.items():
+            if active + idle > 1.0:
+                ratio = active / (active + idle)
+                told = f"{pod} {ratio:.3f} of {active + idle:.1f} s, truth {STEADY[pod]}"
+                self.expect("metered as busy as it was", abs(ratio - STEADY[pod]) <= 0.05, t, told)
+
+
+def _least(truths: list[NodeTruth]) -> dict[tuple[str, str], float]:
+    """The least activity by (device, pod) over all instants; of the device itself where the pod is empty."""
+    least: dict[tuple[str, str], float] = {}
+    for number, truth in enumerate(truths):
+        loads = dict(_loads(truth))
+        least = {key: min(least.get(key, 1.0), loads.get(key, 0.0)) for key in (least if number else loads)}
+    return least
+
+
+def _loads(truth: NodeTruth) -> Iterator[tuple[tuple[str, str], float]]:
+    for gpu in truth.gpus:
+        yield (gpu.uuid, ""), gpu.load.engine
+        for part in gpu.instances:
+            yield (part.uuid, ""), part.load.engine
+    for one in truth.holders:
+        yield (one.device_uuid, one.pod), one.activity_ratio

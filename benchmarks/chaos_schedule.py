@@ -1,0 +1,171 @@
+"""What goes wrong with a node under chaos, and when: drawn from a seed, the same for the same seed, and printable."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from exporter.simulator.scenario_faults import GPU_FAULTS
+from exporter.simulator.truth import Fault
+
+GPUS = 4
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 3.5
+"""Of a fault that lasts."""
+BURSTS = 3
+CALM_SECONDS = 1.5
+"""After each burst but the last; what comes after that one lasts until the node is well."""
+_KINDS_OF_A_SEED = (10, 20)
+
+
+class Act(StrEnum):
+    """What is done to the agent and its node from outside; everything else is a ``Fault`` of the scenario."""
+
+    MIG = "mig_reconfiguration"
+    """GPU 2 is divided in another way, under other pods."""
+    XID = "xid"
+    CHILD_KILL = "child_kill"
+    CHILD_STOP = "child_stop"
+    """A child gets SIGSTOP, and SIGCONT when it is over."""
+    AGENT_KILL = "agent_kill"
+    """SIGKILL, and another agent at once."""
+    AGENT_TERM = "agent_term"
+    HANGUP = "hangup"
+    """SIGHUP: the price book is read again."""
+    RELEASE = "release"
+    """SIGUSR1: the driver is closed for a second."""
+    CLOCK = "clock_step"
+    """The wall clock is set by ``parameter`` seconds, and back when it is over."""
+    DISK_FULL = "disk_full"
+    DISK_READ_ONLY = "disk_read_only"
+    DISK_HANG = "disk_hang"
+    STORM = "scrape_storm"
+    HALF_OPEN = "half_open"
+    """Clients that send half a request and then nothing."""
+    PRICES = "prices_garbage"
+    WEB = "web_config_garbage"
+
+
+_DRIVER = (Fault.HANG, Fault.SLOW, Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING)
+_ENGINE = (Fault.ENGINE_DOWN, Fault.ENGINE_HANG, Fault.ENGINE_SLOW, Fault.PROFILING_PAUSED)
+_PARAMETERS = {
+    Fault.SLOW: (0.002, 0.03),
+    Fault.ENGINE_SLOW: (0.002, 0.03),
+    Fault.API_SLOW: (0.2, 2.0),
+    Fault.API_TOO_MANY: (0.3, 1.5),
+}
+_CLOCK_STEPS = (-86_400.0, -3_600.0, -61.0, -5.0, -1.0, 1.0, 5.0, 61.0, 3_600.0, 86_400.0)
+_INSTANTS = frozenset({Act.CHILD_KILL, Act.AGENT_KILL, Act.AGENT_TERM, Act.HANGUP, Act.RELEASE, Act.XID})
+_RARE: dict[str, int] = {Act.AGENT_KILL: 1, Act.AGENT_TERM: 1, Act.RELEASE: 2, Act.CHILD_KILL: 5, Fault.HANG: 3}
+"""What ends the agent or its children takes all that is seen with it: no more often than this in a schedule."""
+_DISKS = (Act.DISK_FULL, Act.DISK_READ_ONLY)
+CLOCK_LIKE = (Act.CLOCK, Act.DISK_HANG)
+"""They need the library in front of the agent's C library."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """One thing that goes wrong; times are seconds since the schedule's start."""
+
+    kind: str
+    """A ``Fault`` or an ``Act``."""
+    at: float
+    seconds: float = 0.0
+    """0: it happens, and does not last."""
+    gpu: int | None = None
+    parameter: float = 0.0
+
+    @property
+    def end(self) -> float:
+        """When it is over."""
+        return self.at + self.seconds
+
+    def line(self) -> str:
+        """As it is printed."""
+        where = f" gpu {self.gpu}" if self.gpu is not None else ""
+        how_long = f" for {self.seconds:.2f} s" if self.seconds else ""
+        how = f" ({self.parameter:g})" if self.parameter else ""
+        return f"{self.at:7.2f}  {self.kind}{where}{how}{how_long}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Everything that goes wrong with one node."""
+
+    seed: int
+    seconds: float
+    """When the last of it is over."""
+    injections: tuple[Injection, ...]
+    with_dcgm: bool
+    """Whether the node has a host engine and the agent asks it."""
+
+    def text(self) -> str:
+        """All of it, one thing per line."""
+        head = f"seed {self.seed}: {len(self.injections)} faults in {self.seconds:.1f} s"
+        return "\n".join([head + (", with DCGM" if self.with_dcgm else ""), *(one.line() for one in self.injections)])
+
+
+def kinds(*, with_dcgm: bool, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Everything that can go wrong.
+
+    Args:
+        with_dcgm: Whether there is a host engine.
+        without: What this machine cannot do.
+    """
+    engine = frozenset(_ENGINE)
+    found: list[str] = [one for one in Fault if with_dcgm or one not in engine]
+    return tuple(one for one in [*found, *Act] if one not in without)
+
+
+def draw(seed: int, *, faults: int = 54, seconds: float = 12.0, without: frozenset[str] = frozenset()) -> Schedule:
+    """Return the schedule of a seed.
+
+    Args:
+        seed: Any number.
+        faults: How many things go wrong.
+        seconds: Within how long they begin.
+        without: Kinds that this machine cannot do.
+    """
+    chance = random.Random(seed)  # noqa: S311 - a schedule, not a secret
+    with_dcgm = bool(chance.randrange(2))
+    possible = kinds(with_dcgm=with_dcgm, without=without)
+    some = chance.sample(possible, min(len(possible), chance.randint(*_KINDS_OF_A_SEED)))
+    begun: dict[str, int] = {}
+    found: list[Injection] = []
+    while len(found) < faults:
+        kind = chance.choice(some)
+        begun[kind] = begun.get(kind, 0) + 1
+        if begun[kind] > _RARE.get(kind, faults):
+            some = [one for one in some if one != kind] or list(possible)
+            continue
+        found.append(_injection(kind, _moment(chance, seconds), chance))
+    found.sort(key=lambda one: one.at)
+    end = max(one.end for one in found)
+    return Schedule(seed=seed, seconds=end, injections=tuple(found), with_dcgm=with_dcgm)
+
+
+def _moment(chance: random.Random, seconds: float) -> float:
+    """Some time within a burst."""
+    burst = chance.randrange(BURSTS)
+    length = (seconds - CALM_SECONDS * (BURSTS - 1)) / BURSTS
+    return round(burst * (length + CALM_SECONDS) + chance.uniform(0.0, length), 2)
+
+
+def _injection(kind: str, at: float, chance: random.Random) -> Injection:
+    gpu = chance.randrange(GPUS) if kind in GPU_FAULTS or kind == Act.XID else None
+    low, high = _PARAMETERS.get(Fault(kind), (0.0, 0.0)) if kind in {one.value for one in Fault} else (0.0, 0.0)
+    parameter = round(chance.uniform(low, high), 3)
+    if kind == Act.CLOCK:
+        parameter = chance.choice(_CLOCK_STEPS)
+    elif kind == Act.XID:
+        parameter = float(chance.choice((13, 31, 48, 63, 74, 79, 94, 95, 119)))
+    lasts = 0.0 if kind in _INSTANTS else min(LONGEST_SECONDS, SHORTEST_SECONDS + chance.expovariate(1.0))
+    if kind == Act.MIG:
+        lasts = max(lasts, 1.0)
+    return Injection(kind=kind, at=at, seconds=round(lasts, 2), gpu=gpu, parameter=parameter)
+
+
+def shifted(schedule: Schedule, seconds: float) -> tuple[Injection, ...]:
+    """Everything of a schedule, that much later."""
+    return tuple(
+        Injection(kind=one.kind, at=one.at + seconds, seconds=one.seconds, gpu=one.gpu, parameter=one.parameter)
+        for one in schedule.injections
+    )
