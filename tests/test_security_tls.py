@@ -1,0 +1,99 @@
+"""What TLS refuses, by handshakes of openssl's own client with the agent's face."""
+
+import asyncio
+import re
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+from security_support import openssl
+from test_web_config import Served, served
+from web_support import Certificates, make_certificates, web_file
+
+REQUIRED = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
+WEAK = "aNULL:eNULL:kRSA:kPSK:kSRP:3DES:DES:RC4:RC2:IDEA:SEED:MD5:CAMELLIA:ARIA:AESCCM:SHA1@SECLEVEL=0"
+"""Without forward secrecy, without authentication, without encryption, or broken."""
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path)
+
+
+async def handshake(one: Served, folder: Path, *options: str, said: str = "") -> str:
+    """What openssl's client tells of a connection."""
+    arguments = ("s_client", "-connect", f"127.0.0.1:{one.port}", "-CAfile", "ca.pem", *options)
+    return await asyncio.to_thread(openssl, *arguments, folder=folder, said=said)
+
+
+def refused(told: str) -> bool:
+    """Whether the client has said hello and was hung up on. (asyncio sends no alert that would say why.)"""
+    said = re.search(r"has read 0 bytes and written (\d+) bytes", told)
+    return said is not None and int(said[1]) > 0 and "Cipher is (NONE)" in told
+
+
+@pytest.mark.parametrize("version", ["-tls1", "-tls1_1"])
+async def test_versions_before_1_2_are_refused(certificates: Certificates, version: str) -> None:
+    async with served(web_file(certificates.folder, tls={})) as one:
+        # Level 0, so that it is not the client that refuses.
+        told = await handshake(one, certificates.folder, version, "-cipher", "ALL@SECLEVEL=0")
+        assert refused(told), told
+        assert "Cipher is ECDHE" in await handshake(one, certificates.folder, "-tls1_2")
+        assert "Cipher is TLS_" in await handshake(one, certificates.folder, "-tls1_3")
+
+
+async def test_weak_ciphers_are_refused(certificates: Certificates) -> None:
+    async with served(web_file(certificates.folder, tls={})) as one:
+        told = await handshake(one, certificates.folder, "-tls1_2", "-cipher", WEAK)
+        assert refused(told), told
+
+
+async def test_a_client_cannot_negotiate_anew_nor_compress(certificates: Certificates) -> None:
+    async with served(web_file(certificates.folder, tls={})) as one:
+        told = await handshake(one, certificates.folder, "-tls1_2", "-comp", said="R\n")
+        assert "Compression: NONE" in told
+        assert "no renegotiation" in told, told
+
+
+async def test_a_client_certificate_that_has_expired_is_refused(certificates: Certificates) -> None:
+    folder = certificates.folder
+    (folder / "index.txt").touch()
+    (folder / "ca.conf").write_text(
+        "[ca]\ndefault_ca=one\n[one]\ndatabase=index.txt\nserial=serial\nnew_certs_dir=.\ndefault_md=sha256\n"
+        "policy=any\nrand_serial=yes\nunique_subject=no\n[any]\ncommonName=supplied\n"
+    )
+    signing = ("-config", "ca.conf", "-cert", "ca.pem", "-keyfile", "ca.key", "-extfile", "client.ext")
+    for name, start, end in (("old", "2020", "2021"), ("new", "2020", "2099")):
+        times = ("-startdate", f"{start}0101000000Z", "-enddate", f"{end}0101000000Z", "-out", f"{name}.pem")
+        openssl("ca", "-batch", "-notext", *signing, "-in", "client.csr", *times, folder=folder)
+    async with served(web_file(folder, tls=REQUIRED)) as one:
+        fresh, expired = certificates.client(), certificates.client()
+        fresh.load_cert_chain(folder / "new.pem", folder / "client.key")
+        expired.load_cert_chain(folder / "old.pem", folder / "client.key")
+        assert (await one.get(tls=fresh))[0] == 200
+        with pytest.raises(aiohttp.ClientError):
+            await one.get(tls=expired)
+
+
+async def test_a_certificate_of_a_server_is_none_of_a_client(certificates: Certificates) -> None:
+    async with served(web_file(certificates.folder, tls=REQUIRED)) as one:
+        context = certificates.client()
+        context.load_cert_chain(certificates.path("server.pem"), certificates.path("server.key"))
+        with pytest.raises(aiohttp.ClientError):
+            await one.get(tls=context)
+
+
+async def test_authorities_that_are_replaced_without_a_restart_shut_their_clients_out(
+    certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = make_certificates(tmp_path_factory.mktemp("other"))
+    async with served(web_file(certificates.folder, tls=REQUIRED)) as one:
+        assert (await one.get(tls=certificates.client(shown=True)))[0] == 200
+        certificates.path("clients.pem").write_bytes(other.path("ca.pem").read_bytes())
+        web_file(certificates.folder, tls={**REQUIRED, "client_ca_file": "clients.pem"})
+        newer = ssl.create_default_context(cafile=str(certificates.path("ca.pem")))
+        newer.load_cert_chain(other.path("client.pem"), other.path("client.key"))
+        await one.until(200, tls=newer)
+        with pytest.raises(aiohttp.ClientError):
+            await one.get(tls=certificates.client(shown=True))
