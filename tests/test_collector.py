@@ -75,7 +75,7 @@ def shown(view: Snapshot, options: ExpositionOptions = LEGACY) -> dict[str, Fami
 
 
 def rows(page: dict[str, Family], name: str) -> list[tuple[dict[str, str], float]]:
-    return [(dict(sample.labels.pairs), sample.value) for sample in page[name].samples] if name in page else []
+    return [(dict(sample.pairs), sample.value) for sample in page[name].samples] if name in page else []
 
 
 def drop_in(page: dict[str, Family]) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -91,7 +91,7 @@ def test_the_default_set_of_dcgm_exporter_is_met_in_names_types_and_label_order(
     for name in DROP_IN:
         (sample,) = page[name].samples
         errors = ["err_code", "err_msg"] if name == "DCGM_FI_DEV_XID_ERRORS" else []
-        assert [label for label, _ in sample.labels.pairs] == [
+        assert [label for label, _ in sample.pairs] == [
             *GPU_LABELS,
             "container",
             *errors,
@@ -234,7 +234,7 @@ def test_own_labels_stay_clear_of_prometheus_target_labels() -> None:
         for name, family in shown(snapshot()).items()
         if not name.startswith("DCGM_FI_")
         for sample in family.samples
-        for label, _ in sample.labels.pairs
+        for label, _ in sample.pairs
     }
     assert not names & {"instance", "job", "namespace", "pod", "container", "service", "endpoint", "hostname"}
 
@@ -370,14 +370,14 @@ def test_clock_events_are_the_boards_and_are_told_of_boards_that_answer() -> Non
 def test_the_counts_have_dcgm_exporters_labels_in_its_order_and_the_window_where_there_is_one() -> None:
     page = shown(snapshot(exclusive()), ExpositionOptions(collectors=EVENT_ROWS))
     recent, total = page["DCGM_EXP_XID_ERRORS_COUNT"], page["DCGM_EXP_XID_ERRORS_TOTAL"]
-    assert [name for name, _ in recent.samples[0].labels.pairs] == [
+    assert [name for name, _ in recent.samples[0].pairs] == [
         *GPU_LABELS,
         "window_size_in_ms",
         "xid",
         *HOLDER_LABELS,
     ]
-    assert dict(recent.samples[0].labels.pairs)["window_size_in_ms"] == "300000"
-    assert [name for name, _ in total.samples[0].labels.pairs] == [*GPU_LABELS, "xid", *HOLDER_LABELS]
+    assert dict(recent.samples[0].pairs)["window_size_in_ms"] == "300000"
+    assert [name for name, _ in total.samples[0].pairs] == [*GPU_LABELS, "xid", *HOLDER_LABELS]
     assert [str(page[f"DCGM_EXP_{name}"].kind) for name in ("XID_ERRORS_COUNT", "CLOCK_EVENTS_TOTAL")] == [
         "gauge",
         "counter",

@@ -30,7 +30,7 @@ def series(
     page = families(view, ExpositionOptions(collectors=collectors or collectors_file.DEFAULT, dcgm_labels=style))
     assert duplicate_series(page) == []
     return [
-        (family.name, sample.labels.pairs, sample.value)
+        (family.name, sample.pairs, sample.value)
         for family in page
         if family.name.startswith("DCGM_")
         for sample in family.samples

@@ -40,7 +40,7 @@ def shown(snapshot: Snapshot, name: str, **wanted: str) -> list[float]:
         for family in families(snapshot, ExpositionOptions())
         if family.name == name
         for sample in family.samples
-        if wanted.items() <= dict(sample.labels.pairs).items()
+        if wanted.items() <= dict(sample.pairs).items()
     ]
 
 

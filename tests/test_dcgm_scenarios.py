@@ -74,7 +74,7 @@ async def seen(name: str, source: str, directory: Path) -> Seen:
         shown = families(snapshot, ExpositionOptions(collectors=EVERYTHING))
         assert duplicate_series(shown) == []
         series = {
-            (family.name, frozenset(pair for pair in sample.labels.pairs if pair[0] != "measured_by")): sample.value
+            (family.name, frozenset(pair for pair in sample.pairs if pair[0] != "measured_by")): sample.value
             for family in shown
             for sample in family.samples
         }

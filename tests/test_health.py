@@ -68,7 +68,7 @@ def add(series: dict[str, dict[int, float]], snapshot: Snapshot, step: int) -> N
             continue
         shift = EPOCH_SECONDS if family.name.endswith("_timestamp_seconds") else 0.0
         for sample in family.samples:
-            series[f"{family.name}{{{sample.labels.text}}}"][step] = sample.value - shift
+            series[f"{family.name}{{{sample.labels}}}"][step] = sample.value - shift
 
 
 def written(values: dict[int, float]) -> str:

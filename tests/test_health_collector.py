@@ -32,7 +32,7 @@ def shown(*views: DeviceView) -> dict[tuple[str, str], float]:
     page = families(snapshot(*views), ExpositionOptions())
     own = ("type", "cause", "kind", "sensor", "limit", "reason")
     return {
-        (family.name, "".join(value for name, value in sample.labels.pairs if name in own)): sample.value
+        (family.name, "".join(value for name, value in sample.pairs if name in own)): sample.value
         for family in page
         if family.name in HEALTH
         for sample in family.samples
@@ -119,7 +119,7 @@ def test_clock_events_stand_on_a_board_that_answers_from_zero_on() -> None:
     counted = {
         (pairs["gpu"], pairs["event"]): sample.value
         for sample in page["gpu_clock_events_total"].samples
-        for pairs in [dict(sample.labels.pairs)]
+        for pairs in [dict(sample.pairs)]
         if "gpu_instance" not in pairs
     }
     assert len(counted) == len(page["gpu_clock_events_total"].samples) == 3 * 9, "not on instances, nor on a lost GPU"

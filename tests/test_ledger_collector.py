@@ -13,7 +13,7 @@ NOW = 1_760_000_200.25
 
 def rows(view: Snapshot, name: str, options: ExpositionOptions | None = None) -> list[tuple[dict[str, str], float]]:
     page = {family.name: family for family in families(view, options or ExpositionOptions())}
-    return [(dict(one.labels.pairs), one.value) for one in page[name].samples] if name in page else []
+    return [(dict(one.pairs), one.value) for one in page[name].samples] if name in page else []
 
 
 def showing(**changes: object) -> Snapshot:

@@ -19,6 +19,7 @@ from exposition_support import H100, TRAINING, gpu, snapshot
 from exporter.cli import main
 from exporter.errors import ExporterError
 from exporter.exposition import ledger_api
+from exporter.exposition.bodies import Body
 from exporter.exposition.server import create_app
 from exporter.model import (
     OTHER,
@@ -206,7 +207,7 @@ async def served(app: web.Application) -> AsyncIterator[str]:
 
 
 def agent(newest: Callable[[], Snapshot | None]) -> web.Application:
-    return create_app(snapshot=newest, metrics=lambda _accept: (b"", "text/plain"), release=None)
+    return create_app(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=None)
 
 
 def answering(body: str, status: int = 200, server: str = "nginx") -> web.Application:

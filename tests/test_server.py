@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.http_exceptions import BadStatusLine
 
+from exporter.exposition.bodies import Body
 from exporter.exposition.compression import accepts_gzip
 from exporter.exposition.connections import CONNECTIONS, MOST_CONNECTIONS, PATIENCE_SECONDS, Connections, request_log
 from exporter.exposition.server import create_app
@@ -26,8 +27,8 @@ METRICS = b"# TYPE gpu_up gauge\n" + b"gpu_up 1\n" * 400
 async def served(
     snapshot: Snapshot | None, release: Callable[[float], None] | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[str]:
-    def metrics(accept: str) -> tuple[bytes, str]:
-        return METRICS, f"text/plain; asked={accept.split('/', maxsplit=1)[0]}"
+    def metrics(accept: str) -> Body:
+        return Body(METRICS, f"text/plain; asked={accept.split('/', maxsplit=1)[0]}")
 
     app = create_app(snapshot=lambda: snapshot, metrics=metrics, release=release)
     runner = web.AppRunner(app, access_log=None)
@@ -200,7 +201,7 @@ async def test_a_page_that_cannot_be_made_is_an_error_and_not_the_end(caplog: py
     def broken() -> Snapshot:
         raise RuntimeError("boom")
 
-    app = create_app(snapshot=broken, metrics=lambda _accept: (b"", "text/plain"), release=None)
+    app = create_app(snapshot=broken, metrics=lambda _accept: Body(b"", "text/plain"), release=None)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -227,7 +228,7 @@ async def until_there_are(count: int, server: web.Server) -> bool:
 @asynccontextmanager
 async def connected(count: int) -> AsyncIterator[tuple[web.Server, Connections, list[Connection]]]:
     big = b"x" * 5_000_000
-    app = create_app(snapshot=page_support.snapshot, metrics=lambda _accept: (big, "text/plain"), release=None)
+    app = create_app(snapshot=page_support.snapshot, metrics=lambda _accept: Body(big, "text/plain"), release=None)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     opened: list[Connection] = []

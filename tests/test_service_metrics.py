@@ -76,7 +76,7 @@ def test_the_page_is_what_the_catalogue_says_and_all_of_it() -> None:
         metric = by_name[family.name]
         assert (family.kind, family.help) == (metric.kind, metric.help)
         for sample in family.samples:
-            order = [name for name, _ in sample.labels.pairs]
+            order = [name for name, _ in sample.pairs]
             assert order == [label for label in metric.labels if label in order], family.name
 
 

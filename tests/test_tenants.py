@@ -18,7 +18,7 @@ OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", 
 
 def rows(view: Snapshot, name: str) -> list[tuple[dict[str, str], float]]:
     page = {family.name: family for family in families(view, ExpositionOptions())}
-    return [(dict(one.labels.pairs), one.value) for one in page[name].samples] if name in page else []
+    return [(dict(one.pairs), one.value) for one in page[name].samples] if name in page else []
 
 
 def held_by(facts: PodFacts | None) -> DeviceView:
@@ -50,7 +50,7 @@ def test_what_pods_export_stands_on_the_info_series_alone() -> None:
         family.name
         for family in page
         for sample in family.samples
-        for name, _ in sample.labels.pairs
+        for name, _ in sample.pairs
         if name.startswith(("label_", "annotation_")) or name in {"queue", "workload_class"}
     }
     assert carriers == {"gpu_pod_info"}

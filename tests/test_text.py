@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pla
 from prometheus_client.registry import Collector
 
 from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.family import Family, Kind, Sample, labels
+from exporter.exposition.family import Family, Kind, labels, pairs
 from exporter.exposition.text import negotiate, number, render
 
 SCRAPE_OF_PROMETHEUS_2 = (
@@ -65,11 +65,11 @@ def ours_and_theirs(drawn: Drawn) -> tuple[list[Family], Fixed]:
     ours, theirs = [], []
     for name, kind, text, samples in drawn:
         full = f"{name}_total" if kind is Kind.COUNTER else name
-        rows = tuple(Sample(labels(*sorted(pairs.items())), value) for pairs, value in samples)
-        ours.append(Family(name=full, kind=kind, help=text, samples=rows))
+        rows = {labels(*sorted(carried.items())): value for carried, value in samples}
+        ours.append(Family(name=full, kind=kind, help=text, values=rows))
         metric = core.Metric(name, text, kind)
-        for pairs, value in samples:
-            metric.add_sample(full, pairs, value)
+        for carried, value in samples:
+            metric.add_sample(full, carried, value)
         theirs.append(metric)
     return ours, Fixed(theirs)
 
@@ -84,7 +84,7 @@ def test_both_formats_are_byte_for_byte_those_of_prometheus_client(drawn: Drawn)
 @given(FAMILIES)
 def test_what_is_rendered_is_read_back_by_both_parsers(drawn: Drawn) -> None:
     ours, _ = ours_and_theirs(drawn)
-    expected = {(family.name, sample.labels.pairs, sample.value) for family in ours for sample in family.samples}
+    expected = {(family.name, sample.pairs, sample.value) for family in ours for sample in family.samples}
     for parse, openmetrics in ((parse_plain, False), (parse_openmetrics, True)):
         page = render(ours, openmetrics=openmetrics).decode()
         read = {
@@ -113,7 +113,7 @@ def test_whole_numbers_stay_whole_and_floats_are_as_short_as_they_can_be() -> No
 
 def test_a_counter_without_total_keeps_its_name_and_is_unknown_to_openmetrics() -> None:
     family = Family(
-        name="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", kind=Kind.COUNTER, help="Energy.", samples=(Sample(labels(), 5),)
+        name="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", kind=Kind.COUNTER, help="Energy.", values={labels(): 5}
     )
     assert render([family], openmetrics=False).decode() == (
         "# HELP DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION Energy.\n"
@@ -130,19 +130,19 @@ def test_a_counter_without_total_keeps_its_name_and_is_unknown_to_openmetrics() 
 
 def test_quotes_and_newlines_in_a_label_do_not_break_the_page() -> None:
     page = render(
-        [Family(name="x", kind=Kind.GAUGE, help="a\\b\nc", samples=(Sample(labels(("a", 'q"\\\n')), 1),))],
+        [Family(name="x", kind=Kind.GAUGE, help="a\\b\nc", values={labels(("a", 'q"\\\n')): 1})],
         openmetrics=False,
     )
     assert page.decode() == '# HELP x a\\\\b\\nc\n# TYPE x gauge\nx{a="q\\"\\\\\\n"} 1\n'
 
 
 def test_a_name_that_is_no_valid_unicode_does_not_cost_the_page() -> None:
-    family = Family(name="x", kind=Kind.GAUGE, help="h", samples=(Sample(labels(("a", "\udc80")), 1),))
+    family = Family(name="x", kind=Kind.GAUGE, help="h", values={labels(("a", "\udc80")): 1})
     assert b'x{a="?"} 1' in render([family], openmetrics=False)
 
 
 def test_an_empty_label_is_absent() -> None:
-    assert labels(("a", ""), ("b", None), ("c", "d")).pairs == (("c", "d"),)
+    assert pairs(labels(("a", ""), ("b", None), ("c", "d"))) == (("c", "d"),)
 
 
 @pytest.mark.parametrize(

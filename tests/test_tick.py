@@ -185,7 +185,7 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
         source.readings.append(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, gpus=(lie,)))
         page, _ = build(node.tick(at, float(second)), ExpositionOptions(), Dropped())
         samples = [one for family in page if family.name.startswith("gpu_exporter_errors") for one in family.samples]
-        counted.append([(dict(one.labels.pairs), one.value) for one in samples])
+        counted.append([(dict(one.pairs), one.value) for one in samples])
     told = ({"part": "activity", "reason": "contradiction"}, 1)
     assert counted == [[], [], [told], [told], [told]]
 

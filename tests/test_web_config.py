@@ -24,6 +24,7 @@ from exporter.config.web_config import load, parse
 from exporter.doctor.finding import Level
 from exporter.doctor.web import face
 from exporter.errors import ConfigError
+from exporter.exposition.bodies import Body
 from exporter.exposition import passwords
 from exporter.exposition.passwords import MOST_WAITING, Passwords
 from exporter.exposition.server import create_app
@@ -92,7 +93,7 @@ async def served(path: Path) -> AsyncIterator[Served]:
     access = WebAccess(functools.partial(load, path))
     app = create_app(
         snapshot=page_support.snapshot,
-        metrics=lambda _: (b"gpu_up 1\n", "text/plain"),
+        metrics=lambda _: Body(b"gpu_up 1\n", "text/plain"),
         release=None,
         guard=access.middleware(),
     )

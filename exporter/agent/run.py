@@ -30,6 +30,7 @@ from exporter.agent.views import Viewer
 from exporter.agent.workers import sources_of, workers_of
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
+from exporter.exposition.bodies import Body
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
 from exporter.exposition.connections import CONNECTIONS, request_log
@@ -342,7 +343,7 @@ class Agent:
             if save:
                 await asyncio.wait_for(self._write(save), SHUTDOWN_SECONDS)
 
-    def _metrics(self, accept: str) -> tuple[bytes, str]:
+    def _metrics(self, accept: str) -> Body:
         if self.snapshot is None:
-            return b"", "text/plain; version=0.0.4; charset=utf-8"
+            return Body(b"", "text/plain; version=0.0.4; charset=utf-8")
         return self.renderer.metrics(self.snapshot, accept)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from exporter.exposition.family import Family, Kind, Labels, Sample
+from exporter.exposition.family import Family, Kind, Labels
 from exporter.exposition.metric import Metric
 
 
@@ -22,8 +22,7 @@ class PageBuilder:
 
     def __init__(self) -> None:
         self._heads: dict[str, tuple[Kind, str]] = {}
-        self._samples: dict[str, list[Sample]] = {}
-        self._seen: dict[str, set[str]] = {}
+        self._values: dict[str, dict[Labels, int | float]] = {}
         self.reasons: Counter[str] = Counter()
         self.dropped_series = 0
 
@@ -31,25 +30,35 @@ class PageBuilder:
         """Give a family its place on the page; a second declaration changes nothing."""
         if name not in self._heads:
             self._heads[name] = (kind, text)
-            self._samples[name] = []
-            self._seen[name] = set()
+            self._values[name] = {}
 
     def add(self, name: str, labels: Labels, value: float) -> None:
-        """Add a sample to a declared family; a repeated label set or a value that is no number is counted instead."""
+        """Add a series to a declared family; a repeated label set or a value that is no number is counted instead."""
         if not math.isfinite(value):
             self.reasons["not_finite"] += 1
             return
-        seen = self._seen[name]
-        if labels.text in seen:
+        values = self._values[name]
+        if labels in values:
             self.reasons["duplicate_series"] += 1
-            return
-        seen.add(labels.text)
-        self._samples[name].append(Sample(labels, value))
+        else:
+            values[labels] = value
 
     def metric(self, metric: Metric, labels: Labels, value: float | None) -> None:
-        """Add a sample of an own metric; ``None`` is absent."""
+        """Add a series of an own metric; ``None`` is absent."""
         if value is not None:
             self.add(metric.name, labels, value)
+
+    def rows(self, rows: Iterable[tuple[Metric, Labels, float | None]]) -> None:
+        """Add series of own metrics, as ``metric`` does one by one; nearly all of a page comes through here."""
+        isfinite, families = math.isfinite, self._values
+        for metric, labels, value in rows:
+            if value is None:
+                continue
+            values = families[metric.name]
+            if labels not in values and isfinite(value):
+                values[labels] = value
+            else:
+                self.add(metric.name, labels, value)
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
         """Declare own metrics in the order of the catalogue."""
@@ -57,9 +66,9 @@ class PageBuilder:
             self.declare(metric.name, metric.kind, metric.help)
 
     def families(self) -> list[Family]:
-        """Every family that has a sample, in the order of declaration."""
+        """Every family that has a series, in the order of declaration."""
         return [
-            Family(name=name, kind=kind, help=text, samples=tuple(self._samples[name]))
+            Family(name=name, kind=kind, help=text, values=self._values[name])
             for name, (kind, text) in self._heads.items()
-            if self._samples[name]
+            if self._values[name]
         ]

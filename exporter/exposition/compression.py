@@ -1,4 +1,4 @@
-"""Gzip for those who accept it, made once per body."""
+"""Gzip for those who accept it."""
 
 import gzip
 from functools import lru_cache
@@ -22,9 +22,14 @@ def _is_zero(parameter: str) -> bool:
     return name.strip().lower() == "q" and value.strip().rstrip("0").rstrip(".") in {"", "0"}
 
 
-@lru_cache(maxsize=4)
-def gzipped(body: bytes) -> bytes | None:
-    """The body, compressed; ``None`` where that is not worth it. Several scrapers of one snapshot share the work."""
+def compressed(body: bytes) -> bytes | None:
+    """The body in gzip, the same bytes for the same body; ``None`` where that is not worth it."""
     if len(body) < _WORTH_BYTES:
         return None
     return gzip.compress(body, _LEVEL, mtime=0)
+
+
+@lru_cache(maxsize=4)
+def gzipped(body: bytes) -> bytes | None:
+    """As ``compressed``; the last few are remembered, for bodies that are made anew and often the same."""
+    return compressed(body)

@@ -8,7 +8,7 @@ from exporter.exposition.builder import PageBuilder
 from exporter.exposition.collectors_file import BY_IDENTITY, Row
 from exporter.exposition.dcgm_exp import EventRow
 from exporter.exposition.dcgm_labels import LabelStyle, Pairs
-from exporter.exposition.family import Kind, Labels, labels
+from exporter.exposition.family import Kind, Labels, labels, plus
 from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
 _Values = Mapping[Field, int | float]
@@ -47,13 +47,13 @@ def collect(
         holder_labels = style.holder(holder.holder) if holder else []
         for event in events:
             for more, count in dcgm_exp.samples(event.count, view, snapshot):
-                page.add(event.name, before.plus(*more, *holder_labels), count)
+                page.add(event.name, plus(before, *more, *holder_labels), count)
         if view.state is not DeviceState.UP:
             continue
         _device_rows(page, view, own[view.uuid], numbers, before, holder_labels)
         if holder is None:
             for use in view.pods:
-                _measured(page, numbers, use.values, before.plus(*style.holder(use.holder)))
+                _measured(page, numbers, use.values, plus(before, *style.holder(use.holder)))
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
@@ -83,10 +83,10 @@ def _own_values(devices: tuple[DeviceView, ...], per_instance: set[Field]) -> di
 def _device_rows(
     page: PageBuilder, view: DeviceView, values: _Values, rows: list[Row], before: Labels, holder: Pairs
 ) -> None:
-    _measured(page, rows, values, before.plus(*holder))
+    _measured(page, rows, values, plus(before, *holder))
     if view.last_xid is not None:
         error = [("err_code", str(view.last_xid)), ("err_msg", xid.text(view.last_xid))]
-        carried = before.plus(*sorted([*holder, *error]))
+        carried = plus(before, *sorted([*holder, *error]))
         for row in rows:
             if row.field.field is Field.XID_ERRORS:
                 page.add(row.name, carried, view.last_xid)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from exporter.exposition import catalog, health_collector
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.family import Labels, labels
+from exporter.exposition.family import Labels, labels, plus
 from exporter.exposition.metric import Metric
 from exporter.exposition.tenants import alerts_off_until_seconds, exported_labels
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, NodeFacts, PodUse, Snapshot
@@ -36,16 +36,14 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
     room = series_limit
     for view in snapshot.devices:
         identity = _identity(view, snapshot)
-        for metric, carried, value in _device(view, snapshot, identity):
-            page.metric(metric, carried, value)
+        page.rows(_device(view, snapshot, identity))
         for use in view.pods:
             rows = [row for row in _holder(use, identity, up=view.state is DeviceState.UP) if row[2] is not None]
             if len(rows) > room:
                 page.dropped_series += len(rows)
                 continue
             room -= len(rows)
-            for metric, carried, value in rows:
-                page.metric(metric, carried, value)
+            page.rows(rows)
     _devices(page, snapshot)
     _unresolved(page, snapshot)
     return room
@@ -65,7 +63,8 @@ def _identity(view: DeviceView, snapshot: Snapshot) -> Labels:
 
 def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[_Row]:
     minor = view.gpu.minor
-    info = identity.plus(
+    info = plus(
+        identity,
         ("parent_uuid", view.instance.parent_uuid if view.instance else None),
         ("pci_bus_id", view.gpu.pci_bus_id),
         ("minor", None if minor is None else str(minor)),
@@ -76,20 +75,20 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
         yield catalog.GPU_UP, identity, int(view.state is DeviceState.UP)
         price = snapshot.prices.get(view.gpu.uuid)
         if price is not None:
-            priced = identity.plus(("currency", price.currency), ("price_source", price.source))
+            priced = plus(identity, ("currency", price.currency), ("price_source", price.source))
             yield catalog.GPU_HOURLY_PRICE, priced, price.per_hour
         if view.profiling is not None:
-            yield catalog.GPU_PROFILING_STATE, identity.plus(("state", view.profiling)), 1
+            yield catalog.GPU_PROFILING_STATE, plus(identity, ("state", view.profiling)), 1
     if view.allocation is not None:
         for state in AllocationState:
-            yield catalog.GPU_ALLOCATION_STATE, identity.plus(("state", state)), int(view.allocation is state)
+            yield catalog.GPU_ALLOCATION_STATE, plus(identity, ("state", state)), int(view.allocation is state)
     events = snapshot.events.get((view.gpu.uuid, None)) if view.instance is None else None
     yield from health_collector.rows(view, identity, events)
     if view.state is not DeviceState.UP:
         return
     if view.activity is not None:
         measured = (("source", view.activity.source), ("measured_by", view.activity.measured_by))
-        yield catalog.GPU_ACTIVITY_RATIO, identity.plus(*measured), view.activity.ratio
+        yield catalog.GPU_ACTIVITY_RATIO, plus(identity, *measured), view.activity.ratio
     yield catalog.GPU_MEMORY_USED_BYTES, identity, _scaled(view, Field.FB_USED, _BYTES_PER_MIB, 1)
     yield catalog.GPU_MEMORY_TOTAL_BYTES, identity, _scaled(view, Field.FB_TOTAL, _BYTES_PER_MIB, 1)
     yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, identity, view.unattributed_activity_ratio
@@ -115,7 +114,8 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
 
 def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
     holder = use.holder
-    plain = identity.plus(
+    plain = plus(
+        identity,
         ("pod_namespace", holder.namespace),
         ("pod_name", holder.pod),
         ("container_name", holder.container),
@@ -127,14 +127,14 @@ def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
         ("attribution_source", holder.source),
         ("share_estimated", "true" if holder.share_estimated else "false"),
     )
-    yield catalog.GPU_POD_INFO, plain.plus(*how, *_whose(use)), 1
+    yield catalog.GPU_POD_INFO, plus(plain, *how, *_whose(use)), 1
     yield catalog.GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, plain, alerts_off_until_seconds(use.facts)
     yield catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio
     yield catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds
     if not up:
         return
     if use.activity is not None:
-        source = plain.plus(("source", use.activity.source))
+        source = plus(plain, ("source", use.activity.source))
         yield catalog.GPU_POD_ACTIVITY_RATIO, source, use.activity.ratio
     yield catalog.GPU_POD_IDLE_FOR_SECONDS, plain, use.idle_for_seconds
     yield catalog.GPU_POD_MEMORY_USED_BYTES, plain, use.memory_used_bytes

@@ -1,11 +1,23 @@
-"""Metric families and their samples, as every text format renders them."""
+"""Metric families and their label sets, as every text format renders them."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NewType
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+
+Labels = NewType("Labels", str)
+"""An ordered label set as its text, ``name="value",...`` without braces, escaped: the same in both text formats.
+
+A text knows its hash, and is shared by all series that carry it: nothing else is kept of a label set.
+"""
+
+NO_LABELS = Labels("")
 
 
 class Kind(StrEnum):
@@ -16,65 +28,64 @@ class Kind(StrEnum):
     LABEL = "label"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Labels:
-    """An ordered label set with its escaped text, made once and shared by all samples that carry it.
-
-    Two sets with the same text are the same; a text knows its hash, which makes the sets cheap to remember.
-    """
-
-    pairs: tuple[tuple[str, str], ...]
-    text: str
-    """``name="value",...`` without braces; the same in both text formats."""
-
-    def plus(self, *more: tuple[str, str | None]) -> "Labels":
-        """This set with more labels behind; empty values are left out, since Prometheus holds empty for absent."""
-        return _extended(self, more)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Labels) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-
-# From page to page nearly all label sets are the same: making them anew was half the cost of a page.
-@lru_cache(maxsize=8192)
-def _extended(base: Labels, more: tuple[tuple[str, str | None], ...]) -> Labels:
-    kept = tuple((name, value) for name, value in more if value)
-    text = ",".join([_text(name, value) for name, value in kept])
-    return Labels(base.pairs + kept, f"{base.text},{text}" if base.text and text else base.text or text)
-
-
-NO_LABELS = Labels((), "")
-
-
 def labels(*pairs: tuple[str, str | None]) -> Labels:
-    """A label set in the given order; empty values are left out."""
-    return NO_LABELS.plus(*pairs)
+    """A label set in the given order; empty values are left out, since Prometheus holds empty for absent."""
+    return _joined(NO_LABELS, pairs)
+
+
+def plus(base: Labels, *more: tuple[str, str | None]) -> Labels:
+    """A label set with more labels behind; empty values are left out."""
+    return _joined(base, more)
+
+
+# From page to page nearly all label sets are the same.
+@lru_cache(maxsize=8192)
+def _joined(base: Labels, more: tuple[tuple[str, str | None], ...]) -> Labels:
+    text = ",".join([_pair(name, value) for name, value in more if value])
+    return Labels(f"{base},{text}" if base and text else base or text)
 
 
 @lru_cache(maxsize=4096)  # the same few hundred pairs are on every page
-def _text(name: str, value: str) -> str:
-    return f'{name}="{value.translate(_ESCAPES)}"'
+def _pair(name: str, value: str) -> str:
+    # What is no valid Unicode is replaced here, so that two sets that would be shown alike are known to be alike.
+    return f'{name}="{value.encode("utf-8", "replace").decode().translate(_ESCAPES)}"'
+
+
+def pairs(carried: Labels) -> tuple[tuple[str, str], ...]:
+    """Names and values of a label set, in its order."""
+    return tuple((name, _ESCAPED.sub(_unescaped, value)) for name, value in _PAIR.findall(carried))
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value; positional, because a page has thousands of them."""
+    """One series of a family, for who reads a page."""
 
     labels: Labels
     value: int | float
 
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of its labels."""
+        return pairs(self.labels)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """All samples of one metric name, in a stable order. ``name`` is the full name, with ``_total`` on counters."""
+    """All series of one metric name, in a stable order. ``name`` is the full name, with ``_total`` on counters."""
 
     name: str
     kind: Kind
     help: str
-    samples: tuple[Sample, ...] = ()
+    values: Mapping[Labels, int | float]
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The series one by one."""
+        return tuple(Sample(carried, value) for carried, value in self.values.items())
 
 
 def duplicate_series(families: Iterable[Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
@@ -83,7 +94,7 @@ def duplicate_series(families: Iterable[Family]) -> list[tuple[str, frozenset[tu
     twice = []
     for family in families:
         for sample in family.samples:
-            key = (family.name, frozenset(sample.labels.pairs))
+            key = (family.name, frozenset(sample.pairs))
             if key in seen:
                 twice.append(key)
             seen.add(key)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from exporter.exposition import catalog
-from exporter.exposition.family import Labels
+from exporter.exposition.family import Labels, plus
 from exporter.exposition.metric import Metric
 from exporter.model import CLOCK_EVENTS, DeviceEvents, DeviceState, DeviceView, Field
 
@@ -97,14 +97,14 @@ FIELDS: frozenset[Field] = frozenset(
 def rows(view: DeviceView, identity: Labels, events: DeviceEvents | None = None) -> Iterator[_Row]:
     """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is not told."""
     for xid, count in sorted(view.xids.items()):
-        yield catalog.GPU_XID_ERRORS_TOTAL, identity.plus(("xid", str(xid))), count
+        yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
     for xid, at_seconds in sorted(view.xid_last_seen_seconds.items()):
-        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, identity.plus(("xid", str(xid))), at_seconds
+        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, plus(identity, ("xid", str(xid))), at_seconds
     if view.instance is None and view.state in _ANSWERING:
         yield from _board(view, identity)
         yield from _throttling(view, identity)
         for event, times in (events.clock_events or {}).items() if events else ():
-            yield catalog.GPU_CLOCK_EVENTS_TOTAL, identity.plus(("event", event)), times
+            yield catalog.GPU_CLOCK_EVENTS_TOTAL, plus(identity, ("event", event)), times
 
 
 def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
@@ -112,19 +112,19 @@ def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
         yield metric, identity, view.values.get(field)
     for metric, label, parts in _LABELLED:
         for value, field in parts:
-            yield metric, identity.plus((label, value)), view.values.get(field)
+            yield metric, plus(identity, (label, value)), view.values.get(field)
     recoveries = [view.values[field] for field in _RECOVERIES if field in view.values]
     if recoveries:
-        yield catalog.GPU_NVLINK_ERRORS_TOTAL, identity.plus(("kind", "recovery")), max(recoveries)
+        yield catalog.GPU_NVLINK_ERRORS_TOTAL, plus(identity, ("kind", "recovery")), max(recoveries)
 
 
 def _throttling(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     for reason, field in _THROTTLE_TIMES.items():
         nanoseconds = view.values.get(field)
         if nanoseconds is not None:
-            yield catalog.GPU_THROTTLE_SECONDS_TOTAL, identity.plus(("reason", reason)), nanoseconds / _NANOSECONDS
+            yield catalog.GPU_THROTTLE_SECONDS_TOTAL, plus(identity, ("reason", reason)), nanoseconds / _NANOSECONDS
     mask = view.values.get(Field.CLOCK_THROTTLE_REASONS)
     if mask is not None:
         for bit, reason in enumerate(CLOCK_EVENTS):
             active = int(mask) >> bit & 1
-            yield catalog.GPU_THROTTLE_ACTIVE, identity.plus(("reason", reason)), active
+            yield catalog.GPU_THROTTLE_ACTIVE, plus(identity, ("reason", reason)), active

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from exporter.exposition import catalog
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.family import NO_LABELS, Labels, labels
+from exporter.exposition.family import NO_LABELS, Labels, labels, plus
 from exporter.exposition.metric import Metric
 from exporter.model import OTHER, Account, LedgerView, PodAccount, Snapshot, Totals
 
@@ -30,14 +30,12 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
             page.dropped_series += len(rows)
             continue
         room -= len(rows)
-        for metric, carried, value in rows:
-            page.metric(metric, carried, value)
+        page.rows(rows)
     for account, totals in ledger.accounts.items():
         if account.owner == OTHER:
             # Prometheus has had these seconds under the owners that were folded; here they would be counted again.
             continue
-        for metric, carried, value in _owner(_owner_labels(account, snapshot.node), totals):
-            page.metric(metric, carried, value)
+        page.rows(_owner(_owner_labels(account, snapshot.node), totals))
     _itself(page, ledger)
 
 
@@ -85,7 +83,7 @@ def _pod(carried: Labels, totals: Totals) -> Iterator[_Row]:
     if joules is not None:
         yield catalog.GPU_POD_ENERGY_JOULES_TOTAL, carried, joules
     for currency, money in sorted(totals.money.items()):
-        yield catalog.GPU_POD_COST_TOTAL, carried.plus(("currency", currency)), money.total
+        yield catalog.GPU_POD_COST_TOTAL, plus(carried, ("currency", currency)), money.total
 
 
 def _owner(carried: Labels, totals: Totals) -> Iterator[_Row]:
@@ -98,7 +96,7 @@ def _owner(carried: Labels, totals: Totals) -> Iterator[_Row]:
     if joules is not None:
         yield catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, joules
     for currency, money in sorted(totals.money.items()):
-        priced = carried.plus(("currency", currency))
+        priced = plus(carried, ("currency", currency))
         yield catalog.GPU_LEDGER_COST_TOTAL, priced, money.total
         yield catalog.GPU_LEDGER_IDLE_COST_TOTAL, priced, money.idle
 

@@ -7,7 +7,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
 
 from exporter.exposition import catalog
-from exporter.exposition.family import Family, Kind, Sample, labels
+from exporter.exposition.family import Family, Kind, labels
 
 
 class ProcessMetrics:
@@ -29,9 +29,9 @@ def _families(metrics: Iterable[Metric]) -> Iterable[Family]:
         kind = Kind.COUNTER if metric.type == "counter" else Kind.GAUGE
         known = catalog.BY_NAME.get(metric.name + "_total" if kind is Kind.COUNTER else metric.name)
         if known is not None:
-            samples = tuple(
-                Sample(labels(*sorted(sample.labels.items())), sample.value)
+            values = {
+                labels(*sorted(sample.labels.items())): sample.value
                 for sample in metric.samples
                 if sample.name == known.name
-            )
-            yield Family(name=known.name, kind=kind, help=known.help, samples=samples)
+            }
+            yield Family(name=known.name, kind=kind, help=known.help, values=values)

@@ -1,8 +1,9 @@
-"""Rendered pages, kept per snapshot and format, so that many scrapes cost one rendering."""
+"""The body of /metrics, rendered once per snapshot and format, so that many scrapes cost one rendering."""
 
 from collections.abc import Callable
 
 from exporter.exposition import text
+from exporter.exposition.bodies import Bodies, Body
 from exporter.exposition.builder import Dropped
 from exporter.exposition.collector import ExpositionOptions, build
 from exporter.exposition.family import Family
@@ -24,16 +25,17 @@ class Renderer:
         self._dropped = Dropped()
         self._snapshot: Snapshot | None = None
         self._families: list[Family] = []
-        self._pages: dict[bool, bytes] = {}
+        self._bodies = Bodies()
 
-    def metrics(self, snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-        """Body and content type for an ``Accept`` header; the same bytes object until the next snapshot."""
+    def metrics(self, snapshot: Snapshot, accept: str = "") -> Body:
+        """The page for an ``Accept`` header; the same body until the next snapshot."""
         openmetrics = text.negotiate(accept)
+        return self._bodies.of(snapshot, openmetrics, lambda: self._body(snapshot, openmetrics=openmetrics))
+
+    def _body(self, snapshot: Snapshot, *, openmetrics: bool) -> Body:
         if snapshot is not self._snapshot:
             families, self._dropped = build(snapshot, self._options, self._dropped)
             self._families = [*families, *self._process_families()]
             self._snapshot = snapshot
-            self._pages.clear()
-        if openmetrics not in self._pages:
-            self._pages[openmetrics] = text.render(self._families, openmetrics=openmetrics)
-        return self._pages[openmetrics], text.OPENMETRICS if openmetrics else text.PLAIN
+        page = text.render(self._families, openmetrics=openmetrics)
+        return Body(page, text.OPENMETRICS if openmetrics else text.PLAIN)

@@ -4,13 +4,14 @@ import ipaddress
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from exporter.exposition import api, ledger_api, page, tenants
-from exporter.exposition.compression import accepts_gzip, gzipped
+from exporter.exposition.bodies import Bodies, Body
+from exporter.exposition.compression import accepts_gzip
 from exporter.exposition.connections import CONNECTIONS, Connections
 from exporter.exposition.web_access import ALIVE_TOO
 from exporter.model import Snapshot, SourceState
@@ -34,22 +35,25 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class _Face:
-    """The three callbacks that the handlers share."""
+    """What the handlers share: three callbacks, and the bodies that show the newest snapshot."""
 
     snapshot: Callable[[], Snapshot | None]
-    metrics: Callable[[str], tuple[bytes, str]]
+    metrics: Callable[[str], Body]
     release: Callable[[float], None] | None
+    bodies: Bodies = field(default_factory=Bodies)
 
     async def index(self, request: web.Request) -> web.Response:
         snapshot = self.snapshot()
-        made = page.fragment(snapshot) if "fragment" in request.query else page.document(snapshot)
-        response = _response(request, made.encode("utf-8", "replace"), "text/html; charset=utf-8")
+        made = page.fragment if "fragment" in request.query else page.document
+        body = self.bodies.of(
+            snapshot, made, lambda: Body(made(snapshot).encode("utf-8", "replace"), "text/html; charset=utf-8")
+        )
+        response = _answer(request, body)
         response.headers["Content-Security-Policy"] = page.CONTENT_SECURITY_POLICY
         return response
 
     async def scrape(self, request: web.Request) -> web.Response:
-        body, content_type = self.metrics(request.headers.get(hdrs.ACCEPT, ""))
-        return _response(request, body, content_type)
+        return _answer(request, self.metrics(request.headers.get(hdrs.ACCEPT, "")))
 
     async def devices(self, request: web.Request) -> web.Response:
         return self._json(request, api.device_document)
@@ -62,7 +66,8 @@ class _Face:
         if snapshot is None:
             body = b'{"error":"no picture of the node yet; ask again in a second"}'
             return _response(request, body, "application/json", status=503)
-        return _response(request, document(snapshot), "application/json")
+        body = self.bodies.of(snapshot, document, lambda: Body(document(snapshot), "application/json"))
+        return _answer(request, body)
 
     async def healthz(self, request: web.Request) -> web.Response:
         return _response(request, b"ok\n", "text/plain; charset=utf-8")
@@ -101,7 +106,7 @@ class _Face:
 def create_app(
     *,
     snapshot: Callable[[], Snapshot | None],
-    metrics: Callable[[str], tuple[bytes, str]],
+    metrics: Callable[[str], Body],
     release: Callable[[float], None] | None,
     guard: Middleware | None = None,
 ) -> web.Application:
@@ -109,7 +114,7 @@ def create_app(
 
     Args:
         snapshot: The newest picture of the node; ``None`` before the first.
-        metrics: From an Accept header to the body of ``/metrics`` and its content type.
+        metrics: From an Accept header to the body of ``/metrics``.
         release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
         guard: Stands before all of it; ``None`` lets everybody in.
     """
@@ -202,17 +207,20 @@ def _text(request: web.Request, status: int, text: str) -> web.Response:
 
 
 def _response(request: web.Request, body: bytes, content_type: str, *, status: int = 200) -> web.Response:
+    return _answer(request, Body(body, content_type), status=status)
+
+
+def _answer(request: web.Request, body: Body, *, status: int = 200) -> web.Response:
     headers = {
-        hdrs.CONTENT_TYPE: content_type,
+        hdrs.CONTENT_TYPE: body.content_type,
         hdrs.CACHE_CONTROL: "no-store",
         hdrs.VARY: "Accept, Accept-Encoding",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         hdrs.SERVER: "gpu-cost-exporter",
     }
-    if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
-        packed = gzipped(body)
-        if packed is not None:
-            body = packed
-            headers[hdrs.CONTENT_ENCODING] = "gzip"
-    return web.Response(body=body, status=status, headers=headers)
+    packed = body.packed() if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")) else None
+    if packed is None:
+        return web.Response(body=body.plain, status=status, headers=headers)
+    headers[hdrs.CONTENT_ENCODING] = "gzip"
+    return web.Response(body=packed, status=status, headers=headers)

@@ -17,16 +17,18 @@ def number(value: float) -> str:
     """
     if isinstance(value, int):
         return str(int(value))
+    text = repr(value)
+    if -math.inf < value < 10**_GO_EXPONENT_DIGITS:
+        return text
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
-    text = repr(value)
     point = text.find(".")
-    if value > 0 and point > _GO_EXPONENT_DIGITS:
-        mantissa = f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.")
-        return f"{mantissa}e+{point - 1:02d}"
-    return text
+    if point <= _GO_EXPONENT_DIGITS:  # an exponent already
+        return text
+    mantissa = f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.")
+    return f"{mantissa}e+{point - 1:02d}"
 
 
 def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
@@ -38,17 +40,21 @@ def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     """
     lines: list[str] = []
     for family in families:
-        if not family.samples:
-            continue
-        lines.extend(_head(family, openmetrics=openmetrics))
-        name = family.name
-        for sample in family.samples:
-            text = sample.labels.text
-            lines.append(f"{name}{{{text}}} {number(sample.value)}" if text else f"{name} {number(sample.value)}")
+        if family.values:
+            lines.extend(_head(family, openmetrics=openmetrics))
+            lines.extend(_lines(family))
     if openmetrics:
         lines.append("# EOF")
     lines.append("")
     return "\n".join(lines).encode("utf-8", "replace")
+
+
+def _lines(family: Family) -> list[str]:
+    name = family.name
+    return [
+        f"{name}{{{labels}}} {number(value)}" if labels else f"{name} {number(value)}"
+        for labels, value in family.values.items()
+    ]
 
 
 def _head(family: Family, *, openmetrics: bool) -> tuple[str, str]:
