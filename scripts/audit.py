@@ -80,8 +80,10 @@ def ask(service: str, lists: Sequence[Path], words: Sequence[str]) -> Answer:
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
     """The last that a program said; of a failed connection its cause."""
-    lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-    return lines[-1].rpartition("(Caused by ")[2].rstrip(")")[:_LONGEST]
+    lines = done.stderr.strip().splitlines()
+    telling = [line for line in lines if ": " in line and not line.startswith(" ")] or lines
+    last = telling[-1] if telling else f"ended with {done.returncode}"
+    return last.rpartition("(Caused by ")[2].rstrip(")")[:_LONGEST]
 
 
 def control(service: str, words: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +48,18 @@ def build(source: Path, umask: int, environment: Mapping[str, str]) -> list[Path
     return sorted(out.iterdir())
 
 
+def compare(first: Sequence[Path], second: Sequence[Path]) -> None:
+    """Hold two builds against each other.
+
+    Raises:
+        BuildError: A file is in one only, or not equal.
+    """
+    for name in sorted({path.name for path in (*first, *second)}):
+        contents = [path.read_bytes() for path in (*first, *second) if path.name == name]
+        if len(contents) != 2 or contents[0] != contents[1]:  # noqa: PLR2004 - one of each
+            raise BuildError(f"{name}: two builds of the same commit differ")
+
+
 def bill(wheel: Path, pins: str, epoch: str) -> bytes:
     """The bill of materials of a wheel with what a requirements file adds.
 
@@ -75,15 +87,10 @@ def make(commit: str, out: Path) -> list[Path]:
             source = Path(folder) / ("a" * (number + 1)) / "tree"
             export(commit, source, umask)
             builds.append(build(source, umask, {**environment, "SOURCE_DATE_EPOCH": epoch}))
-        first, second = builds
-        if [path.name for path in first] != [path.name for path in second]:
-            raise BuildError(f"other files: {[path.name for path in first]}, {[path.name for path in second]}")
-        for one, other in zip(first, second, strict=True):
-            if one.read_bytes() != other.read_bytes():
-                raise BuildError(f"{one.name}: two builds differ")
+        compare(*builds)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        files = [Path(shutil.copyfile(path, out / path.name)) for path in first]
+        files = [Path(shutil.copyfile(path, out / path.name)) for path in builds[0]]
     (wheel,) = out.glob("*.whl")
     version = wheel.name.split("-")[1]
     for name, pins in (("gpu-cost-exporter", "runtime"), ("gpu-cost-exporter-service", "report")):

@@ -48,7 +48,7 @@ def licence(metadata: Mapping[str, Any], classifiers: Iterable[str]) -> list[dic
         if known:
             return [{"license": {"id": known}}]
     # Only a name: which of several licences "BSD" means it does not say.
-    return [{"license": {"name": said[0].splitlines()[0].rpartition(" :: ")[2]}}] if said else []
+    return [{"license": {"name": said[-1].splitlines()[0].rpartition(" :: ")[2]}}] if said else []
 
 
 def component(distribution: importlib.metadata.Distribution, pin: Pin | None) -> Component:

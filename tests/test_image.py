@@ -15,6 +15,8 @@ from typing import Self
 import pytest
 import stub_support as stub
 from agent_support import matching
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from image_support import (
     NOBODY,
     SOCKET_DIRECTORY,
@@ -365,6 +367,27 @@ def test_nothing_can_be_compiled_or_installed_in_an_image(images: Images, target
     entry = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
     said = output(images, image, "-c", LOOK, options=entry)
     assert said.splitlines() == ["programs []", f"modules {more}", "wheels []", "compiled True"]
+
+
+BILL = """
+import importlib.metadata, json, pathlib, re
+bill = json.loads(pathlib.Path("/opt/gpu-cost-exporter/sbom.cdx.json").read_text())
+listed = {one["purl"] for one in [bill["metadata"]["component"], *bill["components"]] if one["purl"].startswith("pkg:pypi/")}
+there = {re.sub("[-_.]+", "-", one.name).lower() + "@" + one.version for one in importlib.metadata.distributions()}
+print(sorted(listed ^ {"pkg:pypi/" + one for one in there}))
+status = pathlib.Path("/var/lib/dpkg/status").read_text()
+debian = [one for one in bill["components"] if one["purl"].startswith("pkg:deb/")]
+print(len(debian) == len(re.findall("^Status: install ok installed$", status, re.MULTILINE)) > 0)
+"""
+
+
+@pytest.mark.parametrize("target", ["agent", "service"])
+def test_an_image_has_a_bill_of_all_the_packages_that_are_in_it(images: Images, target: str) -> None:
+    image = images.agent if target == "agent" else images.service
+    entry = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
+    assert output(images, image, "-c", BILL, options=entry).splitlines() == ["[]", "True"]
+    text = output(images, image, "/opt/gpu-cost-exporter/sbom.cdx.json", options=("--entrypoint", "/bin/cat"))
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
 
 
 @pytest.mark.parametrize("target", ["agent", "service"])

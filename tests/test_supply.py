@@ -1,0 +1,422 @@
+"""What is released: built alike anywhere, with nothing else in it, its parts listed, licensed, pinned, asked about."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from agent_support import ROOT
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.utils import canonicalize_name
+
+from exporter import __version__
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import audit
+import pins
+import release
+import sbom
+
+# May be given away with this program, Apache-2.0, unchanged; each as its package spells it.
+ALLOWED_LICENCES = {
+    "Apache-2.0",
+    "MIT",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSD License",  # jinja2, nvidia-ml-py: three clauses, which their classifier does not count
+    "ISC",
+    "PSF-2.0",
+    "MPL-2.0",  # certifi: a list of certificates, unchanged
+}
+EPOCH = "1700000000"
+
+
+def script(name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make dist` makes of the last commit."""
+    folder = tmp_path_factory.mktemp("dist") / "out"
+    release.make("HEAD", folder)
+    return folder
+
+
+def in_commit(folder: str) -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-tree", "-r", "--name-only", "HEAD", folder], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return set(listed.stdout.splitlines())
+
+
+def test_two_builds_of_a_commit_in_other_places_zones_languages_and_umasks_are_equal(dist: Path) -> None:
+    # It would have raised; and the sums are of these files.
+    sums = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.iterdir()}
+    del files["SHA256SUMS"]
+    assert sums == files
+    assert set(files) == {
+        f"gpu_cost_exporter-{__version__}-py3-none-any.whl",
+        f"gpu_cost_exporter-{__version__}.tar.gz",
+        f"gpu-cost-exporter-{__version__}.cdx.json",
+        f"gpu-cost-exporter-service-{__version__}.cdx.json",
+    }
+
+
+@pytest.mark.parametrize("other", [{"a.whl": b"2"}, {}, {"a.whl": b"1", "b.whl": b"1"}])
+def test_a_build_that_differs_is_not_released(tmp_path: Path, other: dict[str, bytes]) -> None:
+    builds = []
+    for number, files in enumerate(({"a.whl": b"1"}, other)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        builds.append(sorted(folder.iterdir()))
+    with pytest.raises(release.BuildError, match=r"^[ab]\.whl: two builds of the same commit differ$"):
+        release.compare(*builds)
+    release.compare(builds[0], builds[0])
+
+
+def test_the_wheel_is_the_program_with_its_data_and_nothing_else(dist: Path) -> None:
+    (path,) = dist.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = set(wheel.namelist())
+        metadata = wheel.read(f"gpu_cost_exporter-{__version__}.dist-info/METADATA").decode()
+    own = f"gpu_cost_exporter-{__version__}.dist-info"
+    about = {"METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE", "RECORD"}
+    assert names == in_commit("exporter/") | {f"{own}/{name}" for name in about}
+    assert "exporter/py.typed" in names
+    assert f"\nVersion: {__version__}\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+
+
+def test_the_sdist_has_what_the_wheel_is_made_of_the_rules_and_the_dashboards(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+    names = {member.name.partition("/")[2] for member in members if member.isfile()}
+    top = {name for name in names if not name.startswith("exporter/")}
+    assert names - top == in_commit("exporter/")
+    assert {"PKG-INFO", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "rules/prometheus-rules.yaml"} <= top
+    assert not [name for name in top if name.startswith(("tests", "docs", "deploy", "benchmarks", "requirements"))]
+    assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
+    assert {member.mode for member in members} == {0o644}
+
+
+def test_the_version_is_written_once_and_everything_follows_it() -> None:
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in sorted(in_commit(".")) if is_text(path)}
+    assert [path for path, text in texts.items() if re.search(r"^__version__\s*=", text, re.MULTILINE)] == [
+        "exporter/__init__.py"
+    ]
+    chart = yaml.safe_load(texts["deploy/helm/gpu-cost-exporter/Chart.yaml"])
+    assert chart["appVersion"] == __version__
+    named = re.compile(
+        r"""(?:gpu-cost-exporter(?:-service)?:(?:\$\{VERSION:-)?|newTag:\s*|gpu-cost-exporter-)(\d+\.\d+\.\d+)"""
+    )
+    shown = {
+        (path, version)
+        for path, text in texts.items()
+        if path.startswith(("deploy/", "docs/", "README")) and "/golden/" not in path
+        for version in named.findall(text)
+    }
+    assert len(shown) > 8
+    assert {one for one in shown if one[1] != __version__} - {
+        ("docs/install.md", chart["version"]),  # the packaged chart
+    } == set()
+    assert importlib.metadata.version("gpu-cost-exporter") == __version__
+
+
+def is_text(path: str) -> bool:
+    return path.endswith((".py", ".md", ".yaml", ".toml", ".json", ".sh")) or path in {"Makefile", "Dockerfile"}
+
+
+# The bill of materials.
+
+
+@pytest.mark.parametrize(
+    ("name", "pinned"), [("gpu-cost-exporter", "runtime"), ("gpu-cost-exporter-service", "report")]
+)
+def test_the_bill_is_valid_and_lists_each_pinned_package_with_version_licence_and_hashes(
+    dist: Path, name: str, pinned: str
+) -> None:
+    text = (dist / f"{name}-{__version__}.cdx.json").read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(text)
+    expected = pins.read(ROOT / "requirements" / f"{pinned}.txt")
+    listed = {one["name"]: one for one in bill["components"]}
+    assert {name: one["version"] for name, one in listed.items()} == {
+        name: pin.version for name, pin in expected.items() if pin.here
+    }
+    for found, one in listed.items():
+        assert one["purl"] == f"pkg:pypi/{found}@{one['version']}"
+        (reference,) = one["externalReferences"]
+        assert [entry["content"] for entry in reference["hashes"]] == list(expected[found].hashes)
+    (wheel,) = dist.glob("*.whl")
+    subject = bill["metadata"]["component"]
+    assert subject["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
+    assert (subject["type"], subject["version"]) == ("application", __version__)
+    edges = {one["ref"]: one["dependsOn"] for one in bill["dependencies"]}
+    assert reached(subject["purl"], edges) == {subject["purl"], *(one["purl"] for one in listed.values())}
+
+
+def reached(start: str, edges: dict[str, list[str]]) -> set[str]:
+    found, ahead = set(), [start]
+    while ahead:
+        if (one := ahead.pop()) not in found:
+            found.add(one)
+            ahead += edges[one]
+    return found
+
+
+def test_the_bill_is_the_same_each_time_and_dated_only_by_the_commit() -> None:
+    words = ("--pins", str(ROOT / "requirements" / "runtime.txt"))
+    first, second = (script("sbom", *words, SOURCE_DATE_EPOCH=EPOCH, PYTHONHASHSEED=seed).stdout for seed in "12")
+    assert first == second
+    assert json.loads(first)["metadata"]["timestamp"] == "2023-11-14T22:13:20Z"
+    other = json.loads(script("sbom", "--pins", str(ROOT / "requirements" / "report.txt")).stdout)
+    assert "timestamp" not in other["metadata"]
+    assert other["serialNumber"] != json.loads(first)["serialNumber"]
+
+
+def test_cyclonedx_own_tool_finds_the_same_packages_and_licences(dist: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "cyclonedx_py",
+        "environment",
+        "--output-reproducible",
+        "--no-validate",
+        sys.executable,
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    theirs = {canonicalize_name(one["name"]): one for one in json.loads(done.stdout)["components"]}
+    bill = json.loads((dist / f"gpu-cost-exporter-service-{__version__}.cdx.json").read_text(encoding="utf-8"))
+    for one in bill["components"]:
+        other = theirs[one["name"]]
+        assert one["version"] == other["version"]
+        assert one["purl"] == other["purl"]
+        if said := other.get("licenses"):
+            assert licences(one) == licences({"licenses": [known(said[0])]}), one["name"]
+
+
+def known(said: dict[str, Any]) -> dict[str, Any]:
+    """A licence as their tool writes it, by the name that ours gives it."""
+    if "expression" in said or "id" in said["license"]:
+        return said
+    name = said["license"]["name"]
+    return {"license": {"name": sbom.SPDX.get(name, name.rpartition(" :: ")[2])}}
+
+
+def licences(component: dict[str, Any]) -> list[str]:
+    """The licences that a component is under, each by its own name."""
+    (said,) = component["licenses"]
+    if "expression" in said:
+        return [str(name) for name in re.split(r" (?:AND|OR) ", said["expression"])]
+    return [str(said["license"].get("id") or said["license"]["name"])]
+
+
+def test_every_licence_goes_with_ours(dist: Path) -> None:
+    bill = json.loads((dist / f"gpu-cost-exporter-service-{__version__}.cdx.json").read_text(encoding="utf-8"))
+    found = {one["name"]: set(licences(one)) for one in bill["components"]}
+    assert {name: names - ALLOWED_LICENCES for name, names in found.items() if names - ALLOWED_LICENCES} == {}
+    assert set.union(*found.values()) == ALLOWED_LICENCES, "a licence that nothing has any more goes from the list"
+
+
+def test_a_bill_of_something_else_than_what_is_pinned_is_not_written(tmp_path: Path) -> None:
+    text = (ROOT / "requirements" / "runtime.txt").read_text(encoding="utf-8")
+    lists = tmp_path / "runtime.txt"
+    lists.write_text(re.sub(r"^aiohttp==\S+", "aiohttp==3.0.0", text, flags=re.MULTILINE), encoding="utf-8")
+    done = script("sbom", "--pins", str(lists))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "sbom: aiohttp 3.0.0 is pinned and not installed" in done.stderr
+
+
+# Pins.
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    done = script("pins")
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+HASH = "--hash=sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("aiohttp>=3", "'aiohttp>=3' is not pinned to one version"),
+        ("aiohttp==3.*", "'aiohttp==3.*' is not pinned to one version"),
+        ("aiohttp==3.1", "aiohttp has no sha256"),
+        ("aiohttp==3.1 --hash=md5:00", "aiohttp has no sha256, or another hash"),
+        (f"aiohttp @ https://example.org/a.whl {HASH}", "is not pinned to one version"),
+        (f"https://example.org/a.whl {HASH}", "is no requirement by name"),
+        (f"./a.whl {HASH}", "is no requirement by name"),
+        (f"aiohttp==3.1 {HASH}\naiohttp==3.1 {HASH}", "aiohttp stands twice"),
+    ],
+)
+def test_a_line_that_pins_nothing_is_told(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "runtime.txt"
+    path.write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(pins.PinError, match=re.escape(said)):
+        pins.read(path)
+
+
+def test_pins_that_differ_are_old_forked_missing_or_of_nobody_are_told(tmp_path: Path) -> None:
+    lists = {
+        "build": f"hatchling==1.0 {HASH}",
+        "runtime": f"pynvml==12.0 {HASH}",
+        "report": f"hatchling==2.0 {HASH}",
+        "dev": f"ruff==1.0 {HASH}\nhelm==1.0 ; sys_platform == 'plan9' {HASH}",
+    }
+    for name, text in lists.items():
+        (tmp_path / f"{name}.txt").write_text(f"{text}\n", encoding="utf-8")
+    installed = {"hatchling": "1.0", "pynvml": "11.0", "leftover": "0.1", "gpu-cost-exporter": __version__}
+    assert [*pins.findings(tmp_path, installed, {"runtime": ["pynvml>=13", "aiohttp>=3"]})] == [
+        "runtime.txt: pynvml is not what is meant: take nvidia-ml-py",
+        "runtime.txt: 'pynvml>=13' is wanted and 12.0 is pinned; run: make requirements",
+        "runtime.txt: 'aiohttp>=3' is wanted and nothing is pinned; run: make requirements",
+        "report.txt: hatchling 2.0, elsewhere 1.0; run: make requirements",
+        "installed: pynvml 11.0, pinned 12.0; run: make install",
+        "installed: ruff is missing, pinned 1.0; run: make install",
+        "installed: leftover 0.1 is pinned nowhere; remove it, or name it in requirements/",
+    ]
+
+
+# The audit, by pip-audit itself, of a server that answers as OSV's does.
+
+Known = dict[tuple[str, str], tuple[str, tuple[str, ...], str]]
+KNOWN: Known = {("jinja2", "3.1.0"): ("GHSA-h5c8-rqwp-cp95", ("CVE-2024-22195",), "3.1.3")}
+
+
+def vulnerability(name: str, found: tuple[str, tuple[str, ...], str]) -> dict[str, object]:
+    identifier, aliases, mended_in = found
+    events = [{"introduced": "0"}, {"fixed": mended_in}]
+    affected = {"package": {"name": name, "ecosystem": "PyPI"}, "ranges": [{"type": "ECOSYSTEM", "events": events}]}
+    return {
+        "id": identifier,
+        "aliases": list(aliases),
+        "summary": "what it is",
+        "schema_version": "1.6.0",
+        "modified": "2024-01-11T00:00:00Z",
+        "published": "2024-01-11T00:00:00Z",
+        "affected": [affected],
+    }
+
+
+@contextmanager
+def osv(known: Known, status: int = 200) -> Iterator[str]:
+    """The address of a server that knows these vulnerabilities."""
+
+    class Query(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            name = asked["package"]["name"]
+            assert asked["package"]["ecosystem"] == "PyPI"
+            found = known.get((name, asked["version"]))
+            body = json.dumps({"vulns": [vulnerability(name, found)]} if found else {}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Query) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1/query"
+        finally:
+            server.shutdown()
+            thread.join(timeout=5)
+
+
+def test_the_audit_asks_about_every_pinned_package_and_is_silent_when_nothing_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with osv(KNOWN) as url:
+        assert audit.main(["--osv-url", url]) == 0
+    names = {
+        name for one in pins.LISTS for name, pin in pins.read(ROOT / "requirements" / f"{one}.txt").items() if pin.here
+    }
+    assert capsys.readouterr().out == f"audit: {url} was asked about {len(names)} packages, findings: 0\n"
+
+
+def test_the_audit_fails_on_a_finding_and_says_what_to_take(capsys: pytest.CaptureFixture[str]) -> None:
+    version = pins.read(ROOT / "requirements" / "runtime.txt")["aiohttp"].version
+    found = {("aiohttp", version): ("GHSA-0000-0000-0000", ("CVE-2026-0001",), "99.0")}
+    with osv(KNOWN | found) as url:
+        assert audit.main(["--osv-url", url, str(ROOT / "requirements" / "runtime.txt")]) == 1
+    said = capsys.readouterr().out
+    assert f"\naudit: aiohttp {version}: CVE-2026-0001, GHSA-0000-0000-0000; take 99.0: make requirements " in said
+
+
+def test_a_finding_that_is_accepted_does_not_fail_and_one_that_is_gone_must_leave_the_list() -> None:
+    finding = audit.Finding(name="a", version="1", ids=("GHSA-1", "CVE-1"), mended_in=())
+    answer = audit.Answer(findings=(finding,), unknown=(), asked=1)
+    assert [*audit.judged(answer, {"CVE-1": "its code is not reached"})] == []
+    assert [*audit.judged(answer, {})] == [
+        "a 1: GHSA-1, CVE-1; no version mends it: make requirements UPGRADE=--upgrade"
+    ]
+    none = audit.Answer(findings=(), unknown=("b",), asked=1)
+    assert [*audit.judged(none, {"CVE-1": "its code is not reached"})] == [
+        "b: the service does not know it, so nobody can say",
+        "CVE-1: accepted in scripts/audit.py and found no more; remove it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "known", "reason"),
+    [
+        (200, {}, "it tells nothing of jinja2==3.1.0, whose vulnerabilities are known"),
+        (503, KNOWN, "503"),
+    ],
+)
+def test_a_service_that_knows_nothing_or_fails_is_not_taken_for_a_clean_bill(
+    capsys: pytest.CaptureFixture[str], status: int, known: Known, reason: str
+) -> None:
+    lists = str(ROOT / "requirements" / "build.txt")
+    with osv(known, status) as url:
+        assert audit.main(["--osv-url", url, lists]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"audit: not asked: {url}: ")
+        assert reason in said
+        assert said.endswith("; run `make audit` where one of them is reachable\n")
+
+
+def test_where_nobody_answers_check_goes_on_and_audit_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with osv({}) as url:
+        pass
+    lists = str(ROOT / "requirements" / "build.txt")
+    assert audit.main(["--osv-url", url, lists]) == 0
+    assert "Connection refused" in capsys.readouterr().out
+    # The index is another server, and not what this is about.
+    monkeypatch.setattr(audit, "withdrawn", lambda _: iter(()))
+    assert audit.main(["--osv-url", url, "--required", lists]) == 1
+    assert "audit: nothing is known of vulnerabilities\n" in capsys.readouterr().out
