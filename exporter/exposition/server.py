@@ -64,8 +64,8 @@ class _Face:
     def _json(self, request: web.Request, document: Callable[[Snapshot], bytes]) -> web.Response:
         snapshot = self.snapshot()
         if snapshot is None:
-            body = b'{"error":"no picture of the node yet; ask again in a second"}'
-            return _response(request, body, "application/json", status=503)
+            none = b'{"error":"no picture of the node yet; ask again in a second"}'
+            return _response(request, none, "application/json", status=503)
         body = self.bodies.of(snapshot, document, lambda: Body(document(snapshot), "application/json"))
         return _answer(request, body)
 
