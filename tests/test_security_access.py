@@ -1,0 +1,202 @@
+"""Who gets in and what may be asked: agent and service as clients meet them that mean no good."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import bcrypt
+import pytest
+from agent_support import AgentProcess, running_agent
+from security_support import Raw, ask, raw
+from service_support import Running, running
+from test_web_config import ALICE, basic, served
+from web_support import PASSWORD, hashed, web_file
+
+from exporter.exposition import passwords
+from exporter.exposition.passwords import MOST_WAITING, Passwords
+from exporter.exposition.server import PATHS
+from exporter.simulator.parts import free_port
+
+AGENT_PAGES = (*(path for path, _ in PATHS if not path.startswith("/-/")), "/?fragment=1", "/nothing")
+SERVICE_PAGES = (
+    *("/", "/owner", "/by/team", "/budgets", "/about", "/nothing", "/cost", "/static/none", "/metrics", "/readyz"),
+    *("/api/v1/report", "/api/v1/report?format=html", "/allocation/compute?window=7d", "/openapi.json"),
+)
+STRANGER = {"Origin": "https://evil.example", "Cookie": "session=1"}
+ELSEWHERE = (
+    "/../../../../etc/passwd",
+    "/static/../../../../etc/passwd",
+    "/static/%2e%2e%2f%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "/static/..%5c..%5cetc%5cpasswd",
+    "/static//etc/passwd",
+    "//etc/passwd",
+    "/%2fetc%2fpasswd",
+    "/api/v1/../../etc/passwd",
+    "/static/page.css%00.js",
+    "/.git/config",
+    "/static/%252e%252e/app.py",
+    "file:///etc/passwd",
+    "/?fragment=../../etc/passwd",
+)
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[AgentProcess]:
+    with running_agent("--simulate", "demo") as one:
+        one.until(lambda page: page.get("gpu_exporter_simulated") == 1, "a page")
+        yield one
+
+
+@asynccontextmanager
+async def service(**options: object) -> AsyncIterator[tuple[Running, int]]:
+    """A service whose Prometheus is away: every page and every error is there all the same."""
+    async with running(f"http://127.0.0.1:{free_port(0)}", prometheus_retries=0, **options) as one:
+        yield one, int(one.url.rpartition(":")[2])
+
+
+async def test_a_user_who_does_not_exist_costs_what_any_other_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    work: list[int] = []
+    real = passwords.bcrypt.checkpw
+    monkeypatch.setattr(
+        passwords.bcrypt, "checkpw", lambda *asked: work.append(2 ** int(asked[1][4:6])) or real(*asked)
+    )
+    dear = bcrypt.hashpw(b"dear", bcrypt.gensalt(7))
+    users = Passwords({"cheap": hashed().encode(), "dear": dear})
+    told = {}
+    for user in ("cheap", "dear", "nobody", "", "c" * 1000):
+        work.clear()
+        assert await users.check(user, b"a guess") == "wrong"
+        told[user] = sum(work)
+    assert set(told.values()) == {2**7}, told
+    work.clear()
+    assert await users.check("cheap", PASSWORD.encode()) == "right"
+    assert sum(work) == 2**7, "nor does a password that is right"
+
+
+async def test_scrapers_are_answered_while_passwords_are_looked_at_and_guesses_beyond_16_are_sent_away(
+    tmp_path: Path,
+) -> None:
+    dear = bcrypt.hashpw(b"dear", bcrypt.gensalt(9)).decode()
+    async with served(web_file(tmp_path, users={"alice": hashed(), "bob": dear})) as one:
+        assert (await one.get(auth=ALICE))[0] == 200
+        guesses = [asyncio.ensure_future(one.get(auth=basic("bob", str(number)))) for number in range(MOST_WAITING + 4)]
+        await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+        assert (await one.get(auth=ALICE))[0] == 200
+        assert (await one.get("/healthz"))[0] == 200
+        assert sum(guess.done() for guess in guesses) < MOST_WAITING, "still looking at them"
+        answers = await asyncio.gather(*guesses)
+    assert sorted(status for status, _, _ in answers) == [401] * MOST_WAITING + [503] * 4
+    assert {headers.get("Retry-After") for status, _, headers in answers if status == 503} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({"Origin": "https://evil.example"}, "no page of a browser"),
+        ({"Origin": "null"}, "no page of a browser"),
+        ({"Referer": "http://localhost:9400/"}, "no page of a browser"),
+        ({"Sec_Fetch_Site": "cross-site"}, "no page of a browser"),
+        ({"X_Forwarded_For": "127.0.0.1"}, "not released through a proxy"),
+        ({"Forwarded": "for=127.0.0.1"}, "not released through a proxy"),
+        ({"Via": "1.1 proxy"}, "not released through a proxy"),
+        ({"x_real_ip": "127.0.0.1"}, "not released through a proxy"),
+    ],
+)
+async def test_neither_a_browser_nor_a_proxy_beside_the_agent_releases_the_driver(
+    agent: AgentProcess, header: dict[str, str], why: str
+) -> None:
+    answer = await raw(agent.port, ask("/-/release?seconds=1", "POST", Content_Length="0", **header))
+    assert (answer.status, why in answer.body.decode()) == (403, True)
+    assert not any("driver released" in line for line in agent.lines)
+
+
+async def test_releasing_the_driver_needs_the_password_from_this_host_too(tmp_path: Path) -> None:
+    async with served(web_file(tmp_path, users={"alice": hashed()})) as one:
+        bare = await raw(one.port, ask("/-/release", "POST", Content_Length="0"))
+        let_in = await raw(one.port, ask("/-/release", "POST", Content_Length="0", Authorization=ALICE))
+    assert (bare.status, let_in.status) == (401, 501), "this one has no driver"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "CONNECT", "PROPFIND"])
+async def test_nothing_but_reading_is_understood_and_nothing_is_echoed(agent: AgentProcess, method: str) -> None:
+    async with service() as (_, port):
+        for place, pages in ((agent.port, AGENT_PAGES), (port, SERVICE_PAGES)):
+            for page in pages:
+                answer = await raw(place, ask(page, method, Cookie="echo-of-a-secret", Content_Length="0"))
+                assert answer.status in {400, 404, 405}, (method, page, answer)
+                assert b"echo-of-a-secret" not in answer.body
+
+
+async def everything(agent: AgentProcess, port: int) -> dict[str, Raw]:
+    """Every page of agent and service, asked by a script of another site."""
+    asked = [(agent.port, page) for page in AGENT_PAGES] + [(port, page) for page in SERVICE_PAGES]
+    accept = "text/html" if port else "*/*"
+    return {f"{place}{page}": await raw(place, ask(page, Accept=accept, **STRANGER)) for place, page in asked}
+
+
+async def test_no_other_site_may_read_or_frame_a_page_and_nobody_gets_a_cookie(agent: AgentProcess) -> None:
+    async with service(external_url="http://localhost/cost") as (_, port):
+        answers = await everything(agent, port)
+    kinds = set()
+    for page, answer in answers.items():
+        names = {name for name, _ in answer.headers}
+        assert answer.status, page
+        assert not [name for name in names if name.startswith("access-control-")], page
+        assert "set-cookie" not in names, page
+        (kind,) = answer.values("content-type") or [""]
+        kinds.add(kind.partition(";")[0])
+        if answer.status != 404 or kind:
+            assert answer.values("x-content-type-options") == ["nosniff"], page
+        if kind.startswith("text/html"):
+            (policy,) = answer.values("content-security-policy")
+            assert policy.startswith("default-src 'none'"), page
+            assert re.search(r"frame-ancestors '(none|self)'", policy), page
+            assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0], page
+    assert kinds >= {"text/html", "application/json", "text/plain"}, "not only errors were looked at"
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+async def test_no_path_leads_to_a_file(agent: AgentProcess, path: str) -> None:
+    async with service() as (_, port):
+        for place in (agent.port, port):
+            answer = await raw(place, ask(path))
+            assert answer.status in {200, 400, 404, 503}, answer
+            assert b"root:" not in answer.body
+            assert answer.status != 200 or path.startswith("/?"), "only a page with a strange parameter"
+
+
+async def test_no_parameter_makes_a_header_or_leads_elsewhere() -> None:
+    smuggled = "%0d%0aSet-Cookie:%20a=b%0d%0a"
+    async with service(external_url="http://localhost/cost") as (_, port):
+        for path in (
+            f"/cost?a={smuggled}",
+            f"/api/v1/report?format=csv&focusVersion={smuggled}",
+            f"/api/v1/report?format=csv&window={smuggled}",
+            f"/owner?namespace={smuggled}",
+            f"/nothing{smuggled}",
+        ):
+            answer = await raw(port, ask(path))
+            assert answer.status
+            assert not answer.values("set-cookie"), path
+        for path in ("//evil.example/cost", "/cost//evil.example", "/cost/\\evil.example", "/%5cevil.example/.."):
+            answer = await raw(port, ask(path))
+            assert not any("//evil" in place or "\\" in place for place in answer.values("location")), path
+        (place,) = (await raw(port, ask("/cost?a=1", Host="evil.example"))).values("location")
+        assert place.startswith("/cost/"), "the host that a client names is nowhere repeated"
+
+
+async def test_what_was_not_understood_is_told_as_text_that_no_browser_runs(agent: AgentProcess) -> None:
+    evil = "<script>alert(1)</script>"
+    async with service() as (_, port):
+        for place in (agent.port, port):
+            for path in (f"/{evil}", f"/api/v1/report?window={evil}", f"/-/release?seconds={evil}"):
+                for accept in ("text/html", "*/*"):
+                    answer = await raw(place, ask(path.replace(" ", "%20"), Accept=accept))
+                    assert b"<script>alert" not in answer.body or answer.values("content-type")[0].startswith(
+                        ("text/plain", "application/json")
+                    ), answer
+        told = json.loads((await raw(port, ask(f"/api/v1/report?window={evil}"))).body)
+        assert evil in told["error"]
