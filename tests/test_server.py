@@ -1,24 +1,19 @@
 """The agent's HTTP face, over real connections."""
 
-import asyncio
 import gzip
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
 import page_support
 import pytest
 from aiohttp import web
-from aiohttp.http_exceptions import BadStatusLine
 
 from exporter.exposition.bodies import Body
 from exporter.exposition.compression import accepts_gzip
-from exporter.exposition.connections import CONNECTIONS, MOST_CONNECTIONS, PATIENCE_SECONDS, Connections, request_log
 from exporter.exposition.server import create_app
 from exporter.model import Owner, PodFacts, Snapshot
-
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 METRICS = b"# TYPE gpu_up gauge\n" + b"gpu_up 1\n" * 400
 
@@ -215,60 +210,3 @@ async def test_a_page_that_cannot_be_made_is_an_error_and_not_the_end(caplog: py
     finally:
         await runner.cleanup()
     assert "boom" in caplog.text
-
-
-async def until_there_are(count: int, server: web.Server) -> bool:
-    for _ in range(1000):
-        if len(server.connections) == count:
-            return True
-        await asyncio.sleep(0)
-    return False
-
-
-@asynccontextmanager
-async def connected(count: int) -> AsyncIterator[tuple[web.Server, Connections, list[Connection]]]:
-    big = b"x" * 5_000_000
-    app = create_app(snapshot=page_support.snapshot, metrics=lambda _accept: Body(big, "text/plain"), release=None)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    opened: list[Connection] = []
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        assert runner.server is not None
-        opened += [await asyncio.open_connection("127.0.0.1", runner.addresses[0][1]) for _ in range(count)]
-        assert await until_there_are(count, runner.server)
-        yield runner.server, app[CONNECTIONS], opened
-    finally:
-        for _, writer in opened:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
-        await runner.cleanup()
-
-
-async def test_connections_that_ask_nothing_or_take_nothing_are_ended_and_others_kept() -> None:
-    async with connected(3) as (server, connections, ((_, half), (_, deaf), (reader, busy))):
-        half.write(b"GET /metr")
-        deaf.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")  # and reads nothing
-        busy.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        now = asyncio.get_running_loop().time()
-        connections.sweep(server, now)
-        busy.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"HTTP/1.1 200 OK" in await reader.readuntil(b"200 OK")
-        connections.sweep(server, now + PATIENCE_SECONDS + 1e-6)
-        assert await until_there_are(1, server)
-
-
-async def test_of_too_many_connections_the_longest_silent_are_ended() -> None:
-    async with connected(MOST_CONNECTIONS + 5) as (server, connections, _):
-        connections.sweep(server, asyncio.get_running_loop().time())
-        assert await until_there_are(MOST_CONNECTIONS, server)
-
-
-def test_what_clients_send_wrong_is_not_logged_and_what_goes_wrong_here_is(caplog: pytest.LogCaptureFixture) -> None:
-    log = request_log()
-    log.error("Error handling request", exc_info=BadStatusLine("GET"))
-    assert not caplog.records
-    log.error("Unhandled exception", exc_info=ValueError("ours"))
-    assert len(caplog.records) == 1

@@ -24,8 +24,8 @@ from exporter.config.web_config import load, parse
 from exporter.doctor.finding import Level
 from exporter.doctor.web import face
 from exporter.errors import ConfigError
-from exporter.exposition.bodies import Body
 from exporter.exposition import passwords
+from exporter.exposition.bodies import Body
 from exporter.exposition.passwords import MOST_WAITING, Passwords
 from exporter.exposition.server import create_app
 from exporter.exposition.web_access import Listening, WebAccess
@@ -101,7 +101,7 @@ async def served(path: Path) -> AsyncIterator[Served]:
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     listening = Listening(runner, listener, access)
-    await listening.start()
+    listening.start()
     one = Served(listener.getsockname()[1], access)
     watching = asyncio.ensure_future(listening.watch(one.failed, 0.05))
     try:

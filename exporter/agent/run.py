@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiohttp import web
-
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger
 from exporter.accounting.pricing import PriceBook
@@ -33,7 +31,7 @@ from exporter.errors import ConfigError, StateError
 from exporter.exposition.bodies import Body
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
-from exporter.exposition.connections import CONNECTIONS, request_log
+from exporter.exposition.connections import CONNECTIONS, runner_of
 from exporter.exposition.dcgm_labels import LabelStyle
 from exporter.exposition.listener import bind
 from exporter.exposition.rendered import Renderer
@@ -227,20 +225,18 @@ class Agent:
             metrics=self._metrics,
             release=self._release,
             guard=self.access.middleware() if self.access else None,
+            count=functools.partial(self.node.count_error, "http"),
         )
-        runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS, logger=request_log()
-        )
+        runner = runner_of(app, SHUTDOWN_SECONDS)
         await runner.setup()
         listening = Listening(runner, listener, self.access)
-        await listening.start()
+        listening.start()
         # What lives as long as the agent need not be searched for garbage: a full collection costs a scrape 40 ms.
         gc.collect()
         gc.freeze()
         LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
         parts: list[Callable[[], Awaitable[None]]] = [*(worker.run for worker in self.workers), self._ticks]
-        if runner.server:
-            parts.append(functools.partial(app[CONNECTIONS].watch, runner.server))
+        parts.append(app[CONNECTIONS].watch)
         if self.access:
             parts.append(functools.partial(listening.watch, functools.partial(self.node.count_error, "web", "config")))
         parts += self.attributing.tasks

@@ -1,45 +1,217 @@
-"""Ends connections that ask for nothing or take nothing for long, so that no client can pile them up."""
+"""Keeps clients within their limits: how many are in, who leaves when there are too many, and who takes too long."""
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
 
-PATIENCE_SECONDS = 120.0
-"""More than a usual scrape interval, so that Prometheus keeps its connection."""
-MOST_CONNECTIONS = 100
-SWEEP_SECONDS = 5.0
+from exporter.exposition.limits import Limits
+from exporter.exposition.pieces import in_pieces
+from exporter.exposition.visit import Visit
+
+LOG = logging.getLogger("exporter.http")
+RETRY_SECONDS = 1
+SWEEP_SECONDS = 1.0
+TELL_SECONDS = 60.0
+"""Between two lines of the log about it."""
+STALLED_SECONDS = 1.0
+"""A connection whose answer has not got on for so long makes way for another."""
+PROBES: Final = ("/healthz", "/health", "/readyz")
+"""Always answered: a busy agent that its kubelet restarted would be no less busy."""
 
 
 class Connections:
-    """Remembers when each connection last asked for something."""
+    """Those that have sent something.
 
-    def __init__(self) -> None:
-        self._asked: dict[object, float] = {}
+    Args:
+        limits: Of all of them.
+        count: Told once for each client that was ended or refused, and why: ``made_way``, ``refused``, ``slow``.
+    """
 
-    def note(self, request: web.Request) -> None:
-        """A request has come in."""
-        self._asked[request.protocol] = asyncio.get_running_loop().time()
+    def __init__(self, limits: Limits | None = None, count: Callable[[str], None] = lambda _reason: None) -> None:
+        self.limits = limits or Limits()
+        self.count = count
+        self._visits: dict[web.RequestHandler, Visit] = {}
+        self.answering = 0
+        """Requests that handlers are at work at."""
+        self._ended: Counter[str] = Counter()
+        self._told_at: float | None = None
 
-    async def watch(self, server: web.Server) -> None:
+    def __len__(self) -> int:
+        return len(self._visits)
+
+    def visits(self) -> tuple[Visit, ...]:
+        """All of them."""
+        return tuple(self._visits.values())
+
+    def crowd(self) -> Counter[str]:
+        """How many each client has."""
+        return Counter(visit.peer for visit in self._visits.values())
+
+    def make_room(self, peer: str, now: float) -> bool:
+        """Whether there is place for one more; the one that deserves its place least makes it.
+
+        Args:
+            peer: Who wants to come in.
+            now: The loop's time.
+        """
+        if len(self._visits) < self.limits.connections:
+            return True
+        leaves = who_leaves(self._visits.values(), peer, now)
+        if leaves is None:
+            self.ended("refused")
+            return False
+        del self._visits[leaves.inner]
+        # Nobody waits for the farewell of TLS while others wait for the place.
+        leaves.end(at_once=not leaves.known or leaves.is_secured or leaves.unsent_bytes() > 0)
+        self.ended("made_way")
+        return True
+
+    def enter(self, peer: str, inner: web.RequestHandler) -> Visit:
+        """Somebody comes in."""
+        visit = self._visits[inner] = Visit(peer, inner, self.limits, self.leave)
+        return visit
+
+    def leave(self, visit: Visit) -> None:
+        """It is over."""
+        self._visits.pop(visit.inner, None)
+
+    def ended(self, reason: str) -> None:
+        """Count a client that was ended or refused."""
+        self._ended[reason] += 1
+        self.count(reason)
+
+    def middleware(self) -> Middleware:
+        """What stands before all else of an application."""
+
+        @web.middleware
+        async def limited(request: web.Request, handler: Handler) -> web.StreamResponse:
+            visit = self._visits.get(request.protocol)
+            clock = asyncio.get_running_loop().time
+            if visit:
+                visit.begin(clock())
+            self.answering += 1
+            try:
+                response = await self._answer(request, handler)
+            finally:
+                self.answering -= 1
+                if visit:
+                    visit.finish(clock())
+            if visit and response.status < web.HTTPBadRequest.status_code:
+                visit.known = True
+            if isinstance(response, web.Response):
+                in_pieces(response)
+            return response
+
+        return limited
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.answering > self.limits.answers and not request.path.endswith(PROBES):
+            self.ended("refused")
+            response = _plain(503, "too many requests are being answered; ask again in a second")
+            response.headers[hdrs.RETRY_AFTER] = str(RETRY_SECONDS)
+            return response
+        return await self._refusal_of_body(request) or await handler(request)
+
+    async def _refusal_of_body(self, request: web.Request) -> web.Response | None:
+        """Read the body, which is next to nothing wherever one is wanted; what to answer where it is not."""
+        if not request.can_read_body:
+            return None
+        if (request.content_length or 0) <= self.limits.body_bytes:
+            try:
+                async with asyncio.timeout(self.limits.body_seconds):
+                    await request.read()
+            except TimeoutError:
+                return _last(408, "the rest of this request did not come in time")
+            except web.RequestPayloadError:
+                return _last(400, "the body of this request is not what its headers say")
+            except web.HTTPRequestEntityTooLarge:
+                pass
+            else:
+                return None
+        return _last(413, f"no request here needs a body of more than {self.limits.body_bytes} bytes")
+
+    async def watch(self) -> None:
         """Sweep until cancelled."""
         while True:
-            self.sweep(server, asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            self.sweep(now)
+            self.tell(now)
             await asyncio.sleep(SWEEP_SECONDS)
 
-    def sweep(self, server: web.Server, now: float) -> None:
-        """End what has been silent for too long, and the longest silent of too many. ``now`` is the loop's time."""
-        self._asked = {one: self._asked.get(one, now) for one in server.connections}
-        by_age = sorted(server.connections, key=lambda one: self._asked[one])
-        surplus = len(by_age) - MOST_CONNECTIONS
-        for place, connection in enumerate(by_age):
-            silent = now - self._asked[connection] > PATIENCE_SECONDS
-            if (silent or place < surplus) and connection.transport is not None:
-                connection.transport.abort()  # close() would wait for a reader that does not read
+    def sweep(self, now: float) -> None:
+        """End who takes longer than he may. ``now`` is the loop's time."""
+        for visit in self.visits():
+            if visit.is_late(now):
+                visit.end(at_once=True)
+                self.ended("slow")
+            elif visit.is_idle(now):
+                visit.end(at_once=False)
+
+    def tell(self, now: float) -> None:
+        """Log what was done to clients, at most once a minute. ``now`` is the loop's time."""
+        if not self._ended or (self._told_at is not None and now - self._told_at < TELL_SECONDS):
+            return
+        LOG.warning(
+            "many or slow clients: %d connections made way for others, %d were answered 503, %d took too long",
+            *(self._ended[reason] for reason in ("made_way", "refused", "slow")),
+        )
+        self._ended.clear()
+        self._told_at = now
 
 
 CONNECTIONS = web.AppKey("CONNECTIONS", Connections)
+
+
+def who_leaves(visits: Iterable[Visit], peer: str, now: float) -> Visit | None:
+    """Who makes way for one more of ``peer``: ``None`` where all are at work.
+
+    First those who have not been given anything yet, of the client with the most connections the oldest; then, in
+    the same order, those who have asked and been answered; last those who do not take their answer.
+    """
+    held = list(visits)
+    crowd = Counter(visit.peer for visit in held)
+
+    def place(visit: Visit) -> tuple[int, float]:
+        return -crowd[visit.peer], visit.quiet_since
+
+    free = [visit for visit in held if not visit.answering]
+    strangers = [visit for visit in free if not visit.known]
+    if strangers:
+        return min(strangers, key=place)
+    by_place = sorted(free, key=place)
+    for visit in by_place:
+        if visit.unsent_bytes() == 0 or visit.takes_nothing(now, STALLED_SECONDS):
+            return visit
+    return next((visit for visit in by_place if crowd[visit.peer] > crowd[peer] + 1), None)
+
+
+def runner_of(app: web.Application, shutdown_seconds: float) -> web.AppRunner:
+    """What serves an application that has ``CONNECTIONS``, within its limits.
+
+    Args:
+        app: The application.
+        shutdown_seconds: How long open requests may take to finish at the end.
+    """
+    limits = app[CONNECTIONS].limits
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=shutdown_seconds,
+        logger=request_log(),
+        max_line_size=limits.line_bytes,
+        max_field_size=limits.line_bytes,
+        max_headers=limits.headers,
+        lingering_time=1.0,
+        auto_decompress=False,  # nobody has to send a body that unpacks to more than it says
+        keepalive_timeout=limits.idle_seconds + 2 * SWEEP_SECONDS,
+    )
 
 
 def request_log() -> logging.Logger:
@@ -51,3 +223,15 @@ def request_log() -> logging.Logger:
 
 def _is_ours(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _plain(status: int, words: str) -> web.Response:
+    headers = {hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff", hdrs.SERVER: "gpu-cost-exporter"}
+    return web.Response(text=f"{words}\n", status=status, headers=headers)
+
+
+def _last(status: int, words: str) -> web.Response:
+    """An answer after which the connection is closed: where the next request would begin cannot be known."""
+    response = _plain(status, words)
+    response.force_close()
+    return response

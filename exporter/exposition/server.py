@@ -109,6 +109,7 @@ def create_app(
     metrics: Callable[[str], Body],
     release: Callable[[float], None] | None,
     guard: Middleware | None = None,
+    count: Callable[[str], None] = lambda _reason: None,
 ) -> web.Application:
     """The agent's pages as an aiohttp application.
 
@@ -117,10 +118,15 @@ def create_app(
         metrics: From an Accept header to the body of ``/metrics``.
         release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
         guard: Stands before all of it; ``None`` lets everybody in.
+        count: Told why a client was ended or refused.
     """
     face = _Face(snapshot, metrics, release)
-    app = web.Application(middlewares=[*([guard] if guard else []), _plain_errors], client_max_size=1024)
-    app[CONNECTIONS] = Connections()
+    connections = Connections(count=count)
+    app = web.Application(
+        middlewares=[connections.middleware(), *([guard] if guard else []), _plain_errors],
+        client_max_size=connections.limits.body_bytes,
+    )
+    app[CONNECTIONS] = connections
     app.router.add_get("/", face.index)
     app.router.add_get("/metrics", face.scrape)
     app.router.add_get("/api/v1/devices", face.devices)
@@ -135,7 +141,6 @@ def create_app(
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Turn errors into a few words that tell what to do instead."""
-    request.app[CONNECTIONS].note(request)
     try:
         return await handler(request)
     except web.HTTPNotFound:

@@ -13,6 +13,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from exporter.errors import ConfigError
+from exporter.exposition.door import Door
 from exporter.exposition.web_config import WebSettings, server_context
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("exporter.web")
 LOOK_SECONDS = 5.0
 """Time between two looks at the files."""
-HANDSHAKE_SECONDS = 10.0
 ALIVE, READY = "/healthz", "/readyz"
 ALIVE_TOO = "/health"
 """What the probes of dcgm-exporter's own DaemonSet ask, in which the agent may stand."""
@@ -127,27 +127,16 @@ class Listening:
     """
 
     def __init__(self, runner: web.AppRunner, listener: socket.socket, access: WebAccess | None) -> None:
-        self._runner = runner
-        self._listener = listener
+        self._door = Door(listener, runner)
         self._access = access
-        self._server: asyncio.Server | None = None
 
-    async def start(self) -> None:
-        """Listen; what listened before ends. Connections that are open stay as they are."""
-        if self._runner.server is None:
-            raise RuntimeError("the runner is not set up")
-        context = self._access.context if self._access else None
-        before = self._server
-        # A second descriptor of the same queue: no client that knocks in between is turned away.
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server,
-            sock=self._listener.dup(),
-            ssl=context,
-            backlog=128,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS if context else None,
-        )
-        if before:
-            before.close()
+    def start(self) -> None:
+        """Listen. Connections that are open later stay as they are, whatever the file becomes."""
+        self._secure()
+        self._door.open()
+
+    def _secure(self) -> None:
+        self._door.context = self._access.context if self._access else None
 
     async def watch(self, failed: Callable[[], None], interval_seconds: float = LOOK_SECONDS) -> None:
         """Look for new files until cancelled; ``failed`` counts a broken one."""
@@ -156,13 +145,11 @@ class Listening:
             await asyncio.sleep(interval_seconds)
             before = access.context
             if await access.look(failed) and before is not access.context:
-                await self.start()
+                self._secure()
 
     def stop(self) -> None:
         """Take no more connections."""
-        if self._server:
-            self._server.close()
-        self._listener.close()
+        self._door.close()
 
 
 def _passwords(settings: WebSettings) -> "Passwords | None":

@@ -1,6 +1,5 @@
 """The service's HTTP face: pages, API, metrics and health under one application that only reads."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -10,7 +9,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from exporter.errors import ConfigError, ExporterError, PrometheusError
-from exporter.exposition.connections import CONNECTIONS, PATIENCE_SECONDS, Connections
+from exporter.exposition.connections import CONNECTIONS, Connections
+from exporter.exposition.limits import Limits
 from exporter.report.service import responses
 from exporter.report.service.book import Book
 from exporter.report.service.endpoints import add_endpoints
@@ -21,6 +21,7 @@ from exporter.report.service.settings import ServeSettings
 
 LOG = logging.getLogger("exporter.service")
 RETRY_AFTER_SECONDS = 15
+MOST_CONNECTIONS = 256
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SETTINGS = web.AppKey("SETTINGS", ServeSettings)
@@ -43,7 +44,8 @@ class Face:
 
 def create_app(book: Book, settings: ServeSettings, face: Face) -> web.Application:
     """The service as an aiohttp application; it answers under ``/`` and under the prefix of ``external_url``."""
-    connections = Connections()
+    # People's browsers open six at a time and keep them.
+    connections = Connections(Limits(connections=MOST_CONNECTIONS))
     app = _one_app(book, settings, face, connections, middlewares=True)
     if settings.path_prefix:
         # People write an address without the slash at its end.
@@ -56,7 +58,10 @@ def _one_app(
     book: Book, settings: ServeSettings, face: Face, connections: Connections, *, middlewares: bool
 ) -> web.Application:
     guards = [face.guard] if face.guard else []
-    app = web.Application(middlewares=[*guards, _plain_errors] if middlewares else [], client_max_size=1024)
+    app = web.Application(
+        middlewares=[connections.middleware(), *guards, _plain_errors] if middlewares else [],
+        client_max_size=connections.limits.body_bytes,
+    )
     app[CONNECTIONS] = connections
     app[SETTINGS] = settings
 
@@ -97,8 +102,6 @@ async def _redirect(request: web.Request, *, to: str) -> web.Response:
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Turn errors into words that tell what to do instead."""
-    request.app[CONNECTIONS].note(request)
-    waiting = asyncio.ensure_future(_stay(request))
     try:
         return await handler(request)
     except web.HTTPMethodNotAllowed as error:
@@ -118,15 +121,6 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
             # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
             LOG.exception("request failed", extra={"path": request.path})
         return await _problem(request, status, problems)
-    finally:
-        waiting.cancel()
-
-
-async def _stay(request: web.Request) -> None:
-    """Keep the connection of a report that takes long from being taken for one that nobody uses."""
-    while True:
-        await asyncio.sleep(PATIENCE_SECONDS / 4)
-        request.app[CONNECTIONS].note(request)
 
 
 def _told(error: Exception) -> tuple[int, tuple[str, ...]]:

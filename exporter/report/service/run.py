@@ -13,7 +13,7 @@ from functools import partial
 from aiohttp import web
 
 from exporter.config import web_config
-from exporter.exposition.connections import CONNECTIONS, request_log
+from exporter.exposition.connections import CONNECTIONS, runner_of
 from exporter.exposition.listener import bind
 from exporter.exposition.process import ProcessMetrics
 from exporter.exposition.web_access import Listening, WebAccess
@@ -132,23 +132,20 @@ class Service:
         stop = asyncio.Event()
         self._install_signals(stop)
         app = self.app()
-        runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS, logger=request_log()
-        )
+        runner = runner_of(app, SHUTDOWN_SECONDS)
         await runner.setup()
         listening = Listening(runner, listener, self._access)
-        await listening.start()
+        listening.start()
         gc.collect()
         gc.freeze()  # what lives as long as the service need not be searched for garbage
         LOG.info("listening on %s:%d", *listener.getsockname()[:2])
         parts: list[Awaitable[None]] = [
             rounds(self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
             keep(self.refreshing.keeping, self._clock, self.refreshing.failed),
+            app[CONNECTIONS].watch(),
         ]
         if self._access:
             parts.append(listening.watch(self._web_config_failed))
-        if runner.server:
-            parts.append(app[CONNECTIONS].watch(runner.server))
         tasks = [asyncio.ensure_future(part) for part in parts]
         stopping = asyncio.ensure_future(stop.wait())
         try:
