@@ -370,15 +370,13 @@ def test_nothing_can_be_compiled_or_installed_in_an_image(images: Images, target
 
 
 BILL = """
-import importlib.metadata, json, pathlib, re
+import importlib.metadata, json, pathlib, platform, re
 bill = json.loads(pathlib.Path("/opt/gpu-cost-exporter/sbom.cdx.json").read_text())
 listed = {one["purl"] for one in [bill["metadata"]["component"], *bill["components"]]}
 listed = {one for one in listed if one.startswith("pkg:pypi/")}
 there = {re.sub("[-_.]+", "-", one.name).lower() + "@" + one.version for one in importlib.metadata.distributions()}
 print(sorted(listed ^ {"pkg:pypi/" + one for one in there}))
-status = pathlib.Path("/var/lib/dpkg/status").read_text()
-debian = [one for one in bill["components"] if one["purl"].startswith("pkg:deb/")]
-print(len(debian) == len(re.findall("^Status: install ok installed$", status, re.MULTILINE)) > 0)
+print(f"pkg:generic/python@{platform.python_version()}" in {one["purl"] for one in bill["components"]})
 """
 
 

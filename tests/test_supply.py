@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -251,6 +252,41 @@ def test_a_bill_of_something_else_than_what_is_pinned_is_not_written(tmp_path: P
     done = script("sbom", "--pins", str(lists))
     assert (done.returncode, done.stdout) == (1, "")
     assert "sbom: aiohttp 3.0.0 is pinned and not installed" in done.stderr
+
+
+STATUS = """Package: libc6
+Status: install ok installed
+Architecture: amd64
+Version: 2.36-9+deb12u13
+Description: GNU C Library
+ Package: not-a-field
+
+Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Version: 1:12.2.0-14~x
+Description: more
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: all
+Version: 1
+"""
+
+
+def test_of_a_debian_base_every_installed_package_is_listed_too(tmp_path: Path) -> None:
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "var/lib/dpkg/status").write_text(STATUS, encoding="utf-8")
+    (tmp_path / "etc/os-release").write_text('NAME="Debian"\nID=debian\nVERSION_ID="12"\n', encoding="utf-8")
+    done = script("sbom", "--pins", str(ROOT / "requirements" / "runtime.txt"), "--base", str(tmp_path))
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(done.stdout) is None
+    listed = [one["purl"] for one in json.loads(done.stdout)["components"] if not one["purl"].startswith("pkg:pypi/")]
+    assert listed == [
+        f"pkg:generic/python@{platform.python_version()}",
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64&distro=debian-12",
+        "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14~x?arch=amd64&distro=debian-12",
+    ]
 
 
 # Pins.
