@@ -180,6 +180,18 @@ def test_what_changed_hands_in_a_gap_is_unattributed(meter: Meter) -> None:
     }
 
 
+def test_a_gpu_that_was_away_over_two_restarts_loses_no_second(meter: Meter) -> None:
+    here, other = whole(use(holder("a"), 1.0), busy=1.0), whole(index=1)
+    meter.add([here, other], 100.0)
+    for restart in (200.0, 300.0):
+        after = Meter(1.0, namespace_owner)
+        after.resume(meter.slots(), meter.steady or 0.0, meter.instants())
+        after.add([other], restart)
+        meter = after
+    portions = meter.add([here, other], 301.0)
+    assert sum(one.allocated_seconds for one in portions if one.gpu_uuid == "GPU-0") == pytest.approx(201.0)
+
+
 def test_of_a_part_that_grew_in_a_gap_only_the_smaller_is_known_to_have_been_held(meter: Meter) -> None:
     few, many = use(*shared("a", 0.1)), use(*shared("a", 0.1, quarter=0.75))
     meter.add([whole(few, busy=0.1)], 100.0)
@@ -213,6 +225,15 @@ def test_a_clock_that_does_not_advance_charges_nothing_and_the_next_second_count
     meter.add(views, 100.0)
     assert meter.add(views, second) == ()
     assert figures(meter.add(views, second + 1)) == {"a": (1.0, 0.0, 0.0)}
+
+
+def test_a_sample_that_comes_late_makes_no_second_count_twice(meter: Meter) -> None:
+    views = [whole(use(holder("a"), 1.0), busy=1.0)]
+    meter.add(views, 100.0)
+    meter.add(views, 102.0)
+    assert meter.add(views, 101.0) == ()
+    assert meter.steady == 102.0
+    assert figures(meter.add(views, 103.0)) == {"a": (1.0, 0.0, 0.0)}
 
 
 def test_a_gpu_that_was_away_for_long_is_unknown_for_that_time_when_it_is_back(meter: Meter) -> None:
@@ -312,7 +333,7 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
             assert all(min(p.active_seconds, p.idle_seconds, p.unknown_seconds) >= 0 for p in of_gpu)
             assert len({p.energy_joules is None for p in of_gpu}) <= 1
             passed += interval
-            at[uuid] = steady
+            at[uuid] = max(steady, at.get(uuid, steady))
         joules += sum(portion.energy_joules or 0.0 for portion in portions)
         ledger.charge(portions, {"GPU-0": PRICE}, steady)
         view = ledger.view(steady)
@@ -320,7 +341,7 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
         assert in_sight + view.withheld_seconds == pytest.approx(view.capacity_seconds, rel=1e-9)
         if random.random() < 0.2:
             meter = resumed(meter)
-            at = dict.fromkeys(at, steady)
+            at = dict.fromkeys(at, meter.steady or 0.0)
             ledger = Ledger.load(json.loads(json.dumps(ledger.dump())), birth_seconds=2.0)
     ledger.view(steady)
     totals = ledger.view(steady + 10).accounts.values()

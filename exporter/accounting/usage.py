@@ -1,6 +1,6 @@
 """Meters: from pictures of a node to seconds and joules, each of which has an owner."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.accounting.division import Divider
@@ -10,6 +10,8 @@ from exporter.model import UNATTRIBUTED, Account, DeviceView, Holder, Owner, Por
 
 GAP_INTERVALS = 3
 LEAST_GAP_SECONDS = 2.0
+LATE_SECONDS = 60.0
+"""A sample that is older than the last one by less than this has come late; by more, its clock has begun anew."""
 TELLING_INTERVALS = 0.5
 """A mean over less than this part of the sample interval says nothing of the power when idle."""
 
@@ -57,7 +59,8 @@ class Meter:
         Args:
             views: What was made of the sample: GPUs, and MIG instances beside their GPU.
             steady: Its instant, in seconds of a clock that nobody sets. One that is not later than the last sample's
-                closes no interval: nothing is charged twice, nor backwards.
+                closes no interval, and what comes after it goes on from the latest: nothing is charged twice, nor
+                backwards.
 
         Returns:
             Portions that, per GPU, sum to the time since that GPU's last sample; none for one seen first.
@@ -74,6 +77,8 @@ class Meter:
                 meter.energy.begin(values)
                 continue
             interval = steady - meter.steady
+            if -LATE_SECONDS < interval < 0:
+                continue
             if interval > 0:
                 seen = interval <= self.gap_seconds
                 telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
@@ -81,7 +86,8 @@ class Meter:
                 of_interval = division if seen else across_gap(meter.slots, division)
                 portions += _portions(of_interval, interval, energy)
             meter.steady, meter.slots = steady, slots
-        self._steady = steady
+        if self._steady is None or not -LATE_SECONDS < steady - self._steady < 0:
+            self._steady = steady
         return tuple(portions)
 
     def slots(self) -> tuple[Slot, ...]:
@@ -96,10 +102,19 @@ class Meter:
             for slot in meter.slots
         )
 
-    def resume(self, slots: Iterable[Slot], steady: float) -> None:
+    def instants(self) -> dict[str, float]:
+        """Return up to when each GPU is metered; one that is away may be far behind the last sample."""
+        return {uuid: meter.steady for uuid, meter in self._gpus.items()}
+
+    def resume(self, slots: Iterable[Slot], steady: float, instants: Mapping[str, float] | None = None) -> None:
         """Go on as if the last sample had been at ``steady`` with these slots.
 
         The next sample then closes an interval or a gap. Only for the same boot: another boot's clock means nothing.
+
+        Args:
+            slots: As ``slots`` returned them.
+            steady: Of the last sample.
+            instants: As ``instants`` returned them; a GPU that is not in it was metered up to the last sample.
         """
         by_gpu: dict[str, list[Slot]] = {}
         for slot in slots:
@@ -108,7 +123,8 @@ class Meter:
             energy = EnergyMeter(
                 counter_millijoules=of_gpu[0].energy_counter_millijoules, idle_watts=of_gpu[0].idle_watts
             )
-            self._gpus[uuid] = _GpuMeter(steady=steady, slots=tuple(of_gpu), energy=energy)
+            since = instants.get(uuid, steady) if instants else steady
+            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy)
         self._steady = steady
 
 

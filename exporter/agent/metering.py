@@ -110,9 +110,10 @@ class Metering:
                 slots = [slot_of(slot) for slot in state["slots"]]
                 boot_id, metered_steady = str(state["boot_id"]), float(state["metered_steady"])
                 saved_at_seconds = float(state["saved_at_seconds"])
+                instants = {str(uuid): float(at) for uuid, at in state.get("metered_until", {}).items()}
                 simulated = bool(state["simulated"])
                 node_facts = node_facts_of(state.get("node_facts", {}))  # a state of before has none
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise self.file.set_aside("state_damaged", f"is damaged: {error!r}") from error
             if simulated is not self.simulated:
                 what = "is of a simulated node" if simulated else "is of a real node and this one is simulated"
@@ -124,7 +125,7 @@ class Metering:
         self.learn(node_facts)
         self.owners.restore(slots)
         if boot_id and boot_id == self.boot_id:
-            self.meter.resume(slots, metered_steady)
+            self.meter.resume(slots, metered_steady, instants)
         self._show(replace(ledger.view(steady), saved_at_seconds=saved_at_seconds), steady)
         LOG.info("the ledger goes on from %s", self.file.path)
 
@@ -150,7 +151,7 @@ class Metering:
         self.look_up_prices(views, now)
         self.ledger.charge(self.meter.add(views, sampled_steady), self.prices, steady)
         self.ledger.settle(self.owners.settled, steady)
-        self._metered_steady = sampled_steady
+        self._metered_steady = self.meter.steady
 
     def learn(self, found: NodeFacts) -> None:
         """Take what the node's labels say, for what flags do not."""
@@ -216,6 +217,7 @@ class Metering:
         data = {
             "boot_id": self.boot_id,
             "metered_steady": self._metered_steady,
+            "metered_until": self.meter.instants(),
             "saved_at_seconds": now,
             "simulated": self.simulated,
             "node_facts": asdict(self.labelled),
