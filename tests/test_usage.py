@@ -227,6 +227,26 @@ def test_a_clock_that_does_not_advance_charges_nothing_and_the_next_second_count
     assert figures(meter.add(views, second + 1)) == {"a": (1.0, 0.0, 0.0)}
 
 
+@pytest.mark.parametrize(
+    ("after", "whose"), [("a", {"a": 301 * 300.0}), ("b", {"Unattributed": 300 * 300.0, "b": 300.0})]
+)
+def test_what_a_lost_gpu_used_is_counted_when_it_is_back_and_is_nobodys_where_it_changed_hands(
+    meter: Meter, after: str, whose: dict[str, float]
+) -> None:
+    def view(pod: str, joules: float | None) -> list[DeviceView]:
+        state = DeviceState.UP if joules is not None else DeviceState.LOST
+        values = {} if joules is None else {COUNTER: joules * 1000}
+        return [whole(use(holder(pod), 1.0), busy=1.0, state=state, values=values)]
+
+    meter.add(view("a", 0.0), 0.0)
+    for second in range(1, 301):
+        assert all(one.energy_joules is None for one in meter.add(view("a", None), second))
+    back = meter.add(view(after, 301 * 300.0), 301.0)
+    assert {one.pod.pod if one.pod else one.account.owner.kind: one.energy_joules for one in back} == pytest.approx(
+        whose
+    )
+
+
 def test_a_sample_that_comes_late_makes_no_second_count_twice(meter: Meter) -> None:
     views = [whole(use(holder("a"), 1.0), busy=1.0)]
     meter.add(views, 100.0)

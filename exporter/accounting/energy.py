@@ -17,6 +17,13 @@ class Energy:
 
     joules: float
     idle_joules: float
+    earlier_joules: float = 0.0
+    """Part of ``joules`` that is of the time before the interval, in which the counter could not be read."""
+
+    def without_earlier(self) -> "Energy":
+        """Return what is of the interval itself."""
+        own = self.joules - self.earlier_joules
+        return Energy(joules=own, idle_joules=self.idle_joules * (own / self.joules))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,6 +34,8 @@ class EnergyMeter:
     """The driver's counter at the end of the last interval; it restarts with the driver."""
     idle_watts: float | None = None
     """Lowest mean power over an interval so far: what the GPU takes when it does nothing."""
+    uncounted_seconds: float = 0.0
+    """How long before the present interval the counter was read last."""
 
     def take(
         self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool, telling: bool
@@ -40,16 +49,20 @@ class EnergyMeter:
             telling: False where the interval is too short to tell the idle power; counters step every 20-100 ms.
 
         Returns:
-            ``None`` where the energy was not measured, or cannot be what was measured.
+            ``None`` where the energy was not measured, or cannot be what was measured. Where the counter is read again
+            after a while, all that it has counted since.
         """
         joules = self._joules(values, interval_seconds, seen=seen)
-        if joules is None or joules > MOST_WATTS * (interval_seconds + COUNTER_STEP_SECONDS):
+        seconds = interval_seconds + self.uncounted_seconds
+        waits = joules is None and self.counter_millijoules is not None
+        earlier, self.uncounted_seconds = self.uncounted_seconds, seconds if waits else 0.0
+        if joules is None or joules > MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
             return None
         if seen and telling and joules > 0:
-            watts = joules / interval_seconds
+            watts = joules / seconds
             self.idle_watts = watts if self.idle_watts is None else min(self.idle_watts, watts)
-        idle = joules if self.idle_watts is None else min(joules, self.idle_watts * interval_seconds)
-        return Energy(joules=joules, idle_joules=idle)
+        idle = joules if self.idle_watts is None else min(joules, self.idle_watts * seconds)
+        return Energy(joules=joules, idle_joules=idle, earlier_joules=joules * (earlier / seconds))
 
     def begin(self, values: Mapping[Field, int | float]) -> None:
         """Note where the counter stands at the start of the first interval."""
@@ -63,6 +76,7 @@ class EnergyMeter:
         power = values.get(Field.POWER_USAGE) if seen else None
         if counter is not None or power is not None:
             self.counter_millijoules = counter  # what power has told must not be told again by the counter's return
+            self.uncounted_seconds = 0.0
         return None if power is None else max(0.0, power) * interval_seconds
 
 

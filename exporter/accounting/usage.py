@@ -23,6 +23,8 @@ class _GpuMeter:
     steady: float
     slots: tuple[Slot, ...]
     energy: EnergyMeter = field(default_factory=EnergyMeter)
+    counted: tuple[Slot, ...] = ()
+    """Who held it when the energy counter was last read."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class Meter:
             if meter is None:
                 meter = self._gpus[division.gpu_uuid] = _GpuMeter(steady=steady, slots=slots)
                 meter.energy.begin(values)
+                meter.counted = slots
                 continue
             interval = steady - meter.steady
             if -LATE_SECONDS < interval < 0:
@@ -84,7 +87,12 @@ class Meter:
                 telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
                 energy = meter.energy.take(values, interval, seen=seen, telling=telling)
                 of_interval = division if seen else across_gap(meter.slots, division)
+                if energy and energy.earlier_joules and not _same(meter.counted, slots):
+                    portions.append(_of_nobody(division, energy.earlier_joules, interval))
+                    energy = energy.without_earlier()
                 portions += _portions(of_interval, interval, energy)
+                if not meter.energy.uncounted_seconds:
+                    meter.counted = slots
             meter.steady, meter.slots = steady, slots
         if self._steady is None or not -LATE_SECONDS < steady - self._steady < 0:
             self._steady = steady
@@ -124,7 +132,7 @@ class Meter:
                 counter_millijoules=of_gpu[0].energy_counter_millijoules, idle_watts=of_gpu[0].idle_watts
             )
             since = instants.get(uuid, steady) if instants else steady
-            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy)
+            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy, counted=tuple(of_gpu))
         self._steady = steady
 
 
@@ -151,8 +159,18 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
         for part, own in zip(division.parts, joules, strict=False)
     ]
     if foreign:
-        account = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
-        portions.append(
-            Portion(gpu_uuid=division.gpu_uuid, account=account, energy_joules=joules[-1], interval_seconds=interval)
-        )
+        portions.append(_of_nobody(division, joules[-1], interval))
     return portions
+
+
+def _of_nobody(division: Division, joules: float | None, interval: float) -> Portion:
+    """Make a portion of energy alone, of which it is not known who used it."""
+    account = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
+    return Portion(gpu_uuid=division.gpu_uuid, account=account, energy_joules=joules, interval_seconds=interval)
+
+
+def _same(before: Iterable[Slot], after: Iterable[Slot]) -> bool:
+    """Tell whether the same held the same parts."""
+    return {(slot.key, slot.pod_uid, slot.share_ratio) for slot in before} == {
+        (slot.key, slot.pod_uid, slot.share_ratio) for slot in after
+    }
