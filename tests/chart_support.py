@@ -322,11 +322,15 @@ class Scraper:
 
 
 @contextmanager
-def scraping(folder: Path, configs: Iterable[Document]) -> Iterator[Scraper]:
-    """Start a Prometheus with these scrape configurations; it is gone when the block ends."""
+def scraping(folder: Path, configs: Iterable[Document], rules: Iterable[Path] = ()) -> Iterator[Scraper]:
+    """Start a Prometheus with these scrape configurations and files of rules; it is gone when the block ends."""
     port = free_port(0)
     file = folder / "prometheus.yml"
-    whole = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": list(configs)}
+    whole = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "scrape_configs": list(configs),
+        "rule_files": [str(path) for path in rules],
+    }
     file.write_text(yaml.safe_dump(whole), encoding="utf-8")
     command = [tool("prometheus"), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
     log = folder / "prometheus.log"
