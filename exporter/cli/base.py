@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO, TypeAlias
 
 from exporter.config import dcgm_flags
-from exporter.config.logs import printable
+from exporter.config.logs import told
 from exporter.config.options import OPTIONS, Option
 from exporter.errors import ConfigError, ExporterError
 
@@ -44,7 +44,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - arg
 
 def say(problem: str) -> None:
     """Tell one problem on standard error."""
-    print(f"{PROGRAM}: {printable(' '.join(problem.split()))}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
+    print(f"{PROGRAM}: {told(' '.join(problem.split()))}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
 
 
 @contextmanager

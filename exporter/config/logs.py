@@ -2,11 +2,14 @@
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_LOGIN = re.compile(r"(?<=://)[^\s\"']{1,300}@")
+"""Of an address: what stands before its host."""
 
 
 def configure(log_format: Literal["text", "json"], level: str, stream: TextIO | None = None) -> None:
@@ -30,6 +33,11 @@ def _event(record: logging.LogRecord) -> dict[str, object]:
     return event
 
 
+def told(text: str) -> str:
+    """A text as it may be told to anybody: ``printable``, and no address in it has a user or a password."""
+    return printable(_LOGIN.sub("...@", text))
+
+
 def printable(text: str) -> str:
     """A text as one line that can neither steer a terminal nor pass itself off as another: what could is escaped."""
     if text.isprintable():
@@ -45,7 +53,7 @@ class JsonFormatter(logging.Formatter):
         event = _event(record)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        line = json.dumps(event, default=str, ensure_ascii=False)
+        line = _LOGIN.sub("...@", json.dumps(event, default=str, ensure_ascii=False))
         # JSON leaves in what begins a command to some terminals (U+009B), and ends a line to some readers (U+2028).
         if line.isprintable():
             return line
@@ -62,4 +70,4 @@ class TextFormatter(logging.Formatter):
         parts = [head, *(f"{key}={value}" for key, value in event.items())]
         if record.exc_info:
             parts.append(f"exception={self.formatException(record.exc_info)!r}")
-        return printable(" ".join(parts))
+        return told(" ".join(parts))

@@ -7,7 +7,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from exporter.config.logs import printable
+from exporter.config.logs import told
 from exporter.doctor.finding import Finding, Level
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
@@ -33,7 +33,12 @@ def write_text(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) 
 def write_json(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) -> None:
     """One object: ``simulated``, ``level`` (the worst) and ``findings``."""
     listed = [
-        {"name": finding.name, "level": finding.level.value, "cause": finding.cause, "mend": finding.mend or None}
+        {
+            "name": finding.name,
+            "level": finding.level.value,
+            "cause": _one_line(finding.cause),
+            "mend": _one_line(finding.mend) or None,
+        }
         for finding in findings
     ]
     document = {"simulated": simulated, "level": worst(findings).value, "findings": listed}
@@ -46,4 +51,4 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 
 def _one_line(words: str) -> str:
-    return printable(" ".join(words.split()))
+    return told(" ".join(words.split()))

@@ -1,0 +1,234 @@
+"""Secrets are planted wherever there can be one, and looked for in all that agent, service and commands tell."""
+
+import base64
+import json
+import re
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from agent_support import running_agent
+from api_support import write_kubeconfig
+from test_service_run import serving
+from web_support import hashed, make_certificates, web_file
+
+from exporter.cli import main
+
+PATIENCE_SECONDS = 30.0
+PLANT = "PLANTED"
+WEB_PASSWORD, API_TOKEN, BEARER = f"{PLANT}-web-pass", f"{PLANT}-api-token", f"{PLANT}-bearer"
+PROMETHEUS_PASSWORD, HEADER, ENVIRONMENT = f"{PLANT}-prom-pass", f"{PLANT}-api-key", f"{PLANT}-environment"
+IN_AN_ADDRESS, IN_A_FILE, WEBHOOK = f"{PLANT}-in-url", f"{PLANT}-in-yaml", f"{PLANT}-webhook"
+AGENT_PAGES = ("/", "/?fragment=1", "/metrics", "/readyz", "/healthz", "/api/v1/devices", "/api/v1/ledger", "/nothing")
+SERVICE_PAGES = (
+    *("/", "/owner?namespace=ml", "/by/team", "/recommendations", "/budgets", "/about", "/metrics", "/readyz"),
+    *("/api/v1/report", "/api/v1/summary", "/api/v1/freshness", "/api/v1/pods", "/allocation/compute?window=7d"),
+    *("/openapi.json", "/nothing"),
+)
+
+
+class _Echo(BaseHTTPRequestHandler):
+    """A proxy that means well: it refuses, and says in its answer what it was asked with."""
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, EchoServer)
+        server.asked += 1
+        said = f"refused: {self.path} {' '.join(f'{name}={value}' for name, value in self.headers.items())}"
+        body = json.dumps({"kind": "Status", "status": "error", "message": said, "error": said}).encode()
+        status = server.statuses[server.asked % len(server.statuses)]
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Location", f"http://{self.headers.get('Authorization', '').replace(' ', '-')}@elsewhere/")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Say nothing."""
+
+
+class EchoServer(ThreadingHTTPServer):
+    """Answers with each of these statuses in turn."""
+
+    daemon_threads = True
+    asked = 0
+    statuses: tuple[int, ...] = (403, 500, 400, 429, 302, 422, 503, 401)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@pytest.fixture
+def echo() -> Iterator[EchoServer]:
+    with EchoServer(("127.0.0.1", 0), _Echo) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def pages(url: str, paths: tuple[str, ...], context: ssl.SSLContext | None = None) -> str:
+    """All that is told at these paths, with the password and without, headers too."""
+    known = base64.b64encode(f"prometheus:{WEB_PASSWORD}".encode()).decode()
+    wrong = base64.b64encode(f"prometheus:{WEB_PASSWORD}-no".encode()).decode()
+    told = []
+    for path in paths:
+        for headers in ({"Authorization": f"Basic {known}"}, {"Authorization": f"Basic {wrong}"}, {}):
+            request = urllib.request.Request(url + path, headers=headers)  # noqa: S310 - our own server
+            try:
+                with urllib.request.urlopen(request, timeout=20, context=context) as answer:  # noqa: S310 - as above
+                    told.append(f"{answer.headers}{answer.read().decode()}")
+            except urllib.error.HTTPError as error:
+                with error:
+                    told.append(f"{error.headers}{error.read().decode()}")
+    return "\n".join(told)
+
+
+def command_lines(pid: int) -> str:
+    """Arguments of a process and of all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return own + "".join(command_lines(int(child)) for child in children)
+
+
+def contents(folder: Path) -> str:
+    """All files below a folder."""
+    return "\n".join(path.read_bytes().decode("latin-1") for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {PATIENCE_SECONDS} s: {what}"
+        time.sleep(0.05)
+
+
+def innocent(told: str, *hashes: str) -> None:
+    """No secret is in it, nor a password's hash, nor the pair of user and password as HTTP sends it."""
+    assert PLANT not in told, told[max(0, told.index(PLANT) - 300) :][:600]
+    assert not re.search(r"Basic [A-Za-z0-9+/=]{8,}|Bearer \S{8,}", told)
+    for secret in (PLANT.encode(), b"prometheus:" + PLANT.encode()):
+        assert base64.b64encode(secret).decode()[:8] not in told, "in base64"
+    for known in hashes:
+        assert known not in told
+
+
+def test_the_agent_tells_no_secret_to_a_log_a_page_or_its_process_list(tmp_path: Path, echo: EchoServer) -> None:
+    certificates = make_certificates(tmp_path)
+    known = hashed(WEB_PASSWORD)
+    web = web_file(tmp_path, tls={}, users={"prometheus": known})
+    kubeconfig = tmp_path / "kubeconfig"
+    write_kubeconfig(kubeconfig, echo.url, {"token": API_TOKEN})
+    options = ("--log-level", "debug", "--web-config", str(web), "--kube-metadata", "on")
+    where = ("--kubeconfig", str(kubeconfig), "--node-name", "n", "--kubelet-socket", str(tmp_path / "none.sock"))
+    environment = {"SOME_PASSWORD": ENVIRONMENT, "HTTP_PROXY": "", "http_proxy": "", "NO_PROXY": "*"}
+    with running_agent(*options, *where, env=environment) as agent:
+        url = f"https://localhost:{agent.port}"
+        until(lambda: echo.asked, "the API was asked")
+        until(lambda: "kubernetes-api" in pages(url, ("/readyz",), certificates.client()), "its refusal is told")
+        web.write_text(f"basic_auth_users:\n  prometheus: {IN_A_FILE}\n")
+        until(lambda: any("stays as it was" in line for line in agent.lines), "a broken file")
+        told = pages(url, AGENT_PAGES, certificates.client()) + command_lines(agent.process.pid)
+        assert "gpu_exporter_build_info" in told, "with the password all is told"
+        agent.process.terminate()
+        agent.process.wait()
+    assert "refused" in "\n".join(agent.lines), "what the API says is in the log"
+    innocent(told + "\n".join(agent.lines), known, known[7:])
+
+
+def test_the_service_tells_no_secret_of_itself_or_of_prometheus(tmp_path: Path, echo: EchoServer) -> None:
+    known = hashed(WEB_PASSWORD)
+    web = web_file(tmp_path, users={"prometheus": known})
+    secret = tmp_path / "secret"
+    for number, (content, way) in enumerate(
+        (
+            (BEARER, ("--prometheus-token-file", str(secret))),
+            (PROMETHEUS_PASSWORD, ("--prometheus-username", "prometheus", "--prometheus-password-file", str(secret))),
+        )
+    ):
+        secret.write_text(content)
+        folder = tmp_path / f"store-{number}"
+        folder.mkdir()
+        config = folder / "serve.yaml"
+        config.write_text(f"prometheus-headers: X-Api-Key={HEADER}\n")
+        options = (
+            *("--prometheus", echo.url, "--prometheus-retries", "1", "--log-level", "debug", *way),
+            *("--config", str(config), "--web-config", str(web), "--store", str(folder / "days.sqlite")),
+        )
+        log = tmp_path / f"log-{number}"
+        with serving(log, *options, ready=False) as (process, url):
+            until(lambda: echo.asked > 3, "Prometheus was asked")
+            told = pages(url, SERVICE_PAGES) + command_lines(process.pid)
+        config.unlink()
+        told += log.read_text() + contents(folder)
+        assert "refused" in told, "what Prometheus says is told"
+        innocent(told, known, known[7:])
+
+
+@contextmanager
+def files(folder: Path, **contents_of: str) -> Iterator[dict[str, str]]:
+    """Files by name."""
+    for name, content in contents_of.items():
+        (folder / name).write_text(content)
+    yield {name: str(folder / name) for name in contents_of}
+
+
+def test_no_command_tells_a_secret_however_it_fails(
+    tmp_path: Path, echo: EchoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_PASSWORD", ENVIRONMENT)
+    monkeypatch.setenv("GPU_COST_EXPORTER_PROMETHEUS_HEADERS", f"X-Api-Key={HEADER}")
+    with files(
+        tmp_path,
+        bearer=BEARER,
+        password=PROMETHEUS_PASSWORD,
+        lines=f"{BEARER}\n{BEARER}\n",
+        web=f"basic_auth_users: {{alice: {IN_A_FILE}}}\n",
+        hook=f"{echo.url}/services/{WEBHOOK}",
+        no_hook=f"ftp://{WEBHOOK}",
+        key=f"-----BEGIN {IN_A_FILE}-----\n",
+    ) as named:
+        to = ("--prometheus", echo.url, "--prometheus-retries", "1")
+        basic = ("--prometheus-username", "prometheus", "--prometheus-password-file", named["password"])
+        commands = [
+            ["report", *to, "--prometheus-token-file", named["bearer"]],
+            ["report", *to, *basic],
+            ["report", *to, "--prometheus-token-file", named["lines"]],
+            ["report", "--prometheus", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
+            ["report", "--prometheus", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:nine"],
+            ["serve", "--prometheus", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
+            ["serve", "--prometheus", echo.url, "--web-config", named["web"]],
+            ["serve", "--prometheus", echo.url, "--external-url", f"http://user:{IN_AN_ADDRESS}@cost.example"],
+            ["report", *to, "--prometheus-headers", f"Authorization={HEADER}"],
+            ["report", "--prometheus", "https://127.0.0.1:9", "--prometheus-cert-file", named["key"]],
+            ["report", "--agent", echo.url, *(one.replace("prometheus-", "agent-", 1) for one in basic)],
+            ["report", "--agent", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
+            ["agent", "--simulate", "demo", "--web-config", named["web"]],
+            ["digest", *to, "--webhook-url-file", named["hook"]],
+            ["digest", *to, "--webhook-url-file", named["no_hook"]],
+            ["recommend", *to, *basic],
+            ["store", "backfill", "--store", str(tmp_path / "days.sqlite"), *to, *basic],
+        ]
+        for command in commands:
+            assert main(command) != 0, command
+            said = capsys.readouterr()
+            assert "gpu-cost-exporter: " in said.err, command
+            innocent(said.out + said.err)
+    for command in ("agent", "serve", "report", "doctor", "digest"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        innocent(capsys.readouterr().out)
