@@ -1,0 +1,307 @@
+"""What must hold after every tick of a node whose truth is known; every breach is kept with its seed and instant."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+from virtual_node import EXPIRY_SECONDS, Agent
+from virtual_world import BUSY_WATTS, HISTORY_SECONDS, IDLE_WATTS, Board, Held, Span, World
+
+from exporter.model import UNALLOCATED, UNATTRIBUTED, DeviceState, Field, Portion, Price, Reading
+
+RELATIVE = 1e-9
+Owner = tuple[str, str, str, str]
+_SAMPLE = re.compile(rb'[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*\})? \S+')
+_MONOTONIC = ("gpu_ledger_", "gpu_pod_", "gpu_exporter_ledger_")
+
+
+def near(one: float, other: float, absolute: float = 1e-6) -> bool:
+    """Whether two sums of many floats are the same."""
+    return abs(one - other) <= absolute + RELATIVE * max(abs(one), abs(other))
+
+
+@dataclass(slots=True)
+class Expected:
+    """What the books must say, worked out beside them from the truth; a killed agent goes back to what was saved."""
+
+    capacity: float = 0.0
+    last: dict[str, float] = field(default_factory=dict)
+    """Steady instant up to which each GPU is metered."""
+    owners: dict[Owner, float] = field(default_factory=dict)
+    money: dict[str, float] = field(default_factory=dict)
+    unpriced: float = 0.0
+    boot: str = ""
+    counted: dict[str, float] = field(default_factory=dict)
+    """True time at which each GPU's energy counter was last read."""
+
+    def copy(self) -> Self:
+        """Return one that goes on by itself."""
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return type(self)(**{name: dict(value) if isinstance(value, dict) else value for name, value in own.items()})
+
+
+@dataclass(slots=True)
+class Interval:
+    """One GPU between two of its readings, in true time."""
+
+    uuid: str
+    start: float
+    end: float
+    steady: float
+    seen: bool
+    state: DeviceState
+    devices: frozenset[str]
+    spans: list[Span]
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.steady
+
+
+@dataclass(slots=True)
+class Checks:
+    """Counts what was checked and keeps what did not hold."""
+
+    world: World
+    interval_seconds: float
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: list[tuple[float, str, str]] = field(default_factory=list)
+    """(true time, check, what)."""
+    page_before: dict[bytes, float] = field(default_factory=dict)
+    folds: bool = False
+    """Whether there are more owners than the ledger may hold."""
+
+    def hold(self, name: str, what: str, *, true: bool) -> None:
+        """Note one check."""
+        self.counts[name] += 1
+        if not true:
+            self.violations.append((self.world.t, name, what))
+
+    # ---- one reading
+
+    def reading(
+        self,
+        reading: Reading,
+        charged: tuple[tuple[Portion, ...], Mapping[str, Price]],
+        expected: Expected,
+        agent: Agent,
+        boot_t: float,
+        known: set[str],
+    ) -> None:
+        """Check what was charged for one reading, and enter what must have been."""
+        portions, prices = charged
+        steady = reading.steady_seconds or 0.0
+        states = {gpu.gpu.uuid: gpu.state for gpu in reading.gpus}
+        devices = {
+            gpu.gpu.uuid: frozenset([gpu.gpu.uuid, *(part.instance.uuid for part in gpu.instances)])
+            for gpu in reading.gpus
+        }
+        known |= {uuid for uuid, state in states.items() if state is DeviceState.UP}
+        by_gpu: dict[str, list[Portion]] = {}
+        for portion in portions:
+            by_gpu.setdefault(portion.gpu_uuid, []).append(portion)
+        for uuid in states.keys() | known:
+            before = expected.last.get(uuid)
+            if before is None or steady <= before:
+                self.hold("conservation", f"{uuid} charged without an interval", true=uuid not in by_gpu)
+                expected.last.setdefault(uuid, steady)
+                continue
+            expected.last[uuid] = steady
+            length = steady - before
+            expected.capacity += length
+            one = Interval(
+                uuid=uuid,
+                start=boot_t + before,
+                end=boot_t + steady,
+                steady=length,
+                seen=length <= max(3 * self.interval_seconds, 2.0),
+                state=states.get(uuid, DeviceState.MISSING),
+                devices=devices.get(uuid, frozenset([uuid])),
+                spans=list(self.world.spans(boot_t + before, boot_t + steady)),
+            )
+            self._interval(one, by_gpu.pop(uuid, []), agent, expected)
+        for gpu in reading.gpus:
+            if Field.TOTAL_ENERGY_CONSUMPTION in gpu.values and expected.last.get(gpu.gpu.uuid) == steady:
+                expected.counted[gpu.gpu.uuid] = boot_t + steady
+        for uuid in by_gpu.keys() - states.keys() - known:
+            self.hold("conservation", f"{uuid} is nobody's GPU", true=False)
+        self._money(portions, prices, expected)
+
+    def _interval(self, one: Interval, portions: list[Portion], agent: Agent, expected: Expected) -> None:
+        total = sum(portion.allocated_seconds for portion in portions)
+        self.hold(
+            "conservation", f"{one.uuid}: {total} of {one.seconds} s", true=near(total, one.seconds, absolute=1e-9)
+        )
+        active = sum(portion.active_seconds for portion in portions)
+        idle = sum(portion.idle_seconds for portion in portions)
+        if not one.seen or one.state is not DeviceState.UP:
+            what = f"{one.uuid} {one.state}, {one.seconds:.1f} s: active {active}, idle {idle}"
+            self.hold("unknown, not idle", what, true=active == 0 and idle == 0)
+        exact = self._attribution(one, portions, agent, expected)
+        if one.seen and one.state is DeviceState.UP and one.spans:
+            busiest = max(span.busy.get(one.uuid, 0.0) for span in one.spans)
+            least = min(span.busy.get(one.uuid, 0.0) for span in one.spans)
+            what = f"{one.uuid}: active {active}, idle {idle} of {one.seconds}; truth {least}..{busiest}"
+            self.hold("activity", what, true=active <= busiest * one.seconds + 1e-6)
+            if exact:
+                self.hold("no false idle", what, true=idle <= (1 - least) * one.seconds + 1e-6)
+        self._joules(one, portions, expected.counted.get(one.uuid))
+
+    def _attribution(self, one: Interval, portions: list[Portion], agent: Agent, expected: Expected) -> bool:
+        """Check who was charged; tell whether the agent's picture of the holders was the truth all the time."""
+        kubelet, api = agent.kubelet, agent.api
+        age = self.world.t - kubelet.asked_at
+        ended = api.ended if api else frozenset()
+        held = {
+            (namespace, pod, device): uid
+            for namespace, pod, uid, device in kubelet.held
+            if self.world.known[uid].unit.gpu_uuid == one.uuid
+        }
+        charged = 0.0
+        for portion in portions:
+            if portion.pod is None:
+                owner = portion.account.owner
+                self.hold("owner", f"{owner} without a pod", true=owner in (UNALLOCATED, UNATTRIBUTED))
+                self._enter(expected, (owner.namespace, owner.kind, owner.name, owner.team), portion)
+                continue
+            charged += portion.allocated_seconds
+            key = (portion.pod.namespace, portion.pod.pod, portion.pod.device_uuid)
+            what = f"{key} charged {portion.allocated_seconds:.3f} s of {one.seconds:.3f}; answer {age:.0f} s old"
+            self.hold("holder", what, true=key in held and age <= EXPIRY_SECONDS + 5)
+            if key in held:
+                pod = self.world.known[held[key]]
+                self.hold("share", what, true=portion.allocated_seconds <= pod.unit.share * one.seconds + 1e-9)
+                self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
+        if one.seen and age <= EXPIRY_SECONDS - 5 and kubelet.latest is not None:
+            shares = sum(
+                self.world.known[uid].unit.share
+                for (namespace, pod, device), uid in held.items()
+                if (namespace, pod) not in ended and (device in one.devices or one.state is not DeviceState.UP)
+            )
+            if one.state is DeviceState.UP:
+                what = f"{one.uuid}: {charged} s at pods, {shares} x {one.seconds}"
+                self.hold("nobody forgotten", what, true=near(charged, shares * one.seconds))
+        return self._is_exact(one, kubelet.held, ended, age)
+
+    def _is_exact(self, one: Interval, held: frozenset[Held], ended: frozenset[tuple[str, str]], age: float) -> bool:
+        mine = {entry for entry in held if self.world.known[entry[2]].unit.gpu_uuid == one.uuid}
+        if age > EXPIRY_SECONDS or any((namespace, pod) in ended for namespace, pod, _, _ in mine):
+            return False
+        return all(
+            {entry for entry in span.levels if self.world.known[entry[2]].unit.gpu_uuid == one.uuid} == mine
+            for span in one.spans
+        )
+
+    def _enter(self, expected: Expected, owner: Owner, portion: Portion) -> None:
+        expected.owners[owner] = expected.owners.get(owner, 0.0) + portion.allocated_seconds
+
+    def _joules(self, one: Interval, portions: list[Portion], counted: float | None) -> None:
+        """Check that nobody pays for energy that was not used; ``counted`` is when the counter was last read."""
+        told = [portion.energy_joules for portion in portions if portion.energy_joules is not None]
+        board: Board | None = next((board for board in self.world.boards if board.uuid == one.uuid), None)
+        start = one.start if counted is None else min(one.start, counted)
+        if not told or board is None or start < self.world.t - HISTORY_SECONDS:
+            return
+        spans = list(self.world.spans(start, one.end))
+        watts = [IDLE_WATTS + BUSY_WATTS * span.busy.get(one.uuid, 0.0) for span in spans]
+        used = sum(
+            power * (min(span.end, one.end) - max(span.start, start)) for power, span in zip(watts, spans, strict=True)
+        )
+        most = used if board.counts_energy else max(watts) * one.seconds
+        what = f"{one.uuid}: {sum(told)} J of {most} J in {one.seconds} s"
+        self.hold("energy", what, true=sum(told) <= most * (1 + 1e-6) + 1e-3)
+
+    def _money(self, portions: tuple[Portion, ...], prices: Mapping[str, Price], expected: Expected) -> None:
+        for portion in portions:
+            price = prices.get(portion.gpu_uuid)
+            if price is None:
+                expected.unpriced += portion.allocated_seconds
+                continue
+            paid = portion.allocated_seconds * price.per_hour / 3600
+            paid += (portion.energy_joules or 0.0) * price.per_kwh / 3.6e6
+            expected.money[price.currency] = expected.money.get(price.currency, 0.0) + paid
+
+    # ---- the books as a whole
+
+    def books(self, agent: Agent, expected: Expected) -> None:
+        """Check that the ledger's sums are those that were worked out beside it."""
+        ledger = agent.ledger
+        totals = [one for _, one in ledger.totals()]
+        allocated = sum(one.allocated_seconds for one in totals)
+        what = f"{allocated} allocated, {ledger.capacity_seconds} capacity, {expected.capacity} in truth"
+        self.hold("books", what, true=near(allocated, ledger.capacity_seconds))
+        self.hold("books", what, true=near(ledger.capacity_seconds, expected.capacity))
+        money: dict[str, float] = {}
+        for one in totals:
+            for currency, paid in one.money.items():
+                money[currency] = money.get(currency, 0.0) + paid.total
+        for currency, paid in expected.money.items():
+            self.hold(
+                "cost", f"{money.get(currency)} {currency}, {paid} in truth", true=near(money.get(currency, 0.0), paid)
+            )
+        unpriced = sum(one.unpriced_seconds for one in totals)
+        self.hold("cost", f"{unpriced} s unpriced, {expected.unpriced}", true=near(unpriced, expected.unpriced))
+
+    def owners(self, agent: Agent, expected: Expected) -> None:
+        """Check that every owner has what his pods had, once everything is known.
+
+        A pod of which the API never told in its life pays for itself, under its own name and without a team.
+        """
+        jobs = {(pod.namespace, "Pod", pod.name, ""): pod.owner for pod in self.world.known.values()}
+        found: dict[Owner, float] = {}
+        for account, totals in agent.ledger.totals():
+            owner = account.owner
+            key = (owner.namespace, owner.kind, owner.name, owner.team)
+            key = jobs.get(key, key) if agent.api else key
+            found[key] = found.get(key, 0.0) + totals.allocated_seconds
+        for owner in found.keys() | expected.owners.keys():
+            mine, truly = found.get(owner, 0.0), expected.owners.get(owner, 0.0)
+            self.hold("owners", f"{owner}: {mine:.3f} s, {truly:.3f} in truth", true=near(mine, truly, 1e-6))
+
+    def page(self, page: bytes) -> None:
+        """Check that a page can be read, has nothing twice, and nothing on it went back."""
+        series: dict[bytes, float] = {}
+        bad = b""
+        for line in page.splitlines():
+            if line.startswith(b"#"):
+                continue
+            if not _SAMPLE.fullmatch(line):
+                bad = line
+                break
+            name, _, value = line.rpartition(b" ")
+            if name in series:
+                bad = line
+                break
+            series[name] = float(value)
+        self.hold("page", f"{bad!r}", true=not bad)
+        backwards = [
+            (name, value, series[name])
+            for name, value in self.page_before.items()
+            if name in series and series[name] < value
+        ]
+        self.hold("nothing goes back", f"{backwards[:2]}", true=not backwards)
+        gone = [name for name in self.page_before if name.startswith(b"gpu_ledger_allocated") and name not in series]
+        self.hold("no owner vanishes", f"{gone[:2]}", true=not gone or self.folds)
+        allocated = sum(
+            value for name, value in series.items() if name.startswith(b"gpu_ledger_allocated_seconds_total{")
+        )
+        withheld = series.get(b"gpu_exporter_ledger_withheld_seconds", 0.0)
+        capacity = series.get(b"gpu_exporter_ledger_capacity_seconds_total")
+        if capacity is not None:
+            what = f"{allocated} + {withheld} of {capacity}"
+            self.hold("page adds up", what, true=near(allocated + withheld, capacity))
+        self.page_before = {
+            name: value
+            for name, value in series.items()
+            if name.decode().startswith(_MONOTONIC) and b"_total" in name.partition(b"{")[0]
+        }
+
+    def bounds(self, agent: Agent, account_limit: int) -> None:
+        """Check that nothing grows without end."""
+        accounts, pods, names = agent.ledger.sizes
+        live = len(self.world.pods) + 20
+        self.hold("bounds", f"{accounts} accounts", true=accounts <= account_limit + live)
+        self.hold("bounds", f"{names} names of {pods} pods", true=names <= pods + 1)

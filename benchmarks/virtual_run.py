@@ -1,0 +1,342 @@
+"""One seed of chaos in virtual time: the node's life, the agent's lives on it, and the clocks that they are told."""
+
+import heapq
+import itertools
+import json
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+
+from virtual_checks import Checks, Expected
+from virtual_node import Agent, Settings, start
+from virtual_world import World
+
+from exporter.accounting.pricing import PriceBook
+from exporter.agent.metering import Save
+from exporter.config import price_book
+from exporter.errors import StateError
+from exporter.exposition import api, ledger_api, page
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.exposition.text import render
+from exporter.model import Reading, SourceState
+from exporter.sources import wire
+
+EPOCH = 1_800_000_000
+LAST_WALL = 253_402_000_000.0
+"""Shortly before the year 10000, beyond which no date can be written."""
+KUBELET_SECONDS = 5.0
+PAGE_STEPS = 5
+DOCUMENT_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSpan:
+    """A price and the wall-clock time in which it holds."""
+
+    start: int
+    end: int
+    per_hour: float
+    per_kwh: float
+    currency: str
+
+
+@dataclass(slots=True)
+class Saving:
+    """A save that is under way."""
+
+    save: Save
+    expected: Expected
+    done_at: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A node under chaos."""
+
+    random: Random
+    world: World
+    settings: Settings
+    checks: Checks
+    wall_offset: float = float(EPOCH)
+    """Wall clock minus true time."""
+    boot_t: float = -1000.0
+    boot: int = 0
+    agent: Agent | None = None
+    prices: tuple[PriceSpan, ...] = ()
+    expected: Expected = field(default_factory=Expected)
+    on_disk: Expected = field(default_factory=Expected)
+    saving: Saving | None = None
+    disk: str = ""
+    """What is wrong with it."""
+    save_takes: float = 0.0
+    kubelet_trouble: str = ""
+    api_down: bool = False
+    api_late: float = 1.0
+    driver_down: bool = False
+    transport: list[str] = field(default_factory=list)
+    """What happens to the next lines of the driver's child."""
+    faults: Counter[str] = field(default_factory=Counter)
+    ticks: int = 0
+    _known: set[str] = field(default_factory=set)
+    _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _number: Iterator[int] = field(default_factory=itertools.count)
+    _next_ask: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Start the node."""
+        (self.settings.directory / "state").mkdir(parents=True, exist_ok=True)
+        self.reprice()
+        self.start_agent()
+
+    @property
+    def wall(self) -> float:
+        """What the node's clock says."""
+        return self.world.t + self.wall_offset
+
+    @property
+    def steady(self) -> float:
+        """Seconds since the boot."""
+        return self.world.t - self.boot_t
+
+    def later(self, seconds: float, then: Callable[[], None]) -> None:
+        """Do something after a time."""
+        heapq.heappush(self._later, (self.world.t + seconds, next(self._number), then))
+
+    # ---- lives of the agent
+
+    def start_agent(self) -> None:
+        """Start the agent, if it does not run."""
+        if self.agent is not None:
+            return
+        self.expected = self.on_disk.copy()
+        if self.expected.boot != str(self.boot):
+            self.expected.last = {}
+        self.expected.boot = str(self.boot)
+        self._known = set()
+        self.agent = start(
+            self.settings, self.world, self.book(), boot_id=f"boot-{self.boot}", wall=self.wall, steady=self.steady
+        )
+        self._next_ask = self.world.t
+
+    def kill(self) -> None:
+        """Kill the agent where it stands; a save under way may have reached the disk or not."""
+        if self.agent is None:
+            return
+        if self.agent.metering.problem:  # the only case in which a kill may take back what was shown
+            self.checks.page_before = {}
+        if self.saving is not None and self.random.random() < 0.5:  # noqa: PLR2004 - a coin
+            self._write(self.saving)
+        self.agent = self.saving = None
+
+    def terminate(self) -> None:
+        """End the agent as SIGTERM does: it saves once more."""
+        if self.agent is None:
+            return
+        if self.saving is not None:
+            self._finish(self.saving)
+        last = self.agent.metering.begin_save(self.wall, self.steady, last=True)
+        if last is not None:
+            self._finish(Saving(last, self.expected.copy(), 0.0))
+        if self.agent.metering.problem:
+            self.checks.page_before = {}
+        self.agent = self.saving = None
+
+    def lose_state(self) -> None:
+        """Take note that what was on the disk cannot be read any more."""
+        self.on_disk = Expected()
+        self.checks.page_before = {}
+
+    # ---- prices
+
+    def reprice(self) -> None:
+        """Make a new price book with changes and gaps around now."""
+        spans: list[PriceSpan] = []
+        at = int(max(0.0, self.wall - 100.0))
+        currency = self.random.choice(("USD", "EUR"))
+        for _ in range(self.random.randint(1, 5)):
+            end = at + self.random.randint(5, 200)
+            if not spans or self.random.random() < 0.7:  # noqa: PLR2004 - else a gap
+                per_kwh = self.random.choice((0.0, 0.3))
+                spans.append(
+                    PriceSpan(
+                        start=at, end=end, per_hour=self.random.uniform(0.1, 9), per_kwh=per_kwh, currency=currency
+                    )
+                )
+            at = end
+        self.prices = tuple(spans)
+        if self.agent is not None:
+            self.agent.metering.use_prices(self.book())
+
+    def book(self) -> PriceBook:
+        """Give the price book, read as from its file."""
+        currency = self.prices[0].currency if self.prices else "USD"
+        rows = [
+            {
+                "name": f"row-{number}",
+                "model": "NVIDIA*",
+                "per_gpu_hour": span.per_hour,
+                "from": datetime.fromtimestamp(span.start, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "to": datetime.fromtimestamp(span.end, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "source": "made up",
+                "as_of": "2026-01-01",
+            }
+            for number, span in enumerate(self.prices)
+        ]
+        text = json.dumps({"currency": currency, "list_prices": "off", "rows": rows})
+        return price_book.parse(text, "prices.yaml")
+
+    def price(self) -> tuple[float, str] | None:
+        """Work out the price of now beside the book."""
+        for span in self.prices:
+            if span.start <= self.wall < span.end:
+                return span.per_hour, span.currency
+        return None
+
+    # ---- a step
+
+    def step(self) -> None:
+        """Let about one sample interval pass."""
+        while self._later and self._later[0][0] <= self.world.t:
+            heapq.heappop(self._later)[2]()
+        self.world.turn_over()
+        self.world.pass_time(self.settings.interval_seconds * self.random.uniform(0.97, 1.03))
+        if self.agent is not None:
+            self._tick(self.agent)
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether a fault lasts still."""
+        return bool(self._later)
+
+    def pause(self, seconds: float) -> None:
+        """Suspend the machine: time passes and nobody sees it."""
+        self.world.pass_time(seconds)
+
+    def _tick(self, agent: Agent) -> None:
+        self._sample(agent)
+        agent.kubelet.client.trouble = self.kubelet_trouble
+        if self.world.t >= self._next_ask:
+            agent.kubelet.ask(self.wall)
+            self._next_ask = self.world.t + KUBELET_SECONDS
+        if agent.api:
+            agent.api.is_down, agent.api.late_seconds = self.api_down, self.api_late
+            agent.api.follow(self.wall)
+        agent.tick(self.wall, self.steady)
+        self.ticks += 1
+        self._check(agent)
+        self._save(agent)
+        if self.ticks % PAGE_STEPS == 0:
+            self.look(agent)
+
+    def _sample(self, agent: Agent) -> None:
+        if self.driver_down:
+            agent.pipe.state = SourceState.FAILED
+            return
+        agent.pipe.state = SourceState.UP
+        line = wire.encode(self.world.reading(wall=self.wall, steady=self.steady))
+        what = self.transport.pop(0) if self.transport else ""
+        lines = agent.pipe.lines
+        match what:
+            case "lost":
+                return
+            case "late":
+                lines.append((self.steady + self.random.uniform(0.5, 8), line))
+            case "twice":
+                lines += [(0.0, line), (0.0, line)]
+            case "swapped":
+                lines.append((self.steady + 0.5, line))  # comes with the next
+                self.transport.insert(0, "first")
+            case "first":
+                lines.appendleft((0.0, line))
+            case "broken":
+                lines.append((0.0, line[: self.random.randrange(len(line))] + b"\n"))
+            case _:
+                lines.append((0.0, line))
+
+    def _check(self, agent: Agent) -> None:
+        readings: list[Reading] = agent.pipe.taken
+        agent.pipe.taken = []
+        charged = agent.ledger.taken()
+        if len(charged) != len(readings):
+            what = f"{len(charged)} charged of {len(readings)} readings"
+            self.checks.hold("books", what, true=not charged and not agent.metering.begun)
+            for reading in readings:  # who was up is known, metered or not
+                self._known |= {gpu.gpu.uuid for gpu in reading.gpus if gpu.state == "up"}
+        else:
+            price = self.price()
+            for reading, one in zip(readings, charged, strict=True):
+                found = {(price.per_hour, price.currency) for price in one[1].values()}
+                self.checks.hold("price", f"{found}, {price} in truth", true=found <= ({price} if price else set()))
+                self.checks.reading(reading, one, self.expected, agent, self.boot_t, self._known)
+        self.checks.books(agent, self.expected)
+        self.checks.bounds(agent, self.settings.account_limit)
+
+    def look(self, agent: Agent) -> None:
+        """Render the page, and now and then the documents, and check them."""
+        if agent.snapshot is None:
+            return
+        options = ExpositionOptions(series_limit=self.settings.series_limit)
+        body = render(families(agent.snapshot, options), openmetrics=bool(self.ticks % (2 * PAGE_STEPS)))
+        self.checks.page(body)
+        if self.ticks % DOCUMENT_STEPS == 0:
+            json.loads(api.device_document(agent.snapshot))
+            json.loads(ledger_api.ledger_document(agent.snapshot))
+            self.checks.hold("documents", "page", true="</html>" in page.document(agent.snapshot))
+
+    # ---- saving
+
+    def _save(self, agent: Agent) -> None:
+        if self.saving is not None and self.world.t >= self.saving.done_at:
+            self._finish(self.saving)
+        save = agent.metering.begin_save(self.wall, self.steady)
+        if save is not None:
+            takes = self.save_takes or self.random.choice((0.0, 0.0, 0.0, 3.0))
+            self.saving = Saving(save, self.expected.copy(), self.world.t + takes)
+            if not takes:
+                self._finish(self.saving)
+
+    def _finish(self, saving: Saving) -> None:
+        if self.agent is not None:
+            error = self._write(saving)
+            self.agent.metering.end_save(saving.save, error)
+        self.saving = None
+
+    def _write(self, saving: Saving) -> StateError | None:
+        with self._troubled_disk():
+            error = saving.save.write()
+        if error is None:
+            self.on_disk = saving.expected
+        return error
+
+    @contextmanager
+    def _troubled_disk(self) -> Iterator[None]:
+        """Let the disk be as bad as it is, for one save."""
+        state = self.settings.directory / "state"
+        in_the_way = state / "ledger.json.new"
+        match self.disk:
+            case "full":
+                _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self.random.randrange(1, 600), hard))
+                try:
+                    yield
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            case "refuses":
+                in_the_way.unlink(missing_ok=True)
+                in_the_way.mkdir()
+                try:
+                    yield
+                finally:
+                    in_the_way.rmdir()
+            case "gone":
+                away = state.rename(state.with_name("away"))
+                try:
+                    yield
+                finally:
+                    away.rename(state)
+            case _:
+                yield

@@ -1,0 +1,385 @@
+"""A node's truth for chaos in virtual time: GPUs, pods that come and go, how busy they are, and what was when."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from exporter.model import (
+    DeviceState,
+    Field,
+    Gpu,
+    GpuReading,
+    MigInstance,
+    MigReading,
+    ProcessUse,
+    Reading,
+    ShareMode,
+)
+from exporter.simulator.truth import HolderTruth, NodeTruth
+
+NODE = "virtual"
+MODELS = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+SLICES: Mapping[str, tuple[int, int]] = {"1g.10gb": (1, 1), "2g.20gb": (2, 2), "3g.40gb": (3, 4), "4g.40gb": (4, 4)}
+LAYOUTS = (("1g.10gb",) * 7, ("3g.40gb", "4g.40gb"), ("3g.40gb", "3g.40gb"), ("2g.20gb", "1g.10gb"))
+IDLE_WATTS, BUSY_WATTS = 70.0, 630.0
+HISTORY_SECONDS = 400.0
+CHANGE_CHANCE = 0.02
+"""Per second and pod, that it does something else from now on."""
+TELLING_CHANCE = 0.8
+"""That a GPU has an energy counter, and that its driver tells processes."""
+
+Held = tuple[str, str, str, str]
+"""(namespace, pod, uid, device uuid)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What one pod can hold: a GPU, an instance, a replica."""
+
+    gpu_uuid: str
+    device_uuid: str
+    device_id: str
+    resource: str
+    share: float
+    """Of the physical GPU."""
+    of_device: float
+    mode: ShareMode
+
+
+@dataclass(slots=True, kw_only=True)
+class Board:
+    """One physical GPU and how it is divided; ``layout`` is profiles, or replicas, or neither."""
+
+    index: int
+    serial: int
+    model: str
+    layout: tuple[str, ...] = ()
+    replicas: int = 1
+    generation: int = 0
+    state: DeviceState = DeviceState.UP
+    is_there: bool = True
+    counts_energy: bool = True
+    tells_processes: bool = True
+    energy_joules: float = 0.0
+    """Since the driver was loaded."""
+    used_joules: float = 0.0
+    """Since the world began."""
+    watts: float = IDLE_WATTS
+
+    @property
+    def uuid(self) -> str:
+        """Of the board: another one after a replacement."""
+        return f"GPU-00000000-0000-4000-8000-{self.index:04d}{self.serial:08d}"
+
+    def instances(self) -> list[MigInstance]:
+        """MIG instances; every reconfiguration makes new ones."""
+        return [
+            MigInstance(
+                uuid=f"MIG-00000000-0000-5000-{self.generation:04d}-{self.serial:04d}{self.index:04d}{number:04d}",
+                parent_uuid=self.uuid,
+                gpu_instance_id=number + 1,
+                compute_instance_id=0,
+                profile=profile,
+                compute_slices=SLICES[profile][0],
+                memory_slices=SLICES[profile][1],
+            )
+            for number, profile in enumerate(self.layout)
+        ]
+
+    def gpu(self) -> Gpu:
+        """As a driver describes it."""
+        return Gpu(
+            uuid=self.uuid,
+            index=self.index,
+            minor=self.index,
+            model=self.model,
+            pci_bus_id=f"00000000:{self.index:02X}:00.0",
+            mig_enabled=bool(self.layout),
+            compute_slices=7,
+            memory_slices=8,
+            memory_total_bytes=80 << 30,
+        )
+
+    def units(self) -> list[Unit]:
+        """All that can be held of it."""
+        uuid = self.uuid
+        if self.layout:
+            parts = [max(SLICES[profile][0] / 7, SLICES[profile][1] / 8) for profile in self.layout]
+            excess = max(1.0, sum(parts))
+            return [
+                Unit(
+                    gpu_uuid=uuid,
+                    device_uuid=one.uuid,
+                    device_id=one.uuid,
+                    resource=f"nvidia.com/mig-{one.profile}",
+                    share=part / excess,
+                    of_device=1.0,
+                    mode=ShareMode.MIG,
+                )
+                for one, part in zip(self.instances(), parts, strict=True)
+            ]
+        shared = self.replicas > 1
+        return [
+            Unit(
+                gpu_uuid=uuid,
+                device_uuid=uuid,
+                device_id=f"{uuid}::{number}" if shared else uuid,
+                resource="nvidia.com/gpu.shared" if shared else "nvidia.com/gpu",
+                share=1 / self.replicas,
+                of_device=1 / self.replicas,
+                mode=ShareMode.SHARED if shared else ShareMode.EXCLUSIVE,
+            )
+            for number in range(self.replicas)
+        ]
+
+
+@dataclass(slots=True, kw_only=True)
+class Pod:
+    """One pod on one unit."""
+
+    namespace: str
+    name: str
+    uid: str
+    job: str
+    """Its controller; empty for a lone pod."""
+    team: str
+    unit: Unit
+    pid: int
+    ends_at: float
+    level: float
+    """How much of its share it uses, 0..1."""
+
+    @property
+    def held(self) -> Held:
+        """Who holds what."""
+        return self.namespace, self.name, self.uid, self.unit.device_uuid
+
+    @property
+    def owner(self) -> tuple[str, str, str, str]:
+        """Who pays in truth: namespace, kind, name, team."""
+        return self.namespace, "Job" if self.job else "Pod", self.job or self.name, self.team
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A time in which nothing changed."""
+
+    start: float
+    end: float
+    busy: Mapping[str, float]
+    """Activity by GPU, 0..1."""
+    levels: Mapping[Held, float]
+    """What each holder used of its share."""
+    up: frozenset[str]
+    """GPUs that worked."""
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """The node as it really is; ``t`` is true time in seconds, which nothing sets."""
+
+    random: Random
+    boards: list[Board]
+    directory: Path
+    churn: float = 0.15
+    """Chance per second that a pod starts."""
+    life_seconds: float = 60.0
+    t: float = 0.0
+    pods: dict[tuple[str, str], Pod] = field(default_factory=dict)
+    known: dict[str, Pod] = field(default_factory=dict)
+    """Every pod that ever was, by UID."""
+    history: deque[Span] = field(default_factory=deque)
+    sampled_busy: dict[str, float] = field(default_factory=dict)
+    _retired_joules: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make the node's trees."""
+        for name in ("proc", "pods"):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+
+    def units(self) -> list[Unit]:
+        """All that can be held now."""
+        return [unit for board in self.boards if board.is_there for unit in board.units()]
+
+    def free(self) -> list[Unit]:
+        """What nobody holds."""
+        held = {pod.unit.device_id for pod in self.pods.values()}
+        return [unit for unit in self.units() if unit.device_id not in held]
+
+    def start(self, unit: Unit, *, name: str = "", job: str | None = None, namespace: str = "") -> Pod:
+        """Let a pod start on a unit."""
+        number = len(self.known) + 1
+        namespace = namespace or self.random.choice(("search", "ads", "vision"))
+        job = f"train-{self.random.randrange(8)}" if job is None else job
+        pod = Pod(
+            namespace=namespace,
+            name=name or f"{job or 'lone'}-{number:05d}",
+            uid=f"00000000-0000-4000-8000-{number:012d}",
+            job=job,
+            team=f"team-{namespace}" if job else f"team-{number % 5}",
+            unit=unit,
+            pid=1000 + number,
+            ends_at=self.t + self.random.expovariate(1 / self.life_seconds) + 1.0,
+            level=self.random.choice((0.0, 1.0, self.random.random())),
+        )
+        self.pods[namespace, pod.name] = pod
+        self.known[pod.uid] = pod
+        process = self.directory / "proc" / str(pod.pid)
+        process.mkdir()
+        (process / "cgroup").write_text(f"0::/kubepods/pod{pod.uid}/{'c' * 64}\n", encoding="ascii")
+        (process / "stat").write_text(f"{pod.pid} (python) S {'0 ' * 18}{pod.pid} 0\n", encoding="ascii")
+        (self.directory / "pods" / f"{namespace}_{pod.name}_{pod.uid}").mkdir()
+        return pod
+
+    def end(self, pod: Pod) -> None:
+        """Let a pod end."""
+        del self.pods[pod.namespace, pod.name]
+        process = self.directory / "proc" / str(pod.pid)
+        for name in ("cgroup", "stat"):
+            (process / name).unlink()
+        process.rmdir()
+        (self.directory / "pods" / f"{pod.namespace}_{pod.name}_{pod.uid}").rmdir()
+
+    def evict(self, board: Board) -> list[Pod]:
+        """End every pod of a board."""
+        gone = [pod for pod in self.pods.values() if pod.unit.gpu_uuid == board.uuid]
+        for pod in gone:
+            self.end(pod)
+        return gone
+
+    def turn_over(self) -> None:
+        """Let pods end, start and change what they do, as time brings it."""
+        for pod in [pod for pod in self.pods.values() if pod.ends_at <= self.t]:
+            self.end(pod)
+        for unit in self.free():
+            if self.random.random() < self.churn:
+                self.start(unit)
+        for pod in self.pods.values():
+            if self.random.random() < CHANGE_CHANCE:
+                pod.level = self.random.choice((0.0, 1.0, self.random.random()))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in which nothing changes."""
+        levels = {pod.held: pod.level for pod in self.pods.values()}
+        busy: dict[str, float] = {}
+        for board in self.boards:
+            own = [pod for pod in self.pods.values() if pod.unit.gpu_uuid == board.uuid]
+            busy[board.uuid] = min(1.0, sum(pod.unit.share * pod.level for pod in own))
+            board.watts = IDLE_WATTS + BUSY_WATTS * busy[board.uuid]
+            board.energy_joules += board.watts * seconds
+            board.used_joules += board.watts * seconds
+        up = frozenset(one.uuid for one in self.boards if one.is_there and one.state is DeviceState.UP)
+        self.history.append(Span(start=self.t, end=self.t + seconds, busy=busy, levels=levels, up=up))
+        self.t += seconds
+        while self.history[0].end < self.t - HISTORY_SECONDS:
+            self.history.popleft()
+        self.sampled_busy = busy
+
+    def spans(self, start: float, end: float) -> Iterator[Span]:
+        """What was in a time, as far as it is remembered."""
+        return (span for span in self.history if span.end > start + 1e-9 and span.start < end - 1e-9)
+
+    def joules(self, gpu_uuid: str) -> float:
+        """Give what a GPU has truly used since the world began."""
+        now = sum(board.used_joules for board in self.boards if board.uuid == gpu_uuid)
+        return now + self._retired_joules.get(gpu_uuid, 0.0)
+
+    def replace_board(self, board: Board) -> None:
+        """Put another GPU in its place."""
+        self._retired_joules[board.uuid] = board.used_joules
+        board.serial += 1
+        board.energy_joules = board.used_joules = 0.0
+
+    def reading(self, *, wall: float, steady: float) -> Reading:
+        """Give what the driver tells now, of the time since the last change."""
+        gpus = tuple(self._reading_of(board) for board in self.boards if board.is_there)
+        return Reading(
+            source="nvml",
+            taken_at_seconds=wall,
+            duration_seconds=0.002,
+            steady_seconds=steady,
+            driver_version="590.48.01",
+            gpus=gpus,
+        )
+
+    def _reading_of(self, board: Board) -> GpuReading:
+        if board.state is not DeviceState.UP:
+            return GpuReading(gpu=board.gpu(), state=board.state, reason="gpu_is_lost")
+        own = [pod for pod in self.pods.values() if pod.unit.gpu_uuid == board.uuid]
+        busy = self.sampled_busy.get(board.uuid, 0.0)
+        values: dict[Field, int | float] = {Field.POWER_USAGE: board.watts, Field.FB_USED: 400 if own else 0}
+        if board.counts_energy:
+            values[Field.TOTAL_ENERGY_CONSUMPTION] = board.energy_joules * 1000
+        if not board.layout:
+            values |= {Field.PROF_GR_ENGINE_ACTIVE: busy, Field.GPU_UTIL: round(busy * 100)}
+        instances = tuple(self._instance(board, one) for one in board.instances())
+        processes = self._processes(board, board.uuid) if not board.layout else None
+        return GpuReading(gpu=board.gpu(), values=values, instances=instances, processes=processes)
+
+    def _instance(self, board: Board, instance: MigInstance) -> MigReading:
+        level = sum(pod.level for pod in self.pods.values() if pod.unit.device_uuid == instance.uuid)
+        return MigReading(
+            instance=instance,
+            values={Field.PROF_GR_ENGINE_ACTIVE: level},
+            processes=self._processes(board, instance.uuid),
+        )
+
+    def _processes(self, board: Board, device_uuid: str) -> tuple[ProcessUse, ...] | None:
+        if not board.tells_processes:
+            return None
+        return tuple(
+            ProcessUse(pid=pod.pid, memory_used_bytes=400 << 20, sm_ratio=pod.unit.of_device * pod.level)
+            for pod in self.pods.values()
+            if pod.unit.device_uuid == device_uuid
+        )
+
+    def truth(self) -> NodeTruth:
+        """Give what the kubelet tells from."""
+        allocatable: dict[str, list[str]] = {}
+        for unit in self.units():
+            allocatable.setdefault(unit.resource, []).append(unit.device_id)
+        holders = tuple(
+            HolderTruth(
+                namespace=pod.namespace,
+                pod=pod.name,
+                container="main",
+                pod_uid=pod.uid,
+                device_uuid=pod.unit.device_uuid,
+                resource=pod.unit.resource,
+                device_ids=(pod.unit.device_id,),
+                share_ratio=pod.unit.share,
+                activity_ratio=pod.level * pod.unit.of_device,
+                started_seconds=0.0,
+            )
+            for pod in self.pods.values()
+        )
+        return NodeTruth(
+            at_seconds=self.t,
+            node=NODE,
+            driver_version="590.48.01",
+            holders=holders,
+            allocatable={name: tuple(ids) for name, ids in allocatable.items()},
+        )
+
+
+def new_world(random: Random, directory: Path) -> World:
+    """Make a node at random."""
+    boards = []
+    for index in range(random.randint(1, 4)):
+        kind = random.choice(("whole", "mig", "shared"))
+        boards.append(
+            Board(
+                index=index,
+                serial=1,
+                model=random.choice(MODELS),
+                layout=random.choice(LAYOUTS) if kind == "mig" else (),
+                replicas=random.choice((2, 3, 4)) if kind == "shared" else 1,
+                counts_energy=random.random() < TELLING_CHANCE,
+                tells_processes=random.random() < TELLING_CHANCE,
+            )
+        )
+    (directory / "proc" / "2").mkdir(parents=True)
+    (directory / "proc" / "2" / "comm").write_text("kthreadd\n", encoding="ascii")
+    return World(random=random, boards=boards, directory=directory)
