@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check bench bench-accuracy accuracy golden format requirements image audit dist clean
+.PHONY: help install demo test check bench bench-accuracy accuracy fuzz golden format requirements image audit dist clean
 
 PYTHON ?= python3
 # Tools that are not installed on the system are unpacked here; see scripts/setup_tools.sh.
@@ -79,6 +79,17 @@ bench-accuracy: .venv/.develop .tools/.test ## A day of a real trace through met
 accuracy: .venv/.develop ## Compare with recorded GPUs and a replayed trace, where they are at hand
 	$(RUN) benchmarks/capture_compare.py
 	$(RUN) benchmarks/trace_replay.py
+
+# Families, or family/target, with commas between; none is all of them.
+FAMILY ?=
+SECONDS ?= 120
+
+.cache/fuzz/site/atheris: | .venv/.develop
+	@$(PIP) install --no-deps --only-binary :all: --target .cache/fuzz/site atheris==3.0.0 \
+		|| echo "fuzz: atheris cannot be had here; going on without coverage"
+
+fuzz: .venv/.develop .cache/fuzz/site/atheris ## Fuzz every parser (FAMILY=kubelet,wire SECONDS=120 each); an account of all runs is kept
+	$(RUN) benchmarks/fuzz.py --family "$(FAMILY)" --seconds $(SECONDS)
 
 golden: .venv/.develop ## Write the golden files anew from what the program says now; look at the difference
 	UPDATE_GOLDEN=1 $(RUN) -m pytest -q -k "golden" $(TESTS)

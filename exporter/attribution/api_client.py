@@ -146,7 +146,9 @@ class ApiClient:
         event = _decode(line)
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
             raise self._error("garbage", path, query, "an event has no object")
-        if event.get("type") == "ERROR":
+        if not isinstance(event.get("type"), str):
+            raise self._error("garbage", path, query, "an event has no type")
+        if event["type"] == "ERROR":
             status = event["object"]
             details = self._without_token(str(status.get("message") or ""))
             raise api_errors.of_status(status.get("code"), self.address, path, query, details=details)

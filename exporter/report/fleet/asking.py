@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from exporter.errors import PrometheusError
+from exporter.report.fleet import prometheus_errors
 from exporter.report.fleet.prometheus import Answer, PrometheusClient
 from exporter.report.fleet.queries import LATE_SECONDS, span
 from exporter.report.fleet.sources import Progress
@@ -149,13 +150,8 @@ class Asking:
             raise self._hopeless
         answer = await question
         self.notes.update(dict.fromkeys(f"{self._client.settings.url} warns: {note}" for note in answer.notes))
-        try:
+        with prometheus_errors.rows_read(self._client.settings):
             take(answer.data)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            # Not divisible: some of the rows have been taken.
-            raise PrometheusError(
-                "bad_rows", f"{self._client.settings.url}: the answer has rows that no Prometheus sends"
-            ) from None
         self._in_a_row.clear()
 
     def _fail(self, block: Block, what: str, error: PrometheusError) -> None:

@@ -76,6 +76,7 @@ class Cells:
             label = row["metric"].get
             key = tuple([label(name, "") for name in keep])
             currency = label(CURRENCY, "")
+            "".join((*key, currency))  # a label that is no text would be met when lines are sorted
             for moment, text in row["values"] if "values" in row else (row["value"],):
                 value = float(text)
                 if not 0 < value < math.inf:

@@ -36,6 +36,7 @@ class Facts:
             label = row["metric"].get
             node = label(cluster_label, ""), label("node", "")
             facts = NodeFacts(**{name: label(name, "") for name in NODE_INFO_LABELS})
+            "".join((*node, *(getattr(facts, name) for name in NODE_INFO_LABELS)))
             for moment, _ in row["values"]:
                 for chunk in chunks:
                     window = self._windows[chunk]

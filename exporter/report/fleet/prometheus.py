@@ -103,7 +103,8 @@ class PrometheusClient:
             PrometheusError: There is no answer after all retries, or none that can be read.
         """
         answer = await self.ask_instant(query, at_seconds)
-        pairs = ((row["metric"], float(row["value"][1])) for row in answer.data)
+        with prometheus_errors.rows_read(self.settings):
+            pairs = [(_labels(row), float(row["value"][1])) for row in answer.data]
         return tuple(Sample(labels, value) for labels, value in pairs if math.isfinite(value))
 
     async def range(
@@ -116,11 +117,12 @@ class PrometheusClient:
         """
         answer = await self.ask_range(query, start_seconds, end_seconds, step_seconds)
         found = []
-        for row in answer.data:
-            points = ((float(moment), float(value)) for moment, value in row["values"])
-            finite = tuple(point for point in points if math.isfinite(point[1]))
-            if finite:
-                found.append(Series(row["metric"], finite))
+        with prometheus_errors.rows_read(self.settings):
+            for row in answer.data:
+                points = ((float(moment), float(value)) for moment, value in row["values"])
+                finite = tuple(point for point in points if math.isfinite(sum(point)))
+                if finite:
+                    found.append(Series(_labels(row), finite))
         return tuple(found)
 
     async def ask_instant(self, query: str, at_seconds: float | None) -> Answer:
@@ -158,7 +160,11 @@ class PrometheusClient:
         timeout = {"timeout": f"{int(self.settings.timeout_seconds * 1000)}ms"}
         answer = await self._retried(path, {**form, **timeout, **_FORM}, retry_timeouts=retry_timeouts)
         data = answer.data
-        if not isinstance(data, dict) or data.get("resultType") != result_type or not isinstance(data["result"], list):
+        if (
+            not isinstance(data, dict)
+            or data.get("resultType") != result_type
+            or not isinstance(data.get("result"), list)
+        ):
             raise prometheus_errors.not_prometheus(self.settings, f"no {result_type} in the answer of {path}")
         return Answer(data["result"], answer.notes, answer.headers)
 
@@ -239,7 +245,7 @@ class PrometheusClient:
         if body.lstrip()[:1] == b"<":
             raise prometheus_errors.not_prometheus(self.settings, "it is a web page, perhaps of a login")
         try:
-            whole = json.loads(body)
+            whole = _loaded(body)
         except (ValueError, RecursionError):
             raise Refusal(
                 "garbage",
@@ -295,6 +301,21 @@ def _translated(settings: PrometheusSettings) -> Iterator[None]:
         raise Refusal(
             "broken", f"{url}: the connection was {why}; is there a proxy with limits?", retriable=True
         ) from None
+
+
+def _loaded(body: bytes) -> Any:  # noqa: ANN401 - JSON
+    whole = json.loads(body)
+    if b"\\ud" in body or b"\\uD" in body:
+        # Half of a surrogate pair is JSON, and no file takes it: one odd letter must not cost the report.
+        whole = json.loads(json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace"))
+    return whole
+
+
+def _labels(row: Mapping[str, Any]) -> dict[str, str]:
+    """Labels of a row; raises what ``rows_read`` puts into words where they are none."""
+    labels: dict[str, str] = row["metric"]
+    "".join(labels.values())
+    return labels
 
 
 def _number(seconds: float) -> str:

@@ -1,6 +1,8 @@
 """What went wrong with a question to Prometheus: each answer that is none becomes words with a mend."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from exporter.config.prometheus_options import PrometheusSettings
@@ -159,6 +161,19 @@ def not_prometheus(settings: PrometheusSettings, how: str) -> Refusal:
         f"{settings.url}: what answers there is not Prometheus' API ({how}); give the address of Prometheus, with its"
         " path if it has one",
     )
+
+
+@contextmanager
+def rows_read(settings: PrometheusSettings) -> Iterator[None]:
+    """Around what reads the rows of an answer: what it raises where they are none becomes a ``PrometheusError``."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        # Not divisible: some of the rows may have been taken.
+        raise PrometheusError(
+            "bad_rows",
+            f"{settings.url}: the answer has rows that no Prometheus sends; is there a faulty proxy in between?",
+        ) from None
 
 
 def _said(body: bytes) -> str:

@@ -1,5 +1,6 @@
 """Which hours were recorded, by how many, and what capacity was metered in them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,11 +70,13 @@ class Recorded:
 
     def _values(self, rows: Rows, block: Block) -> list[tuple[int, dict[str, Any], float]]:
         ends = {self._windows[chunk].end_seconds: chunk for chunk in block}
-        return [
+        found = [
             (ends[int(moment)], row["metric"], float(value))
             for row in rows
             for moment, value in (row["values"] if "values" in row else (row["value"],))
         ]
+        "".join(text for _, metric, _ in found for text in metric.values())
+        return [one for one in found if 0 <= one[2] < math.inf]
 
     def is_twice(self, block: Block) -> bool:
         """Whether several Prometheis may have recorded the same."""

@@ -1,0 +1,57 @@
+"""Every input that fuzzing kept is put to its door once more: it answers, or says what is wrong as it promises to."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import fuzz_targets  # noqa: E402 - the folder of benchmarks is no package
+
+CORPORA = ROOT / "tests" / "corpora"
+MOST_FILES, MOST_BYTES = 60, 100 * 1024
+
+fuzz_targets.load()
+
+
+@pytest.fixture(autouse=True)
+def quiet_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Files that doors read are in this test's own folder, and what is logged with an exception is kept."""
+    monkeypatch.setattr(fuzz_targets.Scratch, "directory", tmp_path)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    fuzz_targets.quiet()
+    yield
+    root.handlers, root.level = handlers, level
+
+
+def inputs_of(path: str) -> list[Path]:
+    family, _, name = path.partition("/")
+    return sorted((CORPORA / family).glob(f"{name}.*"))
+
+
+@pytest.mark.parametrize("path", list(fuzz_targets.TARGETS))
+def test_each_kept_input_is_answered_as_the_door_promises(path: str) -> None:
+    inputs = inputs_of(path)
+    assert inputs, f"no input of {path} is kept"
+    for one in inputs:
+        try:
+            fuzz_targets.run(fuzz_targets.TARGETS[path], one.read_bytes())
+        except Exception as error:
+            raise AssertionError(f"{one.name}: {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize("family", fuzz_targets.families())
+def test_corpora_stay_small_and_each_input_has_a_door(family: str) -> None:
+    kept = list((CORPORA / family).iterdir())
+    assert len(kept) <= MOST_FILES
+    assert sum(path.stat().st_size for path in kept) <= MOST_BYTES
+    assert {f"{family}/{path.name.partition('.')[0]}" for path in kept} <= set(fuzz_targets.TARGETS)
+
+
+def test_every_family_that_is_documented_has_targets() -> None:
+    assert {name for names in fuzz_targets.MODULES.values() for name in names} == set(fuzz_targets.families())
