@@ -1,193 +1,195 @@
-"""Hours of a busy node in virtual time: does metering stay within memory, CPU and series?
+"""A week of a busy node, compressed: does the agent stay within its memory, descriptors, series and state file?
 
-8 GPUs with 14 replicas each and 110 pods that come and go, one sample a second through the agent's metering: meter,
-ledger, prices, and a state file that is truly written and flushed every 5 s; a page is built and rendered every 30 s.
+The agent's real tick (join, views, meters, ledger, prices, owners, a state file that is truly flushed) runs in virtual
+time. At their virtual times a real HTTP client scrapes the real app over a socket, plain and gzip in turn, and the real
+kubelet client asks a real gRPC server on a unix socket. Pods come and go by the ten thousand, MIG layouts change, the
+kubelet and the driver are away now and then. The client and the made-up node live in the same process: their memory is
+in the figures.
 
-    python benchmarks/soak.py [--seconds N]
+    python benchmarks/soak.py [--days N] [--interval SECONDS] [--trace]
 """
 
 import argparse
+import asyncio
 import gc
+import logging
+import math
 import os
-import random
+import sys
 import time
+import tracemalloc
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from statistics import fmean, linear_regression, quantiles
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from exporter.accounting.ledger import Ledger
-from exporter.accounting.pricing import NodeFacts
-from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
-from exporter.agent.metering import Metering, namespace_pays
+import aiohttp
+import virtual_node
+from aiohttp import web
+from virtual_world import LAYOUTS, MODELS, Board, World
+
+from exporter.agent.metering import Save
+from exporter.attribution.podresources import KubeletClient
 from exporter.config import price_book
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.text import render
-from exporter.model import (
-    Activity,
-    ActivitySource,
-    AllocationState,
-    DeviceView,
-    Field,
-    Gpu,
-    Holder,
-    PodUse,
-    ShareMode,
-    Snapshot,
-)
+from exporter.errors import AttributionError
+from exporter.exposition.collector import ExpositionOptions
+from exporter.exposition.rendered import Renderer
+from exporter.exposition.server import create_app
+from exporter.model import SourceState
+from exporter.simulator import kubelet as simulated_kubelet
+from exporter.sources import wire
 
-GPUS = 8
-REPLICAS = 14
-PODS = 110
-SHORTEST_SECONDS, LONGEST_SECONDS = 20.0, 600.0
-NAMESPACES = ("search", "ads", "vision", "nlp", "recommend", "speech")
-MODEL = "NVIDIA H100 80GB HBM3"
-SCRAPE_SECONDS = 30
-MEMORY_SECONDS = 30
-SETTLED_SECONDS = 900
-"""By then as many pods are dropped as come."""
-FULL_SECONDS = 7200
-"""By then the cache of label sets, which is bounded, is full of ended pods; memory should have found its level."""
-EPOCH_SECONDS = 1_767_225_600.0
-SAMPLE_BUDGET_MS = 20.0
-"""2 % of a core at one sample a second, for all that the agent does."""
+DAY_SECONDS = 86_400.0
+INTERVAL_SECONDS = 30.0
+"""Between samples: one a second would be 604,800 ticks, an hour of CPU."""
+SCRAPE_SECONDS, KUBELET_SECONDS, SAVE_SECONDS, MEASURE_SECONDS = 60.0, 30.0, 120.0, 900.0
+TROUBLE_SECONDS = 4 * 3600.0
+AWAY_SECONDS = 120.0
+PAGES = ("/", "/api/v1/devices", "/api/v1/ledger", "/readyz")
+LIFE_SECONDS = 300.0
+SETTLED_DAYS = 1.0
+"""By then every cache that is bounded is full."""
+EPOCH_SECONDS = 1_800_000_000.0
 
 
-@dataclass(slots=True)
-class Tenant:
-    """A pod on one replica until it is replaced by the next."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What the process held at a virtual instant."""
 
-    holder: Holder
-    ends_at: float
-
-
-@dataclass(slots=True)
-class Churn:
-    """Pods that come and go on the replicas of a node."""
-
-    chance: random.Random
-    tenants: list[Tenant] = field(default_factory=list)
-    started: int = 0
-    energy_millijoules: float = 0.0
-    gpus: tuple[Gpu, ...] = tuple(
-        Gpu(uuid=f"GPU-{index}", index=index, minor=index, model=MODEL, pci_bus_id=f"00000000:{index:02X}:00.0")
-        for index in range(GPUS)
-    )
-
-    def views(self, now: float) -> tuple[DeviceView, ...]:
-        """The node at an instant; every pod busy to a part that nobody can foresee."""
-        for number in range(PODS):
-            if number >= len(self.tenants):
-                self.tenants.append(self._tenant(number, now))
-            elif self.tenants[number].ends_at <= now:
-                self.tenants[number] = self._tenant(number, now)
-        self.energy_millijoules += 400_000.0
-        return tuple(self._view(gpu) for gpu in self.gpus)
-
-    def _tenant(self, number: int, now: float) -> Tenant:
-        self.started += 1
-        holder = Holder(
-            namespace=NAMESPACES[self.started % len(NAMESPACES)],
-            pod=f"job-{self.started:05d}",
-            container="main",
-            device_uuid=self.gpus[number % GPUS].uuid,
-            mode=ShareMode.SHARED,
-            resource="nvidia.com/gpu.shared",
-            source="device-plugin",
-            share_ratio=1 / REPLICAS,
-            device_share_ratio=1 / REPLICAS,
-            pod_uid=f"00000000-0000-4000-8000-{self.started:012d}",
-        )
-        return Tenant(holder, now + self.chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS))
-
-    def _view(self, gpu: Gpu) -> DeviceView:
-        source = ActivitySource.PROCESS_SAMPLES
-        pods = tuple(
-            PodUse(
-                holder=tenant.holder,
-                age_seconds=0.0,
-                activity=Activity(ratio=self.chance.random() / REPLICAS, source=source),
-            )
-            for tenant in self.tenants
-            if tenant.holder.device_uuid == gpu.uuid
-        )
-        busy = sum(use.activity.ratio for use in pods if use.activity)
-        return DeviceView(
-            gpu=gpu,
-            values={Field.TOTAL_ENERGY_CONSUMPTION: self.energy_millijoules, Field.POWER_USAGE: 400.0},
-            activity=Activity(ratio=min(1.0, busy), source=ActivitySource.ENGINE),
-            allocation=AllocationState.ALLOCATED,
-            pods=pods,
-            unattributed_activity_ratio=0.0,
-        )
+    day: float
+    mib: float
+    descriptors: int
+    threads: int
+    series: int
+    state_bytes: int
 
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured; milliseconds are CPU time."""
+    """What was measured; milliseconds are CPU time of this process."""
 
-    sample_ms: list[float] = field(default_factory=list)
-    dump_ms: list[float] = field(default_factory=list)
-    write_ms: list[float] = field(default_factory=list)
-    page_ms: list[float] = field(default_factory=list)
-    page_bytes: list[int] = field(default_factory=list)
-    series: list[int] = field(default_factory=list)
-    state_bytes: list[int] = field(default_factory=list)
-    memory: list[tuple[float, float]] = field(default_factory=list)
-    """(virtual second, MiB resident)."""
+    points: list[Point] = field(default_factory=list)
+    tick_ms: list[float] = field(default_factory=list)
+    scrapes: int = 0
+    failed: int = 0
+    page_bytes: int = 0
+    questions: int = 0
+    refused: int = 0
 
 
-def soak(metering: Metering, churn: Churn, seconds: int, figures: Figures) -> None:
-    """Run the node for so many virtual seconds."""
-    for second in range(seconds):
-        steady, now = 1000.0 + second, EPOCH_SECONDS + second
-        views = churn.views(now)
+def week_world(random: Random, directory: Path) -> World:
+    """Make a node of 8 GPUs: shared, partitioned, and one whole."""
+    boards = [Board(index=index, serial=1, model=MODELS[0], replicas=4) for index in range(6)]
+    boards += [Board(index=6, serial=1, model=MODELS[0], layout=LAYOUTS[0]), Board(index=7, serial=1, model=MODELS[0])]
+    (directory / "proc" / "2").mkdir(parents=True)
+    return World(random=random, boards=boards, directory=directory, churn=0.3, life_seconds=LIFE_SECONDS, forgets=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class Week:
+    """The node, the agent on it, and those who ask it."""
+
+    world: World
+    agent: virtual_node.Agent
+    client: KubeletClient
+    session: aiohttp.ClientSession
+    url: str
+    figures: Figures
+    interval_seconds: float
+    state_file: Path
+    _due: dict[str, float] = field(default_factory=dict)
+    _away_until: float = 0.0
+
+    @property
+    def wall(self) -> float:
+        """Unix time."""
+        return EPOCH_SECONDS + self.world.t
+
+    def due(self, what: str, every: float) -> bool:
+        """Whether something's time has come."""
+        if self.world.t < self._due.get(what, 0.0):
+            return False
+        self._due[what] = self.world.t + every
+        return True
+
+    async def step(self) -> None:
+        """Let one sample interval pass."""
+        self.world.turn_over()
+        self.world.pass_time(self.interval_seconds)
+        if self.due("trouble", TROUBLE_SECONDS):
+            self._trouble()
+        is_away = self.world.t < self._away_until
+        pipe = self.agent.pipe
+        pipe.state = SourceState.FAILED if is_away else SourceState.UP
+        if not is_away:
+            line = wire.encode(self.world.reading(wall=self.wall, steady=self.world.t))
+            pipe.lines.append((0.0, line))
+        if self.due("kubelet", KUBELET_SECONDS):
+            await self._ask()
+        if self.agent.api:
+            self.agent.api.follow(self.wall)
         started = time.process_time()
-        metering.observe(views, sampled_steady=steady, now=now, steady=steady)
-        figures.sample_ms.append(_since(started))
-        _save(metering, now, steady, figures)
-        if second % SCRAPE_SECONDS == SCRAPE_SECONDS - 1:
-            _page(metering, views, now, steady, figures)
-        if second % MEMORY_SECONDS == 0:
-            figures.memory.append((second, resident_mib()))
+        self.agent.tick(self.wall, self.world.t)
+        self.figures.tick_ms.append((time.process_time() - started) * 1000)
+        pipe.taken.clear()
+        self.agent.ledger.taken()
+        save = self.agent.metering.begin_save(self.wall, self.world.t)
+        if save is not None:
+            await self._save(save)
+        if self.due("scrape", SCRAPE_SECONDS):
+            await self._scrape("/metrics")
+        if self.due("pages", 3600.0):
+            for path in PAGES:
+                await self._scrape(path)
+        if self.due("measure", MEASURE_SECONDS):
+            self._measure()
 
+    def _trouble(self) -> None:
+        self._away_until = self.world.t + AWAY_SECONDS
+        board = self.world.boards[6]
+        self.world.evict(board)
+        board.generation += 1
+        board.layout = self.world.random.choice(LAYOUTS)
 
-def _save(metering: Metering, now: float, steady: float, figures: Figures) -> None:
-    started = time.process_time()
-    save = metering.begin_save(now, steady)
-    if save is None:
-        return
-    figures.dump_ms.append(_since(started))
-    started = time.process_time()
-    error = save.write()
-    figures.write_ms.append(_since(started))
-    if error is not None:
-        raise error
-    metering.end_save(save, error)
-    figures.state_bytes.append(save.file.path.stat().st_size)
+    async def _ask(self) -> None:
+        self.figures.questions += 1
+        kubelet = self.agent.kubelet
+        try:
+            kubelet.latest, kubelet.problem = await self.client.fetch(self.wall), ""
+        except AttributionError as error:
+            self.figures.refused += 1
+            kubelet.problem = str(error)
 
+    async def _save(self, save: Save) -> None:
+        error = await asyncio.to_thread(save.write)
+        self.agent.metering.end_save(save, error)
+        if error is not None:
+            raise error
 
-def _page(metering: Metering, views: tuple[DeviceView, ...], now: float, steady: float, figures: Figures) -> None:
-    started = time.process_time()
-    snapshot = Snapshot(
-        taken_at_seconds=now,
-        node="soak",
-        devices=views,
-        attribution_known=True,
-        ledger=metering.view(steady),
-        prices=metering.prices,
-        price_book=metering.book.description,
-        unpriced_gpus=metering.unpriced_gpus,
-    )
-    page = render(families(snapshot, ExpositionOptions()), openmetrics=False)
-    figures.page_ms.append(_since(started))
-    figures.page_bytes.append(len(page))
-    figures.series.append(sum(1 for line in page.splitlines() if not line.startswith(b"#")))
+    async def _scrape(self, path: str) -> None:
+        self.figures.scrapes += 1
+        encoding = "gzip" if self.figures.scrapes % 2 else "identity"
+        async with self.session.get(self.url + path, headers={"Accept-Encoding": encoding}) as answer:
+            body = await answer.read()
+        may_wait = path == "/readyz" and self.world.t < self._away_until + self.interval_seconds
+        self.figures.failed += answer.status != web.HTTPOk.status_code and not may_wait
+        self.figures.page_bytes = max(self.figures.page_bytes, len(body))
 
-
-def _since(started: float) -> float:
-    return (time.process_time() - started) * 1000
+    def _measure(self) -> None:
+        ledger = self.agent.snapshot.ledger if self.agent.snapshot else None
+        gc.collect()
+        self.figures.points.append(
+            Point(
+                day=self.world.t / DAY_SECONDS,
+                mib=resident_mib(),
+                descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - a count, thousands of times
+                threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208 - as above
+                series=len(ledger.accounts) + len(ledger.pods) if ledger else 0,
+                state_bytes=self.state_file.stat().st_size if self.state_file.exists() else 0,
+            )
+        )
 
 
 def resident_mib() -> float:
@@ -196,67 +198,138 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def show(figures: Figures, churn: Churn, metering: Metering, seconds: int) -> None:
+async def soak(days: float, interval_seconds: float, directory: Path, figures: Figures, *, trace: bool = False) -> None:
+    """Let a node's agent live for so many virtual days."""
+    world = week_world(Random(7), directory)  # noqa: S311 - not for secrets
+    settings = virtual_node.Settings(
+        directory=directory, interval_seconds=interval_seconds, save_seconds=SAVE_SECONDS, birth_seconds=75.0
+    )
+    (directory / "state").mkdir()
+    agent = virtual_node.start(
+        settings, world, price_book.load(None), boot_id="week", wall=EPOCH_SECONDS, steady=world.t
+    )
+    simulated_kubelet.CALLS_PER_SECOND = math.inf  # its bucket fills by real time, and the week is compressed
+    server = simulated_kubelet.KubeletServer(directory / "kubelet.sock", world.truth)
+    await server.start()
+    renderer = Renderer(ExpositionOptions())
+    runner = web.AppRunner(_app(agent, renderer), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    client = KubeletClient(str(directory / "kubelet.sock"))
+    gc.collect()
+    gc.freeze()  # as the agent does at its start
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        week = Week(
+            world=world,
+            agent=agent,
+            client=client,
+            session=session,
+            url=f"http://127.0.0.1:{port}",
+            figures=figures,
+            interval_seconds=interval_seconds,
+            state_file=directory / "state" / "ledger.json",
+        )
+        before: tracemalloc.Snapshot | None = None
+        week_day = 0.0
+        while world.t < days * DAY_SECONDS:
+            await week.step()
+            if world.t // DAY_SECONDS != week_day:
+                week_day = world.t // DAY_SECONDS
+                print(f"day {week_day:.0f}: {resident_mib():.1f} MiB", file=sys.stderr, flush=True)
+            if trace and before is None and world.t >= days * DAY_SECONDS / 2:
+                before = _traced()
+        if before is not None:
+            for line in _traced().compare_to(before, "lineno")[:15]:
+                print(line)
+    await client.close()
+    await runner.cleanup()
+    await server.stop()
+    show(figures, world, agent, days)
+
+
+def _traced() -> tracemalloc.Snapshot:
+    gc.collect()
+    return tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, tracemalloc.__file__)])  # noqa: FBT003 - its own order
+
+
+def _app(agent: virtual_node.Agent, renderer: Renderer) -> web.Application:
+    def metrics(accept: str) -> Any:  # noqa: ANN401 - whatever the app takes
+        if agent.snapshot is None:
+            raise RuntimeError("a scrape before the first tick")
+        return renderer.metrics(agent.snapshot, accept)
+
+    return create_app(snapshot=lambda: agent.snapshot, metrics=metrics, release=None)
+
+
+def slope(points: list[Point]) -> tuple[float, float]:
+    """MiB per day and the half-width of its 95 % interval, as if points were independent."""
+    days, mib = [point.day for point in points], [point.mib for point in points]
+    fitted = linear_regression(days, mib)
+    residual = sum((y - fitted.slope * x - fitted.intercept) ** 2 for x, y in zip(days, mib, strict=True))
+    spread = sum((x - fmean(days)) ** 2 for x in days)
+    return fitted.slope, 1.96 * math.sqrt(residual / max(1, len(points) - 2) / spread)
+
+
+def show(figures: Figures, world: World, agent: virtual_node.Agent, days: float) -> None:
     """Print the table."""
-    full = [(at, mib) for at, mib in figures.memory if at >= min(FULL_SECONDS, seconds / 2)]
-    slope = linear_regression([at for at, _ in full], [mib for _, mib in full]).slope * 3600
-    hours = [f"{mib:.1f}" for at, mib in figures.memory if at and at % 3600 == 0]
-    per_second = (
-        sum(figures.sample_ms) + sum(figures.dump_ms) + sum(figures.write_ms) + sum(figures.page_ms)
-    ) / seconds
+    points = figures.points
+    settled = [point for point in points if point.day >= min(SETTLED_DAYS, days / 2)]
+    steepness, within = slope(settled)
+    each_day = [next(p.mib for p in points if p.day >= day) for day in range(1, int(days))]
     rows = [
-        ("pods at a time, in all", f"{PODS}, {churn.started}"),
-        ("CPU of a sample, mean / p99 / worst, ms", _spread(figures.sample_ms)),
-        ("CPU to take a save (in the tick), mean / p99 / worst, ms", _spread(figures.dump_ms)),
-        ("CPU to write a save (in a thread), mean / p99 / worst, ms", _spread(figures.write_ms)),
-        ("CPU to build and render a page, mean / p99 / worst, ms", _spread(figures.page_ms)),
-        ("CPU of all of it per second, ms (the whole agent may take 20)", f"{per_second:.2f}"),
+        ("virtual days, ticks", f"{days:g}, {len(figures.tick_ms):,}"),
+        ("pods in all, at the end", f"{world.started:,}, {len(world.pods)}"),
+        ("scrapes and pages, not answered", f"{figures.scrapes:,}, {figures.failed}"),
+        ("questions to the kubelet, not answered", f"{figures.questions:,}, {figures.refused}"),
+        ("resident after each day / at the end, MiB", " / ".join(f"{mib:.1f}" for mib in (*each_day, points[-1].mib))),
+        ("slope once the caches are full, MiB per day", f"{steepness:+.3f} ± {within:.3f}"),
+        ("descriptors, least / most once settled", _range([p.descriptors for p in settled])),
+        ("threads, least / most once settled", _range([p.threads for p in settled])),
+        ("lines of the ledger, least / most once settled", _range([p.series for p in settled])),
+        ("state file, KiB, least / most once settled", _range([p.state_bytes // 1024 for p in settled])),
+        ("page, most, KiB", f"{figures.page_bytes // 1024}"),
+        ("CPU of a tick, mean / p99 / worst, ms", _spread(figures.tick_ms)),
+        ("the same, first and last tenth, mean, ms", _ends(figures.tick_ms)),
         (
-            "series on the page, after a quarter of an hour / most",
-            f"{_settled(figures.series, seconds)} / {max(figures.series)}",
+            "conservation error, s",
+            f"{agent.ledger.conservation_error_seconds:.1e} of {agent.ledger.capacity_seconds:,.0f}",
         ),
-        ("page, most, KiB", f"{max(figures.page_bytes) / 1024:.0f}"),
-        ("state file, most, KiB", f"{max(figures.state_bytes) / 1024:.0f}"),
-        ("resident after each hour / at the end, MiB", " / ".join((*hours, f"{full[-1][1]:.1f}"))),
-        ("slope once the caches are full, MiB per hour", f"{slope:+.2f}"),
-        ("conservation error, s", f"{metering.ledger.conservation_error_seconds:.1e}"),
     ]
     print("| what | figure |\n|---|---:|")
     print("\n".join(f"| {what} | {figure} |" for what, figure in rows))
+
+
+def _range(values: list[int]) -> str:
+    return f"{min(values):,} / {max(values):,}"
 
 
 def _spread(values: list[float]) -> str:
     return f"{fmean(values):.2f} / {quantiles(values, n=100, method='inclusive')[98]:.2f} / {max(values):.2f}"
 
 
-def _settled(values: list[int], seconds: int) -> int:
-    return values[int(min(SETTLED_SECONDS, seconds / 2) // SCRAPE_SECONDS)]
+def _ends(values: list[float]) -> str:
+    tenth = len(values) // 10
+    return f"{fmean(values[:tenth]):.2f}, {fmean(values[-tenth:]):.2f}"
 
 
 def main() -> int:
     """Run and print; never fails on a slow machine."""
-    parser = argparse.ArgumentParser(description="Run a busy node's metering for some virtual hours.")
-    parser.add_argument("--seconds", type=int, default=3 * 3600, help="virtual seconds")
-    seconds = parser.parse_args().seconds
-    churn = Churn(random.Random(7))  # noqa: S311 - not for secrets
-    figures = Figures()
-    gc.collect()
-    gc.freeze()  # as the agent does at its start
+    parser = argparse.ArgumentParser(description="Run a busy node's agent for some virtual days.")
+    parser.add_argument("--days", type=float, default=7.0, help="virtual days [default: %(default)s]")
+    parser.add_argument(
+        "--interval", type=float, default=INTERVAL_SECONDS, help="sample interval [default: %(default)s s]"
+    )
+    parser.add_argument("--trace", action="store_true", help="tell which lines hold more at the end than half way")
+    options = parser.parse_args()
+    logging.getLogger("exporter").setLevel(logging.CRITICAL)
+    if options.trace:
+        tracemalloc.start()
     started = time.monotonic()
     with TemporaryDirectory() as directory:
-        metering = Metering(
-            node="soak",
-            meter=Meter(1.0, namespace_pays),
-            ledger=Ledger(started_at_seconds=EPOCH_SECONDS),
-            book=price_book.load(None),
-            facts=NodeFacts(),
-            file=StateFile(Path(directory)),
-            boot_id="soak",
-            simulated=True,
-        )
-        soak(metering, churn, seconds, figures)
-    show(figures, churn, metering, seconds)
-    print(f"\n{seconds} virtual seconds in {time.monotonic() - started:.0f} s")
+        asyncio.run(soak(options.days, options.interval, Path(directory), Figures(), trace=options.trace))
+    print(f"\n{time.monotonic() - started:.0f} s, of which {time.process_time():.0f} s of CPU")
     return 0
 
 

@@ -200,8 +200,6 @@ class Api:
     remark: str = ""
     node_facts: NodeFacts | None = None
     first_seen: dict[str, float] = field(default_factory=dict)
-    told: dict[str, float] = field(default_factory=dict)
-    """When a pod's metadata first came, by UID, in true time."""
     _followed: Followed = field(default_factory=Followed)
     _endings: Endings = field(default_factory=Endings)
     _evidence: Evidence = field(default_factory=Evidence)
@@ -212,6 +210,8 @@ class Api:
         """Bring the watch up to date, as far as the API is there."""
         for pod in self.world.pods.values():
             self.first_seen.setdefault(pod.uid, self.world.t)
+        if self.world.forgets:
+            self.first_seen = {uid: at for uid, at in self.first_seen.items() if uid in self.world.known}
         if self.is_down:
             self._followed.problem = "api: refused"
             return
@@ -222,7 +222,6 @@ class Api:
             parsed = pod_objects.parse(_object_of(pod), frozenset())
             if parsed is not None:
                 items[parsed[0]] = parsed[1]
-                self.told.setdefault(pod.uid, self.world.t)
         before = self._followed
         if items != before.items:
             removed = {

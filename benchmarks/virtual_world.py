@@ -189,7 +189,10 @@ class World:
     t: float = 0.0
     pods: dict[tuple[str, str], Pod] = field(default_factory=dict)
     known: dict[str, Pod] = field(default_factory=dict)
-    """Every pod that ever was, by UID."""
+    """Every pod that ever was, by UID, unless the world ``forgets``."""
+    forgets: bool = False
+    """Whether what is over is of no interest: for weeks, in which it would be more than all else."""
+    started: int = 0
     history: deque[Span] = field(default_factory=deque)
     sampled_busy: dict[str, float] = field(default_factory=dict)
     _retired_joules: dict[str, float] = field(default_factory=dict)
@@ -210,7 +213,7 @@ class World:
 
     def start(self, unit: Unit, *, name: str = "", job: str | None = None, namespace: str = "") -> Pod:
         """Let a pod start on a unit."""
-        number = len(self.known) + 1
+        self.started = number = self.started + 1
         namespace = namespace or self.random.choice(("search", "ads", "vision"))
         job = f"train-{self.random.randrange(8)}" if job is None else job
         pod = Pod(
@@ -236,6 +239,8 @@ class World:
     def end(self, pod: Pod) -> None:
         """Let a pod end."""
         del self.pods[pod.namespace, pod.name]
+        if self.forgets:
+            del self.known[pod.uid]
         process = self.directory / "proc" / str(pod.pid)
         for name in ("cgroup", "stat"):
             (process / name).unlink()

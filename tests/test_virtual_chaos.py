@@ -1,4 +1,4 @@
-"""A piece of the chaos in virtual time: after each tick of short schedules of faults the books are those of the truth."""
+"""A piece of the chaos in virtual time: after each tick of short schedules the books are those of the truth."""
 
 import subprocess
 import sys
