@@ -1,23 +1,37 @@
 """Bodies of answers, each made and compressed once for all who ask."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 
 from exporter.exposition.compression import compressed
 
 
-@dataclass(slots=True, eq=False)
 class Body:
-    """What is answered, and its gzip form as soon as somebody has asked for it. Not for several threads."""
+    """What is answered, and its gzip form as soon as somebody has asked for it. Not for several threads.
 
-    plain: bytes
-    content_type: str
-    _packed: bytes | None = None
+    Args:
+        content: The body, or the parts of it: a long one is compressed part by part and put together only for who
+            takes no gzip, which Prometheus does.
+        content_type: With its charset.
+    """
+
+    __slots__ = ("_packed", "_parts", "content_type")
+
+    def __init__(self, content: bytes | Sequence[bytes], content_type: str) -> None:
+        self._parts = (content,) if isinstance(content, bytes) else content
+        self._packed: bytes | None = None
+        self.content_type = content_type
+
+    @property
+    def plain(self) -> bytes:
+        """The body as it is; the same bytes object each time."""
+        if len(self._parts) != 1:
+            self._parts = (b"".join(self._parts),)
+        return self._parts[0]
 
     def packed(self) -> bytes | None:
-        """The body in gzip; ``None`` where that is not worth it. The same bytes object each time."""
+        """The body in gzip, the same bytes object each time; ``None`` where that is not worth it."""
         if self._packed is None:
-            self._packed = compressed(self.plain)
+            self._packed = compressed(self._parts)
         return self._packed
 
 

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from exporter.exposition.family import Family, Kind, Labels
 from exporter.exposition.metric import Metric
@@ -15,6 +16,14 @@ class Dropped:
 
     series: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+
+
+class Named(Protocol):
+    """What says which family a series is of: an own metric, or a row of a collectors file."""
+
+    @property
+    def name(self) -> str:
+        """Of the family."""
 
 
 class PageBuilder:
@@ -48,8 +57,8 @@ class PageBuilder:
         if value is not None:
             self.add(metric.name, labels, value)
 
-    def rows(self, rows: Iterable[tuple[Metric, Labels, float | None]]) -> None:
-        """Add series of own metrics, as ``metric`` does one by one; nearly all of a page comes through here."""
+    def rows(self, rows: Iterable[tuple[Named, Labels, float | None]]) -> None:
+        """Add series one by one, as ``add`` does; ``None`` is absent."""
         isfinite, families = math.isfinite, self._values
         for metric, labels, value in rows:
             if value is None:
@@ -58,6 +67,16 @@ class PageBuilder:
             if labels not in values and isfinite(value):
                 values[labels] = value
             else:
+                self.add(metric.name, labels, value)
+
+    def column(self, metric: Named, column: Sequence[tuple[Labels, float | None]]) -> None:
+        """Add many series of one metric, as ``add`` does one by one; ``None`` is absent."""
+        told = [(labels, value) for labels, value in column if value is not None]
+        new, values = dict(told), self._values[metric.name]
+        if len(new) == len(told) and values.keys().isdisjoint(new.keys()) and all(map(math.isfinite, new.values())):
+            values.update(new)
+        else:
+            for labels, value in told:
                 self.add(metric.name, labels, value)
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:

@@ -1,9 +1,11 @@
 """Gzip for those who accept it."""
 
-import gzip
+import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 _WORTH_BYTES = 1024
+_GZIP = zlib.MAX_WBITS + 16  # a header without a time
 _LEVEL = 1  # Repetitive text: higher levels cost several times the time for a few per cent.
 
 
@@ -22,14 +24,15 @@ def _is_zero(parameter: str) -> bool:
     return name.strip().lower() == "q" and value.strip().rstrip("0").rstrip(".") in {"", "0"}
 
 
-def compressed(body: bytes) -> bytes | None:
-    """The body in gzip, the same bytes for the same body; ``None`` where that is not worth it."""
-    if len(body) < _WORTH_BYTES:
+def compressed(parts: Sequence[bytes]) -> bytes | None:
+    """A body in gzip, the same bytes for the same parts; ``None`` where that is not worth it."""
+    if sum(map(len, parts)) < _WORTH_BYTES:
         return None
-    return gzip.compress(body, _LEVEL, mtime=0)
+    packer = zlib.compressobj(_LEVEL, wbits=_GZIP)
+    return b"".join([*map(packer.compress, parts), packer.flush()])
 
 
 @lru_cache(maxsize=4)
 def gzipped(body: bytes) -> bytes | None:
     """As ``compressed``; the last few are remembered, for bodies that are made anew and often the same."""
-    return compressed(body)
+    return compressed((body,))

@@ -1,7 +1,7 @@
 """The drop-in ``DCGM_FI_*`` family: dcgm-exporter's names, types, units and labels, and no copied values."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from exporter.exposition import dcgm_exp, xid
 from exporter.exposition.builder import PageBuilder
@@ -12,6 +12,7 @@ from exporter.exposition.family import Kind, Labels, labels, plus
 from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
 _Values = Mapping[Field, int | float]
+_Columns = Mapping[Field, Sequence[Row]]
 
 
 def collect(
@@ -36,8 +37,10 @@ def collect(
         page.declare(row.name, row.kind, row.help)
     for event in events:
         page.declare(event.name, event.kind, event.help)
+    columns = _columns(numbers)
+    of_instance = {field: shown for field, shown in columns.items() if shown[0].field.per_instance}
+    in_parts = _in_parts(snapshot.devices, of_instance)
     crowded = _crowded_instances(snapshot.devices)
-    own = _own_values(snapshot.devices, {row.field.field for row in numbers if row.field.per_instance})
     for view in snapshot.devices:
         if view.state is not DeviceState.UP and not events:
             continue
@@ -50,10 +53,22 @@ def collect(
                 page.add(event.name, plus(before, *more, *holder_labels), count)
         if view.state is not DeviceState.UP:
             continue
-        _device_rows(page, view, own[view.uuid], numbers, before, holder_labels)
+        shown = of_instance if view.instance else columns
+        elsewhere = in_parts.get(view.uuid, frozenset())
+        page.rows(_measured(shown, view.values, plus(before, *holder_labels), elsewhere))
+        page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
         if holder is None:
             for use in view.pods:
-                _measured(page, numbers, use.values, plus(before, *style.holder(use.holder)))
+                page.rows(_measured(columns, use.values, plus(before, *style.holder(use.holder))))
+
+
+def _columns(rows: Iterable[Row]) -> _Columns:
+    """The rows of each field; those of the last Xid are made by themselves, as they carry more."""
+    columns: dict[Field, list[Row]] = {}
+    for row in rows:
+        if row.field.field is not Field.XID_ERRORS:
+            columns.setdefault(row.field.field, []).append(row)
+    return columns
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
@@ -65,39 +80,33 @@ def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
     return None
 
 
-def _own_values(devices: tuple[DeviceView, ...], per_instance: set[Field]) -> dict[str, _Values]:
-    """By UUID what a device's row shows: of an instance what is measured there, of its board the rest."""
-    own: dict[str, _Values] = {}
-    in_parts: dict[str, set[Field]] = {}
+def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping[str, frozenset[Field]]:
+    """By UUID of the board the fields that rows of its instances show."""
+    shown: dict[str, frozenset[Field]] = {}
     for view in devices:
         if view.instance and view.state is DeviceState.UP:
-            own[view.uuid] = {field: value for field, value in view.values.items() if field in per_instance}
-            in_parts.setdefault(view.gpu.uuid, set()).update(own[view.uuid])
-    for view in devices:
-        if view.uuid not in own:
-            shown = in_parts.get(view.uuid, set())
-            own[view.uuid] = {field: value for field, value in view.values.items() if field not in shown}
-    return own
+            told = of_instance.keys() & view.values.keys()
+            shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | told
+    return shown
 
 
-def _device_rows(
-    page: PageBuilder, view: DeviceView, values: _Values, rows: list[Row], before: Labels, holder: Pairs
-) -> None:
-    _measured(page, rows, values, plus(before, *holder))
-    if view.last_xid is not None:
-        error = [("err_code", str(view.last_xid)), ("err_msg", xid.text(view.last_xid))]
-        carried = plus(before, *sorted([*holder, *error]))
+def _measured(
+    columns: _Columns, values: _Values, carried: Labels, elsewhere: frozenset[Field] = frozenset()
+) -> Iterator[tuple[Row, Labels, float]]:
+    for field, value in values.items():
+        if field in columns and field not in elsewhere:
+            for row in columns[field]:
+                yield row, carried, row.field.convert(value, row.era)
+
+
+def _last_xid(
+    rows: Iterable[Row], last: int | None, before: Labels, holder: Pairs
+) -> Iterator[tuple[Row, Labels, float]]:
+    if last is not None:
+        carried = plus(before, *sorted([*holder, ("err_code", str(last)), ("err_msg", xid.text(last))]))
         for row in rows:
             if row.field.field is Field.XID_ERRORS:
-                page.add(row.name, carried, view.last_xid)
-
-
-def _measured(page: PageBuilder, rows: list[Row], values: _Values, carried: Labels) -> None:
-    for row in rows:
-        field = row.field.field
-        value = values.get(field)
-        if value is not None and field is not Field.XID_ERRORS:
-            page.add(row.name, carried, row.field.convert(value, row.era))
+                yield row, carried, last
 
 
 def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, int]]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from exporter.exposition import catalog, health_collector
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.family import Labels, labels, plus
-from exporter.exposition.metric import Metric
+from exporter.exposition.family import LabelNames, Labels, labels, plus
+from exporter.exposition.metric import DEVICE_LABELS, POD_LABELS, Metric
 from exporter.exposition.tenants import alerts_off_until_seconds, exported_labels
 from exporter.model import AllocationState, DeviceState, DeviceView, Field, NodeFacts, PodUse, Snapshot
 
@@ -14,6 +14,12 @@ _BYTES_PER_MIB = 1 << 20
 _MILLIJOULES = 1000
 
 _Row = tuple[Metric, Labels, float | None]
+
+_DEVICE, _HOLDER = LabelNames(*DEVICE_LABELS), LabelNames(*POD_LABELS)
+_INFO = LabelNames(
+    *("resource", "share_mode", "attribution_source", "share_estimated"),
+    *("workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"),
+)
 
 _PLAIN: tuple[tuple[Metric, Field], ...] = (
     (catalog.GPU_POWER_WATTS, Field.POWER_USAGE),
@@ -35,7 +41,7 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
     """
     room = series_limit
     for view in snapshot.devices:
-        identity = _identity(view, snapshot)
+        identity = _identity(view, snapshot.node)
         page.rows(_device(view, snapshot, identity))
         for use in view.pods:
             rows = [row for row in _holder(use, identity, up=view.state is DeviceState.UP) if row[2] is not None]
@@ -49,16 +55,11 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
     return room
 
 
-def _identity(view: DeviceView, snapshot: Snapshot) -> Labels:
-    instance = view.instance
-    return labels(
-        ("node", snapshot.node),
-        ("gpu", str(view.gpu.index)),
-        ("uuid", view.uuid),
-        ("gpu_instance", str(instance.gpu_instance_id) if instance else None),
-        ("mig_profile", instance.profile if instance else None),
-        ("model", view.gpu.model),
-    )
+def _identity(view: DeviceView, node: str) -> Labels:
+    gpu, instance = view.gpu, view.instance
+    if instance is None:
+        return _DEVICE.of(node, str(gpu.index), gpu.uuid, None, None, gpu.model)
+    return _DEVICE.of(node, str(gpu.index), instance.uuid, str(instance.gpu_instance_id), instance.profile, gpu.model)
 
 
 def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[_Row]:
@@ -114,20 +115,8 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
 
 def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
     holder = use.holder
-    plain = plus(
-        identity,
-        ("pod_namespace", holder.namespace),
-        ("pod_name", holder.pod),
-        ("container_name", holder.container),
-        ("pod_uid", holder.pod_uid),
-    )
-    how = (
-        ("resource", holder.resource),
-        ("share_mode", holder.mode),
-        ("attribution_source", holder.source),
-        ("share_estimated", "true" if holder.share_estimated else "false"),
-    )
-    yield catalog.GPU_POD_INFO, plus(plain, *how, *_whose(use)), 1
+    plain = _HOLDER.behind(identity, holder.namespace, holder.pod, holder.container, holder.pod_uid)
+    yield catalog.GPU_POD_INFO, _info(plain, use), 1
     yield catalog.GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, plain, alerts_off_until_seconds(use.facts)
     yield catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio
     yield catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds
@@ -140,21 +129,17 @@ def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
     yield catalog.GPU_POD_MEMORY_USED_BYTES, plain, use.memory_used_bytes
 
 
-def _whose(use: PodUse) -> tuple[tuple[str, str], ...]:
-    """The owner, spelt as the ledger spells it, so that the two can be joined."""
-    facts = use.facts
+def _info(plain: Labels, use: PodUse) -> Labels:
+    """With the owner spelt as the ledger spells it, so that the two can be joined."""
+    holder, facts = use.holder, use.facts
+    estimated = "true" if holder.share_estimated else "false"
+    how = (holder.resource, holder.mode, holder.source, estimated)
     if facts is None:
-        return (("workload_namespace", use.holder.namespace),)
+        return _INFO.behind(plain, *how, holder.namespace, None, None, None, None, None)
     owner = facts.owner
-    return (
-        ("workload_namespace", owner.namespace),
-        ("workload_kind", owner.kind),
-        ("workload_name", owner.name),
-        ("team", owner.team),
-        ("queue", facts.queue),
-        ("workload_class", facts.workload_class),
-        *exported_labels(facts.exported),
-    )
+    whose = (owner.namespace, owner.kind, owner.name, owner.team, facts.queue, facts.workload_class)
+    info = _INFO.behind(plain, *how, *whose)
+    return plus(info, *exported_labels(facts.exported)) if facts.exported else info
 
 
 def _devices(page: PageBuilder, snapshot: Snapshot) -> None:

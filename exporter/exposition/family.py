@@ -1,7 +1,7 @@
 """Metric families and their label sets, as every text format renders them."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -18,6 +18,8 @@ A text knows its hash, and is shared by all series that carry it: nothing else i
 """
 
 NO_LABELS = Labels("")
+_MOST_SETS = 1 << 16
+"""Of one turn; more than any page has."""
 
 
 class Kind(StrEnum):
@@ -28,27 +30,68 @@ class Kind(StrEnum):
     LABEL = "label"
 
 
+class _Sets:
+    """Label sets by what they were made of: from page to page nearly all are the same."""
+
+    def __init__(self) -> None:
+        self.now: dict[Hashable, Labels] = {}
+        self._before: dict[Hashable, Labels] = {}
+
+    def new(self, parts: Hashable, base: Labels, more: Iterable[tuple[str, str | None]]) -> Labels:
+        """Make or find one that has not been asked for since the last turn."""
+        if len(self.now) >= _MOST_SETS:
+            self.turn()
+        found = self._before.get(parts)
+        if found is None:
+            text = ",".join([_pair(name, value) for name, value in more if value])
+            found = Labels(f"{base},{text}" if base and text else base or text)
+        self.now[parts] = found
+        return found
+
+    def turn(self) -> None:
+        """Forget those that nobody has asked for since the last turn."""
+        self.now, self._before = {}, self.now
+
+
+_SETS = _Sets()
+forget_unused = _SETS.turn
+"""Forgets the label sets that were not asked for since the last call: those of pods that ended, above all."""
+
+
 def labels(*pairs: tuple[str, str | None]) -> Labels:
     """A label set in the given order; empty values are left out, since Prometheus holds empty for absent."""
-    return _joined(NO_LABELS, pairs)
+    return plus(NO_LABELS, *pairs)
 
 
 def plus(base: Labels, *more: tuple[str, str | None]) -> Labels:
     """A label set with more labels behind; empty values are left out."""
-    return _joined(base, more)
+    parts = (base, more)
+    return _SETS.now.get(parts) or _SETS.new(parts, base, more)
 
 
-# From page to page nearly all label sets are the same.
-@lru_cache(maxsize=8192)
-def _joined(base: Labels, more: tuple[tuple[str, str | None], ...]) -> Labels:
-    text = ",".join([_pair(name, value) for name, value in more if value])
-    return Labels(f"{base},{text}" if base and text else base or text)
+class LabelNames:
+    """Names of labels that go together: for what a page has many of, cheaper than pairs."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def of(self, *values: str | None) -> Labels:
+        """As ``labels``, of one value for each name."""
+        return self.behind(NO_LABELS, *values)
+
+    def behind(self, base: Labels, *values: str | None) -> Labels:
+        """As ``plus``, of one value for each name."""
+        parts = (self, base, values)
+        return _SETS.now.get(parts) or _SETS.new(parts, base, zip(self._names, values, strict=True))
 
 
-@lru_cache(maxsize=4096)  # the same few hundred pairs are on every page
+@lru_cache(maxsize=1024)  # new sets are made of the same few hundred pairs
 def _pair(name: str, value: str) -> str:
     # What is no valid Unicode is replaced here, so that two sets that would be shown alike are known to be alike.
-    return f'{name}="{value.encode("utf-8", "replace").decode().translate(_ESCAPES)}"'
+    valid = value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return f'{name}="{valid.translate(_ESCAPES)}"'
 
 
 def pairs(carried: Labels) -> tuple[tuple[str, str], ...]:

@@ -1,14 +1,32 @@
 """The series of the ledger: seconds, joules and money per pod and per owner, and whether they add up."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from operator import attrgetter
 
 from exporter.exposition import catalog
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.family import NO_LABELS, Labels, labels, plus
-from exporter.exposition.metric import Metric
-from exporter.model import OTHER, Account, LedgerView, PodAccount, Snapshot, Totals
+from exporter.exposition.family import NO_LABELS, LabelNames, Labels, plus
+from exporter.exposition.metric import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, Metric
+from exporter.model import OTHER, Account, LedgerView, Money, PodAccount, Snapshot, Totals
 
-_Row = tuple[Metric, Labels, float]
+_Lines = list[tuple[Labels, Totals]]
+_POD = LabelNames(*DEVICE_LABELS, *POD_LABELS)
+_OWNER = LabelNames(*OWNER_LABELS)
+
+_POD_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
+    (catalog.GPU_POD_ALLOCATED_SECONDS_TOTAL, attrgetter("allocated_seconds")),
+    (catalog.GPU_POD_ACTIVE_SECONDS_TOTAL, attrgetter("active_seconds")),
+    (catalog.GPU_POD_IDLE_SECONDS_TOTAL, attrgetter("idle_seconds")),
+    (catalog.GPU_POD_UNKNOWN_SECONDS_TOTAL, attrgetter("unknown_seconds")),
+)
+_OWNER_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
+    (catalog.GPU_LEDGER_ALLOCATED_SECONDS_TOTAL, attrgetter("allocated_seconds")),
+    (catalog.GPU_LEDGER_ACTIVE_SECONDS_TOTAL, attrgetter("active_seconds")),
+    (catalog.GPU_LEDGER_IDLE_SECONDS_TOTAL, attrgetter("idle_seconds")),
+    (catalog.GPU_LEDGER_UNKNOWN_SECONDS_TOTAL, attrgetter("unknown_seconds")),
+    (catalog.GPU_LEDGER_UNPRICED_SECONDS_TOTAL, attrgetter("unpriced_seconds")),
+)
+
 # As good as all: seconds are sums of floats.
 _NEARLY_ALL = 1 - 1e-9
 
@@ -23,19 +41,8 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
     ledger = snapshot.ledger
     if ledger is None:
         return
-    room = series_limit
-    for pod, totals in ledger.pods.items():
-        rows = list(_pod(_pod_labels(pod, snapshot.node), totals))
-        if len(rows) > room:
-            page.dropped_series += len(rows)
-            continue
-        room -= len(rows)
-        page.rows(rows)
-    for account, totals in ledger.accounts.items():
-        if account.owner == OTHER:
-            # Prometheus has had these seconds under the owners that were folded; here they would be counted again.
-            continue
-        page.rows(_owner(_owner_labels(account, snapshot.node), totals))
+    _pods(page, ledger, snapshot.node, series_limit)
+    _owners(page, ledger, snapshot.node)
     _itself(page, ledger)
 
 
@@ -46,59 +53,60 @@ def energy_joules(totals: Totals) -> float | None:
     return None if never and not totals.energy_joules else totals.energy_joules
 
 
+def _pods(page: PageBuilder, ledger: LedgerView, node: str, room: int) -> None:
+    shown: _Lines = []
+    for pod, totals in ledger.pods.items():
+        count = len(_POD_SECONDS) + (energy_joules(totals) is not None) + len(totals.money)
+        if count > room:
+            page.dropped_series += count
+            continue
+        room -= count
+        shown.append((_pod_labels(pod, node), totals))
+    for metric, value_of in _POD_SECONDS:
+        page.column(metric, [(carried, value_of(totals)) for carried, totals in shown])
+    page.column(catalog.GPU_POD_ENERGY_JOULES_TOTAL, [(carried, energy_joules(totals)) for carried, totals in shown])
+    page.column(catalog.GPU_POD_COST_TOTAL, [(carried, money.total) for carried, money in _money(shown)])
+
+
+def _owners(page: PageBuilder, ledger: LedgerView, node: str) -> None:
+    # Prometheus has had the seconds of ``OTHER`` under the owners that were folded; here they would be counted again.
+    shown = [
+        (_owner_labels(account, node), totals) for account, totals in ledger.accounts.items() if account.owner != OTHER
+    ]
+    for metric, value_of in _OWNER_SECONDS:
+        page.column(metric, [(carried, value_of(totals)) for carried, totals in shown])
+    page.column(catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, [(carried, energy_joules(totals)) for carried, totals in shown])
+    priced = _money(shown)
+    page.column(catalog.GPU_LEDGER_COST_TOTAL, [(carried, money.total) for carried, money in priced])
+    page.column(catalog.GPU_LEDGER_IDLE_COST_TOTAL, [(carried, money.idle) for carried, money in priced])
+
+
+def _money(shown: _Lines) -> list[tuple[Labels, Money]]:
+    return [
+        (plus(carried, ("currency", currency)), money)
+        for carried, totals in shown
+        for currency, money in sorted(totals.money.items())
+    ]
+
+
 def _pod_labels(pod: PodAccount, node: str) -> Labels:
-    return labels(
-        ("node", node),
-        ("gpu", str(pod.gpu_index)),
-        ("uuid", pod.device_uuid),
-        ("gpu_instance", pod.gpu_instance),
-        ("mig_profile", pod.mig_profile),
-        ("model", pod.model),
-        ("pod_namespace", pod.namespace),
-        ("pod_name", pod.pod),
-        ("container_name", pod.container),
-        ("pod_uid", pod.pod_uid),
+    return _POD.of(
+        node,
+        str(pod.gpu_index),
+        pod.device_uuid,
+        pod.gpu_instance,
+        pod.mig_profile,
+        pod.model,
+        pod.namespace,
+        pod.pod,
+        pod.container,
+        pod.pod_uid,
     )
 
 
 def _owner_labels(account: Account, node: str) -> Labels:
     owner = account.owner
-    return labels(
-        ("node", node),
-        ("workload_namespace", owner.namespace),
-        ("workload_kind", owner.kind),
-        ("workload_name", owner.name),
-        ("team", owner.team),
-        ("model", account.model),
-        ("mode", account.mode),
-    )
-
-
-def _pod(carried: Labels, totals: Totals) -> Iterator[_Row]:
-    yield catalog.GPU_POD_ALLOCATED_SECONDS_TOTAL, carried, totals.allocated_seconds
-    yield catalog.GPU_POD_ACTIVE_SECONDS_TOTAL, carried, totals.active_seconds
-    yield catalog.GPU_POD_IDLE_SECONDS_TOTAL, carried, totals.idle_seconds
-    yield catalog.GPU_POD_UNKNOWN_SECONDS_TOTAL, carried, totals.unknown_seconds
-    joules = energy_joules(totals)
-    if joules is not None:
-        yield catalog.GPU_POD_ENERGY_JOULES_TOTAL, carried, joules
-    for currency, money in sorted(totals.money.items()):
-        yield catalog.GPU_POD_COST_TOTAL, plus(carried, ("currency", currency)), money.total
-
-
-def _owner(carried: Labels, totals: Totals) -> Iterator[_Row]:
-    yield catalog.GPU_LEDGER_ALLOCATED_SECONDS_TOTAL, carried, totals.allocated_seconds
-    yield catalog.GPU_LEDGER_ACTIVE_SECONDS_TOTAL, carried, totals.active_seconds
-    yield catalog.GPU_LEDGER_IDLE_SECONDS_TOTAL, carried, totals.idle_seconds
-    yield catalog.GPU_LEDGER_UNKNOWN_SECONDS_TOTAL, carried, totals.unknown_seconds
-    yield catalog.GPU_LEDGER_UNPRICED_SECONDS_TOTAL, carried, totals.unpriced_seconds
-    joules = energy_joules(totals)
-    if joules is not None:
-        yield catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, joules
-    for currency, money in sorted(totals.money.items()):
-        priced = plus(carried, ("currency", currency))
-        yield catalog.GPU_LEDGER_COST_TOTAL, priced, money.total
-        yield catalog.GPU_LEDGER_IDLE_COST_TOTAL, priced, money.idle
+    return _OWNER.of(node, owner.namespace, owner.kind, owner.name, owner.team, account.model, account.mode)
 
 
 def _itself(page: PageBuilder, ledger: LedgerView) -> None:

@@ -6,9 +6,13 @@ from exporter.exposition import text
 from exporter.exposition.bodies import Bodies, Body
 from exporter.exposition.builder import Dropped
 from exporter.exposition.collector import ExpositionOptions, build
-from exporter.exposition.family import Family
+from exporter.exposition.family import Family, forget_unused
 from exporter.exposition.process import ProcessMetrics
+from exporter.exposition.text import Block
 from exporter.model import Snapshot
+
+_TURN_PAGES = 20
+"""Label sets that so many pages did without are forgotten; looking all of them over costs a page half a millisecond."""
 
 
 class Renderer:
@@ -24,7 +28,8 @@ class Renderer:
         self._process_families = process_families or ProcessMetrics().families
         self._dropped = Dropped()
         self._snapshot: Snapshot | None = None
-        self._families: list[Family] = []
+        self._blocks: dict[str, Block] = {}
+        self._built = 0
         self._bodies = Bodies()
 
     def metrics(self, snapshot: Snapshot, accept: str = "") -> Body:
@@ -34,8 +39,21 @@ class Renderer:
 
     def _body(self, snapshot: Snapshot, *, openmetrics: bool) -> Body:
         if snapshot is not self._snapshot:
-            families, self._dropped = build(snapshot, self._options, self._dropped)
-            self._families = [*families, *self._process_families()]
-            self._snapshot = snapshot
-        page = text.render(self._families, openmetrics=openmetrics)
+            self._build(snapshot)
+        page = text.page(self._blocks.values(), openmetrics=openmetrics)
         return Body(page, text.OPENMETRICS if openmetrics else text.PLAIN)
+
+    def _build(self, snapshot: Snapshot) -> None:
+        self._built += 1
+        if self._built % _TURN_PAGES == 0:
+            forget_unused()
+        families, self._dropped = build(snapshot, self._options, self._dropped)
+        before, self._blocks = self._blocks, {}
+        for family in (*families, *self._process_families()):
+            block = before.get(family.name)
+            if block is None:
+                block = Block(family)
+            else:
+                block.show(family)
+            self._blocks[family.name] = block
+        self._snapshot = snapshot

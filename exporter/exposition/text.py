@@ -1,13 +1,14 @@
 """The two text formats of Prometheus; our own, because prometheus_client appends ``_total`` to DCGM's counters."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from exporter.exposition.family import Family, Kind
+from exporter.exposition.family import Family, Kind, Labels
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _GO_EXPONENT_DIGITS = 6
+_GO_EXPONENT_FROM = 10**_GO_EXPONENT_DIGITS
 
 
 def number(value: float) -> str:
@@ -18,7 +19,7 @@ def number(value: float) -> str:
     if isinstance(value, int):
         return str(int(value))
     text = repr(value)
-    if -math.inf < value < 10**_GO_EXPONENT_DIGITS:
+    if -math.inf < value < _GO_EXPONENT_FROM:
         return text
     if math.isnan(value):
         return "NaN"
@@ -31,33 +32,67 @@ def number(value: float) -> str:
     return f"{mantissa}e+{point - 1:02d}"
 
 
-def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
-    """A page in text format 0.0.4, or in OpenMetrics 1.0.
+def _numbers(values: Collection[int | float]) -> Iterable[str]:
+    """Each as ``number`` has it; where none needs more than ``repr`` no line of Python runs for each."""
+    kinds = set(map(type, values))
+    if kinds <= {int}:
+        return map(repr, values)
+    if kinds <= {int, float} and -math.inf < sum(values) < math.inf and max(values) < _GO_EXPONENT_FROM:
+        return map(repr, values)
+    return map(number, values)
+
+
+class Block:
+    """The lines of a family, for as long as pages show it: of a line only the value is made anew for a page.
+
+    What stands before the values is kept with them, as pieces of text that need only be joined, until label sets come,
+    go or change.
+
+    Args:
+        family: What the first page shows.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self._labels: list[Labels] = []
+        self._pieces: list[str] = []
+        self.show(family)
+
+    def show(self, family: Family) -> None:
+        """Take the values of another page; the family has the same name."""
+        labels = list(family.values)
+        if labels != self._labels:
+            self._labels, name = labels, family.name
+            befores = [f"{name}{{{one}}} " if one else f"{name} " for one in labels]
+            # Each line ends in front of the next one, which keeps it to two pieces.
+            self._pieces = [piece for before in befores for piece in (f"\n{before}", "")]
+        self._pieces[1::2] = _numbers(family.values.values())
+        self.family = family
+
+    def text(self, *, openmetrics: bool) -> str:
+        """Head and lines; empty without any series."""
+        if not self._pieces:
+            return ""
+        return "".join([_head(self.family, openmetrics=openmetrics), *self._pieces, "\n"])
+
+
+def page(blocks: Iterable[Block], *, openmetrics: bool) -> list[bytes]:
+    """A page in text format 0.0.4, or in OpenMetrics 1.0, in parts to be put together.
 
     OpenMetrics wants counters to end in ``_total``; DCGM's do not and are typed ``unknown`` there, with their
-    name untouched. Families without samples are left out. Text that is no valid Unicode has its bad parts
+    name untouched. Families without series are left out. Text that is no valid Unicode has its bad parts
     replaced, so that one odd name cannot cost the page.
     """
-    lines: list[str] = []
-    for family in families:
-        if family.values:
-            lines.extend(_head(family, openmetrics=openmetrics))
-            lines.extend(_lines(family))
-    if openmetrics:
-        lines.append("# EOF")
-    lines.append("")
-    return "\n".join(lines).encode("utf-8", "replace")
+    parts = [block.text(openmetrics=openmetrics).encode("utf-8", "replace") for block in blocks]
+    return [*parts, b"# EOF\n"] if openmetrics else parts
 
 
-def _lines(family: Family) -> list[str]:
-    name = family.name
-    return [
-        f"{name}{{{labels}}} {number(value)}" if labels else f"{name} {number(value)}"
-        for labels, value in family.values.items()
-    ]
+def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
+    """A page of families, as ``page`` has it, put together."""
+    return b"".join(page(map(Block, families), openmetrics=openmetrics))
 
 
-def _head(family: Family, *, openmetrics: bool) -> tuple[str, str]:
+def _head(family: Family, *, openmetrics: bool) -> str:
     name, kind = family.name, str(family.kind)
     text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
@@ -67,7 +102,7 @@ def _head(family: Family, *, openmetrics: bool) -> tuple[str, str]:
                 name = name.removesuffix("_total")
             else:
                 kind = "unknown"
-    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}"
 
 
 def negotiate(accept: str) -> bool:
