@@ -6,6 +6,7 @@ waits for in seconds is a fifth, too, so that twenty seconds show what takes a r
 
 import argparse
 import asyncio
+import faulthandler
 import os
 import sys
 import time
@@ -73,6 +74,7 @@ def _agent(path: Path, rest: list[str]) -> int:
     from exporter.cli.base import Parser, add_options  # noqa: PLC0415
     from exporter.config import load_agent, logs, read_collectors  # noqa: PLC0415
 
+    faulthandler.enable()  # an agent that does not end is asked by SIGABRT what it is at
     hurry()
     parser = Parser(prog="chaos_agent.py")
     add_options(parser)

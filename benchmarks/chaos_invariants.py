@@ -10,7 +10,7 @@ from chaos_schedule import Injection
 from chaos_world import STEADY, World
 
 from exporter.simulator.scenario_faults import GPU_FAULTS
-from exporter.simulator.truth import NodeTruth
+from exporter.simulator.truth import Fault, NodeTruth
 
 ALLOWED_RATIO = 0.15
 """So much lower than the truth may an activity be before it is a false idle."""
@@ -20,8 +20,9 @@ AROUND_SECONDS = 0.3
 """What the clocks of two processes and an instant's rounding may differ by."""
 STALE_SECONDS = 2.0 + 0.2
 """A reading older than this is not shown: three intervals, but two seconds at least, and a tick."""
-KUBELET_CALL_SECONDS = 4.5
+CALL_SECONDS, HINDERED_CALL_SECONDS = 1.5, 4.5
 """An answer's stamp is of the question, which may be asked twice."""
+KUBELET_FAULTS = frozenset(one for one in Fault if one.value.startswith("kubelet_"))
 EXPIRY_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 _SETTLED_ENERGY = 1e-6
@@ -162,8 +163,8 @@ class Judge:
 
     def truths(self, begin: float, end: float) -> list[NodeTruth]:
         """The node at instants of a time."""
-        count = max(1, math.ceil((end - begin) / _STEP_SECONDS))
-        return [self.world.at(begin + (end - begin) * n / count) for n in range(count + 1)]
+        first, last = math.floor(begin / _STEP_SECONDS), math.ceil(end / _STEP_SECONDS)
+        return [self.world.at(number * _STEP_SECONDS) for number in range(first, last + 1)]
 
     def covered(self, kinds: Iterable[str], begin: float, end: float, gpu: int | None = None) -> bool:
         """Tell whether faults of some kinds last for the whole of a time, one after the other."""
@@ -225,7 +226,8 @@ class Judge:
         for name, carried, value in shown:
             key = carried["uuid"], carried.get("pod_name", "")
             floor = least.get(key, 0.0) - ALLOWED_RATIO
-            self.expect("no false idle", value >= floor, t, f"{name} {key} {value:.3f}, truth {floor + 0.15:.2f}")
+            told = f"{name} {key} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
+            self.expect("no false idle", value >= floor, t, told)
             self.expect("ratio", 0.0 <= value <= 1.0, t, f"{key} {value}")
             self.expect("dark while faulty", int(carried["gpu"]) not in dark, t, f"{name} {key} {value}")
 
@@ -245,12 +247,15 @@ class Judge:
             return
         seen = {carried["uuid"] for carried, _ in page.rows("gpu_info")}
         shown = {(carried["uuid"], carried["pod_name"]) for carried, _ in page.rows("gpu_pod_info")}
-        may = [
+        hindered = self.touched(KUBELET_FAULTS, answered, answered + CALL_SECONDS)
+        end = answered + (HINDERED_CALL_SECONDS if hindered else CALL_SECONDS)
+        held = [
             {(one.device_uuid, one.pod) for one in truth.holders if one.device_uuid in seen}
-            for truth in self.truths(answered - AROUND_SECONDS, min(answered + KUBELET_CALL_SECONDS, t))
+            for truth in self.truths(answered - AROUND_SECONDS, min(end, t))
         ]
-        told = f"{sorted(shown ^ may[-1])} of the answer {t - answered:.1f} s before"
-        self.expect("attribution is the kubelet's", shown in may, t, told)
+        extra, missing = shown - set.union(*held), set.intersection(*held) - shown
+        told = f"{sorted(extra)} too many, {sorted(missing)} missing, answered {t - answered:.2f} s before"
+        self.expect("attribution is the kubelet's", not extra and not missing, t, told)
 
     def _unallocated(self, page: Page, answered: float | None, t: float) -> None:
         free = {

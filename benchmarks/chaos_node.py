@@ -31,8 +31,9 @@ HERE = Path(__file__).parent
 SCRAPE_SECONDS = 0.5
 SCRAPE_LIMIT_SECONDS = 10.0
 """Prometheus waits as long by default."""
-START_SECONDS = 30.0
-END_SECONDS = 15.0
+START_SECONDS = 60.0
+END_SECONDS = 30.0
+"""As the kubelet waits by default."""
 STORM_CLIENTS = 40
 HALF_OPEN_CLIENTS = 25
 _DISK_BYTES = 512 * 1024
@@ -263,7 +264,7 @@ class ChaosNode:
                                   f"{number.name}: exit code {code}: {self._last_words()}")
             except TimeoutError:
                 self.judge.note(f"agent ends as told: not within {END_SECONDS:g} s of {number.name}", self.now())
-                process.kill()
+                process.send_signal(signal.SIGABRT)
                 await process.wait()
             saved = saved and self._all_is_saved()
             self.judge.agent_began(all_was_saved=saved)
@@ -301,7 +302,10 @@ class ChaosNode:
         self.judge.expect("page served", not told, seen_at, told)
         if not told:
             self.pages += 1
+            before = len(self.judge.violations)
             page = self.judge.look(text, seen_at)
+            if len(self.judge.violations) > before:
+                (self.directory / f"wrong-{seen_at:.2f}.txt").write_text(text, encoding="utf-8")
             self.newest = page or self.newest
             if page and page.one("gpu_exporter_state_saved") == 1.0:
                 self._saved_at = seen_at
@@ -399,10 +403,10 @@ class ChaosNode:
                 return lambda: self._set_disk_hanging(hangs=False)
             case Act.DISK_READ_ONLY:
                 self._remount("ro")
-                return lambda: self._remount("rw")
+                return lambda: (self._remount("rw"), self._make_room())[0]
             case Act.DISK_FULL:
                 self._fill()
-                return lambda: (self.state / "ballast").unlink(missing_ok=True)
+                return self._make_room
             case Act.PRICES:
                 return self._spoil("prices.yaml", _PRICES, hangup=True)
             case _:
@@ -428,13 +432,20 @@ class ChaosNode:
             if error.errno not in (errno.ENOSPC, errno.EROFS):
                 raise
 
+    def _make_room(self) -> None:
+        """End the lack of space, unless another one lasts; a disk that is read-only makes room when it is not any more."""
+        if self._lasting[Act.DISK_FULL] <= 1:
+            with contextlib.suppress(OSError):
+                (self.state / "ballast").unlink()
+
     def _spoil(self, name: str, good: str, *, hangup: bool) -> Callable[[], None]:
         def write(text: str) -> None:
             (self.directory / name).write_text(text, encoding="utf-8")
             if hangup:
                 self._signal(signal.SIGHUP)
 
-        write(_GARBAGE)
+        if self._serving:  # one that starts with garbage says so and ends, as it should
+            write(_GARBAGE)
         return lambda: write(good)
 
     def _signal(self, number: signal.Signals) -> None:
