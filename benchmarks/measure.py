@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import footprint
+import page_map
 import scrapes
 
 READY_SECONDS = 60.0
@@ -42,7 +43,14 @@ class Figures:
     series: int
     pss_bytes: tuple[int, ...]
     """Per process, the parent first."""
+    held: tuple[page_map.Held, ...]
+    """The same, were there no other programs on the machine."""
     process_names: tuple[str, ...]
+
+    @property
+    def alone_bytes(self) -> int:
+        """Memory of all processes on a node where nothing else shares their pages."""
+        return sum(one.size_bytes for one in self.held)
 
 
 class NotReadyError(RuntimeError):
@@ -109,7 +117,7 @@ def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures
     spent = footprint.spent_seconds(before, footprint.cpu(pids))
     per_scrape = max(0.0, spent - idle_rate * (time.monotonic() - started)) / count
 
-    memory = tuple(footprint.pss_bytes(pid) for pid in pids)
+    memory, held = tuple(footprint.pss_bytes(pid) for pid in pids), page_map.alone(pids)
     page, zipped = scrapes.scrape(subject.port), scrapes.scrape(subject.port, gzip=True)
     return Figures(
         cpu_per_sample_seconds=idle_rate,
@@ -121,5 +129,6 @@ def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures
         gzip_bytes=zipped.size_bytes,
         series=sum(1 for line in page.body.splitlines() if line and not line.startswith(b"#")),
         pss_bytes=memory,
+        held=held,
         process_names=tuple(_name(place, pid) for place, pid in enumerate(pids)),
     )

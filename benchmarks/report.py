@@ -56,12 +56,19 @@ def _rows(setting: Setting, names: Sequence[str]) -> list[_Row]:
         _Row("scrape p99, gzip, ms", lambda one: percentile(one.gzip_seconds, 99) * milli, p99),
         _Row("scrape of a new sample, median, ms", lambda one: percentile(one.fresh_seconds, 50) * milli),
         _Row("scrape of a new sample, worst, ms", lambda one: max(one.fresh_seconds) * milli),
-        _Row("memory of all processes, MiB PSS", lambda one: _mib(sum(one.pss_bytes)), memory),
+        _Row("memory of all processes alone on a node, MiB", lambda one: _mib(one.alone_bytes), memory),
         *(_Row(f"of it the {names[place]}, MiB", partial(_process, place)) for place in range(len(names))),
+        _Row("of it files as they are on the disk, MiB", lambda one: _mib(sum(h.files.total() for h in one.held))),
+        _Row("memory beside other Python programs, MiB PSS", lambda one: _mib(sum(one.pss_bytes))),
         _Row("page, KiB", lambda one: one.page_bytes / KIB),
         _Row("page, gzip, KiB", lambda one: one.gzip_bytes / KIB),
         _Row("series", lambda one: float(one.series)),
     ]
+
+
+def verdict_of(value: float, budget: float) -> str:
+    """Return PASS or OVER."""
+    return "PASS" if value <= budget else "OVER"
 
 
 def _mib(size_bytes: int) -> float:
@@ -70,13 +77,13 @@ def _mib(size_bytes: int) -> float:
 
 def _process(place: int, figures: Figures) -> float | None:
     """Memory of one process where there are several; nothing to tell apart where there is one."""
-    return _mib(figures.pss_bytes[place]) if 1 < len(figures.pss_bytes) > place else None
+    return _mib(figures.held[place].size_bytes) if 1 < len(figures.held) > place else None
 
 
 def _cells(row: _Row, ours: Figures, theirs: Figures | None) -> str:
     value = row.pick(ours)
     budget = "" if row.budget is None else f"{row.budget:g}"
-    verdict = "" if row.budget is None or value is None else ("PASS" if value <= row.budget else "OVER")
+    verdict = "" if row.budget is None or value is None else verdict_of(value, row.budget)
     cells = [row.title, _number(value), budget, verdict]
     if theirs:
         other = row.pick(theirs)

@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import kube_objects
+from api_support import self_signed
 from stub_support import MIB, RELEASE, gpu_uuid
 
 from exporter.simulator import filesystem
@@ -137,14 +138,20 @@ class World:
 
 
 async def serve(directory: Path, what: NodeTruth) -> None:
-    """Write /proc and pod logs, serve kubelet and API, say ``ready``, and stay until SIGTERM."""
+    """Write /proc, pod logs and a service account, serve kubelet and API, say ``ready`` and its URL; until SIGTERM."""
     filesystem.write(what, directory / "proc", directory / "pods")
     kubelet = KubeletServer(directory / "kubelet.sock", lambda: what)
     world = World(what, time.monotonic)
-    api = ApiServer(world.objects, world.faults, token_file=directory / "token", kubeconfig=directory / "kubeconfig")
+    api = ApiServer(
+        world.objects,
+        world.faults,
+        token_file=directory / "token",
+        kubeconfig=directory / "kubeconfig",
+        tls=self_signed(directory),
+    )
     await kubelet.start()
     await api.start()
-    print("ready", flush=True)
+    print("ready", api.url, flush=True)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
