@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from agent_support import AgentProcess, running_agent
-from chart_support import FIXTURES, Document, Scraper, scraping
+from chart_support import FIXTURES, Document, Scraper, documents, of_kind, scrape_config, scraping
 
 PUBLIC_RULES = Path(__file__).resolve().parent.parent / "benchmarks" / "public_rules.yaml"
 NODES = {
@@ -50,10 +50,14 @@ def agents() -> Iterator[dict[str, AgentProcess]]:
         for node, agent in found.items():
             agent.until(
                 lambda page, node=node: (  # type: ignore[misc] # mypy knows no defaults of a lambda
-                    {labels_in(name).get("pod") for name in page if name.startswith("DCGM_FI_PROF_GR_ENGINE_ACTIVE")}
+                    {
+                        labels["pod"]
+                        for name in page
+                        if name.startswith("DCGM_FI_PROF_GR_ENGINE_ACTIVE") and "pod_uid" in (labels := labels_in(name))
+                    }
                     >= HOLDERS[node]
                 ),
-                f"every holder of {node}",
+                f"every holder of {node} with its uid",
             )
         yield found
 
@@ -90,15 +94,19 @@ def kube_state_metrics() -> Iterator[str]:
             thread.join(timeout=5)
 
 
-def jobs(found: Mapping[str, AgentProcess], state: str, *, honor: bool) -> list[Document]:
-    """The agents as docs/install.md has them, or as the operator finds them, and kube-state-metrics."""
-    more = {} if honor else {"namespace": "gpu-cost", "pod": "gpu-cost-exporter-x7x7x", "container": "agent"}
-    targets = [
-        {"targets": [f"127.0.0.1:{agent.port}"], "labels": {"instance": node, **more}} for node, agent in found.items()
-    ]
-    ours = {"job_name": "gpu-cost/gpu-cost-exporter", "honor_labels": honor, "static_configs": targets}
+def jobs(found: Mapping[str, AgentProcess], state: str, folder: Path, *, honor: bool) -> list[Document]:
+    """The agents as the Prometheus operator scrapes them by the chart's monitor, and kube-state-metrics."""
+    values = f"monitoring: {{podMonitor: {{enabled: true}}, scrape: {{honorLabels: {str(honor).lower()}}}}}"
+    monitor = next(one for one in documents(values=values) if one["kind"] == "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    name = of_kind(documents(values=values), "DaemonSet")["metadata"]["name"]
+    ours = []
+    for node, agent in found.items():
+        pod = {"namespace": "gpu-cost", "pod": f"{name}-x7x7x", "container": "agent", "endpoint": "metrics"}
+        labels = {**pod, "instance": node}
+        ours.append(scrape_config(endpoint, node, f"127.0.0.1:{agent.port}", labels, folder))
     ksm = {"job_name": "kube-state-metrics", "honor_labels": True, "static_configs": [{"targets": [state]}]}
-    return [ours, ksm]
+    return [*ours, ksm]
 
 
 @contextmanager
@@ -110,9 +118,11 @@ def prometheuses(found: Mapping[str, AgentProcess], folder: Path) -> Iterator[di
         for honor in (True, False):
             place = folder / str(honor)
             place.mkdir()
-            servers[honor] = stack.enter_context(scraping(place, jobs(found, state, honor=honor), rules=[PUBLIC_RULES]))
+            servers[honor] = stack.enter_context(
+                scraping(place, jobs(found, state, place, honor=honor), rules=[PUBLIC_RULES])
+            )
         for server in servers.values():
-            server.until('count_over_time(up{job="gpu-cost/gpu-cost-exporter"}[1m]) >= 4', count=2)
+            server.until('count_over_time(up{job="gpu-cost-exporter"}[1m]) >= 4', count=2)
         yield servers
 
 
