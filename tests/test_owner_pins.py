@@ -27,10 +27,12 @@ class Told:
 
     def __init__(self, owners: Mapping[str, Owner] | None = None) -> None:
         self.owners = dict(owners or {})
+        self.pod_uid = ""
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         owner = self.owners.get(pod)
-        return PodFacts(owner=owner, queue="gold") if owner and namespace == owner.namespace else None
+        known = owner is not None and namespace == owner.namespace
+        return PodFacts(owner=owner, queue="gold", pod_uid=self.pod_uid) if owner and known else None
 
 
 def test_without_metadata_the_namespace_pays() -> None:
@@ -124,6 +126,22 @@ def test_the_time_of_another_pod_of_the_name_waits_for_its_own_owner() -> None:
     assert owners.settled(provisional, 0.0) == WAITS, "the first one's owner does not pay for it"
     told.owners["a"] = OTHER_TEAM
     assert owners.settled(provisional, 1.0) == OTHER_TEAM
+
+
+def test_a_pod_made_again_while_the_api_is_away_is_not_charged_to_the_owner_of_the_former() -> None:
+    alone, again = (
+        Owner(namespace="ml", kind="Pod", name="a", team="x"),
+        Owner(namespace="ml", kind="Pod", name="a", team="y"),
+    )
+    told = Told({"a": alone})
+    told.pod_uid = "uid-1"
+    owners = Owners(tenancy=told)
+    assert owners.owner_of(holder("a", uid="uid-1")) == alone
+    assert owners.owner_of(holder("a", uid="uid-2")) == WAITS, "the API tells of the first pod still"
+    assert owners.settled(WAITS, 100.0) == WAITS
+    told.owners, told.pod_uid = {"a": again}, "uid-2"
+    assert owners.settled(WAITS, 110.0) == again
+    assert owners.owner_of(holder("a", uid="uid-2")) == again
 
 
 def test_a_pod_on_two_lines_of_the_ledger_is_given_up_on_both_at_once() -> None:

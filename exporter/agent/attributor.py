@@ -1,7 +1,7 @@
 """Joins what the driver sees with what the kubelet says, again only when one of the two has changed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from exporter.attribution.evidence import NO_EVIDENCE, Evidence
@@ -14,6 +14,7 @@ from exporter.model import (
     DeviceState,
     Gpu,
     GpuReading,
+    Holder,
     MigInstance,
     NodeFacts,
     PodFacts,
@@ -174,8 +175,27 @@ class Attributor:
                 expiry_seconds=self.expiry_seconds,
                 evidence=evidence,
             )
+            if self.metadata and not evidence.is_followed:
+                self._cached = self._with_uids_of_node(self._cached)
             self._cached_for = (allocations, evidence, gpus, instances)
         return self._cached
+
+    def _with_uids_of_node(self, attribution: Attribution) -> Attribution:
+        """Believe the node on which pod of a name runs, while the API may tell of the one before.
+
+        By a UID of another pod the processes of the one that runs would be nobody's, and it would look idle.
+        """
+        holders = {
+            device: tuple(self._with_uid_of_node(holder) for holder in of_device)
+            for device, of_device in attribution.holders.items()
+        }
+        return replace(attribution, holders=holders)
+
+    def _with_uid_of_node(self, holder: Holder) -> Holder:
+        uid = self.names.uid_of(holder.namespace, holder.pod)
+        if uid is None and holder.pod_uid and self.names.name_of(holder.pod_uid) is None:
+            return replace(holder, pod_uid=None)  # two pods of the name, or it cannot be looked up
+        return holder if uid in {None, holder.pod_uid} else replace(holder, pod_uid=uid)
 
     def lacks_metadata(self, attribution: Attribution) -> bool:
         """Tell whether who holds is still to be told by an API that has not answered yet: fractions, claims."""

@@ -41,6 +41,8 @@ class Owners:
     _pins: dict[_PodName, _Pin] = field(default_factory=dict)
     _waiting_since: dict[_PodName, float] = field(default_factory=dict)
     _given_up: dict[_PodName, None] = field(default_factory=dict)
+    _outlived: dict[_PodName, str] = field(default_factory=dict)
+    """UID of the former pod of a name, of which alone is told still while another one runs."""
 
     def facts(self, holder: Holder) -> PodFacts | None:
         """Return what is known of a holder's pod, with the owner that is charged."""
@@ -48,6 +50,8 @@ class Owners:
             return None
         name = (holder.namespace, holder.pod)
         found = self.tenancy.facts(*name)
+        if found is not None and found.pod_uid and holder.pod_uid:
+            found = self._of_pod(name, found, holder.pod_uid)
         pin = self._pins.get(name)
         if pin is not None and pin.pod_uid and holder.pod_uid and pin.pod_uid != holder.pod_uid:
             # Another pod of the name: while it is not known whose it is, its time must not go to the first one's owner.
@@ -63,6 +67,19 @@ class Owners:
         if found is not None:
             self._pin(name, found.owner, holder.pod_uid)
         return found
+
+    def _of_pod(self, name: _PodName, found: PodFacts, pod_uid: str) -> PodFacts | None:
+        """Return what is told if it is of this pod; an API that is away goes on telling of the one before it."""
+        if found.pod_uid == pod_uid:
+            self._outlived.pop(name, None)
+            return found
+        if len(self._outlived) >= _PINS_LIMIT:
+            self._outlived.clear()
+        self._outlived[name] = found.pod_uid
+        pin = self._pins.get(name)
+        if pin is not None and pin.pod_uid is None:  # of the former pod, before its UID was known
+            del self._pins[name]
+        return None
 
     def owner_of(self, holder: Holder) -> Owner:
         """Return who is charged for a holder."""
@@ -84,6 +101,8 @@ class Owners:
         name = (provisional.namespace, provisional.name)
         pin = self._pins.get(name)
         facts = self.tenancy.facts(*name) if self.tenancy else None
+        if facts and facts.pod_uid and facts.pod_uid == self._outlived.get(name):
+            facts = None
         owner = pin.owner if pin else facts.owner if facts else None
         waited = steady - self._waiting_since.setdefault(name, steady)
         if owner is None and self.tenancy is not None and name not in self._given_up and waited < PATIENCE_SECONDS:

@@ -107,6 +107,7 @@ def facts_of(
         workload_class=said.workload_class,
         opt_out_until_seconds=said.opt_out_until_seconds,
         exported=exported_of(pod.labels, pod.annotations, rules.exported_labels, rules.exported_annotations),
+        pod_uid=pod.uid,
         problems=(*said.problems, *_doubts(pod, ((name, MAX_NAME), (team, MAX_TEAM), (queue, MAX_NAME)))),
     )
 

@@ -39,6 +39,8 @@ class PodFacts:
     """Allowed labels and annotations as (label name, value), sanitised, in the order of names."""
     problems: tuple[str, ...] = ()
     """Snake case: what in the pod's own words could not be understood, such as ``bad_opt_out``."""
+    pod_uid: str = field(default="", compare=False)
+    """Of which pod of the name this is; empty where not known. It says nothing of whose the pod is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
