@@ -203,6 +203,7 @@ class Api:
     _followed: Followed = field(default_factory=Followed)
     _endings: Endings = field(default_factory=Endings)
     _evidence: Evidence = field(default_factory=Evidence)
+    _facts: dict[PodName, tuple[PodMetadata, PodFacts]] = field(default_factory=dict)
     _steady: float = 0.0
     _last_now: float | None = None
 
@@ -219,8 +220,10 @@ class Api:
         for pod in self.world.pods.values():
             if self.world.t - self.first_seen[pod.uid] < self.late_seconds:
                 continue
-            parsed = pod_objects.parse(_object_of(pod), frozenset())
-            if parsed is not None:
+            before = self._followed.items.get((pod.namespace, pod.name))
+            if before is not None and before.uid == pod.uid:
+                items[pod.namespace, pod.name] = before
+            elif parsed := pod_objects.parse(_object_of(pod), frozenset()):
                 items[parsed[0]] = parsed[1]
         before = self._followed
         if items != before.items:
@@ -273,7 +276,12 @@ class Api:
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         """Say whose a pod is."""
         found = self._endings.find((namespace, pod))
-        return facts_of(found, {}, {}, RULES) if found else None
+        if found is None:
+            return None
+        cached = self._facts.get((namespace, pod))
+        if cached is None or cached[0] is not found:
+            cached = self._facts[namespace, pod] = (found, facts_of(found, {}, {}, RULES))
+        return cached[1]
 
     def _advance(self, now: float) -> None:
         if self._last_now is not None:
