@@ -69,15 +69,16 @@ class PageBuilder:
             else:
                 self.add(metric.name, labels, value)
 
-    def column(self, metric: Named, column: Sequence[tuple[Labels, float | None]]) -> None:
+    def column(self, metric: Named, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
         """Add many series of one metric, as ``add`` does one by one; ``None`` is absent."""
-        told = [(labels, value) for labels, value in column if value is not None]
-        new, values = dict(told), self._values[metric.name]
-        if len(new) == len(told) and values.keys().isdisjoint(new.keys()) and all(map(math.isfinite, new.values())):
-            values.update(new)
+        told = [value for value in values if value is not None]
+        column = self._values[metric.name]
+        new = dict(zip(labels, told, strict=False))
+        whole = len(told) == len(new) == len(labels) and column.keys().isdisjoint(new.keys())
+        if whole and all(map(math.isfinite, told)):
+            column.update(new)
         else:
-            for labels, value in told:
-                self.add(metric.name, labels, value)
+            self.rows((metric, one, value) for one, value in zip(labels, values, strict=True))
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
         """Declare own metrics in the order of the catalogue."""

@@ -1,7 +1,7 @@
 """The drop-in ``DCGM_FI_*`` family: dcgm-exporter's names, types, units and labels, and no copied values."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from exporter.exposition import dcgm_exp, xid
 from exporter.exposition.builder import PageBuilder
@@ -12,7 +12,7 @@ from exporter.exposition.family import Kind, Labels, labels, plus
 from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
 
 _Values = Mapping[Field, int | float]
-_Columns = Mapping[Field, Sequence[Row]]
+_Columns = Mapping[Field, Sequence[tuple[Row, Callable[[float], int | float]]]]
 
 
 def collect(
@@ -38,7 +38,7 @@ def collect(
     for event in events:
         page.declare(event.name, event.kind, event.help)
     columns = _columns(numbers)
-    of_instance = {field: shown for field, shown in columns.items() if shown[0].field.per_instance}
+    of_instance = {field: shown for field, shown in columns.items() if shown[0][0].field.per_instance}
     in_parts = _in_parts(snapshot.devices, of_instance)
     crowded = _crowded_instances(snapshot.devices)
     for view in snapshot.devices:
@@ -63,11 +63,11 @@ def collect(
 
 
 def _columns(rows: Iterable[Row]) -> _Columns:
-    """The rows of each field; those of the last Xid are made by themselves, as they carry more."""
-    columns: dict[Field, list[Row]] = {}
+    """The rows of each field, and what converts its values; those of the last Xid are made apart: they carry more."""
+    columns: dict[Field, list[tuple[Row, Callable[[float], int | float]]]] = {}
     for row in rows:
         if row.field.field is not Field.XID_ERRORS:
-            columns.setdefault(row.field.field, []).append(row)
+            columns.setdefault(row.field.field, []).append((row, row.field.converter(row.era)))
     return columns
 
 
@@ -95,8 +95,8 @@ def _measured(
 ) -> Iterator[tuple[Row, Labels, float]]:
     for field, value in values.items():
         if field in columns and field not in elsewhere:
-            for row in columns[field]:
-                yield row, carried, row.field.convert(value, row.era)
+            for row, convert in columns[field]:
+                yield row, carried, convert(value)
 
 
 def _last_xid(

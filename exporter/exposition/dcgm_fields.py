@@ -4,7 +4,7 @@ Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -57,12 +57,18 @@ class DcgmField:
 
     def convert(self, value: float, era: Era) -> int | float:
         """A value in the legacy unit as the era shows it; a part of a whole number stays a fraction."""
+        return self.converter(era)(value)
+
+    def converter(self, era: Era) -> Callable[[float], int | float]:
+        """What does ``convert`` for an era."""
         if era is Era.LEGACY:
-            return _whole_if_exact(value) if self.whole else float(value)
-        if self.new_whole and isinstance(value, int):
-            return value * self.times // self.per
-        converted = value * self.times / self.per
-        return _whole_if_exact(converted) if self.new_whole else converted
+            return _whole_if_exact if self.whole else float
+        times, per = self.times, self.per
+        if self.new_whole:
+            return lambda value: (
+                value * times // per if isinstance(value, int) else _whole_if_exact(value * times / per)
+            )
+        return lambda value: value * times / per
 
 
 def _whole_if_exact(value: float) -> int | float:

@@ -50,9 +50,15 @@ class LabelStyle:
 
     def holder(self, holder: Holder) -> Pairs:
         """Who holds it, in alphabetical order of the names, as there."""
-        values = (holder.container, holder.namespace, holder.pod)
-        pairs: Pairs = list(zip(_OLD_HOLDER if self.old_names else _HOLDER, values, strict=True))
-        return sorted([*pairs, ("pod_uid", holder.pod_uid)] if self.pod_uid else pairs, key=lambda pair: pair[0])
+        if self.old_names:
+            pairs = [
+                ("container_name", holder.container),
+                ("pod_name", holder.pod),
+                ("pod_namespace", holder.namespace),
+            ]
+        else:
+            pairs = [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
+        return [*pairs, ("pod_uid", holder.pod_uid)] if self.pod_uid else [*pairs]
 
 
 DEFAULT = LabelStyle()

@@ -15,7 +15,14 @@ _MILLIJOULES = 1000
 
 _Row = tuple[Metric, Labels, float | None]
 
+_Held = tuple[Labels, PodUse, bool]
+"""A holder with its labels, and whether its device is up."""
+_ALWAYS = 3
+"""Series of a holder that do not depend on what is known of it."""
+
+_ALLOCATION_STATES = tuple(AllocationState)
 _DEVICE, _HOLDER = LabelNames(*DEVICE_LABELS), LabelNames(*POD_LABELS)
+_DEVICE_INFO = LabelNames("parent_uuid", "pci_bus_id", "minor", "driver_version")
 _INFO = LabelNames(
     *("resource", "share_mode", "attribution_source", "share_estimated"),
     *("workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"),
@@ -40,16 +47,20 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> int:
         How many more series of the pod level may follow.
     """
     room = series_limit
+    shown: list[_Held] = []
     for view in snapshot.devices:
-        identity = _identity(view, snapshot.node)
+        identity, up = _identity(view, snapshot.node), view.state is DeviceState.UP
         page.rows(_device(view, snapshot, identity))
         for use in view.pods:
-            rows = [row for row in _holder(use, identity, up=view.state is DeviceState.UP) if row[2] is not None]
-            if len(rows) > room:
-                page.dropped_series += len(rows)
+            count = _series(use, up=up)
+            if count > room:
+                page.dropped_series += count
                 continue
-            room -= len(rows)
-            page.rows(rows)
+            room -= count
+            holder = use.holder
+            plain = _HOLDER.behind(identity, holder.namespace, holder.pod, holder.container, holder.pod_uid)
+            shown.append((plain, use, up))
+    _holders(page, shown)
     _devices(page, snapshot)
     _unresolved(page, snapshot)
     return room
@@ -64,12 +75,12 @@ def _identity(view: DeviceView, node: str) -> Labels:
 
 def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[_Row]:
     minor = view.gpu.minor
-    info = plus(
+    info = _DEVICE_INFO.behind(
         identity,
-        ("parent_uuid", view.instance.parent_uuid if view.instance else None),
-        ("pci_bus_id", view.gpu.pci_bus_id),
-        ("minor", None if minor is None else str(minor)),
-        ("driver_version", snapshot.driver_version),
+        view.instance.parent_uuid if view.instance else None,
+        view.gpu.pci_bus_id,
+        None if minor is None else str(minor),
+        snapshot.driver_version,
     )
     yield catalog.GPU_INFO, info, 1
     if view.instance is None:
@@ -81,7 +92,7 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
         if view.profiling is not None:
             yield catalog.GPU_PROFILING_STATE, plus(identity, ("state", view.profiling)), 1
     if view.allocation is not None:
-        for state in AllocationState:
+        for state in _ALLOCATION_STATES:
             yield catalog.GPU_ALLOCATION_STATE, plus(identity, ("state", state)), int(view.allocation is state)
     events = snapshot.events.get((view.gpu.uuid, None)) if view.instance is None else None
     yield from health_collector.rows(view, identity, events)
@@ -113,20 +124,27 @@ def _scaled(view: DeviceView, field: Field, times: int, per: int) -> float | Non
     return value * times if per == 1 else value * times / per
 
 
-def _holder(use: PodUse, identity: Labels, *, up: bool) -> Iterator[_Row]:
-    holder = use.holder
-    plain = _HOLDER.behind(identity, holder.namespace, holder.pod, holder.container, holder.pod_uid)
-    yield catalog.GPU_POD_INFO, _info(plain, use), 1
-    yield catalog.GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, plain, alerts_off_until_seconds(use.facts)
-    yield catalog.GPU_POD_SHARE_RATIO, plain, holder.share_ratio
-    yield catalog.GPU_POD_AGE_SECONDS, plain, use.age_seconds
-    if not up:
-        return
-    if use.activity is not None:
-        source = plus(plain, ("source", use.activity.source))
-        yield catalog.GPU_POD_ACTIVITY_RATIO, source, use.activity.ratio
-    yield catalog.GPU_POD_IDLE_FOR_SECONDS, plain, use.idle_for_seconds
-    yield catalog.GPU_POD_MEMORY_USED_BYTES, plain, use.memory_used_bytes
+def _series(use: PodUse, *, up: bool) -> int:
+    """How many series ``_holders`` makes of one."""
+    measured = (use.activity, use.idle_for_seconds, use.memory_used_bytes) if up else ()
+    told = (alerts_off_until_seconds(use.facts), *measured)
+    return _ALWAYS + len(told) - told.count(None)
+
+
+def _holders(page: PageBuilder, shown: list[_Held]) -> None:
+    carried, uses = [plain for plain, _, _ in shown], [use for _, use, _ in shown]
+    page.column(catalog.GPU_POD_INFO, [_info(plain, use) for plain, use, _ in shown], [1] * len(shown))
+    until = [alerts_off_until_seconds(use.facts) for use in uses]
+    page.column(catalog.GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, carried, until)
+    page.column(catalog.GPU_POD_SHARE_RATIO, carried, [use.holder.share_ratio for use in uses])
+    page.column(catalog.GPU_POD_AGE_SECONDS, carried, [use.age_seconds for use in uses])
+    measured = [(plain, use) for plain, use, up in shown if up]
+    active = [(plain, use.activity) for plain, use in measured if use.activity is not None]
+    sources = [plus(plain, ("source", activity.source)) for plain, activity in active]
+    page.column(catalog.GPU_POD_ACTIVITY_RATIO, sources, [activity.ratio for _, activity in active])
+    carried, uses = [plain for plain, _ in measured], [use for _, use in measured]
+    page.column(catalog.GPU_POD_IDLE_FOR_SECONDS, carried, [use.idle_for_seconds for use in uses])
+    page.column(catalog.GPU_POD_MEMORY_USED_BYTES, carried, [use.memory_used_bytes for use in uses])
 
 
 def _info(plain: Labels, use: PodUse) -> Labels:

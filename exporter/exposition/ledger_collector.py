@@ -9,7 +9,6 @@ from exporter.exposition.family import NO_LABELS, LabelNames, Labels, plus
 from exporter.exposition.metric import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, Metric
 from exporter.model import OTHER, Account, LedgerView, Money, PodAccount, Snapshot, Totals
 
-_Lines = list[tuple[Labels, Totals]]
 _POD = LabelNames(*DEVICE_LABELS, *POD_LABELS)
 _OWNER = LabelNames(*OWNER_LABELS)
 
@@ -54,39 +53,45 @@ def energy_joules(totals: Totals) -> float | None:
 
 
 def _pods(page: PageBuilder, ledger: LedgerView, node: str, room: int) -> None:
-    shown: _Lines = []
+    carried, shown, joules = [], [], []
     for pod, totals in ledger.pods.items():
-        count = len(_POD_SECONDS) + (energy_joules(totals) is not None) + len(totals.money)
+        energy = energy_joules(totals)
+        count = len(_POD_SECONDS) + (energy is not None) + len(totals.money)
         if count > room:
             page.dropped_series += count
             continue
         room -= count
-        shown.append((_pod_labels(pod, node), totals))
+        carried.append(_pod_labels(pod, node))
+        shown.append(totals)
+        joules.append(energy)
     for metric, value_of in _POD_SECONDS:
-        page.column(metric, [(carried, value_of(totals)) for carried, totals in shown])
-    page.column(catalog.GPU_POD_ENERGY_JOULES_TOTAL, [(carried, energy_joules(totals)) for carried, totals in shown])
-    page.column(catalog.GPU_POD_COST_TOTAL, [(carried, money.total) for carried, money in _money(shown)])
+        page.column(metric, carried, [*map(value_of, shown)])
+    page.column(catalog.GPU_POD_ENERGY_JOULES_TOTAL, carried, joules)
+    priced, money = _money(carried, shown)
+    page.column(catalog.GPU_POD_COST_TOTAL, priced, [one.total for one in money])
 
 
 def _owners(page: PageBuilder, ledger: LedgerView, node: str) -> None:
     # Prometheus has had the seconds of ``OTHER`` under the owners that were folded; here they would be counted again.
-    shown = [
-        (_owner_labels(account, node), totals) for account, totals in ledger.accounts.items() if account.owner != OTHER
-    ]
+    accounts = [(account, totals) for account, totals in ledger.accounts.items() if account.owner != OTHER]
+    carried = [_owner_labels(account, node) for account, _ in accounts]
+    shown = [totals for _, totals in accounts]
     for metric, value_of in _OWNER_SECONDS:
-        page.column(metric, [(carried, value_of(totals)) for carried, totals in shown])
-    page.column(catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, [(carried, energy_joules(totals)) for carried, totals in shown])
-    priced = _money(shown)
-    page.column(catalog.GPU_LEDGER_COST_TOTAL, [(carried, money.total) for carried, money in priced])
-    page.column(catalog.GPU_LEDGER_IDLE_COST_TOTAL, [(carried, money.idle) for carried, money in priced])
+        page.column(metric, carried, [*map(value_of, shown)])
+    page.column(catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, [*map(energy_joules, shown)])
+    priced, money = _money(carried, shown)
+    page.column(catalog.GPU_LEDGER_COST_TOTAL, priced, [one.total for one in money])
+    page.column(catalog.GPU_LEDGER_IDLE_COST_TOTAL, priced, [one.idle for one in money])
 
 
-def _money(shown: _Lines) -> list[tuple[Labels, Money]]:
-    return [
-        (plus(carried, ("currency", currency)), money)
-        for carried, totals in shown
-        for currency, money in sorted(totals.money.items())
-    ]
+def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], list[Money]]:
+    """The sums of each currency."""
+    priced, money = [], []
+    for labels, totals in zip(carried, shown, strict=True):
+        for currency in sorted(totals.money):
+            priced.append(plus(labels, ("currency", currency)))
+            money.append(totals.money[currency])
+    return priced, money
 
 
 def _pod_labels(pod: PodAccount, node: str) -> Labels:

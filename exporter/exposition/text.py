@@ -1,7 +1,8 @@
 """The two text formats of Prometheus; our own, because prometheus_client appends ``_total`` to DCGM's counters."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from functools import lru_cache
 
 from exporter.exposition.family import Family, Kind, Labels
 
@@ -32,16 +33,6 @@ def number(value: float) -> str:
     return f"{mantissa}e+{point - 1:02d}"
 
 
-def _numbers(values: Collection[int | float]) -> Iterable[str]:
-    """Each as ``number`` has it; where none needs more than ``repr`` no line of Python runs for each."""
-    kinds = set(map(type, values))
-    if kinds <= {int}:
-        return map(repr, values)
-    if kinds <= {int, float} and -math.inf < sum(values) < math.inf and max(values) < _GO_EXPONENT_FROM:
-        return map(repr, values)
-    return map(number, values)
-
-
 class Block:
     """The lines of a family, for as long as pages show it: of a line only the value is made anew for a page.
 
@@ -56,24 +47,43 @@ class Block:
         self.family = family
         self._labels: list[Labels] = []
         self._pieces: list[str] = []
+        self._floats: list[int | float] = []
+        """The values, where all of them are floats: what is the same on the next page is spelt the same."""
         self.show(family)
 
     def show(self, family: Family) -> None:
         """Take the values of another page; the family has the same name."""
         labels = list(family.values)
         if labels != self._labels:
-            self._labels, name = labels, family.name
+            self._labels, self._floats, name = labels, [], family.name
             befores = [f"{name}{{{one}}} " if one else f"{name} " for one in labels]
             # Each line ends in front of the next one, which keeps it to two pieces.
             self._pieces = [piece for before in befores for piece in (f"\n{before}", "")]
-        self._pieces[1::2] = _numbers(family.values.values())
+        self._pieces[1::2] = self._spelt(list(family.values.values()))
         self.family = family
+
+    def _spelt(self, values: list[int | float]) -> Iterable[str]:
+        """Each as ``number`` has it; where none needs more than ``repr`` no line of Python runs for each."""
+        kinds = set(map(type, values))
+        before, self._floats = self._floats, values if kinds == {float} else []
+        if kinds <= {int}:
+            return map(repr, values)
+        plain = kinds <= {int, float} and -math.inf < sum(values) < math.inf and max(values) < _GO_EXPONENT_FROM
+        spell = repr if plain else number
+        if before and self._floats:
+            texts = self._pieces[1::2]  # of zeros there are two
+            old = zip(before, texts, strict=True)
+            return [
+                text if value == then != 0 else spell(value) for value, (then, text) in zip(values, old, strict=True)
+            ]
+        return map(spell, values)
 
     def text(self, *, openmetrics: bool) -> str:
         """Head and lines; empty without any series."""
         if not self._pieces:
             return ""
-        return "".join([_head(self.family, openmetrics=openmetrics), *self._pieces, "\n"])
+        family = self.family
+        return "".join([_head(family.name, family.kind, family.help, openmetrics), *self._pieces, "\n"])
 
 
 def page(blocks: Iterable[Block], *, openmetrics: bool) -> list[bytes]:
@@ -92,17 +102,17 @@ def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     return b"".join(page(map(Block, families), openmetrics=openmetrics))
 
 
-def _head(family: Family, *, openmetrics: bool) -> str:
-    name, kind = family.name, str(family.kind)
-    text = family.help.replace("\\", r"\\").replace("\n", r"\n")
+@lru_cache(maxsize=1024)  # one for each family and format
+def _head(name: str, kind: Kind, text: str, openmetrics: bool) -> str:  # noqa: FBT001 - so that the cache takes it
+    shown, text = str(kind), text.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
         text = text.replace('"', r"\"")
-        if family.kind is Kind.COUNTER:
+        if kind is Kind.COUNTER:
             if name.endswith("_total"):
                 name = name.removesuffix("_total")
             else:
-                kind = "unknown"
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}"
+                shown = "unknown"
+    return f"# HELP {name} {text}\n# TYPE {name} {shown}"
 
 
 def negotiate(accept: str) -> bool:
