@@ -1,8 +1,8 @@
 """Chaos: real agents with real children under random faults, every page held to the truth; `make chaos` runs it.
 
-    python benchmarks/chaos.py --seeds 1..200            # each seed on a node of its own
-    python benchmarks/chaos.py --seeds 17 --show         # print a seed's schedule and run it again
-    python benchmarks/chaos.py --seeds 1..20 --together  # one agent lives through all of them: does anything grow?
+python benchmarks/chaos.py --seeds 1..200            # each seed on a node of its own
+python benchmarks/chaos.py --seeds 17 --show         # print a seed's schedule and run it again
+python benchmarks/chaos.py --seeds 1..20 --together  # one agent lives through all of them: does anything grow?
 """
 
 import argparse
@@ -19,7 +19,8 @@ from statistics import median, quantiles
 import chaos_schedule
 import chaos_world
 from chaos_invariants import Judge, Violation
-from chaos_node import ChaosNode, Tools, Weight, tools
+from chaos_machine import Machine, Tools, Weight, tools
+from chaos_node import ChaosNode
 from chaos_schedule import Injection, Schedule
 
 WELL_SECONDS = 30.0
@@ -45,7 +46,7 @@ class Outcome:
     storm: Counter[str] = field(default_factory=Counter)
 
 
-async def live(schedules: list[Schedule], at_hand: Tools, *, keep: bool = False) -> Outcome:
+async def live(schedules: list[Schedule], at_hand: Tools, log: Path | None = None) -> Outcome:
     """Let one agent live through schedules, one after the other."""
     starts, injections = _chained(schedules)
     outcome = Outcome(seeds=tuple(one.seed for one in schedules), faults=Counter(one.kind for one in injections))
@@ -55,33 +56,40 @@ async def live(schedules: list[Schedule], at_hand: Tools, *, keep: bool = False)
         plan = chaos_world.plan(injections, epoch_unix=time.time(), epoch_monotonic=time.monotonic())
         world = chaos_world.World(plan)
         judge = Judge(world=world, injections=injections, with_dcgm=with_dcgm)
-        async with ChaosNode(directory=directory, world=world, judge=judge, tools=at_hand) as node:
-            for number, schedule in enumerate(schedules):
-                begin = starts[number]
-                own = chaos_schedule.shifted(schedule, begin)
-                await node.play(own)
-                await asyncio.sleep(max(0.0, begin + schedule.seconds - node.now()))
-                await node.until_quiet()
-                took, why = await node.until_well(WELL_SECONDS)
-                outcome.recovered_seconds.append(took)
-                judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
-                await asyncio.sleep(AFTER_SECONDS)
-                _weigh(node, judge, outcome)
-                if node.newest is not None:
-                    judge.shares(node.newest, node.now())
-            outcome.checks, outcome.violations = judge.checks, judge.violations
-            outcome.pages, outcome.storm = node.pages, node.storm
+        with Machine(directory, at_hand) as machine:
+            async with ChaosNode(directory=directory, world=world, judge=judge, machine=machine) as node:
+                for begin, schedule in zip(starts, schedules, strict=True):
+                    await _through(node, begin, schedule, outcome)
+                outcome.checks, outcome.violations = judge.checks, judge.violations
+                outcome.pages, outcome.storm = node.pages, node.storm
         return outcome
     finally:
-        if keep:
-            print(f"kept: {directory}")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
+        if log is not None and outcome.violations:
+            kept = log / f"seed-{schedules[0].seed}"
+            shutil.copytree(
+                directory, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "proc", "pods")
+            )
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: Outcome) -> None:
+    """Let a node live through one schedule, and see it well again."""
+    await node.play(chaos_schedule.shifted(schedule, begin))
+    await asyncio.sleep(max(0.0, begin + schedule.seconds - node.now()))
+    await node.until_quiet()
+    took, why = await node.until_well(WELL_SECONDS)
+    outcome.recovered_seconds.append(took)
+    node.judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
+    await asyncio.sleep(AFTER_SECONDS)
+    _weigh(node, node.judge, outcome)
+    if node.newest is not None:
+        node.judge.shares(node.newest, node.now())
 
 
 def _chained(schedules: list[Schedule]) -> tuple[list[float], tuple[Injection, ...]]:
     """When each schedule begins, and all injections in order."""
-    begin, starts, found = 3.0, [], []
+    begin, starts = 3.0, list[float]()
+    found: list[Injection] = []
     for one in schedules:
         starts.append(begin)
         found += chaos_schedule.shifted(one, begin)
@@ -117,7 +125,7 @@ async def run(arguments: argparse.Namespace, at_hand: Tools) -> list[Outcome]:
         async with side_by_side:
             if arguments.show:
                 print("\n".join(each.text() for each in group), flush=True)
-            outcome = await live(group, at_hand, keep=arguments.keep)
+            outcome = await live(group, at_hand, arguments.log)
             outcomes.append(outcome)
             _tell(outcome, len(outcomes), len(groups))
 
@@ -136,7 +144,9 @@ def _seeds(text: str) -> list[int]:
 def _tell(outcome: Outcome, done: int, of: int) -> None:
     seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"seeds {outcome.seeds[0]}..{outcome.seeds[-1]}"
     well = ", ".join(f"{seconds:.1f}" for seconds in outcome.recovered_seconds)
-    counts = f"{outcome.faults.total()} faults, {outcome.checks.total()} checks, {outcome.pages} pages, well after {well} s"
+    counts = (
+        f"{outcome.faults.total()} faults, {outcome.checks.total()} checks, {outcome.pages} pages, well after {well} s"
+    )
     print(f"{done}/{of} {seeds}: {counts}, {len(outcome.violations)} violations", flush=True)
     shown: Counter[str] = Counter()
     for one in outcome.violations:
@@ -175,7 +185,9 @@ def show(outcomes: list[Outcome], cannot: frozenset[str]) -> None:
 
 
 def _show_weights(weights: list[Weight]) -> None:
-    print("\n| schedule | threads | descriptors | children | series | PSS of all, MiB |\n|---:|---:|---:|---:|---:|---:|")
+    print(
+        "\n| schedule | threads | descriptors | children | series | PSS of all, MiB |\n|---:|---:|---:|---:|---:|---:|"
+    )
     for number, one in enumerate(weights, 1):
         figures = f"{one.threads} | {one.descriptors} | {one.children} | {one.series} | {one.pss_kib / 1024:.1f}"
         print(f"| {number} | {figures} |")
@@ -190,7 +202,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="nodes side by side [default: 1]")
     parser.add_argument("--together", action="store_true", help="one agent lives through all seeds")
     parser.add_argument("--show", action="store_true", help="print each schedule")
-    parser.add_argument("--keep", action="store_true", help="keep the nodes' directories, with the agents' logs")
+    parser.add_argument("--log", type=Path, help="directory for the pages and agents' logs of what was violated")
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-tools-") as directory:

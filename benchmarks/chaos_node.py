@@ -2,23 +2,22 @@
 
 import asyncio
 import contextlib
-import errno
-import mmap
 import os
-import shutil
 import signal
-import struct
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 import aiohttp
+from chaos_clients import half_open, storm
 from chaos_invariants import Judge, Page
-from chaos_schedule import CLOCK_LIKE, Act, Injection
+from chaos_machine import HERE, Machine, Weight, children, weigh
+from chaos_schedule import Act, Injection
 from chaos_world import NODE, World
 
 from exporter.simulator import api_objects, filesystem
@@ -27,69 +26,26 @@ from exporter.simulator.kubelet import KubeletServer
 from exporter.simulator.parts import free_port
 from exporter.simulator.truth import NodeTruth
 
-HERE = Path(__file__).parent
 SCRAPE_SECONDS = 0.5
 SCRAPE_LIMIT_SECONDS = 10.0
 """Prometheus waits as long by default."""
 START_SECONDS = 60.0
 END_SECONDS = 30.0
 """As the kubelet waits by default."""
-STORM_CLIENTS = 40
-HALF_OPEN_CLIENTS = 25
-_DISK_BYTES = 512 * 1024
 _PRICES = "currency: USD\nrows:\n  - {model: '*', per_gpu_hour: 3.6, source: chaos, as_of: 2026-01-01}\n"
 _WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
 _GARBAGE = "{[\x00 this is no YAML"
-_AGENT = ("--sample-interval", "200ms", "--kubelet-interval", "1s", "--attribution-expiry", "5s", "--state-interval", "1s")
+_AGENT = (
+    "--sample-interval",
+    "200ms",
+    "--kubelet-interval",
+    "1s",
+    "--attribution-expiry",
+    "5s",
+    "--state-interval",
+    "1s",
+)
 _FAULTY_DISKS = frozenset({Act.DISK_FULL, Act.DISK_READ_ONLY, Act.DISK_HANG})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What this machine has."""
-
-    clock: Path | None
-    """Library with a wall clock that can be set and a disk that can hang; ``None`` without a compiler."""
-    may_mount: bool
-
-    @property
-    def cannot(self) -> frozenset[str]:
-        """Kinds that are left out here."""
-        without: set[str] = set() if self.clock else {*CLOCK_LIKE}
-        return frozenset(without if self.may_mount else without | {Act.DISK_FULL, Act.DISK_READ_ONLY})
-
-
-def tools(directory: Path) -> Tools:
-    """Build the clock into ``directory`` and see whether a file system can be mounted there."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    clock = directory / "chaos_clock.so" if compiler else None
-    if compiler:
-        command = [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared"]
-        subprocess.run([*command, str(HERE / "chaos_clock.c"), "-o", str(clock), "-ldl"], check=True)
-    probe = directory / "probe"
-    probe.mkdir()
-    mounted = os.geteuid() == 0 and _mount(probe) == 0
-    if mounted:
-        subprocess.run(["umount", str(probe)], check=True)
-    return Tools(clock=clock, may_mount=mounted)
-
-
-def _mount(directory: Path) -> int:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(directory)]
-    return subprocess.run(command, check=False, capture_output=True).returncode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """What the agent and its children take."""
-
-    threads: int
-    descriptors: int
-    children: int
-    files: int
-    """In the state directory."""
-    series: int
-    pss_kib: int
 
 
 @dataclass(kw_only=True)
@@ -99,11 +55,10 @@ class ChaosNode:
     directory: Path
     world: World
     judge: Judge
-    tools: Tools
+    machine: Machine
     pages: int = 0
     storm: Counter[str] = field(default_factory=Counter)
     newest: Page | None = None
-    weights: list[Weight] = field(default_factory=list)
     _process: asyncio.subprocess.Process | None = None
     _serving: bool = False
     _agents: int = 0
@@ -114,14 +69,8 @@ class ChaosNode:
     _disk_failed_at: float = -1e9
     _saved_at: float = -1e9
 
-    async def __aenter__(self) -> "ChaosNode":
+    async def __aenter__(self) -> Self:
         """Make the node and start the agent."""
-        self.state.mkdir()
-        if self.tools.may_mount and _mount(self.state):
-            raise OSError("cannot mount a file system any more")
-        self._control_path.write_bytes(bytes(16))
-        with self._control_path.open("r+b") as file:
-            self._control = mmap.mmap(file.fileno(), 16)
         self._port = free_port(0)
         self._kubelet = KubeletServer(self.directory / "kubelet.sock", self.truth)
         self._api = ApiServer(
@@ -146,29 +95,17 @@ class ChaosNode:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._set_disk_hanging(hangs=False)
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
         await self._session.close()
         await self._api.stop()
         await self._kubelet.stop()
-        if self.tools.may_mount:
-            subprocess.run(["umount", "-l", str(self.state)], check=False, capture_output=True)
-
-    @property
-    def state(self) -> Path:
-        """The state directory."""
-        return self.directory / "state"
 
     @property
     def log(self) -> Path:
         """What all agents of the node have said."""
         return self.directory / "agent.log"
-
-    @property
-    def _control_path(self) -> Path:
-        return self.directory / "control"
 
     def now(self) -> float:
         """Time of the world."""
@@ -178,8 +115,8 @@ class ChaosNode:
         """The node now."""
         return self.world.at(self.now())
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type, var-annotated]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
@@ -216,13 +153,10 @@ class ChaosNode:
         """Start an agent and wait until it listens."""
         (self.directory / "prices.yaml").write_text(_PRICES, encoding="utf-8")
         (self.directory / "web.yaml").write_text(_WEB, encoding="utf-8")
-        env = {**os.environ, "CHAOS_CONTROL": str(self._control_path)}
-        if self.tools.clock:
-            env["LD_PRELOAD"] = str(self.tools.clock)
         self._told = False
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env
+                *self._command(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self.machine.environment
             )
         self._agents += 1
         process, until = self._process, time.monotonic() + START_SECONDS
@@ -260,8 +194,12 @@ class ChaosNode:
             process.send_signal(number)
             try:
                 code = await asyncio.wait_for(process.wait(), END_SECONDS)
-                self.judge.expect("agent ends as told", code == (-number if number == signal.SIGKILL else 0), self.now(),
-                                  f"{number.name}: exit code {code}: {self._last_words()}")
+                self.judge.expect(
+                    "agent ends as told",
+                    code == (-number if number == signal.SIGKILL else 0),
+                    self.now(),
+                    f"{number.name}: exit code {code}: {self._last_words()}",
+                )
             except TimeoutError:
                 self.judge.note(f"agent ends as told: not within {END_SECONDS:g} s of {number.name}", self.now())
                 process.send_signal(signal.SIGABRT)
@@ -310,36 +248,6 @@ class ChaosNode:
             if page and page.one("gpu_exporter_state_saved") == 1.0:
                 self._saved_at = seen_at
 
-    async def _storm(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-
-        async def client(session: aiohttp.ClientSession) -> None:
-            while time.monotonic() < until and self._serving:
-                try:
-                    async with session.get(self._url("/metrics")) as answer:
-                        await answer.read()
-                        self.storm[str(answer.status)] += 1
-                        if answer.status not in (200, 503) and self._serving:
-                            self.judge.note(f"storm: status {answer.status}", self.now())
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    self.storm[type(error).__name__] += 1
-
-        limit = aiohttp.TCPConnector(limit=STORM_CLIENTS)
-        wait = aiohttp.ClientTimeout(total=SCRAPE_LIMIT_SECONDS)
-        async with aiohttp.ClientSession(connector=limit, timeout=wait) as session:
-            await asyncio.gather(*(client(session) for _ in range(STORM_CLIENTS)))
-
-    async def _half_open(self, seconds: float) -> None:
-        writers = []
-        for _ in range(HALF_OPEN_CLIENTS):
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", self._port)
-                writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nX-Half: ")
-                writers.append(writer)
-        await asyncio.sleep(seconds)
-        for writer in writers:
-            writer.close()
-
     # What is done
 
     async def play(self, injections: tuple[Injection, ...]) -> None:
@@ -352,7 +260,7 @@ class ChaosNode:
 
     async def until_quiet(self) -> None:
         """Wait until nothing that was done lasts."""
-        while self._lasting.total() or self._restarting.locked():
+        while self._lasting.total() or self._restarting.locked():  # noqa: ASYNC110 - many ways to end, looking is plain
             await asyncio.sleep(0.05)
 
     async def _act(self, one: Injection) -> None:
@@ -371,7 +279,7 @@ class ChaosNode:
                 case Act.STORM:
                     await self._storm(one.seconds)
                 case Act.HALF_OPEN:
-                    await self._half_open(one.seconds)
+                    await half_open(self._port, one.seconds)
                 case Act.MIG | Act.XID:
                     pass
                 case _:
@@ -379,74 +287,57 @@ class ChaosNode:
         finally:
             self._lasting[act] -= 1
 
+    async def _storm(self, seconds: float) -> None:
+        came = await storm(self._url("/metrics"), seconds, lambda: self._serving)
+        self.storm += came
+        wrong = {told: count for told, count in came.items() if told.isdigit() and told not in ("200", "503")}
+        self.judge.expect("a storm is served or sent off", not wrong, self.now(), f"{wrong}")
+
     async def _last(self, act: Act, one: Injection) -> None:
         """Do what lasts, and undo it."""
         undo = self._begin(act, one)
         try:
             await asyncio.sleep(one.seconds)
         finally:
-            if self._lasting[act] == 1:  # else another of its kind still lasts
-                undo()
+            undo()
             if act in _FAULTY_DISKS:
                 self._disk_failed_at = self.now()
 
     def _begin(self, act: Act, one: Injection) -> Callable[[], None]:
-        match act:
-            case Act.CLOCK:
-                self._step(one.parameter)
-                return lambda: self._step(0.0)
-            case Act.CHILD_STOP:
-                stopped = self._signal_child(signal.SIGSTOP)
-                return lambda: _send(stopped, signal.SIGCONT)
-            case Act.DISK_HANG:
-                self._set_disk_hanging(hangs=True)
-                return lambda: self._set_disk_hanging(hangs=False)
-            case Act.DISK_READ_ONLY:
-                self._remount("ro")
-                return lambda: (self._remount("rw"), self._make_room())[0]
-            case Act.DISK_FULL:
-                self._fill()
-                return self._make_room
-            case Act.PRICES:
-                return self._spoil("prices.yaml", _PRICES, hangup=True)
-            case _:
-                return self._spoil("web.yaml", _WEB, hangup=False)
+        """Do what lasts; what is returned undoes it, unless another of its kind still lasts."""
+        if act is Act.CHILD_STOP:
+            stopped = self._signal_child(signal.SIGSTOP)
+            return lambda: _send(stopped, signal.SIGCONT)
+        machine = self.machine
+        pairs: dict[Act, tuple[Callable[[], None], Callable[[], None]]] = {
+            Act.CLOCK: (partial(self._step, one.parameter), partial(self._step, 0.0)),
+            Act.DISK_HANG: (partial(machine.hang, hangs=True), partial(machine.hang, hangs=False)),
+            Act.DISK_READ_ONLY: (partial(machine.remount, writable=False), partial(machine.remount, writable=True)),
+            Act.DISK_FULL: (machine.fill, machine.empty),
+            Act.PRICES: self._spoiler("prices.yaml", _PRICES, hangup=True),
+            Act.WEB: self._spoiler("web.yaml", _WEB, hangup=False),
+        }
+        begin, end = pairs[act]
+        begin()
+
+        def undo() -> None:
+            if act is Act.DISK_FULL or self._lasting[act] == 1:  # room is counted there
+                end()
+
+        return undo
 
     def _step(self, seconds: float) -> None:
         self.judge.stepped(self.now(), seconds)
-        self._control[0:8] = struct.pack("q", int(seconds * 1e9))
+        self.machine.step(seconds)
 
-    def _set_disk_hanging(self, *, hangs: bool) -> None:
-        self._control[8:16] = struct.pack("q", int(hangs))
-
-    def _remount(self, mode: str) -> None:
-        # Busy with an open file it stays as it is; then there is no fault.
-        subprocess.run(["mount", "-o", f"remount,{mode}", str(self.state)], check=False, capture_output=True)
-
-    def _fill(self) -> None:
-        try:
-            with (self.state / "ballast").open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EROFS):
-                raise
-
-    def _make_room(self) -> None:
-        """End the lack of space, unless another one lasts; a disk that is read-only makes room when it is not any more."""
-        if self._lasting[Act.DISK_FULL] <= 1:
-            with contextlib.suppress(OSError):
-                (self.state / "ballast").unlink()
-
-    def _spoil(self, name: str, good: str, *, hangup: bool) -> Callable[[], None]:
+    def _spoiler(self, name: str, good: str, *, hangup: bool) -> tuple[Callable[[], None], Callable[[], None]]:
         def write(text: str) -> None:
-            (self.directory / name).write_text(text, encoding="utf-8")
+            if self._serving:  # one that starts with garbage says so and ends, as it should
+                (self.directory / name).write_text(text, encoding="utf-8")
             if hangup:
                 self._signal(signal.SIGHUP)
 
-        if self._serving:  # one that starts with garbage says so and ends, as it should
-            write(_GARBAGE)
-        return lambda: write(good)
+        return partial(write, _GARBAGE), partial(write, good)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._serving and self._process is not None and self._process.returncode is None:
@@ -454,41 +345,18 @@ class ChaosNode:
 
     def _signal_child(self, number: signal.Signals) -> int:
         """Send a signal to one of the agent's children, the one or the other; its id, 0 where there was none."""
-        children = list(self.children())
-        if not children:
+        there = list(children(self._process.pid)) if self._process else []
+        if not there:
             return 0
-        pid = children[int(self.now() * 1000) % len(children)]
+        pid = there[int(self.now() * 1000) % len(there)]
         _send(pid, number)
         return pid
 
-    # What the agent takes
-
-    def children(self) -> Iterator[int]:
-        """Ids of the agent's children."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        with contextlib.suppress(OSError):
-            pid = self._process.pid
-            text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-            yield from (int(one) for one in text.split())
-
     def weigh(self) -> Weight | None:
         """What the agent takes now; ``None`` where it is not there."""
-        if self._process is None or self._process.returncode is not None or self.newest is None:
+        if self._process is None or self.newest is None:
             return None
-        try:
-            own = Path(f"/proc/{self._process.pid}")
-            family = [self._process.pid, *self.children()]
-            return Weight(
-                threads=len(list((own / "task").iterdir())),
-                descriptors=len(list((own / "fd").iterdir())),
-                children=len(family) - 1,
-                files=len(list(self.state.iterdir())),
-                series=len(self.newest.values),
-                pss_kib=sum(map(_pss_kib, family)),
-            )
-        except OSError:
-            return None
+        return weigh(self._process.pid, self.machine.state, len(self.newest.values))
 
     async def until_well(self, seconds: float) -> tuple[float, str]:
         """Wait until a page is the whole truth: seconds that it took, and what was still missing if it never was."""
@@ -502,11 +370,6 @@ class ChaosNode:
                     return waited, ""
             await asyncio.sleep(0.05)
         return seconds, why
-
-
-def _pss_kib(pid: int) -> int:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
 
 
 def _send(pid: int, number: signal.Signals) -> None:

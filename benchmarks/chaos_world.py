@@ -4,18 +4,21 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaos_schedule import Act, Injection
 
 from exporter.simulator import scenario, scenario_file
-from exporter.simulator.scenario import Scenario
 from exporter.simulator.truth import Fault, Load, NodeTruth
+
+if TYPE_CHECKING:
+    from exporter.simulator.scenario import Scenario
 
 NODE = "sim-chaos"
 MIG_GPU = 2
-STEADY = {"steady": 0.8, "half-a": 0.5, "half-b": 0.2}
-"""Pods that are there throughout, and how busy they are throughout."""
+STEADY = {"steady": (0.8, 0.8), "half-a": (0.7, 1.0), "half-b": (0.4, 0.7)}
+"""Pods that are there throughout, and what part of their time they are busy throughout; where the driver has not told
+of processes yet, those who share a GPU are estimated to be as busy as the other."""
 _LAYOUTS = (["3g.40gb", "3g.40gb"], ["2g.20gb", "1g.10gb", "1g.10gb"])
 _EXACT_SECONDS = 0.02
 """Whoever asks twice within this gets one answer."""
@@ -34,13 +37,16 @@ def _pod(name: str, device: dict[str, Any], activity: float, **more: object) -> 
 
 
 def _plan(injections: tuple[Injection, ...], segment: int, since: float) -> str:
-    """Scenario file of one segment: who is on the partitioned GPU is there in this segment only."""
-    short = {"start": since + 0.4, "end": since + 2.1, "every": 2.5}
+    """Scenario file of one segment: who is on the partitioned GPU is there in this segment only.
+
+    Between two pods on one GPU is more time than between two looks at its processes (1.9 s).
+    """
+    short = {"start": since + 0.4, "end": since + 3.4, "every": 5.5}
     pods = [
-        _pod("steady", {"gpu": 0}, STEADY["steady"], owner={"kind": "StatefulSet", "name": "steady"}),
-        _pod("short", {"gpu": 1}, 0.9, owner={"kind": "Job", "name": "short"}, start=0.3, end=2.0, every=2.5),
-        _pod("half-a", {"gpu": 3, "replicas": [0]}, STEADY["half-a"], owner={"kind": "DaemonSet", "name": "half"}),
-        _pod("half-b", {"gpu": 3, "replicas": [1]}, STEADY["half-b"]),
+        _pod("steady", {"gpu": 0}, 0.8, owner={"kind": "StatefulSet", "name": "steady"}),
+        _pod("short", {"gpu": 1}, 0.9, owner={"kind": "Job", "name": "short"}, start=0.3, end=3.3, every=5.5),
+        _pod("half-a", {"gpu": 3, "replicas": [0]}, 0.5, owner={"kind": "DaemonSet", "name": "half"}),
+        _pod("half-b", {"gpu": 3, "replicas": [1]}, 0.2),
         _pod(f"slice-{segment}", {"gpu": MIG_GPU, "mig": 0}, 0.6, start=since - (0 if segment else 100)),
         _pod(f"part-{segment}", {"gpu": MIG_GPU, "mig": 1}, 0.7, owner={"kind": "Job", "name": "part"}, **short),
     ]
@@ -143,9 +149,7 @@ class World:
     def _shifted(self, truth: NodeTruth, number: int) -> NodeTruth:
         joules, load = self._offsets[number]
         gpus = tuple(
-            replace(
-                gpu, energy_joules=gpu.energy_joules + joules, load_integral=_sum(gpu.load_integral, load)
-            )
+            replace(gpu, energy_joules=gpu.energy_joules + joules, load_integral=_sum(gpu.load_integral, load))
             if gpu.index == MIG_GPU
             else gpu
             for gpu in truth.gpus

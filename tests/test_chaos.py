@@ -1,0 +1,176 @@
+"""Chaos: a short piece of it with real processes, and whether its judge sees what it must not miss."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+# ruff: noqa: E402 - the benchmarks are no package
+import chaos_schedule
+import chaos_world
+from chaos_invariants import Judge, parse
+from chaos_schedule import Act, Injection
+
+from exporter.simulator.truth import Fault
+
+SEEDS = "2,9,14"
+HOUR = 3600.0
+
+
+def judge_of(*injections: Injection) -> Judge:
+    plan = chaos_world.plan(injections, epoch_unix=1000.0, epoch_monotonic=0.0)
+    return Judge(world=chaos_world.World(plan), injections=injections, with_dcgm=False)
+
+
+def page_at(t: float, *series: str, off: float = 0.0) -> str:
+    """A page of a reading and of a kubelet's answer at an instant of the world, on a clock that is off."""
+    names = ("sample", "attribution", "snapshot")
+    stamps = [f"gpu_exporter_{name}_timestamp_seconds {1000.0 + t + off!r}" for name in names]
+    return "\n".join([*stamps, *series, ""])
+
+
+def uuid_of(judge: Judge, gpu: int) -> str:
+    return judge.world.at(0.0).gpus[gpu].uuid
+
+
+def kinds(judge: Judge) -> set[str]:
+    return {one.kind for one in judge.violations}
+
+
+def test_agents_under_seeded_faults_show_nothing_that_is_not_so(tmp_path: Path) -> None:
+    """Real agents, children, sockets, signals and disks; the figures are those of the table that is printed."""
+    command = [sys.executable, "benchmarks/chaos.py", "--seeds", SEEDS, "--jobs", "3"]
+    done = subprocess.run(
+        [*command, "--faults", "30", "--seconds", "7", "--log", str(tmp_path / "violations")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    told = f"{done.stdout[-6000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0, told
+    assert "| **all** | **90** |" in done.stdout, told
+    lines = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 4]
+    checked = {cells[1].strip(): cells[2].strip() for cells in lines}
+    for invariant in ("page served", "no false idle", "attribution is the kubelet's", "owners sum to capacity"):
+        assert int(checked[invariant]) > 20, told
+
+
+def test_a_seed_always_gives_the_same_schedule_and_another_one_another() -> None:
+    assert chaos_schedule.draw(17).text() == chaos_schedule.draw(17).text()
+    assert chaos_schedule.draw(17).text() != chaos_schedule.draw(18).text()
+
+
+def test_over_two_hundred_seeds_every_kind_of_fault_happens_often() -> None:
+    counted: Counter[str] = Counter()
+    for seed in range(200):
+        counted += Counter(one.kind for one in chaos_schedule.draw(seed).injections)
+    assert set(counted) == {one.value for one in (*Fault, *Act)}
+    assert min(counted.values()) >= 20
+    assert counted.total() >= 10_000
+
+
+def test_what_a_machine_cannot_do_is_left_out() -> None:
+    without = frozenset({Act.DISK_FULL.value, Act.CLOCK.value})
+    drawn = [one.kind for seed in range(50) for one in chaos_schedule.draw(seed, without=without).injections]
+    assert drawn
+    assert not without & set(drawn)
+
+
+def test_a_layout_that_changes_takes_no_energy_back() -> None:
+    judge = judge_of(Injection(kind=Act.MIG, at=5.0, seconds=3.0), Injection(kind=Act.MIG, at=12.0, seconds=2.0))
+    energy = [judge.world.at(t / 10).gpus[chaos_world.MIG_GPU].energy_joules for t in range(200)]
+    assert energy == sorted(energy)
+    layouts = {tuple(one.profile for one in judge.world.at(t).gpus[2].instances) for t in (1.0, 6.0, 9.0, 13.0)}
+    assert len(layouts) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("a 1\na 2\n", "twice: a"), ("a NaN\n", "NaN: a"), ("", "empty"), ("a b\n", "could not convert")],
+)
+def test_a_page_with_a_series_twice_or_no_number_is_none(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        parse(text)
+
+
+def test_a_device_shown_idle_that_was_busy_is_a_violation() -> None:
+    judge = judge_of()
+    labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
+    judge.look(page_at(10.0, f"gpu_activity_ratio{labels} 0.8"), 10.3)
+    assert not judge.violations
+    judge.look(page_at(10.0, f"gpu_activity_ratio{labels} 0.1"), 10.3)
+    assert kinds(judge) == {"no false idle"}
+
+
+def test_a_value_read_while_the_gpu_was_lost_is_a_violation() -> None:
+    judge = judge_of(Injection(kind=Fault.GPU_LOST, at=5.0, seconds=4.0, gpu=0))
+    labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
+    judge.look(page_at(8.0, f"gpu_activity_ratio{labels} 0.8"), 8.2)
+    assert kinds(judge) == {"dark while faulty"}
+
+
+def test_a_holder_too_few_or_too_many_is_a_violation() -> None:
+    judge = judge_of()
+    holders = sorted({(one.device_uuid, one.pod) for one in judge.world.at(4.5).holders})
+    infos = [f'gpu_info{{uuid="{uuid}"}} 1' for uuid in sorted({uuid for uuid, _ in holders})]
+    rows = [f'gpu_pod_info{{uuid="{uuid}",pod_name="{pod}"}} 1' for uuid, pod in holders]
+    judge.look(page_at(4.5, *infos, *rows), 4.6)
+    assert not judge.violations
+    judge.look(page_at(4.5, *infos, *rows[1:]), 4.6)
+    assert kinds(judge) == {"attribution is the kubelet's"}
+    judge.violations.clear()
+    judge.look(page_at(4.5, *infos, *rows, f'gpu_pod_info{{uuid="{holders[0][0]}",pod_name="nobody"}} 1'), 4.6)
+    assert kinds(judge) == {"attribution is the kubelet's"}
+
+
+def test_a_device_that_is_held_and_shown_as_unallocated_is_a_violation() -> None:
+    judge = judge_of()
+    row = f'gpu_allocation_state{{uuid="{uuid_of(judge, 0)}",state="unallocated"}} 1'
+    judge.look(page_at(10.0, row), 10.4)
+    assert kinds(judge) == {"never unallocated while held"}
+
+
+def test_a_counter_that_goes_back_is_a_violation_and_after_a_restart_only_the_ledgers_are_held_to_what_was_shown() -> (
+    None
+):
+    judge = judge_of()
+    own = "# TYPE gpu_exporter_errors_total counter\ngpu_exporter_errors_total 7"
+    kept = "# TYPE gpu_ledger_idle_seconds_total counter\ngpu_ledger_idle_seconds_total 7"
+    judge.look(page_at(10.0, own, kept), 10.1)
+    judge.agent_began(all_was_saved=True)
+    judge.look(page_at(11.0, own.replace(" 7", " 0"), kept), 11.1)
+    assert not judge.violations
+    judge.look(page_at(12.0, own.replace(" 7", " 1"), kept.replace(" 7", " 6.9")), 12.1)
+    assert kinds(judge) == {"counters never go back"}
+    judge.violations.clear()
+    judge.agent_began(all_was_saved=False)
+    judge.look(page_at(13.0, kept.replace(" 7", " 2")), 13.1)
+    assert not judge.violations
+
+
+def test_owners_that_do_not_sum_to_capacity_are_a_violation() -> None:
+    judge = judge_of()
+    parts = [
+        f"gpu_ledger_{kind}_seconds_total {value}" for kind, value in (("allocated", 8), ("active", 3), ("idle", 5))
+    ]
+    judge.look(page_at(10.0, "gpu_exporter_ledger_capacity_seconds_total 8", *parts), 10.1)
+    assert not judge.violations
+    judge.look(page_at(10.0, "gpu_exporter_ledger_capacity_seconds_total 8.5", *parts), 10.1)
+    assert kinds(judge) == {"owners sum to capacity"}
+
+
+def test_an_instant_is_found_again_though_the_clock_was_set_unless_it_could_be_two() -> None:
+    judge = judge_of()
+    judge.stepped(10.0, HOUR)
+    judge.stepped(12.0, 0.0)
+    assert judge.world_time(1000.0 + 11.0 + HOUR, 12.5) == pytest.approx(11.0)
+    assert judge.world_time(1000.0 + 12.4, 12.5) == pytest.approx(12.4)
+    judge.stepped(13.0, -1.0)
+    assert judge.world_time(1000.0 + 12.6, 13.9) is None
