@@ -73,13 +73,13 @@ check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules,
 bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
 	$(RUN) benchmarks/bench.py
 
-# make chaos SEEDS=17 runs one seed again; SEEDS=1..200 is two hours of one core. FAULTS, SECONDS: of each schedule; JOBS: side by side.
+# make chaos SEEDS=17 runs one seed again; SEEDS=1..200 is an hour of one core. Each schedule: FAULTS, begun WITHIN seconds.
 SEEDS ?= 1..20
 FAULTS ?= 54
-SECONDS ?= 12
+WITHIN ?= 12
 chaos: JOBS = 1
 chaos: .venv/.develop ## Real agents under random faults, every page held to the truth; see docs/reliability.md
-	$(RUN) benchmarks/chaos.py --seeds $(SEEDS) --faults $(FAULTS) --seconds $(SECONDS) --jobs $(JOBS) $(CHAOS_OPTIONS)
+	$(RUN) benchmarks/chaos.py --seeds $(SEEDS) --faults $(FAULTS) --seconds $(WITHIN) --jobs $(JOBS) $(CHAOS_OPTIONS)
 
 bench-accuracy: .venv/.develop .tools/.test ## A day of a real trace through meters, ledger and Prometheus, against the truth; 6 minutes
 	$(RUN) benchmarks/accuracy.py
