@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final
+from itertools import groupby
+from typing import Final, Literal
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -25,6 +26,10 @@ PROBES: Final = ("/healthz", "/health", "/readyz")
 """Always answered: a busy agent that its kubelet restarted would be no less busy."""
 
 
+Room = Literal["free", "soon", "none"]
+"""Place for one more: at once, as soon as those who have just come have had their turn, or not before long."""
+
+
 class Connections:
     """Those that have sent something.
 
@@ -39,6 +44,8 @@ class Connections:
         self._visits: dict[web.RequestHandler, Visit] = {}
         self.answering = 0
         """Requests that handlers are at work at."""
+        self.turn = 0
+        """How often those before the door were looked through."""
         self._ended: Counter[str] = Counter()
         self._told_at: float | None = None
 
@@ -53,7 +60,7 @@ class Connections:
         """How many each client has."""
         return Counter(visit.peer for visit in self._visits.values())
 
-    def make_room(self, peer: str, now: float) -> bool:
+    def make_room(self, peer: str, now: float) -> Room:
         """Whether there is place for one more; the one that deserves its place least makes it.
 
         Args:
@@ -61,20 +68,21 @@ class Connections:
             now: The loop's time.
         """
         if len(self._visits) < self.limits.connections:
-            return True
-        leaves = who_leaves(self._visits.values(), peer, now)
+            return "free"
+        leaves = who_leaves(self._visits.values(), peer, self.turn, now)
         if leaves is None:
-            self.ended("refused")
-            return False
+            return "none"
+        if leaves == "soon":
+            return "soon"
         del self._visits[leaves.inner]
         # Nobody waits for the farewell of TLS while others wait for the place.
         leaves.end(at_once=not leaves.known or leaves.is_secured or leaves.unsent_bytes() > 0)
         self.ended("made_way")
-        return True
+        return "free"
 
     def enter(self, peer: str, inner: web.RequestHandler) -> Visit:
         """Somebody comes in."""
-        visit = self._visits[inner] = Visit(peer, inner, self.limits, self.leave)
+        visit = self._visits[inner] = Visit(peer, inner, self.limits, self.leave, turn=self.turn)
         return visit
 
     def leave(self, visit: Visit) -> None:
@@ -168,11 +176,12 @@ class Connections:
 CONNECTIONS = web.AppKey("CONNECTIONS", Connections)
 
 
-def who_leaves(visits: Iterable[Visit], peer: str, now: float) -> Visit | None:
-    """Who makes way for one more of ``peer``: ``None`` where all are at work.
+def who_leaves(visits: Iterable[Visit], peer: str, turn: int, now: float) -> Visit | Literal["soon"] | None:
+    """Who makes way for one more of ``peer``: ``None`` where all are at work, "soon" where some have just come.
 
     First those who have not been given anything yet, of the client with the most connections the oldest; then, in
-    the same order, those who have asked and been answered; last those who do not take their answer.
+    the same order, those who have asked and been answered; last those who do not take their answer. Nobody does who
+    has just come: a flood would push out who has sent his request before it is read.
     """
     held = list(visits)
     crowd = Counter(visit.peer for visit in held)
@@ -180,15 +189,21 @@ def who_leaves(visits: Iterable[Visit], peer: str, now: float) -> Visit | None:
     def place(visit: Visit) -> tuple[int, float]:
         return -crowd[visit.peer], visit.quiet_since
 
-    free = [visit for visit in held if not visit.answering]
-    strangers = [visit for visit in free if not visit.known]
-    if strangers:
-        return min(strangers, key=place)
-    by_place = sorted(free, key=place)
-    for visit in by_place:
-        if visit.unsent_bytes() == 0 or visit.takes_nothing(now, STALLED_SECONDS):
-            return visit
-    return next((visit for visit in by_place if crowd[visit.peer] > crowd[peer] + 1), None)
+    free = sorted((visit for visit in held if not visit.answering), key=place)
+    fresh = {visit for visit in free if not visit.known and visit.is_fresh(turn, now)}
+    strangers = (visit for visit in free if not visit.known and visit not in fresh)
+    if stranger := next(strangers, None):
+        return stranger
+    if 2 * len(fresh) > len(free):
+        return "soon"
+    for _, group in groupby(free, key=lambda visit: crowd[visit.peer]):
+        of_a_size = list(group)
+        for visit in of_a_size:
+            if visit not in fresh and (visit.unsent_bytes() == 0 or visit.takes_nothing(now, STALLED_SECONDS)):
+                return visit
+        if not fresh.isdisjoint(of_a_size):
+            return "soon"
+    return next((visit for visit in free if crowd[visit.peer] > crowd[peer] + 1), None)
 
 
 def runner_of(app: web.Application, shutdown_seconds: float) -> web.AppRunner:

@@ -20,8 +20,11 @@ from exporter.exposition.visit import Visit, refusal, reset
 if TYPE_CHECKING:
     import ssl
 
-AT_A_TIME = 8
-"""Far fewer than there is place for: who has sent his request is read before a flood behind him has pushed him out."""
+ACCEPTED_ONCE = 32
+LET_IN_ONCE = 8
+"""Far fewer than there is place for: who has come in is read before those behind him need his place."""
+SOON_SECONDS = 0.01
+"""Until it is looked again whether there is room."""
 PAUSE_SECONDS = 0.1
 """Without a descriptor to accept with."""
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -89,7 +92,9 @@ class Door:
         self._listener.close()
 
     def _accept(self) -> None:
-        for _ in range(AT_A_TIME):
+        for _ in range(ACCEPTED_ONCE):
+            if self._count >= self._connections.limits.silent and not self._make_way():
+                return  # all of them have sent something: the kernel keeps the others until it was their turn
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -103,8 +108,6 @@ class Door:
                 self._loop.call_later(PAUSE_SECONDS, self._resume)
                 return
             connection.settimeout(0)
-            if self._count >= self._connections.limits.silent:
-                self._make_way()
             one = _Outside(socket=connection, peer=peer_of(address), since=self._loop.time())
             self._outside[one.peer][one] = None
             self._count += 1
@@ -115,11 +118,12 @@ class Door:
             self._loop.add_reader(self._listener, self._accept)
 
     def _make_way(self) -> bool:
-        """Of the client with the most outside, the oldest goes; whether there was one."""
-        crowd = max(self._outside.values(), key=len, default=None)
-        if not crowd:
+        """Of the client with the most outside, the oldest that has sent nothing goes; whether there was one."""
+        by_crowd = sorted(self._outside.values(), key=len, reverse=True)
+        silent = next((one for crowd in by_crowd for one in crowd if not one.knocks), None)
+        if silent is None:
             return False
-        self._turn_out(next(iter(crowd)))
+        self._turn_out(silent)
         self._connections.ended("made_way")
         return True
 
@@ -132,6 +136,7 @@ class Door:
             self._loop.call_soon(self._let_in)
 
     def _let_in(self) -> None:
+        self._connections.turn += 1
         crowd = self._connections.crowd()
         queue = []
         for peer, group in self._outside.items():
@@ -141,25 +146,37 @@ class Door:
                     queue.append((place, one.since, one))
                     place += 1
         queue.sort(key=lambda each: each[:2])
-        for _, _, one in queue[:AT_A_TIME]:
-            self._admit(one)
-        self._letting_in = len(queue) > AT_A_TIME
+        wait_seconds = 0.0
+        for _, _, one in queue[:LET_IN_ONCE]:
+            if not self._admit(one):
+                wait_seconds = SOON_SECONDS
+                break
+        self._letting_in = len(queue) > LET_IN_ONCE or wait_seconds > 0
         if self._letting_in:
-            self._loop.call_soon(self._let_in)
+            self._loop.call_later(wait_seconds, self._let_in)
 
-    def _admit(self, one: _Outside) -> None:
-        self._forget(one)
+    def _admit(self, one: _Outside) -> bool:
+        """Let it in or turn it away; false where that is not to be decided yet."""
         if _has_gone(one.socket):
+            self._forget(one)
             one.socket.close()
-        elif self._connections.make_room(one.peer, self._loop.time()):
+            return True
+        room = self._connections.make_room(one.peer, self._loop.time())
+        if room == "soon":
+            return False
+        self._forget(one)
+        if room == "free":
             visit = self._connections.enter(one.peer, self._server())
             visit.opening = asyncio.ensure_future(self._open(one, visit))
             self._opening.add(visit.opening)
             visit.opening.add_done_callback(partial(self._opened, one, visit))
-        elif self.context:
-            reset(one.socket)
         else:
-            _refuse(one.socket)
+            self._connections.ended("refused")
+            if self.context:
+                reset(one.socket)
+            else:
+                _refuse(one.socket)
+        return True
 
     async def _open(self, one: _Outside, visit: Visit) -> None:
         """Take up TLS where there is some, and hand the connection to aiohttp."""

@@ -17,6 +17,10 @@ _RESET = struct.pack("ii", 1, 0)
 _ACKED = struct.Struct("=120xQ")
 """Of ``struct tcp_info``: bytes that the other end has confirmed."""
 _FAREWELL_SECONDS = 1.0
+_FRESH_TURNS = 10
+"""Of the loop: from being let in to being read takes five, however long one is."""
+_FRESH_SECONDS = 0.5
+"""For a handshake with a client that is not far away."""
 
 
 class Visit(asyncio.Protocol):
@@ -27,9 +31,12 @@ class Visit(asyncio.Protocol):
         inner: aiohttp's own protocol.
         limits: Of each connection.
         left: Told when it is over.
+        turn: Of the loop, in which it came.
     """
 
-    def __init__(self, peer: str, inner: web.RequestHandler, limits: Limits, left: Callable[["Visit"], None]) -> None:
+    def __init__(
+        self, peer: str, inner: web.RequestHandler, limits: Limits, left: Callable[["Visit"], None], *, turn: int
+    ) -> None:
         now = asyncio.get_running_loop().time()
         self.peer = peer
         self.inner = inner
@@ -43,6 +50,7 @@ class Visit(asyncio.Protocol):
         """Makes it, TLS included; over when the transport is there."""
         self._limits = limits
         self._left = left
+        self._turn = turn
         self._transport: asyncio.Transport | None = None
         self._head_since: float | None = now
         self._head_bytes = 0
@@ -50,6 +58,7 @@ class Visit(asyncio.Protocol):
         self._stalled_since = now
         self._acked = 0
         self._has_asked = False
+        self._is_unread = True
         self._is_over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,6 +77,7 @@ class Visit(asyncio.Protocol):
         if self._head_since is None:
             self._head_since = asyncio.get_running_loop().time()
         self._head_bytes += len(data)
+        self._is_unread = False
         if self._head_bytes > self._limits.head_bytes:
             self._turn_away(data)
         else:
@@ -131,6 +141,10 @@ class Visit(asyncio.Protocol):
     def takes_nothing(self, now: float, seconds: float) -> bool:
         """Whether its answer has not got on for so long, as far as ``is_late`` has looked."""
         return not self.answering and now - self._stalled_since >= seconds and self.unsent_bytes() > 0
+
+    def is_fresh(self, turn: int, now: float) -> bool:
+        """Whether it has just come, and what it has sent cannot have been taken up yet."""
+        return turn - self._turn < _FRESH_TURNS or (self._is_unread and now - self.quiet_since < _FRESH_SECONDS)
 
     def is_late(self, now: float) -> bool:
         """Whether it takes longer than it may for what it does. To be asked about once a second."""

@@ -1,0 +1,195 @@
+"""Agent and service under clients that are many, slow or odd: another scraper gets its page, samples go on."""
+
+import asyncio
+import gzip
+import json
+import re
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from agent_support import AgentProcess, running_agent
+from test_service_run import serving
+from web_support import make_certificates, web_file
+
+SOURCE = Path(__file__).resolve().parents[1] / "benchmarks" / "load_source.py"
+MOST_MIB = 300
+"""An agent without load has a third of it, a hundred pages of a copy each would be far more."""
+_SAMPLE = re.compile(r"^gpu_exporter_sample_timestamp_seconds (\S+)$", re.MULTILINE)
+FEW = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
+
+CROWDS = {
+    "silent": ("silent", "--count", "1500", "--rate", "1500", "--again"),
+    "silent, of many addresses": (
+        *("silent", "--count", "1500", "--rate", "1500", "--again", "--source"),
+        *(f"127.0.1.{number}" for number in range(1, 200)),
+    ),
+    "half a request": ("begins", "--count", "1500", "--rate", "1000", "--again"),
+    "a page each, then silent": ("asks", "--count", "1500", "--rate", "400", "--again"),
+    "slow readers of another address": ("slow", "--count", "150", "--rate", "300", "--again", "--source", "127.0.0.9"),
+    "a header line of 100 MB": ("line", "--count", "2", "--again"),
+    "headers of 100 MB": ("headers", "--count", "2", "--again"),
+    "a body of 100 MB": ("body", "--count", "2", "--again"),
+}
+
+
+@contextmanager
+def crowd(port: int, *arguments: str, seconds: float = 1.2) -> Iterator[subprocess.Popen[str]]:
+    """Clients in a process of their own."""
+    command = [sys.executable, str(SOURCE), *arguments, "--port", str(port), "--seconds", str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def told(process: subprocess.Popen[str]) -> Counter[str]:
+    """What became of them; waits until they are through."""
+    said, _ = process.communicate(timeout=60)
+    return Counter(json.loads(said)["outcomes"])
+
+
+def pages_meanwhile(url: str, process: subprocess.Popen[str], context: ssl.SSLContext | None = None) -> list[str]:
+    """Scrapes over a fresh connection each, for as long as the crowd is there."""
+    pages = []
+    while process.poll() is None:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=20, context=context) as answer:  # noqa: S310 - our own server
+            assert answer.status == 200
+            pages.append(answer.read().decode())
+        time.sleep(0.02)
+    return pages
+
+
+def samples(pages: list[str]) -> set[str]:
+    """Times of the samples that they show; each of them is whole."""
+    assert all(page.endswith("\n") and "gpu_up{" in page for page in pages)
+    return {found[1] for page in pages if (found := _SAMPLE.search(page))}
+
+
+def memory_mib(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(re.findall(r"VmHWM:\s+(\d+)", text)[0]) // 1024
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[AgentProcess]:
+    with running_agent("--simulate", "a100-mig", "--sample-interval", "200ms") as one:
+        one.until(lambda page: "gpu_exporter_sample_timestamp_seconds" in page, "a sample")
+        yield one
+
+
+@pytest.mark.parametrize("arguments", CROWDS.values(), ids=CROWDS.keys())
+def test_another_scraper_gets_its_page_and_samples_go_on(agent: AgentProcess, arguments: tuple[str, ...]) -> None:
+    before = len(agent.lines)
+    with crowd(agent.port, *arguments) as process:
+        pages = pages_meanwhile(f"http://127.0.0.1:{agent.port}", process)
+        outcomes = told(process)
+    assert len(samples(pages)) >= 3
+    assert memory_mib(agent.process.pid) < MOST_MIB
+    assert not outcomes["500"]
+    assert not outcomes["broken"]
+    assert len(agent.lines) - before <= 1, agent.lines[before:]
+
+
+async def test_fifty_scrapers_at_once_get_the_same_whole_page_of_a_snapshot(agent: AgentProcess) -> None:
+    async def scrape() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", agent.port, limit=1 << 22)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n")
+        head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"Content-Encoding: gzip" in head
+        return gzip.decompress(body)
+
+    by_snapshot: dict[str, set[bytes]] = {}
+    for _ in range(3):
+        for page in await asyncio.gather(*(scrape() for _ in range(50))):
+            text = page.decode()
+            when = next(
+                line for line in text.splitlines() if line.startswith("gpu_exporter_snapshot_timestamp_seconds")
+            )
+            assert text.endswith("\n")
+            by_snapshot.setdefault(when, set()).add(page)
+    assert len(by_snapshot) < 150
+    assert all(len(pages) == 1 for pages in by_snapshot.values())
+
+
+def test_odd_requests_are_answered_or_cut_and_nothing_of_them_is_in_the_log(agent: AgentProcess) -> None:
+    before = len(agent.lines)
+    with crowd(agent.port, "odd", "--count", "300", "--rate", "600") as process:
+        pages = pages_meanwhile(f"http://127.0.0.1:{agent.port}", process)
+        outcomes = told(process)
+    assert len(samples(pages)) >= 3
+    assert set(outcomes) <= {
+        "100",
+        "200",
+        "304",
+        "400",
+        "403",
+        "404",
+        "405",
+        "408",
+        "413",
+        "417",
+        "431",
+        "ended",
+        "202",
+    }
+    assert outcomes["400"]
+    assert len(agent.lines) - before <= 1, agent.lines[before:]
+
+
+def test_what_was_done_to_clients_is_counted(agent: AgentProcess) -> None:
+    with crowd(agent.port, *CROWDS["silent"]) as process:
+        told(process)
+    agent.until(
+        lambda page: page.get('gpu_exporter_errors_total{part="http",reason="made_way"}', 0) > 100, "connections ended"
+    )
+
+
+def test_a_flood_leaves_the_agent_the_descriptors_that_its_sources_need() -> None:
+    with running_agent("--simulate", "demo", "--sample-interval", "200ms", prefix=FEW) as agent:
+        agent.until(lambda page: "gpu_exporter_sample_timestamp_seconds" in page, "a sample")
+        with crowd(agent.port, *CROWDS["silent"]) as process:
+            pages = pages_meanwhile(f"http://127.0.0.1:{agent.port}", process)
+            most = len(list(Path(f"/proc/{agent.process.pid}/fd").iterdir()))
+        assert len(samples(pages)) >= 3
+        assert most < 200
+        assert not [line for line in agent.lines if "Too many open files" in line or "Traceback" in line]
+
+
+@pytest.mark.parametrize("kind", ["begins", "hello"])
+def test_connections_that_do_not_get_through_with_tls_do_not_keep_others_out(tmp_path: Path, kind: str) -> None:
+    certificates = make_certificates(tmp_path)
+    path = web_file(tmp_path, tls={})
+    with running_agent("--simulate", "demo", "--sample-interval", "200ms", "--web-config", str(path)) as agent:
+        with crowd(agent.port, kind, "--count", "800", "--rate", "400", "--again", seconds=2) as process:
+            pages = pages_meanwhile(f"https://localhost:{agent.port}", process, certificates.client())
+        assert len(samples([page for page in pages if "gpu_up{" in page])) >= 3
+        assert memory_mib(agent.process.pid) < MOST_MIB
+        assert not [line for line in agent.lines if "Traceback" in line or "SSL" in line]
+
+
+def test_the_service_is_within_its_limits_too(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(log, "--prometheus", "http://127.0.0.1:9", ready=False) as (process, url):
+        port = int(url.rpartition(":")[2])
+        outcomes: Counter[str] = Counter()
+        kinds = (CROWDS["silent"], CROWDS["a header line of 100 MB"], ("odd", "--count", "100", "--rate", "200"))
+        for arguments in kinds:
+            with crowd(port, *arguments) as source:
+                assert all(page.endswith("\n") for page in pages_meanwhile(url, source))
+                outcomes += told(source)
+        assert not outcomes["500"]
+        assert memory_mib(process.pid) < MOST_MIB
+    assert "Traceback" not in log.read_text()
