@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import budgets
@@ -100,8 +100,37 @@ def main() -> int:
 
 
 def _measure(setting: Setting, seconds: float, *, with_nvitop: bool) -> tuple[Figures, Figures | None]:
-    with tempfile.TemporaryDirectory(prefix="bench-") as name, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
+        with running_node(setting, directory) as node:
+            ours = measure.measure(node.agent, seconds=seconds, log=directory / "agent.log")
+            if not with_nvitop:
+                return ours, None
+            port = _free_port()
+            nvitop = Subject(
+                name=nvitop_compare.PACKAGE,
+                command=nvitop_compare.command(port),
+                environment=node.driver,
+                port=port,
+                ready=lambda page: f'uuid="{node.last_uuid}"' in page,
+            )
+            return ours, measure.measure(nvitop, seconds=seconds, log=directory / "nvitop.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that is simulated around an agent, and how that agent is started."""
+
+    agent: Subject
+    driver: dict[str, str]
+    """Environment that makes a process find the simulated driver."""
+    last_uuid: str
+
+
+@contextlib.contextmanager
+def running_node(setting: Setting, directory: Path) -> Iterator[Node]:
+    """Simulate a node in processes that are not counted."""
+    with contextlib.ExitStack() as stack:
         without = dcgm_stub_support.WITHOUT_GPM if setting.dcgm else ()
         library = stub_support.build(directory / "lib", without=without)
         control = stub_support.control(directory / "control", partitioned=setting.partitioned)
@@ -111,19 +140,7 @@ def _measure(setting: Setting, seconds: float, *, with_nvitop: bool) -> tuple[Fi
         agent = _agent(directory, environment, devices=len(pids), api=api if setting.metadata else None)
         if setting.dcgm:
             agent = stack.enter_context(_with_dcgm(directory, agent, partitioned=setting.partitioned))
-        ours = measure.measure(agent, seconds=seconds, log=directory / "agent.log")
-        if not with_nvitop:
-            return ours, None
-        port = _free_port()
-        last = list(pids)[-1]
-        nvitop = Subject(
-            name=nvitop_compare.PACKAGE,
-            command=nvitop_compare.command(port),
-            environment=environment,
-            port=port,
-            ready=lambda page: f'uuid="{last}"' in page,
-        )
-        return ours, measure.measure(nvitop, seconds=seconds, log=directory / "nvitop.log")
+        yield Node(agent=agent, driver=environment, last_uuid=list(pids)[-1])
 
 
 def _agent(directory: Path, environment: dict[str, str], *, devices: int, api: str | None) -> Subject:

@@ -1,9 +1,10 @@
 """Measures one running exporter: CPU without scrapes, CPU per scrape, scrape latency, memory."""
 
+import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,18 @@ def measure(subject: Subject, *, seconds: float, log: Path) -> Figures:
     Raises:
         NotReadyError: with the end of its log.
     """
+    with started(subject, log) as process:
+        time.sleep(WARM_UP_SECONDS)
+        return _figures(subject, footprint.family(process.pid), seconds)
+
+
+@contextlib.contextmanager
+def started(subject: Subject, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the exporter, wait until it is ready, and end it.
+
+    Raises:
+        NotReadyError: with the end of its log.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(subject.command),
@@ -73,8 +86,7 @@ def measure(subject: Subject, *, seconds: float, log: Path) -> Figures:
         )
     try:
         _wait(subject, process, log)
-        time.sleep(WARM_UP_SECONDS)
-        return _figures(subject, footprint.family(process.pid), seconds)
+        yield process
     finally:
         process.terminate()
         try:
@@ -84,7 +96,8 @@ def measure(subject: Subject, *, seconds: float, log: Path) -> Figures:
             process.wait()
 
 
-def _name(place: int, pid: int) -> str:
+def name_of(place: int, pid: int) -> str:
+    """Return which of the agent's processes it is."""
     if place == 0:
         return "parent"
     return "child for DCGM" if b"--dcgm-address" in Path(f"/proc/{pid}/cmdline").read_bytes() else "child"
@@ -130,5 +143,5 @@ def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures
         series=sum(1 for line in page.body.splitlines() if line and not line.startswith(b"#")),
         pss_bytes=memory,
         held=held,
-        process_names=tuple(_name(place, pid) for place, pid in enumerate(pids)),
+        process_names=tuple(name_of(place, pid) for place, pid in enumerate(pids)),
     )

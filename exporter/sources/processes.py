@@ -21,6 +21,7 @@ _NO_SUCH_LIST = frozenset({driver.NOT_SUPPORTED, driver.FUNCTION_NOT_FOUND, driv
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
 _ATTEMPTS = 3
+_FIRST_ROOM, _MOST_ROOM = 8, 1 << 16
 _RETRY_SECONDS = 600.0
 _PERCENT = 100
 
@@ -102,6 +103,8 @@ class Poller:
         self._untold: set[str] = set()
         """Lists that are there and were not told when last asked for."""
         self._polled_at = -math.inf
+        self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
+        """Records that there is room for at the first attempt: mostly enough, so that one call tells all."""
 
     def poll(self, now: float) -> tuple[ProcessUse, ...] | None:
         """Return the processes now; ``None`` where the driver does not tell.
@@ -166,24 +169,22 @@ class Poller:
         call = driver.function(name)
         if call is None:
             raise pynvml.NVMLError(driver.FUNCTION_NOT_FOUND)
-        size = ctypes.c_uint(0)
-        code = call(self._handle, ctypes.byref(size), None)
+        code = driver.INSUFFICIENT_SIZE
         for _ in range(_ATTEMPTS):
-            if code != driver.INSUFFICIENT_SIZE:
-                break
-            # Room for processes that start between the two calls.
-            size.value = size.value * 2 + 5
+            size = ctypes.c_uint(self._room[name])
             records = (self._record * size.value)()
             code = call(self._handle, ctypes.byref(size), records)
             if code == _SUCCESS:
                 return [
                     (one.pid, None if one.usedGpuMemory == _NO_VALUE else one.usedGpuMemory)
-                    for one in records[: size.value]
+                    for one in records[: min(size.value, len(records))]
                     if one.pid
                 ]
-        if code != _SUCCESS:
-            raise pynvml.NVMLError(code)
-        return []
+            if code != driver.INSUFFICIENT_SIZE:
+                break
+            # Room for processes that start meanwhile, too.
+            self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
+        raise pynvml.NVMLError(code)
 
     def _samples(self, now: float) -> dict[int, Sample] | None:
         """Return the samples since the last poll by pid; ``None`` where the driver has none to give."""
