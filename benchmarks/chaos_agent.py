@@ -12,8 +12,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chaos_world import Plan, World
+
+if TYPE_CHECKING:
+    from exporter.simulator.truth import NodeTruth
 
 HASTE = 5.0
 
@@ -59,14 +63,17 @@ def _child(path: Path, rest: list[str]) -> int:
     plan = Plan.read(path)
     world = World(plan)
 
-    def truth() -> object:
-        return world.at(time.monotonic() - plan.epoch_monotonic)
-
-    if "--dcgm-address" in rest:
-        dcgm.install(truth, epoch_seconds=plan.epoch_unix)  # type: ignore[arg-type]
-    else:
+    made = dcgm if "--dcgm-address" in rest else driver
+    if made is driver:
         hurry_child()
-        driver.install(truth, epoch_seconds=plan.epoch_unix)  # type: ignore[arg-type]
+
+    def truth() -> "NodeTruth":
+        now = time.monotonic()
+        made.set_epoch(time.time() - now + plan.epoch_monotonic)  # they stamp by the clock that is set
+        return world.at(now - plan.epoch_monotonic)
+
+    made.install(lambda: world.at(0.0), epoch_seconds=plan.epoch_unix)
+    made.install(truth, epoch_seconds=plan.epoch_unix)
     return child.main(rest)
 
 

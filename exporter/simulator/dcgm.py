@@ -120,6 +120,11 @@ def install(
     libdcgm.install(_Functions(engine, engine.version), soname, knock=knock)
 
 
+def set_epoch(epoch_seconds: float) -> None:
+    """Let the engine stamp by another Unix time of the scenario's start, as it does once the wall clock was set."""
+    _engine().epoch_seconds = epoch_seconds
+
+
 def uninstall() -> None:
     """Take the library away; harmless where there is none."""
     _Installed.engine = None

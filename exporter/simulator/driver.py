@@ -165,6 +165,15 @@ def _swap(library: object) -> None:
     pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the new library was never initialised
 
 
+def set_epoch(epoch_seconds: float) -> None:
+    """Let the driver stamp by another Unix time of the scenario's start, as it does once the wall clock was set.
+
+    Raises:
+        ValueError: The fake driver is not installed.
+    """
+    _session().epoch_seconds = epoch_seconds
+
+
 def fail(function_name: str, code: int, device_index: int | None = None, times: int | None = None) -> None:
     """Let a C function answer an error until ``clear_failures``.
 

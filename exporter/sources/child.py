@@ -105,7 +105,7 @@ def _source(arguments: argparse.Namespace) -> Source:
         )
     from exporter.sources.nvml import NvmlSource  # noqa: PLC0415 - see above
 
-    return NvmlSource(fields, interval_seconds=arguments.interval)
+    return NvmlSource(fields, interval_seconds=arguments.interval, steady=time.monotonic)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

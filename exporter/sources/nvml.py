@@ -18,6 +18,8 @@ from exporter.sources.unit import Unit, Wanted
 NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_ANEW = 3
 _LONGEST_REOPEN_SECONDS = 600.0
+_SET_BACK_SECONDS = 0.5
+"""Less than this is what a clock is slewed by, or two readings of clocks are apart."""
 _NOT_THERE = frozenset({driver.INVALID_ARGUMENT, driver.NOT_FOUND, driver.GPU_NOT_FOUND})
 
 
@@ -40,6 +42,7 @@ class NvmlSource:
         reopen_seconds: How long to wait before the whole driver is opened anew because a GPU stays away; the driver
             fixes its list of devices when it is opened. Doubles up to ten minutes while that does not help.
         monotonic: Clock that times the samples, in seconds.
+        steady: Seconds of a clock that nobody sets, by which this waits; ``None``: by the time that ``sample`` is told.
     """
 
     name = NAME
@@ -53,6 +56,7 @@ class NvmlSource:
         retry_seconds: float = 10.0,
         reopen_seconds: float = 60.0,
         monotonic: Callable[[], float] = time.monotonic,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
         """Called before the driver is opened anew within a sample, which may take seconds for each GPU."""
@@ -61,6 +65,9 @@ class NvmlSource:
         self._retry_seconds = retry_seconds
         self._first_reopen_seconds = self._reopen_seconds = reopen_seconds
         self._monotonic = monotonic
+        self._steady = steady
+        self._sampled_at: tuple[float, float] | None = None
+        """Unix time and ``steady`` of the sample before."""
         self._errors: Counter[str] = Counter()
         self._known: dict[str, Gpu] = {}
         self._units: dict[str, Unit] = {}
@@ -113,13 +120,14 @@ class NvmlSource:
             SourceError: the driver as a whole is gone; close, and open again later.
         """
         started = self._monotonic()
+        own = self._own_time(now)
         try:
-            self._reopen_when_due(now)
-            self._look_for_nameless(now)
-            gpus = tuple(self._read(uuid, now) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
+            self._reopen_when_due(own)
+            self._look_for_nameless(own)
+            gpus = tuple(self._read(uuid, own) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
         except pynvml.NVMLError as error:
             raise driver.error_of(driver.code_of(error)) from error
-        self._note_health(gpus, now)
+        self._note_health(gpus, own)
         xids = self._drain_events(now)
         errors, self._errors = self._errors, Counter()
         ended = self._monotonic()
@@ -135,6 +143,15 @@ class NvmlSource:
             xids=xids,
             errors=dict(errors),
         )
+
+    def _own_time(self, now: float) -> float:
+        """Give the time that waits are of: who waits by a clock that is then set back by an hour waits for an hour."""
+        own = now if self._steady is None else self._steady()
+        if self._sampled_at is not None and now - self._sampled_at[0] < own - self._sampled_at[1] - _SET_BACK_SECONDS:
+            for unit in self._units.values():
+                unit.clock_was_set_back()
+        self._sampled_at = now, own
+        return own
 
     def _count(self, reason: str) -> None:
         self._errors[reason] += 1

@@ -100,15 +100,22 @@ class Unit:
             wanted.count,
             oldest_seconds=wanted.oldest_seconds,
         )
-        # Of a partitioned GPU only the instances say who uses them.
-        self._poller = (
-            None if gpu.mig_enabled else Poller(handle, utilisation=True, record=wanted.record, count=wanted.count)
-        )
+        self._poller = self._new_poller()
         self._processes: tuple[ProcessUse, ...] | None = None
         self._polled_at = -math.inf
         self._instances: tuple[_Instance, ...] = ()
         self._layout: frozenset[str] | None = None
         self._layout_at = -math.inf
+
+    def _new_poller(self) -> Poller | None:
+        """Begin to follow processes; of a partitioned GPU only the instances say who uses them."""
+        if self.gpu.mig_enabled:
+            return None
+        return Poller(self.handle, utilisation=True, record=self._wanted.record, count=self._wanted.count)
+
+    def clock_was_set_back(self) -> None:
+        """Begin anew with processes: the driver stamps samples of them by the wall clock, and none would be new."""
+        self._poller = self._new_poller()
 
     def layout_changed(self) -> None:
         """Look at the MIG layout again at the next sample, though its time has not come."""
@@ -116,6 +123,9 @@ class Unit:
 
     def sample(self, now: float) -> GpuReading:
         """Return everything that the GPU tells now, and its state.
+
+        Args:
+            now: Seconds; only differences matter.
 
         Raises:
             pynvml.NVMLError: the driver as a whole is gone.

@@ -1,0 +1,78 @@
+"""The wall clock of a node is set while its GPUs are sampled: nothing waits by it, and nobody is idle for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from driver_support import Node, gpu, load, process, simulated
+
+from exporter.model import DeviceState, Field, GpuReading
+from exporter.simulator import driver
+from exporter.simulator.truth import Fault, GpuTruth
+from exporter.sources.nvml import NvmlSource
+
+HOUR = 3600.0
+EPOCH = 1_700_000_000.0
+Sample = Callable[[float, float], GpuReading]
+BUSY = gpu(load=load(engine=0.9, utilisation=0.9), processes=(process(1, sm=0.5), process(2, sm=0.4)))
+
+
+@contextmanager
+def sampled(one: GpuTruth) -> Iterator[tuple[Node, Sample]]:
+    """A node of one GPU and a way to sample it: so many seconds later, by a wall clock that is so much off."""
+    with simulated(one, init=False) as node:
+        source = NvmlSource(frozenset(Field), steady=lambda: node.truth.at_seconds)
+        source.open()
+
+        def sample(later: float, off: float) -> GpuReading:
+            node.set(at=node.truth.at_seconds + later)
+            driver.set_epoch(EPOCH + off)
+            return source.sample(EPOCH + node.truth.at_seconds + off).gpus[0]
+
+        try:
+            yield node, sample
+        finally:
+            source.close()
+
+
+def test_a_gpu_that_failed_before_the_clock_was_set_back_is_looked_for_as_soon_as_any() -> None:
+    with sampled(gpu()) as (node, sample):
+        assert sample(1.0, HOUR).state is DeviceState.UP
+        node.change(fault=Fault.GPU_LOST)
+        assert sample(1.0, HOUR).state is DeviceState.LOST
+        node.change(fault=None)
+        assert sample(1.0, 0.0).state is DeviceState.LOST
+        assert sample(10.0, 0.0).state is DeviceState.UP
+
+
+def test_a_driver_that_was_opened_without_a_gpu_is_opened_anew_though_the_clock_was_set_back() -> None:
+    with sampled(gpu()) as (node, sample):
+        sample(1.0, HOUR)
+        node.change(fault=Fault.UNKNOWN_ERROR)
+        states = [sample(1.0, HOUR).state for _ in range(4)]
+        assert states[-1] is not DeviceState.UP
+        node.change(fault=None)
+        assert sample(5.0, -HOUR).state is DeviceState.UP
+
+
+def test_processes_are_asked_for_no_sooner_for_a_clock_that_was_set_forward() -> None:
+    """Over a fifth of a second the driver has seen one of two processes only, and the other would look idle."""
+    with sampled(BUSY) as (_, sample):
+        for _ in range(20):
+            before = sample(0.25, 0.0)
+        assert before.processes is not None
+        assert all((one.sm_ratio or 0.0) > 0.2 for one in before.processes)
+        for off in (HOUR, 2 * HOUR, 3 * HOUR):
+            after = sample(0.2, off)
+            assert after.processes is not None
+            assert all((one.sm_ratio or 0.0) > 0.2 for one in after.processes)
+
+
+def test_after_a_clock_was_set_back_nobody_is_idle_because_no_sample_is_newer_than_the_last() -> None:
+    with sampled(BUSY) as (_, sample):
+        for _ in range(20):
+            sample(0.25, 0.0)
+        for _ in range(20):
+            told = sample(0.25, -HOUR).processes
+            assert told is not None
+            assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told)
+        assert all(one.sm_ratio for one in told)
