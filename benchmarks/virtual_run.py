@@ -282,6 +282,7 @@ class Run:
         options = ExpositionOptions(series_limit=self.settings.series_limit)
         body = render(families(agent.snapshot, options), openmetrics=bool(self.ticks % (2 * PAGE_STEPS)))
         self.checks.page(body)
+        self.checks.idle(agent)
         if self.ticks % DOCUMENT_STEPS == 0:
             json.loads(api.device_document(agent.snapshot))
             json.loads(ledger_api.ledger_document(agent.snapshot))

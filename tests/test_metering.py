@@ -140,6 +140,16 @@ def test_a_restart_in_the_same_boot_charges_the_time_between_as_unknown_to_who_h
     assert view.started_at_seconds == NOON
 
 
+def test_a_sample_that_came_late_before_a_restart_makes_no_second_count_twice(tmp_path: Path) -> None:
+    first = started(tmp_path)
+    for steady in (1.0, 3.0, 2.0):
+        sample(first, steady)
+    first.save_now(NOON + 3, 3.0)
+    second = started(tmp_path, steady=4.0)
+    sample(second, 4.0)
+    assert second.ledger.capacity_seconds == 3.0
+
+
 def test_a_restart_after_which_another_holds_leaves_the_time_between_unattributed(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
