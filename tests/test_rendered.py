@@ -1,11 +1,26 @@
+import asyncio
 import dataclasses
+import gzip
+import random
+import tracemalloc
 
-from exposition_support import exclusive, shared, snapshot
+import aiohttp
+from aiohttp import web
+from exposition_support import FACTS, exclusive, holder, ledger, lost, partitioned, shared, snapshot
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.exposition.collector import ExpositionOptions
+from exporter.exposition.bodies import Body
+from exporter.exposition.builder import Dropped
+from exporter.exposition.collector import ExpositionOptions, build
+from exporter.exposition.family import Family, duplicate_series
 from exporter.exposition.rendered import Renderer
-from exporter.exposition.text import OPENMETRICS, PLAIN
+from exporter.exposition.server import create_app
+from exporter.exposition.text import OPENMETRICS, PLAIN, render
+from exporter.model import Activity, ActivitySource, DeviceView, Field, Money, PodUse, ShareMode, Snapshot, Totals
+
+MODERN = "application/openmetrics-text;version=1.0.0"
 
 
 def value_of(page: bytes, name: str) -> float:
@@ -26,6 +41,118 @@ def test_many_scrapes_of_one_snapshot_cost_one_rendering() -> None:
     assert modern.content_type == OPENMETRICS
     assert modern.plain.endswith(b"# EOF\n")
     assert renderer.metrics(first, "").plain is body.plain
+    assert body.packed() is renderer.metrics(first, "").packed()
+    assert gzip.decompress(body.packed() or b"") == body.plain
+
+
+async def test_fifty_scrapers_at_once_get_one_rendering_and_one_compression() -> None:
+    made: list[int] = []
+    bodies: list[Body] = []
+
+    def nothing() -> list[Family]:
+        made.append(1)
+        return []
+
+    renderer, one = Renderer(ExpositionOptions(), nothing), snapshot()
+
+    def metrics(accept: str) -> Body:
+        bodies.append(renderer.metrics(one, accept))
+        return bodies[-1]
+
+    runner = web.AppRunner(create_app(snapshot=lambda: one, metrics=metrics, release=None), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
+        async with aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=50)) as session:
+
+            async def scrape(number: int) -> bytes:
+                headers = {"Accept": MODERN if number % 2 else "", "Accept-Encoding": "gzip"}
+                async with session.get(url, headers=headers) as response:
+                    return await response.read()
+
+            answers = await asyncio.gather(*(scrape(number) for number in range(50)))
+    finally:
+        await runner.cleanup()
+    assert len(answers) == len(bodies) == 50
+    assert len(made) == 1, "the page is built once"
+    assert len({id(body) for body in bodies}) == len({id(body.packed()) for body in bodies}) == 2, "one of each format"
+    plain = renderer.metrics(one).plain
+    assert {gzip.decompress(answer) for answer in answers} == {plain, renderer.metrics(one, MODERN).plain}
+
+
+RATIOS = (0.0, 0.25, 0.8732, 1.0)
+COUNTS = (0, 1, 8_123_456_789, 1.0, 1_234_567.5)
+DEVICES: tuple[tuple[DeviceView, ...], ...] = ((exclusive(),), (shared(),), partitioned(), (lost(),))
+
+
+def made_up(seed: int) -> Snapshot:
+    """A node whose devices, holders, labels, values and ledger may all be others than a moment before."""
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    views = []
+    for view in [view for views in DEVICES if chance.random() < 0.7 for view in views]:
+        measured = {
+            Field.TOTAL_ENERGY_CONSUMPTION: chance.choice(COUNTS),
+            Field.PROF_GR_ENGINE_ACTIVE: chance.choice(RATIOS),
+        }
+        pods = tuple(_another(use, chance.choice("ab"), chance.choice(RATIOS)) for use in view.pods)
+        some = pods[chance.randrange(2) :]
+        views.append(dataclasses.replace(view, values={**view.values, **measured}, pods=some))
+    at_seconds = float(chance.randrange(3))
+    told = ledger(at_seconds)
+    money = Money(total=chance.choice(RATIOS), idle=chance.choice(RATIOS))
+    paid = Totals(active_seconds=chance.choice(COUNTS), money={"USD": money})
+    return dataclasses.replace(
+        snapshot(at_seconds=at_seconds),
+        devices=tuple(views),
+        driver_version=chance.choice(("580.65.06", "590.1", None)),
+        ledger=dataclasses.replace(
+            told,
+            accounts={account: chance.choice((paid, totals)) for account, totals in told.accounts.items()},
+            pods={pod: totals for pod, totals in told.pods.items() if chance.random() < 0.7},
+        ),
+        errors={("attribution", reason): 3 for reason in "abc" if chance.random() < 0.5},
+    )
+
+
+def _another(use: PodUse, pod: str, ratio: float) -> PodUse:
+    facts = dataclasses.replace(FACTS, exported=(("label_app", pod),)) if ratio else None
+    activity = Activity(ratio=ratio, source=ActivitySource.ENGINE) if ratio < 1 else None
+    named = dataclasses.replace(use.holder, pod=f"{use.holder.pod}-{pod}")
+    return dataclasses.replace(use, holder=named, activity=activity, age_seconds=ratio * 1e7, facts=facts)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 9999), min_size=2, max_size=5))
+def test_what_is_kept_from_page_to_page_never_shows(seeds: list[int]) -> None:
+    options = ExpositionOptions()
+    renderer, dropped = Renderer(options, list), Dropped()
+    for one in map(made_up, seeds):
+        families, dropped = build(one, options, dropped)
+        assert renderer.metrics(one).plain == render(families, openmetrics=False)
+        assert renderer.metrics(one, MODERN).plain == render(families, openmetrics=True)
+        assert not duplicate_series(families)
+
+
+def test_what_was_kept_for_pods_goes_when_they_do() -> None:
+    renderer, device = Renderer(ExpositionOptions(), list), shared()
+
+    def some_pages(first: int) -> int:
+        for page in range(first, first + 45):
+            holders = [holder(f"job-{page}-{number}", device.gpu.uuid, ShareMode.SHARED) for number in range(20)]
+            uses = tuple(PodUse(holder=one, age_seconds=1.0) for one in holders)
+            one = snapshot(dataclasses.replace(device, pods=uses), at_seconds=float(page))
+            renderer.metrics(one).packed()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = some_pages(0)
+        after = some_pages(1000)
+    finally:
+        tracemalloc.stop()
+    # What is made for the pods of 45 pages is three times as much.
+    assert after - before < 500_000
 
 
 def test_a_new_snapshot_is_shown_at_once() -> None:

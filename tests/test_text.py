@@ -1,4 +1,5 @@
 import math
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -10,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import core
 from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from prometheus_client.openmetrics.exposition import generate_latest as modern
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.registry import Collector
 
 from exporter.exposition.collector import ExpositionOptions, families
 from exporter.exposition.family import Family, Kind, labels, pairs
-from exporter.exposition.text import negotiate, number, render
+from exporter.exposition.text import Block, negotiate, number, render
 
 SCRAPE_OF_PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
@@ -44,13 +45,16 @@ NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,12}[a-z0-9]", fullmatch=True).filter(
     lambda name: not name.endswith(("_total", "_created", "_info", "_bucket", "_count", "_sum", "_gsum", "_gcount"))
 )
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=12)
+ODD = st.sampled_from((0.0, -0.0, 5e-324, 2.2e-308, 1e-7, 0.1, 1.0, 999_999.9, 1e6, 1234567.25, 1e15, 1e16, 1.5e300))
+SMALL = st.sampled_from((0, 1, -1, 2, True, 1 << 62, 0.5, 0.25))
+EXTREMES = st.sampled_from((math.inf, -math.inf, math.nan, -1.5, -1e6, -1e-320))
 FAMILIES = st.lists(
     st.tuples(
         NAMES,
         st.sampled_from(Kind).filter(lambda kind: kind is not Kind.LABEL),
         TEXTS,
         st.lists(
-            st.tuples(st.dictionaries(NAMES, TEXTS, max_size=3), st.floats(min_value=0, allow_infinity=False)),
+            st.tuples(st.dictionaries(NAMES, TEXTS, max_size=3), st.floats(min_value=0, allow_infinity=False) | ODD),
             min_size=1,
             max_size=4,
             unique_by=lambda sample: tuple(sorted(sample[0].items())),
@@ -78,7 +82,55 @@ def ours_and_theirs(drawn: Drawn) -> tuple[list[Family], Fixed]:
 def test_both_formats_are_byte_for_byte_those_of_prometheus_client(drawn: Drawn) -> None:
     ours, theirs = ours_and_theirs(drawn)
     assert render(ours, openmetrics=False) == generate_latest(theirs)
-    assert render(ours, openmetrics=True) == openmetrics_exposition.generate_latest(theirs)
+    assert render(ours, openmetrics=True) == modern(theirs)
+
+
+@given(
+    st.sampled_from(Kind).filter(lambda kind: kind is not Kind.LABEL), st.lists(EXTREMES | ODD, min_size=1, max_size=5)
+)
+def test_values_at_the_end_of_what_there_is_are_spelt_as_prometheus_client_does(
+    kind: Kind, values: list[float]
+) -> None:
+    ours, theirs = ours_and_theirs([("x", kind, "h", [({"n": str(n)}, value) for n, value in enumerate(values)])])
+    assert render(ours, openmetrics=False) == generate_latest(theirs)
+
+
+@given(st.lists(st.integers(-(2**63), 2**64), min_size=1, max_size=5), st.lists(ODD, max_size=2))
+def test_whole_numbers_differ_from_prometheus_client_in_being_whole(whole: list[int], others: list[float]) -> None:
+    values = [*whole, *others]
+    ours, theirs = ours_and_theirs([("x", Kind.GAUGE, "h", [({"n": str(n)}, v) for n, v in enumerate(values)])])
+    pairs_of_lines = list(zip(render(ours, openmetrics=True).split(b"\n"), modern(theirs).split(b"\n"), strict=True))
+    for value, (line, other) in zip(values, pairs_of_lines[2:], strict=False):
+        (shown, text), (theirs_shown, their_text) = line.rsplit(b" ", 1), other.rsplit(b" ", 1)
+        assert shown == theirs_shown
+        assert float(text) == float(their_text)
+        assert text == (b"%d" % value if isinstance(value, int) else their_text)
+
+
+@given(FAMILIES)
+def test_a_counter_of_dcgm_is_what_prometheus_client_has_for_a_gauge_but_for_its_type(drawn: Drawn) -> None:
+    """The library appends ``_total`` to the name of every counter, and dcgm-exporter's counters have none."""
+    gauges = [(name, Kind.GAUGE, text, samples) for name, _, text, samples in drawn]
+    ours, theirs = ours_and_theirs(gauges)
+    counters = [Family(name=one.name, kind=Kind.COUNTER, help=one.help, values=one.values) for one in ours]
+    for openmetrics, page, kind in ((False, generate_latest(theirs), b"counter"), (True, modern(theirs), b"unknown")):
+        expected = re.sub(rb"(?m)^(# TYPE \S+) gauge$", rb"\1 " + kind, page)
+        assert render(counters, openmetrics=openmetrics) == expected
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("abcd"), EXTREMES | ODD | SMALL), max_size=4), min_size=2, max_size=6)
+)
+def test_a_block_shows_page_after_page_what_one_made_anew_would(pages: list[list[tuple[str, float]]]) -> None:
+    families_in_turn = [
+        Family(name="x", kind=Kind.GAUGE, help="h", values={labels(("n", name)): value for name, value in page})
+        for page in pages
+    ]
+    block = Block(families_in_turn[0])
+    for family in families_in_turn:
+        block.show(family)
+        for openmetrics in (False, True):
+            assert block.text(openmetrics=openmetrics) == Block(family).text(openmetrics=openmetrics)
 
 
 @given(FAMILIES)
@@ -171,10 +223,10 @@ def test_a_whole_page_is_read_by_both_parsers_with_the_same_samples() -> None:
     shown = families(snapshot(), ExpositionOptions())
     expected = sum(len(family.samples) for family in shown)
     plain = list(parse_plain(render(shown, openmetrics=False).decode()))
-    modern = list(parse_openmetrics(render(shown, openmetrics=True).decode()))
+    newer = list(parse_openmetrics(render(shown, openmetrics=True).decode()))
     assert sum(len(metric.samples) for metric in plain) == expected
-    assert sum(len(metric.samples) for metric in modern) == expected
-    assert not any(sample.name.endswith("_created") for metric in modern for sample in metric.samples)
+    assert sum(len(metric.samples) for metric in newer) == expected
+    assert not any(sample.name.endswith("_created") for metric in newer for sample in metric.samples)
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
