@@ -73,6 +73,7 @@ def fuzz(target: Target, seconds: int) -> Slice:
         text = log.read_text(errors="replace")
         account = json.loads(told.read_text()) if told.is_file() else {"executions": 0, "causes": {}}
         if code:
+            crashes.mkdir(parents=True, exist_ok=True)
             (crashes / f"{target.name}.log").write_text(text[-20_000:])
     covered = _COVERAGE.findall(text)
     return Slice(

@@ -43,16 +43,21 @@ def _file(data: bytes) -> None:
 def _content(data: bytes) -> None:
     """What stands in a file whose checksum is right: a release of another time wrote it, or somebody did by hand."""
     folder = _folder()
-    checksum = hashlib.sha256(b"1\n" + data).hexdigest().encode()
-    file = StateFile(folder)
-    file.path.write_bytes(b'{"version":1,"sha256":"%b","state":%b}\n' % (checksum, data))
-    meter = metering(file=file)
+    meter = metering(file=written(folder, data))
     meter.restore(Ledger.load, 10.0)
     one, source = node(meter=meter)
     lived(one, source, steady=20.0, conserved=False)
     meter.save_now(NOW + 30, 30.0)
     require(not meter.problem or "kept as" in meter.problem, f"not saved: {meter.problem}")
     _reread(folder)
+
+
+def written(folder: Path, state: bytes) -> StateFile:
+    """A file of this state, its checksum right."""
+    checksum = hashlib.sha256(b"1\n" + state).hexdigest().encode()
+    file = StateFile(folder)
+    file.path.write_bytes(b'{"version":1,"sha256":"%b","state":%b}\n' % (checksum, state))
+    return file
 
 
 def _reread(folder: Path) -> None:
@@ -64,9 +69,8 @@ def _reread(folder: Path) -> None:
     require(json.dumps(again, sort_keys=True) == json.dumps(saved["ledger"], sort_keys=True), "the ledger changed")
 
 
-def state_of_a_node() -> bytes:
-    """What a node's state is, without version and checksum."""
-    folder = _folder()
+def state_of_a_node(folder: Path) -> bytes:
+    """What a node's state is, without version and checksum; ``folder`` is empty."""
     meter = metering(Owners(), StateFile(folder))
     lived(*node(meter=meter))
     meter.save_now(NOW, 5.0)

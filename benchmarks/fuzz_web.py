@@ -41,7 +41,12 @@ class _Face:
     def __init__(self, app: web.Application, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, logger=request_log(), keepalive_timeout=0.01
+            app,
+            access_log=None,
+            handle_signals=False,
+            logger=request_log(),
+            keepalive_timeout=0.01,
+            lingering_time=0.05,
         )
         loop.run_until_complete(self.runner.setup())
 

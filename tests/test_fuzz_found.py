@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 from fuzz_api import FedApi
+from fuzz_page import gpus, lived, metering, node, reading
 from fuzz_prometheus import WINDOW, FedPrometheus
+from fuzz_state import state_of_a_node, written
 
-from exporter.errors import ApiError, PrometheusError
+from exporter.accounting.ledger import Ledger
+from exporter.attribution import api_errors
+from exporter.config.load import load_agent
+from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
+from exporter.exposition.ledger_api import ledger_document
+from exporter.model import Field, Reading
+from exporter.report import node_report
 from exporter.report.fleet.recorded import Recorded
+from exporter.report.service.view_query import read_view
+from exporter.sources import wire
 
 
 def body(kind: str, rows: object) -> bytes:
@@ -70,3 +81,77 @@ async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_
     with pytest.raises(ApiError, match="an event has no type") as told:
         _ = [event async for event in stream]
     assert told.value.reason == "garbage"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("metered_steady",), 10**400),
+        (("saved_at_seconds",), float("nan")),
+        (("saved_at_seconds",), 1e18),
+        (("slots", 0, "gpu_uuid"), []),
+        (("slots", 0, "share_ratio"), "half"),
+        (("ledger", "capacity_seconds"), 10**400),
+        (("ledger", "accounts", 0, "totals", "active_seconds"), 1e308),
+    ],
+)
+def test_a_state_of_another_program_is_set_aside_and_the_agent_meters_on(
+    tmp_path: Path, path: tuple[str | int, ...], value: object
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "read").mkdir()
+    state = json.loads(state_of_a_node(tmp_path / "made"))
+    place = state
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    file = written(tmp_path / "read", json.dumps(state).encode())
+    meter = metering(file=file)
+    meter.restore(Ledger.load, 10.0)
+    assert "is damaged" in meter.problem
+    assert (tmp_path / "read" / "ledger.json.damaged-1").exists()
+    lived(*node(meter=meter), steady=20.0)
+
+
+def test_a_state_that_is_nested_without_end_is_set_aside(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="is damaged"):
+        written(tmp_path, b"[" * 100_000).load()
+
+
+@pytest.mark.parametrize("rubbish", [10**400, 1e308, -1e300])
+def test_a_value_that_no_library_can_tell_is_left_out_and_the_page_has_the_others(rubbish: float) -> None:
+    told = reading(0.0, gpus())
+    values = {**told.gpus[0].values, Field.POWER_USAGE: rubbish, Field.GPU_TEMP: 54}
+    line = wire.encode(replace(told, gpus=(replace(told.gpus[0], values=values),)))
+    message = wire.decode(line)
+    assert isinstance(message, Reading)
+    assert message.gpus[0].values == {**told.gpus[0].values, Field.GPU_TEMP: 54}
+
+
+@pytest.mark.parametrize("key", ["index", "memory"])
+def test_an_identity_with_a_number_beyond_all_is_garbled(key: str) -> None:
+    body = json.loads(wire.encode(reading(0.0, gpus())))
+    body["gpus"][0][key] = 10**400
+    with pytest.raises(SourceError, match="too large for a number"):
+        wire.decode(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(("key", "value"), [("taken_at_seconds", -(2**63)), ("capacity_seconds", float("nan"))])
+def test_an_agents_ledger_with_a_number_that_cannot_be_shown_is_no_ledger(key: str, value: float) -> None:
+    document = json.loads(ledger_document(lived(*node())))
+    with pytest.raises(ExporterError, match="is not an agent's ledger"):
+        node_report.read({**document, key: value}, "http://node-a:9400")
+
+
+def test_a_path_that_no_file_can_have_is_refused_as_a_value() -> None:
+    with pytest.raises(ConfigError, match="is not a path"):
+        load_agent({"price-book": "a\ud800"}, {})
+
+
+def test_an_address_with_bytes_that_are_no_text_still_has_links() -> None:
+    view = read_view("/teams", [("team", "a\udcff")], WINDOW.end_seconds)
+    assert view.link(page=2) == "/teams?team=a%3F&page=2"
+
+
+def test_a_status_of_the_kubernetes_api_that_is_no_number_makes_no_endless_message() -> None:
+    assert len(str(api_errors.of_status("x" * 100_000, "https://api", "/api/v1/pods", {}))) < 200

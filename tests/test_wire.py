@@ -22,7 +22,7 @@ from exporter.sources import wire
 
 TEXT = st.text(max_size=12)
 COUNT = st.integers(0, 2**63)
-NUMBER = st.one_of(st.integers(-(2**62), 2**62), st.floats(allow_nan=False, allow_infinity=False))
+NUMBER = st.one_of(st.integers(-(2**62), 2**62), st.floats(-(2.0**64), 2.0**64))
 RATIO = st.one_of(st.none(), st.floats(0, 1))
 VALUES = st.dictionaries(st.sampled_from(Field), NUMBER, max_size=6)
 PROCESSES = st.one_of(

@@ -1,5 +1,6 @@
 """Parts of a GPU and whose they are: at one instant, and through a time in which nobody looked."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,14 +50,16 @@ def slot_of(data: Mapping[str, Any]) -> Slot:
         KeyError, TypeError, ValueError: It is not one.
     """
     account = data["account"]
-    return Slot(
-        **{
-            **data,
-            "account": Account(
-                owner=Owner(**account["owner"]), model=account["model"], mode=ShareMode(account["mode"])
-            ),
-        }
-    )
+    owner, model = Owner(**account["owner"]), account["model"]
+    slot = Slot(**{**data, "account": Account(owner=owner, model=model, mode=ShareMode(account["mode"]))})
+    of_owner = (owner.namespace, owner.kind, owner.name, owner.team)
+    texts: tuple[object, ...] = (*of_owner, model, *slot.key, slot.gpu_uuid, slot.pod_uid or "")
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"not the texts of a slot: {texts!r}")
+    figures: tuple[object, ...] = (slot.share_ratio, slot.energy_counter_millijoules or 0.0, slot.idle_watts or 0.0)
+    if not all(isinstance(figure, int | float) and 0 <= figure < math.inf for figure in figures):
+        raise ValueError(f"not the figures of a slot: {figures!r}")
+    return slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

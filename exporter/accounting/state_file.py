@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ class StateFile:
             )
         try:
             state = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.set_aside("state_damaged", f"is damaged: {error}") from error
         if not isinstance(state, dict):
             raise self.set_aside("state_damaged", "is damaged: its state is not an object")
@@ -133,7 +134,11 @@ class StateFile:
             raise _not_saved(self.path, error) from error
 
     def _read(self) -> bytes:
-        with self.path.open("rb") as file:
+        # Not waiting: what somebody put there may be a pipe that nobody writes to.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - a path cannot carry the flags above
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
             return file.read(MAX_BYTES + 1)
 
     def _replace(self, temporary: Path, content: bytes) -> None:

@@ -15,6 +15,8 @@ PLAIN = (
     "energy_unknown_seconds",
     "unpriced_seconds",
 )
+_MOST = 1e300
+"""Two figures below this can be added."""
 HIDDEN = Totals()
 NOTHING = Money()
 
@@ -176,7 +178,10 @@ def amount(data: Mapping[str, Any], name: str) -> float:
     Raises:
         KeyError, TypeError, ValueError: It is missing, no number, negative or not finite.
     """
-    value = float(data[name])
-    if not math.isfinite(value) or value < 0:
+    try:
+        value = float(data[name])
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value < _MOST:
         raise ValueError(f"{name} is {value}")
     return value

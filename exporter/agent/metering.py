@@ -4,12 +4,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from exporter.accounting.ledger import Ledger
 from exporter.accounting.pricing import PriceBook, settled_facts
 from exporter.accounting.slots import slot_of
 from exporter.accounting.state_file import StateFile
+from exporter.accounting.tally import amount
 from exporter.accounting.usage import Meter
 from exporter.agent.owners import Owners
 from exporter.errors import ConfigError, StateError
@@ -108,12 +110,13 @@ class Metering:
             try:
                 ledger = ledger_of(state["ledger"])
                 slots = [slot_of(slot) for slot in state["slots"]]
-                boot_id, metered_steady = str(state["boot_id"]), float(state["metered_steady"])
-                saved_at_seconds = float(state["saved_at_seconds"])
-                instants = {str(uuid): float(at) for uuid, at in state.get("metered_until", {}).items()}
+                boot_id, metered_steady = str(state["boot_id"]), amount(state, "metered_steady")
+                saved_at_seconds = datetime.fromtimestamp(amount(state, "saved_at_seconds"), UTC).timestamp()
+                until = state.get("metered_until", {})
+                instants = {str(uuid): amount(until, uuid) for uuid in until}
                 simulated = bool(state["simulated"])
                 node_facts = node_facts_of(state.get("node_facts", {}))  # a state of before has none
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
                 raise self.file.set_aside("state_damaged", f"is damaged: {error!r}") from error
             if simulated is not self.simulated:
                 what = "is of a simulated node" if simulated else "is of a real node and this one is simulated"

@@ -58,7 +58,7 @@ def of_status(
         mend = _MENDS.get(reason, "")
     said = " ".join(str(details or "").split())[:300]
     words = "; ".join(word for word in (said, mend) if word)
-    message = f"{verb} {resource} at {address}: HTTP {code or status}" + (f": {words}" if words else "")
+    message = f"{verb} {resource} at {address}: HTTP {code or str(status)[:40]}" + (f": {words}" if words else "")
     return ApiError(reason, message, status=code or None, retry_after_seconds=_seconds(retry_after))
 
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,14 +123,23 @@ def _parse_listen(text: str) -> Listen:
 
 
 def _parse_path(text: str) -> str:
-    if not text or "\0" in text:
+    # Half of a surrogate pair is in no file's name; a variable's bytes that are no UTF-8 are.
+    if not text or "\0" in text or not _is_encodable(text):
         raise ValueError(text)
     return text
 
 
+def _is_encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _parse_socket(text: str) -> str:
     path = text.removeprefix("unix://")
-    if not path.startswith("/") or "\0" in path:
+    if not path.startswith("/") or "\0" in path or not _is_encodable(path):
         raise ValueError(text)
     return path
 

@@ -12,6 +12,7 @@ APART = (OTHER, UNATTRIBUTED, UNALLOCATED)
 """Owners of what no known owner held, in the order in which they are told."""
 _TOLERATED_RATIO = 1e-9
 _TOLERATED_SECONDS = 1e-6
+_MOST = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def read(document: Mapping[str, Any], where: str) -> NodeReport:
                 f"{where}: the agent has not metered anything yet; look at {where}/readyz for what it waits for"
             )
         return _report(document)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise ExporterError(
             f"{where}: the answer is not an agent's ledger: {type(error).__name__} {error}; is this agent of another"
             " release?"
@@ -119,9 +120,9 @@ def _report(document: Mapping[str, Any]) -> NodeReport:
         to_seconds=_instant(document["taken_at_seconds"] if saved_at is None else saved_at),
         saved=saved_at is not None,
         state_problem=_text(document["state_problem"]),
-        capacity_seconds=float(document["capacity_seconds"]),
-        withheld_seconds=float(document["withheld_seconds"]),
-        conservation_error_seconds=float(document["conservation_error_seconds"]),
+        capacity_seconds=_number(document["capacity_seconds"]),
+        withheld_seconds=_number(document["withheld_seconds"]),
+        conservation_error_seconds=_number(document["conservation_error_seconds"]),
         price_book=_text(document["price_book"]),
         unpriced_gpus=int(document["unpriced_gpus"]),
         prices=_prices(document["prices"]),
@@ -157,14 +158,14 @@ def _account(entry: Mapping[str, Any]) -> Account:
 def _totals(entry: Mapping[str, Any]) -> Totals:
     joules = entry["energy_joules"]
     return Totals(
-        active_seconds=float(entry["active_seconds"]),
-        idle_seconds=float(entry["idle_seconds"]),
-        unknown_seconds=float(entry["unknown_seconds"]),
-        energy_joules=0.0 if joules is None else float(joules),
-        energy_unknown_seconds=float(entry["energy_unknown_seconds"]),
-        unpriced_seconds=float(entry["unpriced_seconds"]),
+        active_seconds=_number(entry["active_seconds"]),
+        idle_seconds=_number(entry["idle_seconds"]),
+        unknown_seconds=_number(entry["unknown_seconds"]),
+        energy_joules=0.0 if joules is None else _number(joules),
+        energy_unknown_seconds=_number(entry["energy_unknown_seconds"]),
+        unpriced_seconds=_number(entry["unpriced_seconds"]),
         money={
-            _text(money["currency"]): Money(total=float(money["cost"]), idle=float(money["idle_cost"]))
+            _text(money["currency"]): Money(total=_number(money["cost"]), idle=_number(money["idle_cost"]))
             for money in entry["money"]
         },
     )
@@ -174,8 +175,8 @@ def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:
     counted: dict[tuple[str, Price], int] = {}
     for entry in entries:
         price = Price(
-            per_hour=float(entry["per_hour"]),
-            per_kwh=float(entry["per_kwh"]),
+            per_hour=_number(entry["per_hour"]),
+            per_kwh=_number(entry["per_kwh"]),
             currency=_text(entry["currency"]),
             source=_text(entry["source"]),
             as_of=_text(entry["as_of"]),
@@ -184,6 +185,14 @@ def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:
         key = (_text(entry["model"]), price)
         counted[key] = counted.get(key, 0) + 1
     return tuple(PricedModel(model=model, price=price, gpus=gpus) for (model, price), gpus in counted.items())
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
+    """A number that can be shown and added: JSON's reader takes NaN and 1e999, too."""
+    number = float(value)
+    if not abs(number) < _MOST:
+        raise ValueError(f"{value!r} is no number")
+    return number
 
 
 def _instant(value: float) -> float:

@@ -1,7 +1,6 @@
 """The line that a source's child process sends to its parent: one compact JSON object per reading or status."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +23,9 @@ from exporter.model import (
 # A table lookup is several times faster than Field(int(key)), and a reading has hundreds of keys.
 _FIELDS = {str(int(member)): member for member in Field}
 _LONGEST_ID = 6
+_MOST = 2**64
+"""No library can tell a larger one; what is worked out with a larger one may be no number any more."""
+_NUMBERS = (int, float)
 
 
 def encode(message: Reading | SourceStatus) -> bytes:
@@ -62,7 +64,11 @@ def _status_out(status: SourceStatus) -> dict[str, Any]:
 def _status_in(row: Sequence[Any]) -> SourceStatus:
     name, state, reason, message, restarts = row
     return SourceStatus(
-        name=_text(name), state=SourceState(state), reason=_text(reason), message=_text(message), restarts=int(restarts)
+        name=_text(name),
+        state=SourceState(state),
+        reason=_text(reason),
+        message=_text(message),
+        restarts=_whole(restarts),
     )
 
 
@@ -92,10 +98,10 @@ def _reading_in(body: Mapping[str, Any]) -> Reading:
         dcgm_version=_optional_text(body["dcgm"]),
         gpus=tuple(_gpu_reading_in(row) for row in body["gpus"]),
         xids=tuple(
-            XidEvent(uuid=_text(uuid), xid=int(xid), at_seconds=_finite(at), gpu_instance_id=_optional_int(instance))
+            XidEvent(uuid=_text(uuid), xid=_whole(xid), at_seconds=_finite(at), gpu_instance_id=_optional_int(instance))
             for uuid, xid, at, instance in body["xids"]
         ),
-        errors={reason: int(count) for reason, count in body["errors"].items()},
+        errors={reason: _whole(count) for reason, count in body["errors"].items()},
     )
 
 
@@ -126,13 +132,13 @@ def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
     return GpuReading(
         gpu=Gpu(
             uuid=uuid,
-            index=int(row["index"]),
+            index=_whole(row["index"]),
             minor=_optional_int(row["minor"]),
             model=_text(row["model"]),
             pci_bus_id=_text(row["bus"]),
             mig_enabled=bool(row["mig"]),
-            compute_slices=int(compute_slices),
-            memory_slices=int(memory_slices),
+            compute_slices=_whole(compute_slices),
+            memory_slices=_whole(memory_slices),
             memory_total_bytes=_optional_int(row["memory"]),
             labels={_field(key): _text(value) for key, value in row["labels"].items()},
         ),
@@ -159,11 +165,11 @@ def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
         instance=MigInstance(
             uuid=_text(uuid),
             parent_uuid=parent_uuid,
-            gpu_instance_id=int(gpu_instance_id),
-            compute_instance_id=int(compute_instance_id),
+            gpu_instance_id=_whole(gpu_instance_id),
+            compute_instance_id=_whole(compute_instance_id),
             profile=_text(profile),
-            compute_slices=int(compute_slices),
-            memory_slices=int(memory_slices),
+            compute_slices=_whole(compute_slices),
+            memory_slices=_whole(memory_slices),
             profile_id=_optional_int(profile_id),
             placement_start=_optional_int(placement_start),
         ),
@@ -186,7 +192,7 @@ def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...
         return None
     return tuple(
         ProcessUse(
-            pid=int(pid),
+            pid=_whole(pid),
             memory_used_bytes=_optional_int(memory),
             sm_ratio=_optional_float(sm),
             enc_ratio=_optional_float(enc),
@@ -201,9 +207,11 @@ def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
     result: dict[Field, int | float] = {}
     for key, value in values.items():
         # type(), not isinstance(): a bool is an int, and no measured value is a bool.
-        if type(value) is not int and (type(value) is not float or not math.isfinite(value)):
-            raise TypeError(f"field {key} has the value {value!r}")
-        result[_FIELDS.get(key) or _field(key)] = value
+        if type(value) not in _NUMBERS:
+            raise TypeError(f"field {key} has the value {value!r:.40}")
+        field = _FIELDS.get(key) or _field(key)
+        if -_MOST <= value <= _MOST:  # a field that a library fills with rubbish must not cost the others
+            result[field] = value
     return result
 
 
@@ -228,7 +236,14 @@ def _optional_text(value: object) -> str | None:
 
 
 def _optional_int(value: Any) -> int | None:  # noqa: ANN401 - comes from JSON, is checked by the conversion
-    return None if value is None else int(value)
+    return None if value is None else _whole(value)
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401 - as above
+    number = int(value)
+    if not -_MOST <= number <= _MOST:
+        raise ValueError(f"{value!r:.40} is too large for a number")
+    return number
 
 
 def _optional_float(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is checked by the conversion
@@ -237,6 +252,6 @@ def _optional_float(value: Any) -> float | None:  # noqa: ANN401 - comes from JS
 
 def _finite(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{value!r} is too large for a number")
+    if not -_MOST <= number <= _MOST:
+        raise ValueError(f"{value!r:.40} is too large for a number")
     return number

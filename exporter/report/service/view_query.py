@@ -114,7 +114,9 @@ def read_view(path: str, pairs: Iterable[tuple[str, str]], now_seconds: float, p
     asked: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:
         if name in known and value.strip():
-            asked[name] = (*asked.get(name, ()), value.strip()[:_LONGEST])
+            # Bytes of an address that are no UTF-8 come as surrogates, which no link can have.
+            text = value.strip()[:_LONGEST].encode("utf-8", "replace").decode()
+            asked[name] = (*asked.get(name, ()), text)
     problems: list[str] = []
     window = _window(asked, now_seconds, problems)
     share, page = _share(asked, problems), _page(asked, problems)
