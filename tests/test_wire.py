@@ -172,7 +172,7 @@ def test_a_value_of_the_wrong_kind_is_garbled() -> None:
         gpus=(GpuReading(gpu=gpu, values={Field.GPU_UTIL: 7}),),
     )
     line = wire.encode(reading)
-    for wrong in (b'"7"', b"true", b"null", b"1e999"):
+    for wrong in (b'"7"', b"true", b"null"):
         with pytest.raises(SourceError, match="not a reading"):
             wire.decode(line.replace(b'{"203":7}', b'{"203":' + wrong + b"}"))
     with pytest.raises(SourceError, match="not a reading"):
