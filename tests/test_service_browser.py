@@ -251,6 +251,8 @@ def test_downloads_come_as_files_with_the_figures_shown(browser: Browser, servic
                 page.get_by_role("link", name=form, exact=True).click()
             file = tmp_path / form
             waiting.value.save_as(file)
+            assert waiting.value.suggested_filename.endswith(".csv" if form == "FOCUS" else f".{form.lower()}")
+            assert waiting.value.suggested_filename.startswith(("gpu-cost-", "focus-")), form
             assert file.stat().st_size > 200, form
         document = json.loads((tmp_path / "JSON").read_text(encoding="utf-8"))
     assert f"{sum(line['allocated_seconds'] for line in document['lines']) / 3600:,.0f}" == total

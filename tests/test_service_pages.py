@@ -283,6 +283,27 @@ def test_downloads_are_of_exactly_what_is_shown(service: Served) -> None:
     assert any("format=focus" in link and "filter.cluster=alpha" in link for link in whole.links)
 
 
+def test_what_an_owner_is_charged_is_its_money_with_what_was_spread_onto_it(service: Served) -> None:
+    text = fetch(service.url, f"/by/team?window={MONTH}&cluster=alpha&currency=USD&share=weighted")[2].decode()
+    rows = re.findall(
+        r'data-label="Cost USD">([\d,.]+)\*?</td>.*?data-label="Shared USD">\+([\d,.]+)</td>\s*'
+        r'<td class="num" data-label="Charged USD">([\d,.]+)',
+        text,
+        re.DOTALL,
+    )
+    assert len(rows) > 2
+    for cost, shared, charged in rows:
+        parts = (float(one.replace(",", "")) for one in (cost, shared))
+        assert float(charged.replace(",", "")) == pytest.approx(sum(parts), abs=1.01)
+    assert "Charged" not in fetch(service.url, f"/by/team?window={MONTH}&currency=USD")[2].decode()
+
+
+def test_the_number_of_teams_is_without_those_beyond_the_ledgers_limit(service: Served, small_fleet: FleetPlan) -> None:
+    shown = page(service, f"/by/team?window={MONTH}")
+    assert f"Teams {len(held(month_truth(small_fleet), 'team'))} " in shown.text
+    assert any(row[0] == "Other" for row in shown.rows if row), "else this shows nothing"
+
+
 def test_an_owner_is_drilled_down_to_from_namespace_to_workload(service: Served, small_fleet: FleetPlan) -> None:
     table = page(service, f"/by/namespace?window={MONTH}")
     namespace = next(link for link in table.links if link.startswith("/owner") and "namespace=vision" in link)

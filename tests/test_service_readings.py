@@ -253,3 +253,12 @@ def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[s
         for problem in problem_document(error.problems, 400)["problems"]:
             assert problem["error"]
             assert problem["error"].isprintable()
+
+
+def test_an_answer_to_a_thousand_unknown_parameters_is_no_longer_than_twenty_need() -> None:
+    pairs = [(f"wi{number}", "x") for number in range(1000)] * 2
+    with pytest.raises(ConfigError) as told:
+        read([WINDOW, BY, *FILTERS], pairs, 0.0)
+    assert len(told.value.problems) == 21
+    assert told.value.problems[0].startswith("wi0: unknown parameter; ")
+    assert told.value.problems[-1] == "980 more unknown parameters"

@@ -14,6 +14,7 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 FILTER = "filter."
 MOST_LINES = 100_000
 _LONGEST = 2000
+_MOST_PROBLEMS = 20
 _POOLS = {"node pool", "node-pool", "nodepool"}
 
 
@@ -41,16 +42,21 @@ def read(parameters: Sequence[Parameter], pairs: Iterable[tuple[str, str]], now_
     """The values by name.
 
     Raises:
-        ConfigError: With every parameter that is not known, given twice or cannot be understood.
+        ConfigError: With every parameter that is not known (the first 20), given twice or cannot be understood.
     """
     known = {parameter.name: parameter for parameter in parameters}
     given: dict[str, list[str]] = {}
     problems: list[str] = []
+    unknown: dict[str, None] = {}
     for name, text in pairs:
         if name in known:
             given.setdefault(name, []).append(text)
         else:
-            problems.append(_unknown(name, known))
+            unknown[name] = None
+    # Each is compared with all that are known, and told: an answer must not be many times its question.
+    problems += [_unknown(name, known) for name in list(unknown)[:_MOST_PROBLEMS]]
+    if len(unknown) > _MOST_PROBLEMS:
+        problems.append(f"{len(unknown) - _MOST_PROBLEMS} more unknown parameters")
     values: dict[str, Any] = {}
     for name, parameter in known.items():
         texts = given.get(name, [])

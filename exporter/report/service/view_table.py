@@ -1,5 +1,6 @@
 """The tables of owners, models and places: their lines in the order that was asked for, a hundred at a time."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import OTHER, Dimension, Figures, LineKey
 from exporter.report.service.view_frame import WORDS, Link
 from exporter.report.service.view_groups import sum_line
-from exporter.report.service.view_query import NONE, View
+from exporter.report.service.view_query import NONE, View, written
 from exporter.report.service.view_text import amount, model
 
 LINES = 100
@@ -17,6 +18,14 @@ LINES = 100
 _MOST_APART = 16
 _OF_PLACES = frozenset({"cluster", "node", "pool", "model"})
 _DOWNLOADS = (("CSV", "csv"), ("JSON", "json"), ("HTML", "html"), ("FOCUS", "focus"))
+
+
+class Download(NamedTuple):
+    """A table's data; the name is that of the file where the answer brings none."""
+
+    words: str
+    href: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +75,13 @@ class Row(NamedTuple):
         return amount(self.cost) + ("*" if self.figures.unpriced_seconds > 0 else "")
 
     @property
+    def charged_words(self) -> str:
+        """Its money with what was spread onto it; empty where there is neither."""
+        if self.cost is None and not self.shared:
+            return ""
+        return amount((self.cost or 0.0) + self.shared) + ("*" if self.figures.unpriced_seconds > 0 else "")
+
+    @property
     def parts(self) -> tuple[float, float, float]:
         """Active, idle and unknown as parts of what was held; zeros where nothing was."""
         whole = self.figures.allocated_seconds
@@ -104,12 +120,14 @@ class Table:
     """Lines of all pages."""
     of: int
     """Lines before the search."""
+    nameless: int
+    """Lines among them that are no owner: of those beyond the ledger's limit."""
     first: int
     """Number of the first row shown, from 1."""
     pages: tuple[Link, ...]
     previous: str
     following: str
-    downloads: tuple[Link, ...]
+    downloads: tuple[Download, ...]
     search: str
     one: str
     """What a line is, in a word."""
@@ -152,6 +170,7 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
         with_shared=report.share_idle != "none",
         found=len(found),
         of=len(rows),
+        nameless=sum(is_nameless(line.key) for line in report.held),
         first=start + 1 if found else 0,
         pages=_pages(view, page, count),
         previous=view.link(None, page=page - 1) if page > 1 else "",
@@ -162,11 +181,14 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
     )
 
 
-def _downloads(view: View, subject: Subject) -> tuple[Link, ...]:
+def _downloads(view: View, subject: Subject) -> tuple[Download, ...]:
     """Every form but FOCUS where a filter would leave out parts of its split charges, which must sum to the whole."""
     of_owners = bool(set(view.filters.wanted) - _OF_PLACES)
+    head = re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{written(view)}-{subject.name}")
     return tuple(
-        Link(words, view.download(subject.by, form)) for words, form in _DOWNLOADS if form != "focus" or not of_owners
+        Download(words, view.download(subject.by, form), f"{head}.{'csv' if form == 'focus' else form}")
+        for words, form in _DOWNLOADS
+        if form != "focus" or not of_owners
     )
 
 

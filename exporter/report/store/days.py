@@ -218,7 +218,9 @@ def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
     hours, cluster = min(((hours, name) for name, hours in chunk.recorded_hours.items()), default=(0, ""))
     if hours < HOURS_OF_A_DAY and not (accept_gaps and hours):
         where = f" of cluster '{cluster}'" if cluster else ""
-        mend = "they may still come; accept the gap if they will not" if hours else "there is nothing to close"
+        mend = (
+            "they may still come; if they will not: store close --accept-gaps" if hours else "there is nothing to close"
+        )
         raise StoreError("gaps", f"store: {name} is not closed: {hours} of its 24 hours{where} were recorded; {mend}")
     refuse_nonsense(chunk)
     return chunk
@@ -241,5 +243,5 @@ def _refuse_less(connection: sqlite3.Connection, chunk: Chunk) -> None:
             raise StoreError(
                 "less",
                 f"store: {day_name(chunk.window.start_seconds)} is not closed again: {now} hours{where} are there now,"
-                f" the closed day has {hours}; what is closed holds, unless less is accepted",
+                f" the closed day has {hours}; what is closed holds; store close --accept-gaps takes less",
             )
