@@ -9,13 +9,14 @@ import yaml
 
 _NULL = "tag:yaml.org,2002:null"
 _MOST_CHARACTERS = 500
+_MOST_NODES = 500_000
 
 
 def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
     """The file's root, ``None`` where it is empty, and the one line that says why it is no YAML; empty where it is."""
     try:
         # Composing, not loading: scalars stay what the user wrote and carry their line.
-        return yaml.compose(text, Loader=yaml.SafeLoader), ""
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         is_alias = "alias" in f"{error.context} {error.problem}"
@@ -23,6 +24,22 @@ def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
         return None, f"{path}:{line}: not YAML: {error.problem or error.context}{hint}"
     except (yaml.YAMLError, RecursionError) as error:
         return None, f"{path}: not YAML: {' '.join(str(error).split())}"
+    if root is not None and is_endless(root):
+        return None, f"{path}: aliases (*) make more than {_MOST_NODES:,} values of it; write them out"
+    return root, ""
+
+
+def is_endless(root: yaml.Node) -> bool:
+    """Whether aliases that lead to aliases, or back to themselves, make a file so much larger than it looks."""
+    waiting, seen = [root], 0
+    while waiting and seen <= _MOST_NODES:
+        node = waiting.pop()
+        seen += 1
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+    return seen > _MOST_NODES
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ import re
 
 import yaml
 
+from exporter.config.yaml_fields import is_endless
 from exporter.errors import ConfigError
 from exporter.simulator.plan import DraMig, DraVersion, IdForm, MigStrategy, NodePlan, Plugin, Runtime
 from exporter.simulator.scenario_faults import read_faults, read_xids
@@ -107,11 +108,14 @@ def _tree(text: str, problems: Problems) -> Item | None:
         mark = error.problem_mark or error.context_mark
         problems.add(mark.line + 1 if mark else 1, f"is no YAML: {error.problem or error.context}")
         return None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         problems.add(1, f"is no YAML: {str(error).splitlines()[0]}")
         return None
     if root is None:
         problems.add(1, "is empty; allowed: a scenario, see docs/scenarios.md")
+        return None
+    if is_endless(root):
+        problems.add(1, "aliases (*) make far more of it than stands there; write them out")
         return None
     return _item(root, problems)
 
