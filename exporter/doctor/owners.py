@@ -11,7 +11,7 @@ from exporter.model import Attribution, NodeFacts, PodFacts, Reading
 _SHOWN = 3
 # Of a product's name what says nothing of the model: memory, form and ways of sharing.
 _NO_MODEL = re.compile(
-    r"[0-9]+g[bi]?b?|sxm[0-9]*|hbm[0-9]*[a-z]*|pcie|nvl[0-9]*|mig|[0-9]+c?[0-9]*g\.[0-9]+gb", re.ASCII
+    r"[0-9]+g[bi]?b?|sxm[0-9]*|hbm[0-9]*[a-z]*|pcie|nvl[0-9]*|mig|[0-9]{1,3}c?[0-9]{0,3}g\.[0-9]{1,6}gb", re.ASCII
 )
 
 
