@@ -228,7 +228,7 @@ def test_no_command_tells_a_secret_however_it_fails(
             said = capsys.readouterr()
             assert "gpu-cost-exporter: " in said.err, command
             innocent(said.out + said.err)
-    for command in ("agent", "serve", "report", "doctor", "digest"):
+    for name in ("agent", "serve", "report", "doctor", "digest"):
         with pytest.raises(SystemExit):
-            main([command, "--help"])
+            main([name, "--help"])
         innocent(capsys.readouterr().out)

@@ -1,0 +1,144 @@
+"""Files that agent and service make: whose they are, what is in them, and what a link in their place comes to."""
+
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from agent_support import running_agent
+from store_support import D1, NOW, chunk
+from test_store import closed
+
+from exporter.accounting.state_file import StateFile
+from exporter.errors import ExporterError, StateError, StoreError
+from exporter.report import agent_client
+from exporter.report.digest import webhook
+from exporter.report.store import DayStore
+
+SECRET = "PLANTED-environment"  # noqa: S105 - to be looked for
+
+
+@contextmanager
+def umask(mode: int) -> Iterator[None]:
+    before = os.umask(mode)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, str]:
+    """Mode by path of all that is below a folder."""
+    return {str(path.relative_to(folder)): oct(stat.S_IMODE(path.lstat().st_mode)) for path in folder.rglob("*")}
+
+
+def test_whatever_the_umask_is_the_agents_files_are_its_own(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with tempfile.TemporaryDirectory(prefix="f") as short:  # a socket's path has 103 bytes
+        content = _content_of_an_agents_state(state, Path(short))
+    assert SECRET not in content
+    assert "token" not in content.lower()
+
+
+def _content_of_an_agents_state(state: Path, temporary: Path) -> str:
+    shell = shutil.which("sh")
+    assert shell
+    open_to_all = (shell, "-c", 'umask 0; exec "$@"', "sh")
+    environment = {"TMPDIR": str(temporary), "SOME_PASSWORD": SECRET}
+    options = ("--simulate", "demo", "--state-dir", str(state), "--state-interval", "1s")
+    with running_agent(*options, prefix=open_to_all, env=environment) as agent:
+        agent.until(lambda page: page.get("gpu_exporter_state_saved") == 1, "a save")
+        (folder,) = temporary.iterdir()
+        assert oct(stat.S_IMODE(folder.stat().st_mode)) == "0o700", (
+            "sockets and tokens of a simulated node lie below it"
+        )
+        found = modes(state)
+        assert set(found) - {"ledger.json.new"} == {"ledger.json"}
+        assert set(found.values()) == {"0o600"}
+        content = (state / "ledger.json").read_text()
+        assert agent.end() == 0
+    assert list(temporary.iterdir()) == []
+    return content
+
+
+def test_whatever_the_umask_is_a_store_is_its_owners(tmp_path: Path) -> None:
+    with umask(0), closed(tmp_path / "days.sqlite", chunk(D1)):
+        assert set(modes(tmp_path).values()) == {"0o600"}, "its log and its lock as well"
+    with umask(0), pytest.raises(StoreError), DayStore.open(tmp_path / "none" / "days", write=True, now=NOW):
+        pass
+
+
+def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) -> None:
+    state, victim = tmp_path / "state", tmp_path / "victim"
+    state.mkdir()
+    victim.write_text("untouched")
+    for name in ("ledger.json.new", "ledger.json", "days.sqlite.lock"):
+        (state / name).symlink_to(victim)
+    file = StateFile(state)
+    with pytest.raises(StateError):
+        file.save({"a": 1})
+    file.save({"a": 1})
+    assert file.load() == {"a": 1}
+    assert not (state / "ledger.json").is_symlink()
+    with pytest.raises(StoreError, match="cannot write"), DayStore.open(state / "days.sqlite", write=True, now=NOW):
+        pass
+    assert victim.read_text() == "untouched"
+
+
+def test_what_is_no_file_in_the_states_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ledger.json")
+    told: list[StateError] = []
+
+    def load() -> None:
+        try:
+            StateFile(tmp_path).load()
+        except StateError as error:
+            told.append(error)
+
+    reader = threading.Thread(target=load, daemon=True)
+    reader.start()
+    reader.join(30)
+    assert told
+    assert told[0].reason == "state_unreadable"
+
+
+class _Elsewhere(BaseHTTPRequestHandler):
+    """Sends everybody to another path of its own, and keeps what it was asked."""
+
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(307)
+        self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Say nothing."""
+
+
+def test_a_webhook_and_an_agent_are_asked_where_they_are_and_nowhere_else() -> None:
+    _Elsewhere.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(ExporterError):
+            webhook.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
+        with pytest.raises(ExporterError):
+            agent_client.fetch(url)
+        server.shutdown()
+        thread.join()
+    assert _Elsewhere.asked == ["/hook", agent_client.PATH]
