@@ -25,18 +25,18 @@ import dcgm_stub_support  # noqa: E402 - lies beside the tests, which the line a
 import stub_support  # noqa: E402 - as above
 
 WARM_UP_SAMPLES, SAMPLES = 30, 600
-DCGM_INTERVAL_SECONDS, DCGM_SAMPLES = 0.1, 100
+DCGM_INTERVAL_SECONDS, DCGM_WARM_UP_SAMPLES, DCGM_SAMPLES = 0.1, 10, 100
 INTERVAL_SECONDS = 1.0
-START_SECONDS = time.time()
 
 
 def main() -> int:
     """Print a table per source and node."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", metavar="SOURCE", help=argparse.SUPPRESS)
+    parser.add_argument("--sample", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.sample:
-        print(json.dumps(_nvml() if arguments.sample == "nvml" else _dcgm(arguments.sample)))
+        source, samples = arguments.sample[0], int(arguments.sample[1])
+        print(json.dumps(_nvml(samples) if source == "nvml" else _dcgm(source, samples)))
         return 0
     if stub_support.compiler() is None:
         print("driver_calls: skipped: the simulated libraries need a C compiler (install gcc)")
@@ -48,34 +48,34 @@ def main() -> int:
     return 0
 
 
-def nvml(*, partitioned: bool) -> dict[str, int]:
-    """Return the calls of ``SAMPLES`` samples by function, of a process that reads 8 GPUs."""
+def nvml(*, partitioned: bool, samples: int = SAMPLES) -> dict[str, int]:
+    """Return the calls of so many samples by function, of a process that reads 8 GPUs."""
     with tempfile.TemporaryDirectory(prefix="calls-") as name:
         directory = Path(name)
         library = stub_support.build(directory / "lib")
         stub_support.control(directory / "control", partitioned=partitioned)
-        return _told("nvml", stub_support.environment(library, directory / "control"))
+        return _told("nvml", samples, stub_support.environment(library, directory / "control"))
 
 
-def dcgm(*, partitioned: bool) -> dict[str, int]:
-    """Return the calls of ``DCGM_SAMPLES`` samples by function, of a process that asks an engine for 8 GPUs."""
+def dcgm(*, partitioned: bool, samples: int = DCGM_SAMPLES) -> dict[str, int]:
+    """Return the calls of so many samples by function, of a process that asks an engine for 8 GPUs."""
     with tempfile.TemporaryDirectory(prefix="calls-") as name:
         directory = Path(name)
         library = dcgm_stub_support.build(directory / "lib")
         control = directory / "control"
         dcgm_stub_support.control(control, partitioned=partitioned)
         with dcgm_stub_support.Engine(library, control) as engine:
-            return _told(engine.address, dcgm_stub_support.environment(library, control))
+            return _told(engine.address, samples, dcgm_stub_support.environment(library, control))
 
 
-def _told(source: str, environment: dict[str, str]) -> dict[str, int]:
-    command = [sys.executable, __file__, "--sample", source]
+def _told(source: str, samples: int, environment: dict[str, str]) -> dict[str, int]:
+    command = [sys.executable, __file__, "--sample", source, str(samples)]
     told = subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE).stdout
     calls: dict[str, int] = json.loads(told)
     return calls
 
 
-def _nvml() -> Counter[str]:
+def _nvml(samples: int) -> Counter[str]:
     import pynvml  # noqa: PLC0415 - only the process that samples has the library
 
     from exporter.config import read_collectors  # noqa: PLC0415 - as above
@@ -96,16 +96,17 @@ def _nvml() -> Counter[str]:
     pynvml._nvmlGetFunctionPointer = counted  # noqa: SLF001 - as above
     source = NvmlSource(read_collectors(None).fields, interval_seconds=INTERVAL_SECONDS)
     source.open()
-    for number in range(WARM_UP_SAMPLES + SAMPLES):
+    start = time.time()
+    for number in range(WARM_UP_SAMPLES + samples):
         if number == WARM_UP_SAMPLES:
             calls.clear()
-        source.sample(START_SECONDS + number * INTERVAL_SECONDS)
+        source.sample(start + number * INTERVAL_SECONDS)
     counts = Counter(calls)
     source.close()
     return counts
 
 
-def _dcgm(address: str) -> Counter[str]:
+def _dcgm(address: str, samples: int) -> Counter[str]:
     from exporter.config import read_collectors  # noqa: PLC0415 - as in _nvml
     from exporter.sources.dcgm import DcgmSource  # noqa: PLC0415 - as above
     from exporter.sources.dcgm_fields import supplement  # noqa: PLC0415 - as above
@@ -123,8 +124,8 @@ def _dcgm(address: str) -> Counter[str]:
     source = DcgmSource(fields, address=address, interval_seconds=DCGM_INTERVAL_SECONDS)
     source.announce = lambda: None
     source.open()
-    for number in range(WARM_UP_SAMPLES + DCGM_SAMPLES):
-        if number == WARM_UP_SAMPLES:
+    for number in range(DCGM_WARM_UP_SAMPLES + samples):
+        if number == DCGM_WARM_UP_SAMPLES:
             calls.clear()
         source.sample(time.time())
         time.sleep(DCGM_INTERVAL_SECONDS)

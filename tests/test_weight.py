@@ -1,0 +1,84 @@
+"""What agent and children load and ask for: nothing that only others need, and no call whose answer is known."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stub_support
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import driver_calls  # noqa: E402 - lies beside the tests' folder, which the line above makes importable
+import page_map  # noqa: E402 - as above
+
+AGENT = """
+import sys
+import exporter.cli, exporter.agent.run, exporter.attribution.metadata
+"""
+CHILD = """
+import sys
+from exporter.sources import child
+from exporter.sources.{source} import {name}
+"""
+ONLY_OTHERS_NEED = {"rich", "jinja2", "kubernetes", "requests", "urllib3", "pydantic", "sqlite3", "pynvml"}
+NO_CHILD_NEEDS = {"aiohttp", "asyncio", "google", "grpc", "prometheus_client", "ssl", "yaml", "email", "http"}
+SAMPLES = 50
+needs_compiler = pytest.mark.skipif(stub_support.compiler() is None, reason="needs a C compiler for the stub library")
+
+
+def loaded(code: str) -> set[str]:
+    told = subprocess.run([sys.executable, "-c", f"{code}\nprint(*sys.modules)"], capture_output=True, check=True)
+    return set(told.stdout.decode().split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_the_agent_loads_nothing_that_only_other_commands_need() -> None:
+    modules = loaded(AGENT)
+    assert not packages(modules) & ONLY_OTHERS_NEED
+    assert not {name for name in modules if name.startswith(("exporter.report.", "exporter.simulator."))}
+
+
+@pytest.mark.parametrize(("source", "name"), [("nvml", "NvmlSource"), ("dcgm", "DcgmSource")])
+def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
+    modules = loaded(CHILD.format(source=source, name=name))
+    assert not packages(modules) & (ONLY_OTHERS_NEED | NO_CHILD_NEEDS) - {"pynvml"}
+    layers = {name.split(".")[1] for name in modules if name.startswith("exporter.")}
+    assert layers == {"errors", "model", "sources"}
+    assert ("pynvml" in modules) == (source == "nvml")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("node", "most"), [("whole", 17.0), ("partitioned", 44.0)])
+def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, most: float) -> None:
+    partitioned = node == "partitioned"
+    calls = driver_calls.nvml(partitioned=partitioned, samples=SAMPLES)
+    assert sum(calls.values()) / SAMPLES / 8 <= most
+    # What a GPU is does not change while it is there, and its limits do not while nobody sets them.
+    for name in ("nvmlDeviceGetName", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetMaxClockInfo"):
+        assert name not in calls
+    # One call for each list of each device, every other sample.
+    devices = 56 if partitioned else 8
+    assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == devices * SAMPLES / 2
+
+
+@needs_compiler
+def test_a_sample_asks_a_host_engine_in_a_few_round_trips_however_many_instances_there_are() -> None:
+    samples = 20
+    calls = driver_calls.dcgm(partitioned=True, samples=samples)
+    assert sum(calls.values()) / samples <= 8
+
+
+def test_a_page_of_a_file_counts_once_and_memory_of_its_own_each_time() -> None:
+    own = os.getpid()
+    one, same = page_map.alone((own, own))
+    assert one.files.total() > 0
+    assert same.files.total() <= one.files.total() / 100
+    assert same.private.total() >= one.private.total() * 0.9
+    resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page_map.PAGE_BYTES
+    assert one.size_bytes == pytest.approx(resident, rel=0.1)
