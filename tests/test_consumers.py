@@ -82,7 +82,8 @@ def pending(server: Scraper) -> dict[str, set[str]]:
 
 
 def test_public_alert_rules_find_the_idle_pods_and_no_busy_one(servers: dict[bool, Scraper]) -> None:
-    servers[True].until('ALERTS{alertname="PublicNothingAtAll"}')
+    # The second time all of the group have seen what the last of them has.
+    servers[True].until('count_over_time(ALERTS{alertname="PublicNothingAtAll"}[1m]) >= 2', count=2)
     found = pending(servers[True])
     idle = {"forgotten", "idle-slice"}
     # They look at whole GPUs alone, as the driver has no utilisation of an instance.
