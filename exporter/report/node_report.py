@@ -7,6 +7,7 @@ from typing import Any
 
 from exporter.errors import ExporterError
 from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Account, Money, Owner, Price, ShareMode, Totals
+from exporter.report.render.words import encodable
 
 APART = (OTHER, UNATTRIBUTED, UNALLOCATED)
 """Owners of what no known owner held, in the order in which they are told."""
@@ -201,5 +202,5 @@ def _instant(value: float) -> float:
 
 
 def _text(value: str | None) -> str:
-    """A text that cannot steer the terminal it is written to."""
-    return "".join(letter if letter.isprintable() else "?" for letter in value) if value else ""
+    """A text, empty where there is none; whoever writes it to a terminal cleans it, so that no two become one here."""
+    return encodable(value) if value else ""

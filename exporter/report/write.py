@@ -136,7 +136,7 @@ def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
     owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
     writer.writerow(("node", "from", "to", *owner, *hours, "energy_kwh", *money_titles))
-    period = (iso(report.from_seconds), iso(report.to_seconds))
+    first = (guarded(clean(report.node)), iso(report.from_seconds), iso(report.to_seconds))
     for line in (*shown.held, *shown.apart):
         who, totals = line.owner, line.totals
         names = (who.namespace, who.kind, who.name, who.team, line.model, line.mode)
@@ -154,7 +154,7 @@ def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
             amounts += [money.total, money.idle] if money else ["", ""]
         figures = [value / HOUR for value in seconds]
         kwh = "" if energy is None else energy / JOULES_PER_KWH
-        writer.writerow((guarded(report.node), *period, *(guarded(name) for name in names), *figures, kwh, *amounts))
+        writer.writerow((*first, *(guarded(clean(name)) for name in names), *figures, kwh, *amounts))
 
 
 def write_json(report: NodeReport, shown: Lines, stream: TextIO) -> None:

@@ -1,0 +1,163 @@
+"""Names that would like to be more than names: in series, logs, terminals, files and questions."""
+
+import csv
+import dataclasses
+import io
+import json
+import logging
+from collections.abc import Mapping
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from exposition_support import exclusive, snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.cli.base import say
+from exporter.config.logs import JsonFormatter, TextFormatter
+from exporter.doctor.finding import Finding, Level
+from exporter.doctor.report import write_json, write_text
+from exporter.exposition import ledger_api
+from exporter.exposition.collector import ExpositionOptions
+from exporter.exposition.rendered import Renderer
+from exporter.model import Account, DeviceView, LedgerView, Money, Owner, ShareMode, Totals
+from exporter.report import NodeReport, read, write
+from exporter.report.fleet.queries import matches
+from exporter.report.lines import lines
+from exporter.report.service import responses
+
+FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
+HOSTILE = (
+    'a"} 1\nforged_metric{x="',
+    "a\\",
+    'a\\"',
+    "<script>alert(1)</script>",
+    "{{ 7 * 7 }}",
+    "\x1b[2J\x1b]0;owned\x07",
+    "\x9b31m",
+    "line\r\n2026-01-01T00:00:00Z INFO agent: forged",
+    "\u2028\u2029\x85next",
+    "\u202egnp.exe",
+    *FORMULAS,
+)
+STEERING = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E)}
+ALIKE = ("team-a", "te\u0430m-a", "TEAM-A", "team-a\u200b", "team\u2010a", "team-a ", "te\u0301am", "t\u00e9am")
+
+
+def report_of(names: tuple[str, ...]) -> NodeReport:
+    """A node's report, read from the agent's own document, with an hour of each of these namespaces."""
+    dollar = Money(total=1.0, idle=0.5)
+    totals = Totals(active_seconds=1800.0, idle_seconds=1800.0, money={"USD": dollar})
+    accounts = {
+        Account(
+            owner=Owner(namespace=name, kind=name, name=name, team=name), model=name, mode=ShareMode.EXCLUSIVE
+        ): totals
+        for name in names
+    }
+    ledger = LedgerView(accounts=accounts, capacity_seconds=3600.0 * len(accounts))
+    shown = dataclasses.replace(snapshot(), ledger=ledger, node=names[0])
+    return read(json.loads(ledger_api.ledger_document(shown)), "http://node-a")
+
+
+def written(report: NodeReport, form: str) -> str:
+    stream = io.StringIO()
+    write(report, form, stream, "owner")
+    return stream.getvalue()
+
+
+def labels_of(page: str) -> list[Mapping[str, str]]:
+    return [sample.labels for family in text_string_to_metric_families(page) for sample in family.samples]
+
+
+def test_no_name_makes_a_series_or_a_label_of_its_own() -> None:
+    plain = exclusive()
+    harmless, hostile = (page_of(name, plain) for name in ("harmless", None))
+    assert "forged_metric" not in {line.partition("{")[0] for line in hostile.splitlines()}
+    assert len(hostile.splitlines()) == len(harmless.splitlines())
+    seen = {labels.get("pod_name") for labels in labels_of(hostile)}
+    assert seen >= {HOSTILE[0]}
+
+
+def page_of(name: str | None, view: DeviceView) -> str:
+    """The page of metrics of a node whose only pod has a name."""
+    use = view.pods[0]
+    holder = dataclasses.replace(
+        use.holder, pod=name or HOSTILE[0], namespace=name or HOSTILE[1], container=name or "c"
+    )
+    shown = dataclasses.replace(view, pods=(dataclasses.replace(use, holder=holder),))
+    return Renderer(ExpositionOptions(), list).metrics(snapshot(shown)).plain.decode()
+
+
+def record(message: str, extra: str) -> logging.LogRecord:
+    made_record = logging.makeLogRecord({"name": "exporter.x", "levelname": "INFO", "msg": "%s", "args": (message,)})
+    made_record.pod = extra
+    return made_record
+
+
+@given(st.text() | st.sampled_from(HOSTILE), st.text() | st.sampled_from(HOSTILE))
+def test_an_event_is_one_printable_line_whatever_is_in_it(message: str, extra: str) -> None:
+    for formatter in (TextFormatter(), JsonFormatter()):
+        line = formatter.format(record(message, extra))
+        assert line.isprintable()
+        assert not STEERING & set(line)
+    if "://" not in message + extra:
+        told = json.loads(JsonFormatter().format(record(message, extra)))
+        assert (told["message"], told["pod"]) == (message, extra)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_message_of_a_command_is_one_printable_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"the server says {name}; mend it")
+    said = capsys.readouterr().err
+    assert said.startswith("gpu-cost-exporter: the server says ")
+    assert said.endswith("; mend it\n")
+    assert said[:-1].isprintable()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_steers_a_terminal_from_a_nodes_report_or_from_doctor(name: str) -> None:
+    table = written(report_of((name, "fine")), "table")
+    assert not (STEERING - {"\n"}) & set(table)
+    stream = io.StringIO()
+    finding = Finding(name="x", level=Level.WARN, cause=name, mend=f"see {name}")
+    write_text([finding], simulated=False, stream=stream)
+    write_json([finding], simulated=False, stream=stream)
+    assert not (STEERING - {"\n"}) & set(stream.getvalue())
+
+
+def test_no_name_in_a_nodes_csv_is_a_formula() -> None:
+    rows = list(csv.DictReader(io.StringIO(written(report_of(FORMULAS), "csv"))))
+    assert len(rows) == len(FORMULAS)
+    for row in rows:
+        for key in ("node", "owner_namespace", "owner_kind", "owner_name", "team", "model"):
+            assert row[key][0] in "'?", row
+
+
+def test_names_that_look_alike_stay_apart() -> None:
+    found = lines(report_of(ALIKE), "namespace").held
+    assert {line.owner.namespace for line in found} == set(ALIKE)
+    assert {line.totals.allocated_seconds for line in found} == {3600.0}
+
+
+@given(st.lists(st.text() | st.sampled_from(HOSTILE), max_size=3))
+def test_no_value_leaves_the_quotes_of_a_question(values: list[str]) -> None:
+    matcher = matches("team", values)
+    inner = matcher.partition('"')[2]
+    at = 0
+    while inner[at] != '"':
+        assert inner[at] != "\n"
+        at += 2 if inner[at] == "\\" else 1
+    assert at == len(inner) - 1, "the first quote that is not escaped is the last character"
+
+
+async def test_a_report_to_be_saved_runs_nothing_where_it_is_opened() -> None:
+    answer = await responses.respond(make_mocked_request("GET", "/"), b"<html>", responses.HTML)
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "script-src" not in policy
+    assert policy.endswith("sandbox")
+    other = await responses.respond(make_mocked_request("GET", "/"), b"{}", responses.JSON)
+    assert isinstance(other, web.Response)
+    assert "Content-Security-Policy" not in other.headers
