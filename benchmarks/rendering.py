@@ -160,7 +160,7 @@ def _of_version(checkout: Path, size: int, pages: int) -> Costs:
 
 
 def profile(size: int, pages: int) -> None:
-    """Print the lines in which first scrapes spend most of their time, asked every millisecond of CPU."""
+    """Print the lines in which first scrapes spend most of their CPU time, by samples."""
     hot: Counter[tuple[str, int]] = Counter()
 
     def note(_number: int, frame: FrameType | None) -> None:
@@ -176,7 +176,7 @@ def profile(size: int, pages: int) -> None:
         scrape(renderer, snapshot)
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.signal(signal.SIGPROF, before)
-    print(f"{SHAPES[size].title}: {hot.total()} ms in {pages - 1} first scrapes\n")
+    print(f"{SHAPES[size].title}: {hot.total()} samples in {pages - 1} first scrapes\n")
     for (file, number), count in hot.most_common(HOTTEST):
         where = f"{Path(file).name}:{number}"
         print(f"{count / hot.total():6.1%}  {where:<26} {linecache.getline(file, number).strip()}")

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 from exposition_support import snapshot
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import core
 from prometheus_client.exposition import generate_latest
@@ -107,6 +107,7 @@ def test_whole_numbers_differ_from_prometheus_client_in_being_whole(whole: list[
         assert text == (b"%d" % value if isinstance(value, int) else their_text)
 
 
+@settings(max_examples=30)
 @given(FAMILIES)
 def test_a_counter_of_dcgm_is_what_prometheus_client_has_for_a_gauge_but_for_its_type(drawn: Drawn) -> None:
     """The library appends ``_total`` to the name of every counter, and dcgm-exporter's counters have none."""
