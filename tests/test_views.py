@@ -9,7 +9,7 @@ from pipeline_support import AskedKubelet
 
 from exporter.accounting.idle import IdleClock
 from exporter.agent.attributor import Attributor, allocation_state
-from exporter.agent.record import SourceRecord
+from exporter.agent.record import MOST_XIDS, SourceRecord
 from exporter.agent.views import Viewer, darkened
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import (
@@ -296,6 +296,15 @@ def test_xids_are_counted_per_code_and_device() -> None:
     xids = record.xids["GPU-0", None]
     assert dict(xids.counts) == {31: 2, 79: 1}
     assert (xids.last_seen_seconds[31], xids.last) == (30.0, 31)
+
+
+def test_a_source_that_makes_up_xids_gets_no_series_without_end() -> None:
+    record = SourceRecord()
+    events = tuple(XidEvent(uuid="GPU-0", xid=code, at_seconds=1.0) for code in (*range(1000), 5))
+    counted = record.add(Reading(source="dcgm", taken_at_seconds=1.0, duration_seconds=0.0, xids=events))
+    assert [event.xid for event in counted] == [*range(MOST_XIDS), 5]
+    assert record.xids["GPU-0", None].counts[5] == 2
+    assert len(record.xids["GPU-0", None].counts) == MOST_XIDS
 
 
 def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances() -> None:

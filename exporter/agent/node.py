@@ -100,7 +100,10 @@ class Node:
 
     def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
         """Take one reading in, meter it and return what is to be seen of it."""
-        self.record.add(reading)
+        counted = self.record.add(reading)
+        if len(counted) < len(reading.xids):
+            self.own_errors["agent", "xid_codes"] += len(reading.xids) - len(counted)
+            reading = replace(reading, xids=counted)
         self.events.add(reading, steady)
         newest = self.record.newest or reading
         if self.attributor.observe:

@@ -3,7 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from exporter.model import DeviceState, GpuReading, MigReading, Reading
+from exporter.model import DeviceState, GpuReading, MigReading, Reading, XidEvent
+
+MOST_XIDS = 64
+"""Codes of one device that are told apart: more than it meets in its life, fewer than a source that lies makes up."""
 
 
 @dataclass(slots=True)
@@ -26,14 +29,23 @@ class SourceRecord:
     xids: dict[tuple[str, int | None], XidRecord] = field(default_factory=dict)
     """By (GPU uuid, GPU-instance id or ``None`` for the whole GPU)."""
 
-    def add(self, reading: Reading) -> None:
-        """Add one reading: counts add up, values replace."""
+    def add(self, reading: Reading) -> tuple[XidEvent, ...]:
+        """Add one reading: counts add up, values replace.
+
+        Returns:
+            Its Xid events without those of codes beyond ``MOST_XIDS``, which would be a series each without end.
+        """
         self.newest = replace(reading, gpus=self._with_all_known(reading.gpus))
-        for event in reading.xids:
-            record = self.xids.setdefault((event.uuid, event.gpu_instance_id), XidRecord())
-            record.counts[event.xid] += 1
-            record.last_seen_seconds[event.xid] = event.at_seconds
-            record.last = event.xid
+        return tuple(event for event in reading.xids if self._count(event))
+
+    def _count(self, event: XidEvent) -> bool:
+        record = self.xids.setdefault((event.uuid, event.gpu_instance_id), XidRecord())
+        if event.xid not in record.counts and len(record.counts) >= MOST_XIDS:
+            return False
+        record.counts[event.xid] += 1
+        record.last_seen_seconds[event.xid] = event.at_seconds
+        record.last = event.xid
+        return True
 
     def _with_all_known(self, gpus: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
         """Complete a reading by what it cannot say of GPUs that do not answer.
