@@ -42,9 +42,9 @@ from exporter.simulator import kubelet as simulated_kubelet
 from exporter.sources import wire
 
 DAY_SECONDS = 86_400.0
-INTERVAL_SECONDS = 30.0
+INTERVAL_SECONDS = 60.0
 """Between samples: one a second would be 604,800 ticks, an hour of CPU."""
-SCRAPE_SECONDS, KUBELET_SECONDS, SAVE_SECONDS, MEASURE_SECONDS = 60.0, 30.0, 120.0, 900.0
+SCRAPE_SECONDS, KUBELET_SECONDS, SAVE_SECONDS, MEASURE_SECONDS = 300.0, 60.0, 300.0, 1800.0
 TROUBLE_SECONDS = 4 * 3600.0
 AWAY_SECONDS = 120.0
 PAGES = ("/", "/api/v1/devices", "/api/v1/ledger", "/readyz")

@@ -10,6 +10,7 @@ the price of their time.
 import argparse
 import logging
 import shutil
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from virtual_node import Settings
 from virtual_run import Run
 from virtual_world import new_world
 
-SEEDS, FAULTS = 300, 60
-STEPS_PER_FAULT = 12
+SEEDS, FAULTS = 300, 50
+STEPS_PER_FAULT = 8
 QUIET_STEPS = 100
 """Time for all that is new to be shown, once every fault has ended."""
 
@@ -128,6 +129,8 @@ def main() -> int:
             place.mkdir()
             outcome.add(seed, chaos(seed, place, options.faults))
             shutil.rmtree(place)
+            told = f"{seed}: {outcome.faults.total()} faults, {outcome.checks.total()} checks, {outcome.broken.total()} broken"
+            print(told, file=sys.stderr, flush=True)
     show(outcome, options.seeds)
     print(f"{time.monotonic() - started:.0f} s")
     print("\n".join(outcome.lines[:50]))

@@ -19,8 +19,8 @@ UNSEEN_SECONDS = 4.0
 ASKED_SECONDS = 6.0
 """By then the kubelet has been asked again."""
 Owner = tuple[str, str, str, str]
-_SAMPLE = re.compile(rb'[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*\})? \S+')
-_MONOTONIC = ("gpu_ledger_", "gpu_pod_", "gpu_exporter_ledger_")
+_SERIES = re.compile(rb'[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*\})?')
+_MONOTONIC = (b"gpu_ledger_", b"gpu_pod_", b"gpu_exporter_ledger_")
 
 
 def near(one: float, other: float, absolute: float = 1e-6) -> bool:
@@ -77,6 +77,8 @@ class Checks:
     violations: list[tuple[float, str, str]] = field(default_factory=list)
     """(true time, check, what)."""
     page_before: dict[bytes, float] = field(default_factory=dict)
+    valid: set[bytes] = field(default_factory=set)
+    """Series whose form has been checked."""
     folds: bool = False
     """Whether there are more owners than the ledger may hold."""
 
@@ -178,7 +180,11 @@ class Checks:
             what = f"{key} charged {portion.allocated_seconds:.3f} s of {one.seconds:.3f}; answer {age:.0f} s old"
             self.hold("holder", what, true=key in held and age <= EXPIRY_SECONDS + 5)
             if key in held:
-                pod = self.world.known[held[key]]
+                # The API may know of the next pod of a name before the kubelet is asked again, and is right.
+                now = {uid for span in one.spans for (*name, uid, device) in span.levels if (*name, device) == key}
+                uid = portion.pod.pod_uid or held[key]
+                self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
+                pod = self.world.known[uid]
                 self.hold("share", what, true=portion.allocated_seconds <= pod.unit.share * one.seconds + 1e-9)
                 self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
         if one.seen and age <= EXPIRY_SECONDS - 5 and kubelet.latest is not None:
@@ -298,14 +304,12 @@ class Checks:
         for line in page.splitlines():
             if line.startswith(b"#"):
                 continue
-            if not _SAMPLE.fullmatch(line):
-                bad = line
-                break
             name, _, value = line.rpartition(b" ")
-            if name in series:
+            if name in series or (name not in self.valid and not _SERIES.fullmatch(name)):
                 bad = line
                 break
             series[name] = float(value)
+        self.valid.update(series)
         self.hold("page", f"{bad!r}", true=not bad)
         backwards = [
             (name, value, series[name])
@@ -326,7 +330,7 @@ class Checks:
         self.page_before = {
             name: value
             for name, value in series.items()
-            if name.decode().startswith(_MONOTONIC) and b"_total" in name.partition(b"{")[0]
+            if name.startswith(_MONOTONIC) and b"_total" in name.partition(b"{")[0]
         }
 
     def bounds(self, agent: Agent, account_limit: int) -> None:

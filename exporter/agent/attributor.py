@@ -175,21 +175,24 @@ class Attributor:
                 expiry_seconds=self.expiry_seconds,
                 evidence=evidence,
             )
-            if self.metadata and not evidence.is_followed:
-                self._cached = self._with_uids_of_node(self._cached)
+            if self.metadata:
+                self._cached = self._with_uids_of_node(self._cached, is_followed=evidence.is_followed)
             self._cached_for = (allocations, evidence, gpus, instances)
         return self._cached
 
-    def _with_uids_of_node(self, attribution: Attribution) -> Attribution:
-        """Believe the node on which pod of a name runs, while the API may tell of the one before.
+    def _with_uids_of_node(self, attribution: Attribution, *, is_followed: bool) -> Attribution:
+        """Ask the node which pod of a name runs, where the API has none or may tell of the one before.
 
         By a UID of another pod the processes of the one that runs would be nobody's, and it would look idle.
         """
-        holders = {
-            device: tuple(self._with_uid_of_node(holder) for holder in of_device)
+        doubtful = {
+            device: tuple(
+                holder if is_followed and holder.pod_uid else self._with_uid_of_node(holder) for holder in of_device
+            )
             for device, of_device in attribution.holders.items()
+            if not is_followed or any(holder.pod_uid is None for holder in of_device)
         }
-        return replace(attribution, holders=holders)
+        return replace(attribution, holders={**attribution.holders, **doubtful}) if doubtful else attribution
 
     def _with_uid_of_node(self, holder: Holder) -> Holder:
         uid = self.names.uid_of(holder.namespace, holder.pod)
