@@ -214,7 +214,7 @@ def measure(tree: Path, scenario: Scenario, folder: Path, options: argparse.Name
             thread.start()
         began = time.monotonic()
         sources = started(scenario, port, options.seconds)
-        told = [json.loads(source.communicate(timeout=options.seconds + 60)[0]) for source in sources]
+        told = [json.loads(source.communicate(timeout=options.seconds + 60)[0].splitlines()[-1]) for source in sources]
         lasted = time.monotonic() - began
         watch.stop.set()
         gauge.stop.set()

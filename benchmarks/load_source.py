@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import re
+import signal
 import socket
 import ssl
 import sys
@@ -15,6 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+ENOUGH = 200
+"""Clients after which it says that it has begun."""
 PIECE = b"y" * 65_536
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n%s\r\n"
@@ -27,7 +30,7 @@ ODD: Final = (
     b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 127.0.0.1:22\r\n\r\nSSH-2.0-x\r\n",
     b"GET http://other.example/metrics HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET //other.example/%2e%2e/%00 HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /-/release?seconds=x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x",
+    b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /y",
     b"POST /-/release?seconds=x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhellox",
     b"POST /-/release?seconds=x HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
     b"POST /-/release?seconds=x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nxx",
@@ -75,6 +78,7 @@ class Source:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
+        self.stopped = False
         self.tally = Tally()
         self.context = None
         if options.tls:
@@ -85,9 +89,14 @@ class Source:
 
     async def run(self) -> None:
         """Hold up to ``count`` clients, opened at ``rate``, for ``seconds``; then let go of all."""
-        options, tasks = self.options, set[asyncio.Task[None]]()
+        options, tasks, begun = self.options, set[asyncio.Task[None]](), False
         began = time.monotonic()
-        while time.monotonic() - began < options.seconds and (options.again or self.tally.opened < options.count):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
+        while (
+            not self.stopped
+            and time.monotonic() - began < options.seconds
+            and (options.again or self.tally.opened < options.count)
+        ):
             due = min(round((time.monotonic() - began) * options.rate) + 1, self.tally.opened + 200)
             while self.tally.opened < due and len(tasks) < options.count:
                 if not options.again and self.tally.opened >= options.count:
@@ -96,12 +105,19 @@ class Source:
                 task = asyncio.ensure_future(self.client(self.tally.opened))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
+            if not begun and self.tally.opened >= min(options.count, ENOUGH):
+                begun = True
+                print("begun", flush=True)
             await asyncio.sleep(0.01)
-        if tasks:
-            await asyncio.wait(tasks, timeout=max(0.0, began + options.seconds - time.monotonic()))
+        while tasks and not self.stopped and time.monotonic() - began < options.seconds:
+            await asyncio.wait(tasks, timeout=0.1)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Do as if the time were over."""
+        self.stopped = True
 
     async def client(self, number: int) -> None:
         """One client, from its connection to its end."""

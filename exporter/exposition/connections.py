@@ -181,7 +181,8 @@ def who_leaves(visits: Iterable[Visit], peer: str, turn: int, now: float) -> Vis
 
     First those who have not been given anything yet, of the client with the most connections the oldest; then, in
     the same order, those who have asked and been answered; last those who do not take their answer. Nobody does who
-    has just come: a flood would push out who has sent his request before it is read.
+    has just come, since a flood would push out who has sent his request before it is read; but a client with most of
+    the places makes way for one with few.
     """
     held = list(visits)
     crowd = Counter(visit.peer for visit in held)
@@ -195,7 +196,7 @@ def who_leaves(visits: Iterable[Visit], peer: str, turn: int, now: float) -> Vis
     if stranger := next(strangers, None):
         return stranger
     if 2 * len(fresh) > len(free):
-        return "soon"
+        return free[0] if crowd[free[0].peer] > crowd[peer] + len(held) // 2 else "soon"
     for _, group in groupby(free, key=lambda visit: crowd[visit.peer]):
         of_a_size = list(group)
         for visit in of_a_size:

@@ -25,6 +25,10 @@ LET_IN_ONCE = 8
 """Far fewer than there is place for: who has come in is read before those behind him need his place."""
 SOON_SECONDS = 0.01
 """Until it is looked again whether there is room."""
+FRESH_SECONDS = 0.1
+"""For a client to send its request after it has connected."""
+WAIT_SECONDS = 1.0
+"""Most that one waits before the door while there is no place to wait for others."""
 PAUSE_SECONDS = 0.1
 """Without a descriptor to accept with."""
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -94,7 +98,8 @@ class Door:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_ONCE):
             if self._count >= self._connections.limits.silent and not self._make_way():
-                return  # all of them have sent something: the kernel keeps the others until it was their turn
+                self._pause(SOON_SECONDS)  # all of them have just come: the kernel keeps the others meanwhile
+                return
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -104,8 +109,7 @@ class Door:
                     raise
                 if self._make_way():
                     continue
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(PAUSE_SECONDS, self._resume)
+                self._pause(PAUSE_SECONDS)
                 return
             connection.settimeout(0)
             one = _Outside(socket=connection, peer=peer_of(address), since=self._loop.time())
@@ -113,18 +117,33 @@ class Door:
             self._count += 1
             self._loop.add_reader(connection, self._hear, one)
 
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._resume)
+
     def _resume(self) -> None:
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener, self._accept)
 
     def _make_way(self) -> bool:
-        """Of the client with the most outside, the oldest that has sent nothing goes; whether there was one."""
+        """Of the client with the most outside, the oldest that has sent nothing goes; whether any could.
+
+        Where all have sent something and wait for long, the newest is told to ask again: only so is a client with
+        fewer found behind them.
+        """
+        now = self._loop.time()
         by_crowd = sorted(self._outside.values(), key=len, reverse=True)
         silent = next((one for crowd in by_crowd for one in crowd if not one.knocks), None)
-        if silent is None:
+        if silent and now - silent.since >= FRESH_SECONDS:
+            self._turn_out(silent)
+            self._connections.ended("made_way")
+            return True
+        crowd = next(iter(by_crowd), None)
+        if silent or not crowd or now - next(iter(crowd)).since < WAIT_SECONDS:
             return False
-        self._turn_out(silent)
-        self._connections.ended("made_way")
+        newest = next(reversed(crowd))
+        self._forget(newest)
+        self._refuse(newest)
         return True
 
     def _hear(self, one: _Outside) -> None:
@@ -171,12 +190,15 @@ class Door:
             self._opening.add(visit.opening)
             visit.opening.add_done_callback(partial(self._opened, one, visit))
         else:
-            self._connections.ended("refused")
-            if self.context:
-                reset(one.socket)
-            else:
-                _refuse(one.socket)
+            self._refuse(one)
         return True
+
+    def _refuse(self, one: _Outside) -> None:
+        self._connections.ended("refused")
+        if self.context:
+            reset(one.socket)
+        else:
+            _tell_to_return(one.socket)
 
     async def _open(self, one: _Outside, visit: Visit) -> None:
         """Take up TLS where there is some, and hand the connection to aiohttp."""
@@ -231,7 +253,7 @@ def _has_gone(connection: socket.socket) -> bool:
         return True
 
 
-def _refuse(connection: socket.socket) -> None:
+def _tell_to_return(connection: socket.socket) -> None:
     """Answer without reading the request; what has come of it is taken, since a reset would overtake the answer."""
     with contextlib.suppress(OSError):
         connection.recv(_DRAIN_BYTES)
