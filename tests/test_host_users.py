@@ -52,6 +52,7 @@ def proc(tmp_path: Path) -> Proc:
         (V1, ("SystemdUnit", "triton.service", None)),
         (f"0::/system.slice/docker-{ID}.scope\n", ("Container", ID[:12], None)),
         (f"0::/machine.slice/libpod-{ID}.scope/container\n", ("Container", ID[:12], None)),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/libpod-{ID}.scope\n", ("Container", ID[:12], 1000)),
         (f"9:devices:/docker/{ID}\n1:name=systemd:/docker/{ID}\n", ("Container", ID[:12], None)),
     ],
 )

@@ -58,6 +58,15 @@ def test_whoever_runs_in_a_jobs_cgroup_holds_the_device(proc: Proc, form: str) -
     assert jobs.problem == ""
 
 
+def test_a_user_cannot_name_a_job_to_be_charged_for_what_he_runs_beside_slurm(proc: Proc) -> None:
+    delegated = "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_123/step_0\n"
+    proc.add(42, delegated, user=1000)
+    proc.add(43, V1.format(job=7) + "0::/user.slice/user-1001.slice/session-3.scope\n", user=1001)
+    jobs, seen = running(proc), reading(whole(0, 42), whole(1, 43))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen) == {gpu(1).uuid: [("slurm", "job-7", 1.0)]}
+
+
 def test_several_jobs_on_one_device_have_it_evenly_and_that_is_an_estimate(proc: Proc) -> None:
     for pid, job in ((42, 1), (43, 2), (44, 2)):
         proc.add(pid, V2.format(job=job))

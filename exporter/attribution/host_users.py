@@ -92,18 +92,18 @@ def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:
     """Tell who runs a process.
 
     Returns:
-        Kind, name and user id: ``Container`` by the first digits of its id; ``SystemdUnit`` by its name, with the user
-        where it is a user's own; else ``User`` without a name: who has logged in, or whose the process is. An empty
-        kind where not even that is told.
+        Kind, name and user id: ``Container`` by the first digits of its id, ``SystemdUnit`` by its name, both with the
+        user where they are a user's own; else ``User`` without a name: who has logged in, or whose the process is. An
+        empty kind where not even that is told.
     """
     for line in process.cgroup.splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers not in {"", "name=systemd"} and not _CONTAINER.search(path):
             continue  # of cgroup v1, where only systemd's own hierarchy is sure to have every unit
-        if container := _CONTAINER.search(path):
-            return "Container", container[1][:_ID_SHOWN], None
         login = _LOGIN.search(path)
         user_id = int(login["user"]) if login else None
+        if container := _CONTAINER.search(path):
+            return "Container", container[1][:_ID_SHOWN], user_id  # below a user's slice the user makes the names
         for part in reversed(path.split("/")):
             if part.endswith(".service") and not _MANAGER.fullmatch(part) and not _TRANSIENT.fullmatch(part):
                 return "SystemdUnit", part, user_id

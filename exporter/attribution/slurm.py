@@ -96,7 +96,7 @@ class SlurmJobs(Registered):
         process = self._processes.look(pid)
         if process is None:
             return None
-        match = _JOB.search(process.cgroup)
+        match = _job_of(process.cgroup)
         if match is None:
             self._processes.forget(pid)  # slurmstepd may move it into its job's cgroup yet
             return NO_POD
@@ -183,3 +183,9 @@ def _problem(mapped: Mapped, absent: list[str]) -> str:
         told.append(f"mapping files of devices that are not here: {', '.join(absent)}; have Slurm's epilog remove them")
     more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
     return f"{told[0]}{more}" if told else ""
+
+
+def _job_of(cgroup: str) -> re.Match[str] | None:
+    """The job in the text of ``/proc/<pid>/cgroup``; below a user's slice the user makes the names, jobs' too."""
+    found = (_JOB.search(line) for line in cgroup.splitlines() if "/user.slice/" not in line)
+    return next((match for match in found if match), None)
