@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 from agent_support import running_agent
+from aiohttp import web
 from api_support import write_kubeconfig
+from prometheus_support import serving as serving_prometheus
+from prometheus_support import success
+from test_prometheus_client import client
 from test_service_run import serving
 from web_support import hashed, make_certificates, web_file
 
@@ -177,6 +181,19 @@ def test_the_service_tells_no_secret_of_itself_or_of_prometheus(tmp_path: Path, 
         told += log.read_text() + contents(folder)
         assert "refused" in told, "what Prometheus says is told"
         innocent(told, known, known[7:])
+
+
+async def test_a_warning_of_prometheus_is_told_without_what_it_was_asked_with(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        warnings = [f"asked with {request.headers['Authorization']} and {request.headers['X-Api-Key']}"]
+        return success([], warnings=warnings)
+
+    token = tmp_path / "token"
+    token.write_text(BEARER)
+    async with serving_prometheus(answer) as server:
+        async with client(server.url, token_file=token, headers=(("X-Api-Key", HEADER),)) as asked:
+            told = await asked.ask_instant("x", 1)
+    assert told.notes == ("asked with Bearer ... and ...",)
 
 
 @contextmanager

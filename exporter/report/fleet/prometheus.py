@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -225,7 +225,11 @@ class PrometheusClient:
         if status != _OK:
             said = credentials.without_secrets(body, headers)
             raise prometheus_errors.refusal(self.settings, path, status, said, answered)
-        return self._decoded(body, answered)
+        answer = self._decoded(body, answered)
+        notes = tuple(
+            credentials.without_secrets(note.encode("utf-8", "replace"), headers).decode() for note in answer.notes
+        )
+        return replace(answer, notes=notes)
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         parts: list[bytes] = []
