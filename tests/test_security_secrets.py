@@ -190,9 +190,9 @@ async def test_a_warning_of_prometheus_is_told_without_what_it_was_asked_with(tm
 
     token = tmp_path / "token"
     token.write_text(BEARER)
-    async with serving_prometheus(answer) as server:
-        async with client(server.url, token_file=token, headers=(("X-Api-Key", HEADER),)) as asked:
-            told = await asked.ask_instant("x", 1)
+    given = {"token_file": token, "headers": (("X-Api-Key", HEADER),)}
+    async with serving_prometheus(answer) as server, client(server.url, **given) as asked:
+        told = await asked.ask_instant("x", 1)
     assert told.notes == ("asked with Bearer ... and ...",)
 
 
