@@ -138,7 +138,16 @@ def test_the_agent_tells_no_secret_to_a_log_a_page_or_its_process_list(tmp_path:
     kubeconfig = tmp_path / "kubeconfig"
     write_kubeconfig(kubeconfig, echo.url, {"token": API_TOKEN})
     options = ("--log-level", "debug", "--web-config", str(web), "--kube-metadata", "on")
-    where = ("--kubeconfig", str(kubeconfig), "--node-name", "n", "--kubelet-socket", str(tmp_path / "none.sock"))
+    where = (
+        "--kubeconfig",
+        str(kubeconfig),
+        "--node-name",
+        "n",
+        "--kube-start-jitter",
+        "0s",
+        "--kubelet-socket",
+        str(tmp_path / "none.sock"),
+    )
     environment = {"SOME_PASSWORD": ENVIRONMENT, "HTTP_PROXY": "", "http_proxy": "", "NO_PROXY": "*"}
     with running_agent(*options, *where, env=environment) as agent:
         url = f"https://localhost:{agent.port}"
