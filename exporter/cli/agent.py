@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("exporter.cli")
 
+THREADS_SECONDS = 2.0
+"""How long threads may still take once everything else has ended."""
+
 
 def add(commands: Commands) -> None:
     """Add both commands."""
@@ -106,12 +109,30 @@ async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
 
     interval = config.sample_interval_seconds
     async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:
-        return await agent.run(
+        code = await agent.run(
             target.config,
             worker_command=target.commands.get("nvml"),
             dcgm_worker_command=target.commands.get("dcgm"),
             simulated=bool(target.commands),
         )
+    await leave_threads(code)
+    return code
+
+
+async def leave_threads(code: int) -> None:
+    """Wait for what threads are at, but not for long; then end this process without them, all children being gone.
+
+    What could be saved has been. A disk that hangs and a library that loads slowly would keep it until it is killed.
+
+    Args:
+        code: Exit code.
+    """
+    threads = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
+    done, _ = await asyncio.wait({threads}, timeout=THREADS_SECONDS)
+    if not done:
+        LOG.warning("ended without a thread that does not: a disk that hangs, or a library that loads slowly")
+        logging.shutdown()
+        os._exit(code)
 
 
 def _doctor(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
