@@ -80,6 +80,7 @@ def _child(path: Path, rest: list[str]) -> int:
 def _agent(path: Path, rest: list[str]) -> int:
     from exporter import agent  # noqa: PLC0415 - a child does without
     from exporter.agent.workers import fields_of, sources_of  # noqa: PLC0415
+    from exporter.cli.agent import leave_threads  # noqa: PLC0415
     from exporter.cli.base import Parser, add_options  # noqa: PLC0415
     from exporter.config import load_agent, logs, read_collectors  # noqa: PLC0415
 
@@ -98,10 +99,15 @@ def _agent(path: Path, rest: list[str]) -> int:
         )
         for name in sources_of(config)
     }
-    running = agent.run(
-        config, worker_command=commands.get("nvml"), dcgm_worker_command=commands.get("dcgm"), simulated=True
-    )
-    return asyncio.run(running)
+
+    async def live() -> int:
+        code = await agent.run(
+            config, worker_command=commands.get("nvml"), dcgm_worker_command=commands.get("dcgm"), simulated=True
+        )
+        await leave_threads(code)
+        return code
+
+    return asyncio.run(live())
 
 
 def main() -> int:

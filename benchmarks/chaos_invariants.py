@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +24,8 @@ STALE_SECONDS = 2.0 + 0.2
 """A reading older than this is not shown: three intervals, but two seconds at least, and a tick."""
 CALL_SECONDS, HINDERED_CALL_SECONDS = 1.5, 4.5
 """An answer's stamp is of the question, which may be asked twice."""
+LATE_SECONDS = 10.0
+"""For so long a machine that had no time is taken for one that has not."""
 KUBELET_FAULTS = frozenset(one for one in Fault if one.value.startswith("kubelet_"))
 EXPIRY_SECONDS = 5.0
 _STEP_SECONDS = 0.1
@@ -111,6 +113,8 @@ class Judge:
     violations: list[Violation] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=lambda: [(-math.inf, 0.0)])
     """When the wall clock was set, and by how much it is off from then on."""
+    late: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    """When this machine had no time for the node's servers."""
     _last: dict[str, float] = field(default_factory=dict)
 
     def stepped(self, t: float, seconds: float) -> None:
@@ -245,7 +249,9 @@ class Judge:
             return
         seen = {carried["uuid"] for carried, _ in page.rows("gpu_info")}
         shown = {(carried["uuid"], carried["pod_name"]) for carried, _ in page.rows("gpu_pod_info")}
-        hindered = self.touched(KUBELET_FAULTS, answered, answered + CALL_SECONDS)
+        hindered = self.touched(KUBELET_FAULTS, answered, answered + CALL_SECONDS) or any(
+            abs(at - t) <= LATE_SECONDS for at in self.late
+        )
         end = answered + (HINDERED_CALL_SECONDS if hindered else CALL_SECONDS)
         held = [
             {(one.device_uuid, one.pod) for one in truth.holders if one.device_uuid in seen}
@@ -268,14 +274,23 @@ class Judge:
     def is_well(self, page: Page, t: float) -> str:
         """Say what keeps a page from being the whole truth; empty when nothing does."""
         truth = self.world.at(t)
-        up = {carried["uuid"] for carried, value in page.rows("gpu_up") if value}
-        if missing := {gpu.uuid for gpu in truth.gpus} - up:
+        seen = {carried["uuid"]: bool(value) for carried, value in page.rows("gpu_up")}
+        # The driver knows the GPUs of when it was opened: one that was absent then, and never seen, is only expected.
+        absent = {gpu.uuid for gpu in truth.gpus if any(_is_absence(one, gpu.index) for one in self.injections)}
+        expected = page.one("gpu_devices", state="expected") or 0
+        if missing := [gpu.uuid for gpu in truth.gpus if not seen.get(gpu.uuid, gpu.uuid in absent)]:
             return f"not up: {sorted(missing)}"
+        if expected < len(truth.gpus):
+            return f"{expected:g} GPUs expected"
         down = [carried["source"] for carried, value in page.rows("gpu_exporter_source_up") if not value]
         if blocking := [name for name in down if name != "kubernetes-api"]:
             return f"sources down: {blocking}"
         shown = {(carried["uuid"], carried["pod_name"]) for carried, _ in page.rows("gpu_pod_info")}
-        lately = [{(one.device_uuid, one.pod) for one in each.holders} for each in self.truths(t - 2.0, t)]
+        there = {carried["uuid"] for carried, _ in page.rows("gpu_info")}
+        lately = [
+            {(one.device_uuid, one.pod) for one in each.holders if one.device_uuid in there}
+            for each in self.truths(t - 2.0, t)
+        ]
         if shown not in lately:
             return f"holders: {sorted(shown ^ lately[-1])}"
         if not page.one("gpu_exporter_state_saved"):
@@ -295,6 +310,10 @@ class Judge:
                 low, high = STEADY[pod]
                 told = f"{pod} {ratio:.3f} of {active + idle:.1f} s, truth {low} to {high}"
                 self.expect("metered as busy as it was", low - SHARE_RATIO <= ratio <= high + SHARE_RATIO, t, told)
+
+
+def _is_absence(one: Injection, gpu: int) -> bool:
+    return one.kind == Fault.GPU_ABSENT and one.gpu == gpu
 
 
 def _least(truths: list[NodeTruth]) -> dict[tuple[str, str], float]:

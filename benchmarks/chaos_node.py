@@ -27,6 +27,7 @@ from exporter.simulator.parts import free_port
 from exporter.simulator.truth import NodeTruth
 
 SCRAPE_SECONDS = 0.5
+LATE_SECONDS = 0.2
 SCRAPE_LIMIT_SECONDS = 10.0
 """Prometheus waits as long by default."""
 START_SECONDS = 60.0
@@ -84,6 +85,7 @@ class ChaosNode:
         await self._kubelet.start()
         await self._api.start()
         self._spawn(self._keep_fresh())
+        self._spawn(self._watch_own_time())
         await self._start()
         for openmetrics in (False, True):
             self._spawn(self._scrape_for_ever(openmetrics=openmetrics))
@@ -124,6 +126,14 @@ class ChaosNode:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             self.judge.note(f"harness: {error!r}", self.now())
+
+    async def _watch_own_time(self) -> None:
+        """Notice when this process gets no time: then the node's servers answer late, and no page is to blame."""
+        while True:
+            due = self.now() + 0.1
+            await asyncio.sleep(0.1)
+            if self.now() > due + LATE_SECONDS:
+                self.judge.late.append(self.now())
 
     async def _keep_fresh(self) -> None:
         while True:
@@ -202,7 +212,8 @@ class ChaosNode:
                 )
             except TimeoutError:
                 self.judge.note(f"agent ends as told: not within {END_SECONDS:g} s of {number.name}", self.now())
-                process.send_signal(signal.SIGABRT)
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGABRT)
                 await process.wait()
             saved = saved and self._all_is_saved()
             self.judge.agent_began(all_was_saved=saved)
