@@ -258,6 +258,30 @@ async def test_connections_that_say_nothing_take_no_place_and_of_too_many_the_ol
             assert await client.answer() == (200, b"quick")
 
 
+async def test_a_client_with_most_places_makes_way_for_another_though_it_has_just_taken_them() -> None:
+    async with served(Limits(connections=6)) as one:
+        for _ in range(6):
+            (await one.client("127.0.0.3")).writer.write(b"GET /qui")
+        await one.until(lambda: len(one.connections) == 6)
+        one.connections.turn = 0
+        await one.known("127.0.0.2")
+        assert one.connections.turn < 10
+
+
+async def test_of_too_many_who_wait_for_a_place_the_newest_is_told_to_ask_again() -> None:
+    async with served(Limits(connections=2, silent=3)) as one:
+        for _ in range(2):
+            await (await one.client()).asks("/slow")
+        await one.until(lambda: one.connections.answering == 2)
+        one.connections.limits = Limits(connections=2, silent=3)
+        more = [await one.client() for _ in range(6)]
+        for client in more:
+            await client.asks()
+        heads = [(await client.reader.read())[:13] for client in more]
+        assert set(heads) == {b"HTTP/1.1 503 "}
+        assert one.counted["refused"] == 6
+
+
 async def test_a_header_larger_than_any_need_be_is_cut_and_the_next_client_served() -> None:
     async with served() as one:
         heads = (b"x" * 200_000, b"x: y\r\n" * 20_000, b"x: " + b"y" * 100_000)

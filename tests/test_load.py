@@ -26,7 +26,6 @@ MOST_MIB = 300
 _SAMPLE = re.compile(r"^gpu_exporter_sample_timestamp_seconds (\S+)$", re.MULTILINE)
 SAMPLES = 4
 CROWD_SECONDS, PATIENCE_SECONDS = 0.8, 60.0
-FEW = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
 
 CROWDS = {
     "silent": ("silent", "--count", "1500", "--rate", "700", "--again"),
@@ -160,8 +159,10 @@ def test_what_was_done_to_clients_is_counted(agent: AgentProcess) -> None:
         agent.until(lambda page: page.get(counter, 0) > before + 100, "connections that made way")
 
 
-def test_a_flood_leaves_the_agent_the_descriptors_that_its_sources_need() -> None:
-    with running_agent("--simulate", "demo", "--sample-interval", "200ms", prefix=FEW) as agent:
+@pytest.mark.parametrize("descriptors", [256, 40])
+def test_a_flood_leaves_the_agent_the_descriptors_that_its_sources_need(descriptors: int) -> None:
+    few = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")
+    with running_agent("--simulate", "demo", "--sample-interval", "200ms", prefix=few) as agent:
         agent.until(lambda page: "gpu_exporter_sample_timestamp_seconds" in page, "a sample")
         with crowd(agent.port, *CROWDS["silent"]):
             pages_meanwhile(f"http://127.0.0.1:{agent.port}")
