@@ -20,11 +20,9 @@ MISSING = "not measured: needs the trace beside the repository, prometheus and p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Relative errors of the ledger as recorded, and what it lost of the time that passed."""
+    """Relative error of the ledger as recorded, and what it lost of the time that passed."""
 
     total_ratio: float
-    brief_ratio: float | None
-    """Of pods under a minute; ``None`` where there were none."""
     conservation_ratio: float
 
 
@@ -43,12 +41,11 @@ def run() -> Found | None:
         text = Path(name) / "samples"
         write_openmetrics(text, [one.clean for one in records], everything)
         with serving(text, Path(name)) as server:
-            rows = {row.way: row for row in (score(told, jobs, length) for told in ask(server, jobs, length))}
+            rows = [score(told, jobs, length) for told in ask(server, jobs, length)]
     lost = (
         one.conservation_error_seconds / (node.gpu_count * length) for node, one in zip(nodes, records, strict=True)
     )
     return Found(
-        total_ratio=rows["ledger, owner = namespace"].total,
-        brief_ratio=rows["ledger, owner = each job"].brief,
+        total_ratio=next(row.total for row in rows if row.way == "ledger, owner = namespace"),
         conservation_ratio=max(lost),
     )
