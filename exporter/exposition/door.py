@@ -115,7 +115,8 @@ class Door:
             one = _Outside(socket=connection, peer=peer_of(address), since=self._loop.time())
             self._outside[one.peer][one] = None
             self._count += 1
-            self._loop.add_reader(connection, self._hear, one)
+            # By number: of a socket the loop first makes a text, with two calls of the kernel.
+            self._loop.add_reader(connection.fileno(), self._hear, one)
 
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)
@@ -148,7 +149,7 @@ class Door:
 
     def _hear(self, one: _Outside) -> None:
         """It has sent something, or has gone."""
-        self._loop.remove_reader(one.socket)
+        self._loop.remove_reader(one.socket.fileno())
         one.knocks = True
         if not self._letting_in:
             self._letting_in = True
@@ -230,7 +231,7 @@ class Door:
 
     def _turn_out(self, one: _Outside) -> None:
         self._forget(one)
-        self._loop.remove_reader(one.socket)
+        self._loop.remove_reader(one.socket.fileno())
         reset(one.socket)
 
     def _sweep(self) -> None:
