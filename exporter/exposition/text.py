@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 
 from exporter.exposition.family import Family, Kind, Labels
 
@@ -10,6 +9,8 @@ PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _GO_EXPONENT_DIGITS = 6
 _GO_EXPONENT_FROM = 10**_GO_EXPONENT_DIGITS
+_PLAIN = {int, float}
+_PURE = ({int}, {float})
 
 
 def number(value: float) -> str:
@@ -37,53 +38,60 @@ class Block:
     """The lines of a family, for as long as pages show it: of a line only the value is made anew for a page.
 
     What stands before the values is kept with them, as pieces of text that need only be joined, until label sets come,
-    go or change.
+    go or change. A family of which nothing has changed is kept whole.
 
     Args:
         family: What the first page shows.
     """
 
     def __init__(self, family: Family) -> None:
-        self.family = family
+        self._family = family
         self._labels: list[Labels] = []
+        self._values: list[int | float] = []
+        self._kind: type | None = None
+        """Of all values; ``None`` where they are not all integers or all floats."""
         self._pieces: list[str] = []
-        self._floats: list[int | float] = []
-        """The values, where all of them are floats: what is the same on the next page is spelt the same."""
+        self._parts: dict[bool, bytes] = {}
         self.show(family)
 
     def show(self, family: Family) -> None:
         """Take the values of another page; the family has the same name."""
-        labels = list(family.values)
-        if labels != self._labels:
-            self._labels, self._floats, name = labels, [], family.name
+        labels, values = list(family.values), list(family.values.values())
+        kinds = set(map(type, values))
+        kind = next(iter(kinds)) if kinds in _PURE else None
+        again = labels == self._labels and (family.kind, family.help) == (self._family.kind, self._family.help)
+        # Equal is not alike: 1 and 1.0, 0.0 and -0.0.
+        comparable = again and kind is not None and kind is self._kind
+        if comparable and values == self._values and (kind is int or 0.0 not in values):
+            return
+        if not again:
+            name = family.name
             befores = [f"{name}{{{one}}} " if one else f"{name} " for one in labels]
             # Each line ends in front of the next one, which keeps it to two pieces.
             self._pieces = [piece for before in befores for piece in (f"\n{before}", "")]
-        self._pieces[1::2] = self._spelt(list(family.values.values()))
-        self.family = family
-
-    def _spelt(self, values: list[int | float]) -> Iterable[str]:
-        """Each as ``number`` has it; where none needs more than ``repr`` no line of Python runs for each."""
-        kinds = set(map(type, values))
-        before, self._floats = self._floats, values if kinds == {float} else []
-        if kinds <= {int}:
-            return map(repr, values)
-        plain = kinds <= {int, float} and -math.inf < sum(values) < math.inf and max(values) < _GO_EXPONENT_FROM
-        spell = repr if plain else number
-        if before and self._floats:
-            texts = self._pieces[1::2]  # of zeros there are two
-            old = zip(before, texts, strict=True)
-            return [
+        plain = kinds <= _PLAIN and -math.inf < sum(values) < math.inf and max(values, default=0) < _GO_EXPONENT_FROM
+        spell = repr if plain or kind is int else number
+        if comparable and kind is float:
+            old = zip(self._values, self._pieces[1::2], strict=True)
+            texts: Iterable[str] = [
                 text if value == then != 0 else spell(value) for value, (then, text) in zip(values, old, strict=True)
             ]
-        return map(spell, values)
+        else:
+            texts = map(spell, values)
+        self._pieces[1::2] = texts
+        self._family, self._labels, self._values, self._kind = family, labels, values, kind
+        self._parts.clear()
 
-    def text(self, *, openmetrics: bool) -> str:
+    def part(self, *, openmetrics: bool) -> bytes:
         """Head and lines; empty without any series."""
         if not self._pieces:
-            return ""
-        family = self.family
-        return "".join([_head(family.name, family.kind, family.help, openmetrics), *self._pieces, "\n"])
+            return b""
+        part = self._parts.get(openmetrics)
+        if part is None:
+            family = self._family
+            text = "".join([_head(family, openmetrics=openmetrics), *self._pieces, "\n"])
+            part = self._parts[openmetrics] = text.encode("utf-8", "replace")
+        return part
 
 
 def page(blocks: Iterable[Block], *, openmetrics: bool) -> list[bytes]:
@@ -93,7 +101,7 @@ def page(blocks: Iterable[Block], *, openmetrics: bool) -> list[bytes]:
     name untouched. Families without series are left out. Text that is no valid Unicode has its bad parts
     replaced, so that one odd name cannot cost the page.
     """
-    parts = [block.text(openmetrics=openmetrics).encode("utf-8", "replace") for block in blocks]
+    parts = [block.part(openmetrics=openmetrics) for block in blocks]
     return [*parts, b"# EOF\n"] if openmetrics else parts
 
 
@@ -102,17 +110,17 @@ def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     return b"".join(page(map(Block, families), openmetrics=openmetrics))
 
 
-@lru_cache(maxsize=1024)  # one for each family and format
-def _head(name: str, kind: Kind, text: str, openmetrics: bool) -> str:  # noqa: FBT001 - so that the cache takes it
-    shown, text = str(kind), text.replace("\\", r"\\").replace("\n", r"\n")
+def _head(family: Family, *, openmetrics: bool) -> str:
+    name, kind = family.name, str(family.kind)
+    text = family.help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
         text = text.replace('"', r"\"")
-        if kind is Kind.COUNTER:
+        if family.kind is Kind.COUNTER:
             if name.endswith("_total"):
                 name = name.removesuffix("_total")
             else:
-                shown = "unknown"
-    return f"# HELP {name} {text}\n# TYPE {name} {shown}"
+                kind = "unknown"
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}"
 
 
 def negotiate(accept: str) -> bool:
