@@ -70,7 +70,7 @@ check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules,
 	$(RUN) scripts/chart.py --check
 	helm lint --strict --quiet deploy/helm/gpu-cost-exporter
 
-bench: .venv/.develop ## Measure against the budgets; prints, never fails on a slow machine
+bench: .venv/.develop .tools/.test ## Measure against every budget; 5 minutes; prints, never fails on a slow machine
 	$(RUN) benchmarks/bench.py
 
 # make chaos SEEDS=17 runs one seed again; SEEDS=1..200 is an hour of one core. Each schedule: FAULTS, begun WITHIN seconds.
