@@ -29,6 +29,7 @@ _LISTENING = re.compile(r"listening on \S*:(\d+)")
 _SAMPLE = re.compile(r"^gpu_exporter_sample_timestamp_seconds(?:\{.*\})? (\S+)$", re.MULTILINE)
 MANY = tuple(f"127.0.{third}.{fourth}" for third in range(1, 5) for fourth in range(1, 251))
 """A thousand addresses."""
+ELSEWHERE = ("--source", "127.0.9.9")
 
 
 class Told(TypedDict):
@@ -54,8 +55,6 @@ class Scenario:
     tls: bool = False
     descriptors: int | None = None
     """Most files of the agent."""
-    from_elsewhere: bool = False
-    """Whether the second scraper has another address than they."""
 
 
 SCENARIOS = (
@@ -65,13 +64,13 @@ SCENARIOS = (
     Scenario(name="200 slow readers", arguments=("slow", "--again"), count=200, sources=2, rate=100),
     Scenario(name="silent, the scraper's address", arguments=("silent", "--again")),
     Scenario(name="silent, 1,000 addresses", arguments=("silent", "--again", "--source", *MANY)),
-    Scenario(name="half a request", arguments=("begins", "--again")),
-    Scenario(name="a header byte by byte", arguments=("drips", "--again")),
-    Scenario(name="a page each, then silent", arguments=("asks", "--again")),
+    Scenario(name="half a request, the scraper's address", arguments=("begins", "--again")),
+    Scenario(name="half a request, one other address", arguments=("begins", "--again", *ELSEWHERE)),
+    Scenario(name="a header byte by byte, one other address", arguments=("drips", "--again", *ELSEWHERE)),
+    Scenario(name="a page each, the scraper's address", arguments=("asks", "--again")),
     Scenario(
-        name="a page each, from one other address",
-        arguments=("asks", "--again", "--source", "127.0.9.9"),
-        from_elsewhere=True,
+        name="a page each, one other address",
+        arguments=("asks", "--again", *ELSEWHERE),
     ),
     Scenario(name="100 MB header line", arguments=("line", "--again"), count=8, sources=2),
     Scenario(name="100 MB of headers", arguments=("headers", "--again"), count=8, sources=2),
@@ -79,9 +78,11 @@ SCENARIOS = (
     Scenario(name="odd requests", arguments=("odd", "--again"), count=400, sources=2, rate=400),
     Scenario(name="silent, 256 descriptors", arguments=("silent", "--again"), descriptors=256),
     Scenario(name="TLS, quiet", arguments=("silent",), count=1, sources=1, rate=1, tls=True),
-    Scenario(name="TLS, silent before the handshake", arguments=("begins", "--again"), tls=True, rate=500),
-    Scenario(name="TLS, half a handshake", arguments=("hello", "--again"), tls=True),
-    Scenario(name="TLS, silent after the handshake", arguments=("silent", "--again", "--tls"), tls=True, rate=500),
+    Scenario(name="TLS, silent before the handshake", arguments=("begins", "--again", *ELSEWHERE), tls=True, rate=500),
+    Scenario(name="TLS, half a handshake", arguments=("hello", "--again", *ELSEWHERE), tls=True, rate=500),
+    Scenario(
+        name="TLS, silent after the handshake", arguments=("silent", "--again", "--tls", *ELSEWHERE), tls=True, rate=500
+    ),
 )
 
 

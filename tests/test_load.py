@@ -27,15 +27,16 @@ _SAMPLE = re.compile(r"^gpu_exporter_sample_timestamp_seconds (\S+)$", re.MULTIL
 SAMPLES = 4
 CROWD_SECONDS, PATIENCE_SECONDS = 0.8, 60.0
 
+ELSEWHERE = ("--source", "127.0.0.9")
 CROWDS = {
     "silent": ("silent", "--count", "1500", "--rate", "700", "--again"),
     "silent, of many addresses": (
         *("silent", "--count", "1500", "--rate", "700", "--again", "--source"),
         *(f"127.0.1.{number}" for number in range(1, 200)),
     ),
-    "half a request": ("begins", "--count", "1500", "--rate", "500", "--again"),
-    "a page each, then silent": ("asks", "--count", "1500", "--rate", "400", "--again"),
-    "slow readers of another address": ("slow", "--count", "150", "--rate", "300", "--again", "--source", "127.0.0.9"),
+    "half a request, of another address": ("begins", "--count", "1500", "--rate", "500", "--again", *ELSEWHERE),
+    "a page each, of another address": ("asks", "--count", "1500", "--rate", "400", "--again", *ELSEWHERE),
+    "slow readers of another address": ("slow", "--count", "150", "--rate", "300", "--again", *ELSEWHERE),
     "a header line of 100 MB": ("line", "--count", "2", "--again"),
     "headers of 100 MB": ("headers", "--count", "2", "--again"),
     "a body of 100 MB": ("body", "--count", "2", "--again"),
@@ -176,7 +177,7 @@ def test_connections_that_do_not_get_through_with_tls_do_not_keep_others_out(tmp
     certificates = make_certificates(tmp_path)
     path = web_file(tmp_path, tls={})
     with running_agent("--simulate", "demo", "--sample-interval", "200ms", "--web-config", str(path)) as agent:
-        with crowd(agent.port, kind, "--count", "800", "--rate", "400", "--again", "--source", "127.0.0.9"):
+        with crowd(agent.port, kind, "--count", "800", "--rate", "400", "--again", *ELSEWHERE):
             pages_meanwhile(f"https://localhost:{agent.port}", certificates.client())
         assert memory_mib(agent.process.pid) < MOST_MIB
         assert not [line for line in agent.lines if "Traceback" in line or "SSL" in line]

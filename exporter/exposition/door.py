@@ -20,14 +20,14 @@ from exporter.exposition.visit import Visit, refusal, reset
 if TYPE_CHECKING:
     import ssl
 
-ACCEPTED_ONCE = 32
+ACCEPTED_ONCE = 64
 LET_IN_ONCE = 8
 """Far fewer than there is place for: who has come in is read before those behind him need his place."""
 SOON_SECONDS = 0.01
 """Until it is looked again whether there is room."""
 FRESH_SECONDS = 0.1
 """For a client to send its request after it has connected."""
-WAIT_SECONDS = 1.0
+WAIT_SECONDS = 0.25
 """Most that one waits before the door while there is no place to wait for others."""
 PAUSE_SECONDS = 0.1
 """Without a descriptor to accept with."""
