@@ -179,7 +179,7 @@ def test_the_service_tells_no_secret_of_itself_or_of_prometheus(tmp_path: Path, 
         config = folder / "serve.yaml"
         config.write_text(f"prometheus-headers: X-Api-Key={HEADER}\n")
         options = (
-            *("--prometheus", echo.url, "--prometheus-retries", "1", "--log-level", "debug", *way),
+            *("--prometheus", echo.url, "--prometheus-retries", "0", "--log-level", "debug", *way),
             *("--config", str(config), "--web-config", str(web), "--store", str(folder / "days.sqlite")),
         )
         log = tmp_path / f"log-{number}"
