@@ -64,8 +64,17 @@ def _profile(pids: tuple[int, ...], seconds: int, directory: Path, title: str) -
     before = footprint.cpu(pids)
     running = []
     for pid in pids:
-        command = [str(VENV / "bin" / "py-spy"), "record", "--format", "raw", "--gil", "--nonblocking", "--pid", str(pid)]
-        command += ["--rate", str(RATE), "--duration", str(seconds), "--output", str(directory / f"{pid}.raw")]
+        command = [str(VENV / "bin" / "py-spy"), "record", "--gil", "--nonblocking", "--pid", str(pid)]
+        command += [
+            "--format",
+            "raw",
+            "--rate",
+            str(RATE),
+            "--duration",
+            str(seconds),
+            "--output",
+            str(directory / f"{pid}.raw"),
+        ]
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     for one in running:
         one.wait()
