@@ -31,7 +31,7 @@ LEDGER = CACHE / "ledger.json"
 _COVERAGE = re.compile(r"^#\d+\s.*\bcov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
 _WORD = re.compile(rb"[A-Za-z][A-Za-z0-9_./:-]{2,40}")
 _MOST_WORDS = 400
-_GRACE_SECONDS = 90
+_GRACE_SECONDS = 900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

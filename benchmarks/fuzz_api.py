@@ -61,7 +61,8 @@ async def _end(_seconds: float) -> None:
     raise _Over
 
 
-async def _followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
+async def followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
+    """Pods after these answers of a server, until there are no more."""
     pods: ListWatch[PodMetadata] = ListWatch(
         FedApi(bodies),
         path="/api/v1/pods",
@@ -81,7 +82,7 @@ async def _followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
 def _watch(data: bytes) -> None:
     """A list's body, then a watch's lines behind the first line's end."""
     listed, _, events = data.partition(b"\n")
-    pods = asyncio.run(_followed([listed, events]))
+    pods = asyncio.run(followed([listed, events]))
     if pods.problem:
         check_message(ApiError("", pods.problem))
     _shown(dict(pods.items), {})

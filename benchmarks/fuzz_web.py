@@ -31,7 +31,7 @@ from exporter.report.service.settings import load_settings
 from exporter.report.service.view_query import read_view
 
 NOW = 1_800_000_000.0
-_LONGEST_SECONDS = 5.0
+_LONGEST_SECONDS = 60.0
 _QUIET_TURNS = 6
 
 

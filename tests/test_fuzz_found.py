@@ -10,20 +10,23 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-from fuzz_api import FedApi
+from fuzz_api import FedApi, followed
 from fuzz_page import gpus, lived, metering, node, reading
 from fuzz_prometheus import WINDOW, FedPrometheus
 from fuzz_state import state_of_a_node, written
 
 from exporter.accounting.ledger import Ledger
 from exporter.attribution import api_errors
+from exporter.config import price_book, web_config
 from exporter.config.load import load_agent
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
 from exporter.exposition.ledger_api import ledger_document
 from exporter.model import Field, Reading
 from exporter.report import node_report
+from exporter.report.budget import file as budget_file
 from exporter.report.fleet.recorded import Recorded
 from exporter.report.service.view_query import read_view
+from exporter.simulator import scenario
 from exporter.sources import wire
 
 
@@ -155,3 +158,38 @@ def test_an_address_with_bytes_that_are_no_text_still_has_links() -> None:
 
 def test_a_status_of_the_kubernetes_api_that_is_no_number_makes_no_endless_message() -> None:
     assert len(str(api_errors.of_status("x" * 100_000, "https://api", "/api/v1/pods", {}))) < 200
+
+
+def test_a_gpu_that_a_child_tells_twice_counts_once() -> None:
+    told = reading(0.0, gpus())
+    line = wire.encode(replace(told, gpus=(*told.gpus, replace(told.gpus[0], gpu=replace(told.gpus[0].gpu, index=7)))))
+    assert wire.decode(line) == told
+
+
+@pytest.mark.parametrize("text", ['a: "\\UFFFFFFFF"', 'a: "\\U00110000"'])
+def test_an_escape_that_is_no_letter_is_told_in_every_kind_of_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    for load in (web_config.load, budget_file.load, price_book.load, lambda one: scenario.load(str(one))):
+        with pytest.raises(ConfigError, match="YAML"):
+            load(path)
+    with pytest.raises(ConfigError, match="not YAML"):
+        load_agent({"config": str(path)}, {})
+
+
+@pytest.mark.parametrize("value", ["!!bool maybe", "!!int ''", "!!int _", "!!timestamp x", "!!float x"])
+def test_a_value_that_is_not_what_its_tag_says_is_told_by_line(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(f"node: a\ndriver: {value}\n")
+    with pytest.raises(ConfigError, match=r"scenario\.yaml:"):
+        scenario.load(str(path))
+
+
+@pytest.mark.parametrize(("one", "other"), [("9" * 5000, "1"), ("1", "9" * 5000), ("\u0663", "7")])
+def test_a_version_of_thousands_of_digits_is_compared_like_any(one: str, other: str) -> None:
+    pods = asyncio.run(followed([listed(one), b"", listed(other), b""]))
+    assert "unexpected" not in pods.errors
+
+
+def listed(version: str) -> bytes:
+    return json.dumps({"items": [], "metadata": {"resourceVersion": version}}).encode()

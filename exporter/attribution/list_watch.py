@@ -290,4 +290,7 @@ def _version(shown: dict[str, Any]) -> str:
 
 def _older(version: str, than: str) -> bool:
     """Versions are numbers in every server there is; of others nothing is said."""
-    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+    if not (version.isdecimal() and than.isdecimal() and version.isascii() and than.isascii()):
+        return False
+    one, other = version.lstrip("0"), than.lstrip("0")
+    return (len(one), one) < (len(other), other)  # int() refuses a number of thousands of digits

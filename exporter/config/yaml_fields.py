@@ -22,7 +22,7 @@ def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
         is_alias = "alias" in f"{error.context} {error.problem}"
         hint = "; put text that begins with * in quotes" if is_alias else ""
         return None, f"{path}:{line}: not YAML: {error.problem or error.context}{hint}"
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
         return None, f"{path}: not YAML: {' '.join(str(error).split())}"
     if root is not None and is_endless(root):
         return None, f"{path}: aliases (*) make more than {_MOST_NODES:,} values of it; write them out"

@@ -108,7 +108,7 @@ def _tree(text: str, problems: Problems) -> Item | None:
         mark = error.problem_mark or error.context_mark
         problems.add(mark.line + 1 if mark else 1, f"is no YAML: {error.problem or error.context}")
         return None
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
         problems.add(1, f"is no YAML: {str(error).splitlines()[0]}")
         return None
     if root is None:
@@ -143,7 +143,7 @@ def _scalar(node: yaml.Node, problems: Problems) -> str | int | float | bool | N
         return str(node.value)
     try:
         value = yaml.SafeLoader("").construct_object(node)
-    except (yaml.YAMLError, ValueError) as error:
-        problems.add(node.start_mark.line + 1, f"cannot be read: {str(error).splitlines()[0]}")
+    except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:  # of !!bool maybe, !!int ''
+        problems.add(node.start_mark.line + 1, f"cannot be read: {str(error).partition(chr(10))[0]}")
         return None
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

@@ -1,7 +1,7 @@
 """The line that a source's child process sends to its parent: one compact JSON object per reading or status."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from exporter.errors import SourceError
@@ -96,13 +96,21 @@ def _reading_in(body: Mapping[str, Any]) -> Reading:
         driver_version=_optional_text(body["driver"]),
         nvml_version=_optional_text(body["nvml"]),
         dcgm_version=_optional_text(body["dcgm"]),
-        gpus=tuple(_gpu_reading_in(row) for row in body["gpus"]),
+        gpus=_once(_gpu_reading_in(row) for row in body["gpus"]),
         xids=tuple(
             XidEvent(uuid=_text(uuid), xid=_whole(xid), at_seconds=_finite(at), gpu_instance_id=_optional_int(instance))
             for uuid, xid, at, instance in body["xids"]
         ),
         errors={reason: _whole(count) for reason, count in body["errors"].items()},
     )
+
+
+def _once(gpus: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+    """Leave out a GPU that is told again: numbers move while one is lost, and a second would be metered twice."""
+    by_uuid: dict[str, GpuReading] = {}
+    for gpu in gpus:
+        by_uuid.setdefault(gpu.gpu.uuid, gpu)
+    return tuple(by_uuid.values())
 
 
 def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
