@@ -82,8 +82,7 @@ async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: O
     node.judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
     await asyncio.sleep(AFTER_SECONDS)
     _weigh(node, node.judge, outcome)
-    if node.newest is not None:
-        node.judge.shares(node.newest, node.now())
+    node.sum_up()
 
 
 def _chained(schedules: list[Schedule]) -> tuple[list[float], tuple[Injection, ...]]:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from chaos_schedule import Injection
+from chaos_schedule import Act, Injection
 from chaos_world import STEADY, World
 
 from exporter.simulator.scenario_faults import GPU_FAULTS
@@ -24,6 +24,13 @@ STALE_SECONDS = 2.0 + 0.2
 """A reading older than this is not shown: three intervals, but two seconds at least, and a tick."""
 CALL_SECONDS, HINDERED_CALL_SECONDS = 1.5, 4.5
 """An answer's stamp is of the question, which may be asked twice."""
+MUST_BE_COUNTED = (
+    ("attribution", {Fault.KUBELET_DOWN, Fault.KUBELET_GARBAGE, Fault.KUBELET_SILENT, Fault.KUBELET_RATE_LIMIT}, 6.0),
+    ("metadata", {Fault.API_DOWN, Fault.API_CUT}, 2.0),
+    ("nvml", {Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING}, 2.0),
+)
+"""Parts that cannot have missed faults of these kinds if they lasted for so long without a pause."""
+_CHILD_AWAY = (Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Fault.HANG)
 LATE_SECONDS = 10.0
 """For so long a machine that had no time is taken for one that has not."""
 KUBELET_FAULTS = frozenset(one for one in Fault if one.value.startswith("kubelet_"))
@@ -183,6 +190,41 @@ class Judge:
         wanted = frozenset(kinds)
         return any(one.kind in wanted and one.at <= end and one.end >= begin for one in self.injections)
 
+    def longest(self, kinds: Iterable[str], begin: float, end: float) -> float:
+        """How long faults of some kinds lasted without a pause, at most, within a time."""
+        wanted, best, since, until = frozenset(kinds), 0.0, begin, begin
+        for one in self.injections:
+            if one.kind in wanted and one.end > begin and one.at < end:
+                if one.at > until:
+                    since = one.at
+                until = min(end, max(until, one.end))
+                best = max(best, until - max(since, begin))
+        return best
+
+    def told(self, page: Page, since: float, t: float, *, children_killed: int) -> None:
+        """Hold what an agent has counted to what it must have met; nothing of it where this machine had no time.
+
+        Args:
+            page: Of this agent.
+            since: When it began to serve.
+            t: Now.
+            children_killed: How many of its children were.
+        """
+        if self.late:
+            return
+        counted = {carried["part"] for carried, value in page.rows("gpu_exporter_errors_total") if value}
+        away = self.touched(_CHILD_AWAY, since, t)
+        for part, kinds, seconds in MUST_BE_COUNTED:
+            if part == "nvml" and away:
+                continue
+            if (lasted := self.longest(kinds, since, t)) >= seconds:
+                told = f"{part} has no error after {lasted:.1f} s"
+                self.expect("faults are counted", part in counted, t, told)
+        restarts = sum(value for _, value in page.rows("gpu_exporter_worker_restarts_total"))
+        self.expect(
+            "faults are counted", restarts > 0 or not children_killed, t, f"{children_killed} killed, none told"
+        )
+
     def _counters(self, page: Page, t: float) -> None:
         wrong = []
         for key, value in page.values.items():
@@ -219,7 +261,8 @@ class Judge:
         ]
         took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
         newest = self.world_time(page.one("gpu_exporter_snapshot_timestamp_seconds"), t)
-        if sampled is not None and newest is not None and shown:
+        up = any(value for _, value in page.rows("gpu_up"))
+        if sampled is not None and newest is not None and (shown or up):
             late = newest - sampled > STALE_SECONDS + AROUND_SECONDS
             self.expect("nothing old is shown", not late, t, f"{newest - sampled:.2f} s old")
         begin, end = (sampled - took - BEFORE_SAMPLE_SECONDS, sampled) if sampled is not None else (t - 5.0, t)

@@ -69,6 +69,8 @@ class ChaosNode:
     _lasting: Counter[str] = field(default_factory=Counter)
     _disk_failed_at: float = -1e9
     _saved_at: float = -1e9
+    _killed: int = 0
+    _serving_since: float = 0.0
 
     async def __aenter__(self) -> Self:
         """Make the node and start the agent."""
@@ -174,7 +176,7 @@ class ChaosNode:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with self._session.get(self._url("/healthz")) as answer:
                     if answer.status == 200:  # noqa: PLR2004 - OK
-                        self._serving = True
+                        self._serving, self._serving_since, self._killed = True, self.now(), 0
                         self._spawn(self._watch(process))
                         return
             await asyncio.sleep(0.05)
@@ -282,7 +284,7 @@ class ChaosNode:
                 case Act.AGENT_KILL | Act.AGENT_TERM:
                     await self._restart(signal.SIGKILL if act is Act.AGENT_KILL else signal.SIGTERM)
                 case Act.CHILD_KILL:
-                    self._signal_child(signal.SIGKILL)
+                    self._killed += bool(self._signal_child(signal.SIGKILL) and self._serving)
                 case Act.HANGUP:
                     self._signal(signal.SIGHUP)
                 case Act.RELEASE:
@@ -362,6 +364,13 @@ class ChaosNode:
         pid = there[int(self.now() * 1000) % len(there)]
         _send(pid, number)
         return pid
+
+    def sum_up(self) -> None:
+        """Hold what the agent has measured and counted so far to what happened."""
+        if self.newest is not None:
+            self.judge.shares(self.newest, self.now())
+            if self._serving:
+                self.judge.told(self.newest, self._serving_since, self.now(), children_killed=self._killed)
 
     def weigh(self) -> Weight | None:
         """What the agent takes now; ``None`` where it is not there."""
