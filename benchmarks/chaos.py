@@ -8,6 +8,7 @@ python benchmarks/chaos.py --seeds 1..20 --together  # one agent lives through a
 import argparse
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -203,6 +204,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print each schedule")
     parser.add_argument("--log", type=Path, help="directory for the pages and agents' logs of what was violated")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # agents and mounts are not left behind
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-tools-") as directory:
         at_hand = tools(Path(directory))
