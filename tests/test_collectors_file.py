@@ -72,7 +72,7 @@ def test_old_and_new_names_may_stand_together_where_their_units_differ() -> None
         "1613, gauge, again\n",
         "counters.csv",
     )
-    assert [(row.name, row.field.convert(50, row.era)) for row in read.rows] == [
+    assert [(row.name, row.field.converter(row.era)(50)) for row in read.rows] == [
         ("DCGM_FI_DEV_GPU_UTIL", 50),
         ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5),
         ("DCGM_FI_DEV_APP_SM_CLOCK", 50),
@@ -252,7 +252,7 @@ def test_what_dcgm_exporter_makes_and_this_agent_does_not_is_told_with_what_to_u
 
 def test_gpu_util_ratio_is_told_to_be_a_ratio() -> None:
     read = parse("DCGM_FI_DEV_GPU_UTIL_RATIO, gauge, x\n", "counters.csv")
-    assert read.rows[0].field.convert(87, read.rows[0].era) == 0.87
+    assert read.rows[0].field.converter(read.rows[0].era)(87) == 0.87
     assert read.warnings == (
         (
             "counters.csv:1: DCGM_FI_DEV_GPU_UTIL_RATIO is shown as 0-1, as dcgm-exporter 4.9 does; "

@@ -59,15 +59,15 @@ def test_a_field_has_its_names_and_units_in_both_eras(  # one argument per colum
     row, era = BY_NAME[legacy]
     assert (int(row.field), era) == (old_id, Era.LEGACY)
     assert (row.name(Era.LEGACY), row.name(Era.NEW), row.new_id) == (legacy, new, new_id)
-    assert row.convert(value, Era.LEGACY) == value
-    assert row.convert(value, Era.NEW) == converted
-    assert type(row.convert(value, Era.NEW)) is type(converted)
+    assert row.converter(Era.LEGACY)(value) == value
+    assert row.converter(Era.NEW)(value) == converted
+    assert type(row.converter(Era.NEW)(value)) is type(converted)
     assert BY_NAME[new][0] is row
 
 
 def test_the_name_gpu_util_ratio_means_its_new_field_and_never_percent() -> None:
     row, era = BY_NAME["DCGM_FI_DEV_GPU_UTIL_RATIO"]
-    assert (row.convert(87, era), era) == (0.87, Era.NEW)
+    assert (row.converter(era)(87), era) == (0.87, Era.NEW)
 
 
 def test_names_of_dcgm_4_6_keep_the_old_unit() -> None:
@@ -85,7 +85,7 @@ def test_ids_are_names_too_and_choose_their_own_unit() -> None:
 def test_nvlink_throughput_is_never_derived_from_the_old_bandwidth() -> None:
     assert BY_FIELD[Field.NVLINK_BANDWIDTH_TOTAL].name(Era.NEW) is None
     other, era = OTHERS["DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"]
-    assert (other.id, era, other.field().convert(5, era)) == (1648, Era.LEGACY, 5)
+    assert (other.id, era, other.field().converter(era)(5)) == (1648, Era.LEGACY, 5)
 
 
 def test_no_name_and_no_number_means_two_fields() -> None:
@@ -151,10 +151,10 @@ def test_a_field_that_only_dcgm_measures_has_its_type_and_level_by_number_and_by
 def test_the_clocks_of_applications_are_in_hertz_under_their_new_name_and_number() -> None:
     for name in ("1606", "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"):
         other, era = OTHERS[name]
-        assert (other.id, other.field().convert(1410, era)) == (110, 1_410_000_000)
+        assert (other.id, other.field().converter(era)(1410)) == (110, 1_410_000_000)
         assert other.field().name(era) == "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"
     other, era = OTHERS["DCGM_FI_DEV_APP_SM_CLOCK"]
-    assert other.field().convert(1410, era) == 1410
+    assert other.field().converter(era)(1410) == 1410
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_fields_of_other_things_than_gpus_and_dead_or_binary_ones_are_known_and_
 
 @given(st.sampled_from(TABLE), st.integers(min_value=0, max_value=2**53))
 def test_conversion_keeps_order_and_zero(row: DcgmField, value: int) -> None:
-    assert row.convert(0, Era.NEW) == 0
-    assert row.convert(value, Era.NEW) <= row.convert(value + 1000, Era.NEW)
+    assert row.converter(Era.NEW)(0) == 0
+    assert row.converter(Era.NEW)(value) <= row.converter(Era.NEW)(value + 1000)
 
 
 def test_a_part_of_a_percentage_is_not_rounded() -> None:
-    assert BY_FIELD[Field.GPU_UTIL].convert(33.25, Era.LEGACY) == 33.25
-    assert repr(BY_FIELD[Field.GPU_UTIL].convert(25.0, Era.LEGACY)) == "25"
+    assert BY_FIELD[Field.GPU_UTIL].converter(Era.LEGACY)(33.25) == 33.25
+    assert repr(BY_FIELD[Field.GPU_UTIL].converter(Era.LEGACY)(25.0)) == "25"

@@ -55,12 +55,8 @@ class DcgmField:
         """Id in an era; 4.7 has new ones where the unit is another."""
         return int(self.field) if era is Era.LEGACY else self.new_id
 
-    def convert(self, value: float, era: Era) -> int | float:
-        """A value in the legacy unit as the era shows it; a part of a whole number stays a fraction."""
-        return self.converter(era)(value)
-
     def converter(self, era: Era) -> Callable[[float], int | float]:
-        """What does ``convert`` for an era."""
+        """What turns a value in the legacy unit into what the era shows; a part of a whole number stays a fraction."""
         if era is Era.LEGACY:
             return _whole_if_exact if self.whole else float
         times, per = self.times, self.per
