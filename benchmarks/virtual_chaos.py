@@ -129,7 +129,8 @@ def main() -> int:
             place.mkdir()
             outcome.add(seed, chaos(seed, place, options.faults))
             shutil.rmtree(place)
-            told = f"{seed}: {outcome.faults.total()} faults, {outcome.checks.total()} checks, {outcome.broken.total()} broken"
+            checks, broken = outcome.checks.total(), outcome.broken.total()
+            told = f"{seed}: {outcome.faults.total()} faults, {checks} checks, {broken} broken"
             print(told, file=sys.stderr, flush=True)
     show(outcome, options.seeds)
     print(f"{time.monotonic() - started:.0f} s")

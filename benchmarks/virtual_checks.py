@@ -153,8 +153,8 @@ class Checks:
             busiest = max(span.busy.get(one.uuid, 0.0) for span in one.spans)
             least = min(span.busy.get(one.uuid, 0.0) for span in one.spans)
             what = f"{one.uuid}: active {active}, idle {idle} of {one.seconds}; truth {least}..{busiest}"
-            self.hold("activity", what, true=active <= busiest * one.seconds + 1e-6)
             if exact:
+                self.hold("activity", what, true=active <= busiest * one.seconds + 1e-6)
                 self.hold("no false idle", what, true=idle <= (1 - least) * one.seconds + 1e-6)
         self._joules(one, portions, expected.counted.get(one.uuid))
 
@@ -185,7 +185,8 @@ class Checks:
                 uid = portion.pod.pod_uid or held[key]
                 self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
                 pod = self.world.known[uid]
-                self.hold("share", what, true=portion.allocated_seconds <= pod.unit.share * one.seconds + 1e-9)
+                if one.uuid in kubelet.healthy:
+                    self.hold("share", what, true=portion.allocated_seconds <= pod.unit.share * one.seconds + 1e-9)
                 self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
         if one.seen and age <= EXPIRY_SECONDS - 5 and kubelet.latest is not None:
             shares = sum(
@@ -193,7 +194,7 @@ class Checks:
                 for (namespace, pod, device), uid in held.items()
                 if (namespace, pod) not in ended and (device in one.devices or one.state is not DeviceState.UP)
             )
-            if one.state is DeviceState.UP:
+            if one.state is DeviceState.UP and one.uuid in kubelet.healthy:
                 what = f"{one.uuid}: {charged} s at pods, {shares} x {one.seconds}"
                 self.hold("nobody forgotten", what, true=near(charged, shares * one.seconds))
         return self._is_exact(one, kubelet.held, ended, age)

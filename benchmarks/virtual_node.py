@@ -157,6 +157,8 @@ class Kubelet:
     problem: str = ""
     errors: dict[str, int] = field(default_factory=dict)
     held: frozenset[Held] = frozenset()
+    healthy: frozenset[str] = frozenset()
+    """GPUs that it advertised then: of one that is not there it cannot be told how many share it."""
     asked_at: float = -1e18
     """True time of the last good answer."""
 
@@ -168,6 +170,7 @@ class Kubelet:
         except StopIteration as answered:
             self.latest, self.problem = answered.value, ""
             self.held = frozenset(pod.held for pod in self.world.pods.values())
+            self.healthy = frozenset(board.uuid for board in self.world.boards if board.is_there)
             self.asked_at = self.world.t
         except AttributionError as error:
             self.errors[error.reason] = self.errors.get(error.reason, 0) + 1

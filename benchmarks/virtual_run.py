@@ -126,7 +126,8 @@ class Run:
         """Kill the agent where it stands; a save under way may have reached the disk or not."""
         if self.agent is None:
             return
-        if self.agent.metering.problem:  # the only case in which a kill may take back what was shown
+        shown = self.agent.metering.shown
+        if shown is not None and shown.saved_at_seconds is None:  # alone then a kill may take back what was shown
             self.checks.page_before = {}
         if self.saving is not None and self.random.random() < 0.5:  # noqa: PLR2004 - a coin
             self._write(self.saving)

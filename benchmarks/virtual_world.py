@@ -25,6 +25,8 @@ SLICES: Mapping[str, tuple[int, int]] = {"1g.10gb": (1, 1), "2g.20gb": (2, 2), "
 LAYOUTS = (("1g.10gb",) * 7, ("3g.40gb", "4g.40gb"), ("3g.40gb", "3g.40gb"), ("2g.20gb", "1g.10gb"))
 IDLE_WATTS, BUSY_WATTS = 70.0, 630.0
 HISTORY_SECONDS = 400.0
+LOGS_SECONDS = 10.0
+"""For so long the kubelet keeps the log directory of a pod that has ended."""
 CHANGE_CHANCE = 0.02
 """Per second and pod, that it does something else from now on."""
 TELLING_CHANCE = 0.8
@@ -195,6 +197,8 @@ class World:
     started: int = 0
     history: deque[Span] = field(default_factory=deque)
     sampled_busy: dict[str, float] = field(default_factory=dict)
+    _logs: deque[tuple[float, Path]] = field(default_factory=deque)
+    """Directories of pods that have ended, and when the kubelet clears them away."""
     _retired_joules: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -245,7 +249,7 @@ class World:
         for name in ("cgroup", "stat"):
             (process / name).unlink()
         process.rmdir()
-        (self.directory / "pods" / f"{pod.namespace}_{pod.name}_{pod.uid}").rmdir()
+        self._logs.append((self.t + LOGS_SECONDS, self.directory / "pods" / f"{pod.namespace}_{pod.name}_{pod.uid}"))
 
     def evict(self, board: Board) -> list[Pod]:
         """End every pod of a board."""
@@ -256,6 +260,8 @@ class World:
 
     def turn_over(self) -> None:
         """Let pods end, start and change what they do, as time brings it."""
+        while self._logs and self._logs[0][0] <= self.t:
+            self._logs.popleft()[1].rmdir()
         for pod in [pod for pod in self.pods.values() if pod.ends_at <= self.t]:
             self.end(pod)
         for unit in self.free():
