@@ -252,6 +252,7 @@ async def test_connections_that_say_nothing_take_no_place_and_of_too_many_the_ol
         other = await one.client("127.0.0.2")
         await one.known()
         more = await one.client("127.0.0.3")
+        await one.client("127.0.0.3")
         assert await silent[0].is_sent_off()
         for client in (other, silent[-1], more):
             await client.asks()
@@ -280,6 +281,16 @@ async def test_of_too_many_who_wait_for_a_place_the_newest_is_told_to_ask_again(
         heads = [(await client.reader.read())[:13] for client in more]
         assert set(heads) == {b"HTTP/1.1 503 "}
         assert one.counted["refused"] == 6
+
+
+async def test_silent_connections_of_many_addresses_make_way_though_the_newest_are_of_the_client_with_most() -> None:
+    async with served(Limits(connections=2, silent=20)) as one:
+        for number in range(2, 22):
+            await one.client(f"127.0.1.{number}")
+        for number in range(12, 22):
+            await one.client(f"127.0.1.{number}")
+        await one.known("127.0.2.1")
+        assert one.counted["made_way"] >= 9
 
 
 async def test_a_header_larger_than_any_need_be_is_cut_and_the_next_client_served() -> None:

@@ -25,8 +25,8 @@ LET_IN_ONCE = 8
 """Far fewer than there is place for: who has come in is read before those behind him need his place."""
 SOON_SECONDS = 0.01
 """Until it is looked again whether there is room."""
-FRESH_SECONDS = 0.1
-"""For a client to send its request after it has connected."""
+SILENT_A_SECOND = 4000.0
+"""As many can come and go; so there is a tenth of a second for a client to send its request after it has connected."""
 WAIT_SECONDS = 0.25
 """Most that one waits before the door while there is no place to wait for others."""
 PAUSE_SECONDS = 0.1
@@ -97,7 +97,7 @@ class Door:
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_ONCE):
-            if self._count >= self._connections.limits.silent and not self._make_way():
+            if self._count > self._connections.limits.silent and not self._make_way():
                 self._pause(SOON_SECONDS)  # all of them have just come: the kernel keeps the others meanwhile
                 return
             try:
@@ -132,11 +132,11 @@ class Door:
         Where all have sent something and wait for long, the newest is told to ask again: only so is a client with
         fewer found behind them.
         """
-        now = self._loop.time()
+        now, limits = self._loop.time(), self._connections.limits
         by_crowd = sorted(self._outside.values(), key=len, reverse=True)
-        silent = next((one for crowd in by_crowd for one in crowd if not one.knocks), None)
-        if silent and now - silent.since >= FRESH_SECONDS:
-            self._turn_out(silent)
+        silent = [one for crowd in by_crowd for one in crowd if not one.knocks]
+        if leaves := next((one for one in silent if now - one.since >= limits.silent / SILENT_A_SECOND), None):
+            self._turn_out(leaves)
             self._connections.ended("made_way")
             return True
         crowd = next(iter(by_crowd), None)
