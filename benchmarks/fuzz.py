@@ -1,7 +1,7 @@
 """Fuzzes every parser, family by family, and keeps account of it: CPU time, executions, coverage, findings.
 
     make fuzz [FAMILY=kubelet,wire] [SECONDS=120]
-    python benchmarks/fuzz.py [--family NAME,...] [--seconds N] [--rounds N] | --table | --keep
+    python benchmarks/fuzz.py [--family NAME,...] [--seconds N] [--rounds N] | --table | --settle | --keep
 
 Guided by coverage with atheris (libFuzzer), which ``make fuzz`` puts into .cache/fuzz/site; where that cannot be had,
 by a mutation loop that is guided by answers. Found inputs are in .cache/fuzz/crashes/<family>/, with their tracebacks;
@@ -17,6 +17,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,14 +88,16 @@ def fuzz(target: Target, seconds: int) -> Slice:
     )
 
 
-def _waited(process: "subprocess.Popen[bytes]", most_seconds: float) -> tuple[int, float]:
-    """Exit code and CPU seconds of a process, which is killed where it does not end."""
+def _waited(process: "subprocess.Popen[bytes]", most_seconds: float) -> tuple[int | None, float]:
+    """Exit code and CPU seconds of a process; ``None`` where it had to be killed, for others left it no time to run."""
     before = os.times()
+    code: int | None
     try:
         code = process.wait(most_seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        code = process.wait()
+        process.wait()
+        code = None
     after = os.times()
     return code, after.children_user + after.children_system - before.children_user - before.children_system
 
@@ -111,9 +115,7 @@ def _words(seeds: Path) -> bytes:
 
 def entered(target: Target, found: Slice) -> None:
     """Add a run to the account; several may do that at once."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "ledger.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked():
         ledger = account()
         line = ledger.setdefault(target.family, {}).setdefault(
             target.name, {"cpu_seconds": 0.0, "executions": 0, "coverage": 0, "findings": {}}
@@ -125,8 +127,20 @@ def entered(target: Target, found: Slice) -> None:
             line["findings"][cause] = line["findings"].get(cause, 0) + count
         if found.died:
             line["findings"][found.died] = line["findings"].get(found.died, 0) + 1
-        LEDGER.with_suffix(".new").write_text(json.dumps(ledger, indent=1, sort_keys=True))
-        LEDGER.with_suffix(".new").replace(LEDGER)
+        _write(ledger)
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "ledger.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(ledger: dict[str, dict[str, dict[str, Any]]]) -> None:
+    LEDGER.with_suffix(".new").write_text(json.dumps(ledger, indent=1, sort_keys=True))
+    LEDGER.with_suffix(".new").replace(LEDGER)
 
 
 def account() -> dict[str, dict[str, dict[str, Any]]]:
@@ -148,6 +162,33 @@ def table() -> None:
         print(f"{family:<12}{len(lines):>8}{seconds / 60:>9.1f}{count:>13,}{rate:>11.0f}{covered:>10,}{found:>10}")
 
 
+def settle() -> None:
+    """Put each found input to its target once more, and forget those that are answered as promised now."""
+    fuzz_targets.quiet()
+    left: dict[str, set[str]] = {}
+    for path in sorted((CACHE / "crashes").glob("*/*.*.*")):
+        if path.suffix == ".txt":
+            continue
+        name, cause, _ = path.name.split(".", 2)
+        target = fuzz_targets.TARGETS[f"{path.parent.name}/{name}"]
+        try:
+            fuzz_targets.run(target, path.read_bytes())
+        except Exception as error:  # noqa: BLE001 - any finding
+            print(f"{target.path}: still {type(error).__name__}: {str(error)[:200]}")
+            left.setdefault(target.path, set()).add(cause)
+        else:
+            path.unlink()
+            path.with_name(f"{path.name}.txt").unlink(missing_ok=True)
+    with _locked():
+        ledger = account()
+        for family, lines in ledger.items():
+            for name, line in lines.items():
+                done = [cause for cause in line["findings"] if cause not in left.get(f"{family}/{name}", set())]
+                line["mended"] = sorted({*line.get("mended", ()), *done})
+                line["findings"] = {cause: line["findings"][cause] for cause in line["findings"] if cause not in done}
+        _write(ledger)
+
+
 def main() -> None:
     """Fuzz what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -156,9 +197,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="[default: %(default)s]")
     parser.add_argument("--table", action="store_true", help="print the account and end")
     parser.add_argument("--keep", action="store_true", help="choose anew what tests/corpora/ has")
+    parser.add_argument("--settle", action="store_true", help="put every found input once more; drop those mended")
     arguments = parser.parse_args()
     fuzz_targets.load()
     if arguments.table:
+        table()
+        return
+    if arguments.settle:
+        settle()
         table()
         return
     if arguments.keep:

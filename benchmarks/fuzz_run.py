@@ -19,7 +19,7 @@ HANG_SECONDS = 2.0
 """Of CPU time, on one input."""
 MOST_MIB = 2048
 _KEPT_PER_CAUSE = 5
-_TELL_EVERY = 256
+_TELL_SECONDS = 1.0
 _DIGITS = re.compile(r"[0-9]+")
 
 
@@ -39,13 +39,14 @@ class Findings:
         self._run = fuzz_targets.run
         self._crashes, self._told = crashes, told
         self.executions = 0
+        self._told_at = time.monotonic()
         self.causes: Counter[str] = Counter()
         signal.signal(signal.SIGVTALRM, _stop)
 
     def put(self, data: bytes) -> str:
         """Put one input; what it was answered with in a few words, by which those that are alike are known."""
         self.executions += 1
-        if self.executions % _TELL_EVERY == 0:
+        if time.monotonic() - self._told_at > _TELL_SECONDS:
             self.tell()
         signal.setitimer(signal.ITIMER_VIRTUAL, HANG_SECONDS)
         try:
@@ -59,6 +60,7 @@ class Findings:
 
     def tell(self) -> None:
         """Write how many there were; whoever started this process reads it, also where it was killed."""
+        self._told_at = time.monotonic()
         self._told.write_text(json.dumps({"executions": self.executions, "causes": self.causes}))
 
     def _found(self, error: BaseException, data: bytes) -> str:
