@@ -182,6 +182,7 @@ class Checks:
             if key in held:
                 # The API may know of the next pod of a name before the kubelet is asked again, and is right.
                 now = {uid for span in one.spans for (*name, uid, device) in span.levels if (*name, device) == key}
+                now |= {one.uid for one in [self.world.pods.get(key[:2])] if one is not None}
                 uid = portion.pod.pod_uid or held[key]
                 self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
                 pod = self.world.known[uid]
@@ -197,7 +198,7 @@ class Checks:
             if one.state is DeviceState.UP and one.uuid in kubelet.healthy:
                 what = f"{one.uuid}: {charged} s at pods, {shares} x {one.seconds}"
                 self.hold("nobody forgotten", what, true=near(charged, shares * one.seconds))
-        return self._is_exact(one, kubelet.held, ended, age)
+        return one.uuid in kubelet.healthy and self._is_exact(one, kubelet.held, ended, age)
 
     def _is_exact(self, one: Interval, held: frozenset[Held], ended: frozenset[tuple[str, str]], age: float) -> bool:
         mine = {entry for entry in held if self.world.known[entry[2]].unit.gpu_uuid == one.uuid}

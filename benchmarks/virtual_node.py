@@ -125,8 +125,8 @@ class WatchedLedger(Ledger):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Accounts, pods, and names of pods that are remembered."""
-        return len(self._accounts), len(self._pods), len(self._pod_now)
+        """Accounts that may be folded, pods, and names of pods that are remembered."""
+        return sum(not account.owner.provisional for account in self._accounts), len(self._pods), len(self._pod_now)
 
 
 class Told(KubeletClient):
