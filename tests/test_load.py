@@ -165,7 +165,7 @@ def test_a_flood_leaves_the_agent_the_descriptors_that_its_sources_need(descript
     few = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")
     with running_agent("--simulate", "demo", "--sample-interval", "200ms", prefix=few) as agent:
         agent.until(lambda page: "gpu_exporter_sample_timestamp_seconds" in page, "a sample")
-        with crowd(agent.port, *CROWDS["silent"]):
+        with crowd(agent.port, *CROWDS["silent"], *ELSEWHERE):
             pages_meanwhile(f"http://127.0.0.1:{agent.port}")
             most = len(list(Path(f"/proc/{agent.process.pid}/fd").iterdir()))
         assert most < 200

@@ -25,6 +25,7 @@ LET_IN_ONCE = 8
 """Far fewer than there is place for: who has come in is read before those behind him need his place."""
 SOON_SECONDS = 0.01
 """Until it is looked again whether there is room."""
+FRESH_SECONDS = 0.05
 SILENT_A_SECOND = 4000.0
 """As many can come and go; so there is a tenth of a second for a client to send its request after it has connected."""
 WAIT_SECONDS = 0.25
@@ -129,23 +130,24 @@ class Door:
     def _make_way(self) -> bool:
         """Of the client with the most outside, the oldest that has sent nothing goes; whether any could.
 
-        Where all have sent something and wait for long, the newest is told to ask again: only so is a client with
+        Where it has all sent something and waits for long, its newest is told to ask again: only so is a client with
         fewer found behind them.
         """
-        now, limits = self._loop.time(), self._connections.limits
-        by_crowd = sorted(self._outside.values(), key=len, reverse=True)
-        silent = [one for crowd in by_crowd for one in crowd if not one.knocks]
-        if leaves := next((one for one in silent if now - one.since >= limits.silent / SILENT_A_SECOND), None):
-            self._turn_out(leaves)
-            self._connections.ended("made_way")
-            return True
-        crowd = next(iter(by_crowd), None)
-        if silent or not crowd or now - next(iter(crowd)).since < WAIT_SECONDS:
-            return False
-        newest = next(reversed(crowd))
-        self._forget(newest)
-        self._refuse(newest)
-        return True
+        now, silent = self._loop.time(), self._connections.limits.silent
+        old = now - max(FRESH_SECONDS, silent / SILENT_A_SECOND)
+        for crowd in sorted(self._outside.values(), key=len, reverse=True):
+            if leaves := next((one for one in crowd if not one.knocks and one.since <= old), None):
+                self._turn_out(leaves)
+                self._connections.ended("made_way")
+                return True
+            waits = now - next(iter(crowd)).since >= WAIT_SECONDS
+            if waits and (newest := next((one for one in reversed(crowd) if one.knocks), None)):
+                self._forget(newest)
+                self._refuse(newest)
+                return True
+            if 2 * len(crowd) > silent:
+                return False  # others are not to make way for one client
+        return False
 
     def _hear(self, one: _Outside) -> None:
         """It has sent something, or has gone."""
