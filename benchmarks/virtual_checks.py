@@ -184,7 +184,8 @@ class Checks:
                 now = {uid for span in one.spans for (*name, uid, device) in span.levels if (*name, device) == key}
                 now |= {one.uid for one in [self.world.pods.get(key[:2])] if one is not None}
                 uid = portion.pod.pod_uid or held[key]
-                self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
+                if age <= ASKED_SECONDS:
+                    self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
                 pod = self.world.known[uid]
                 if one.uuid in kubelet.healthy:
                     self.hold("share", what, true=portion.allocated_seconds <= pod.unit.share * one.seconds + 1e-9)
