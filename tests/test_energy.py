@@ -79,6 +79,15 @@ def test_a_counter_that_one_sample_lacks_is_made_up_by_the_next_and_told_only_on
     assert first.joules + second.joules == 200.0
 
 
+def test_a_counter_that_is_first_told_after_a_gap_counts_from_then_on_and_nothing_before() -> None:
+    meter = EnergyMeter()
+    meter.begin({})
+    assert meter.take({COUNTER: 9_000_000}, 600.0, seen=False, telling=True) is None
+    taken = meter.take({COUNTER: 9_300_000}, 1.0, seen=True, telling=True)
+    assert taken == Energy(joules=300.0, idle_joules=300.0)
+    assert meter.idle_watts == 300.0
+
+
 def test_an_interval_too_short_for_the_counter_to_step_teaches_no_idle_power() -> None:
     meter = meter_at(0)
     meter.take({COUNTER: 1}, 0.01, seen=True, telling=False)

@@ -25,7 +25,17 @@ from exporter.agent.owners import Owners
 from exporter.agent.run import metering_of
 from exporter.config import load_agent
 from exporter.errors import ConfigError, StateError
-from exporter.model import UNALLOCATED, UNATTRIBUTED, LedgerView, NodeFacts, Owner, Price
+from exporter.model import (
+    UNALLOCATED,
+    UNATTRIBUTED,
+    DeviceState,
+    DeviceView,
+    Field,
+    LedgerView,
+    NodeFacts,
+    Owner,
+    Price,
+)
 from exporter.simulator.scenario import load as load_scenario
 
 SAMPLED_AT = "gpu_exporter_sample_timestamp_seconds"
@@ -148,6 +158,25 @@ def test_a_sample_that_came_late_before_a_restart_makes_no_second_count_twice(tm
     second = started(tmp_path, steady=4.0)
     sample(second, 4.0)
     assert second.ledger.capacity_seconds == 3.0
+
+
+def test_what_a_gpu_used_while_it_was_lost_is_nobodys_after_a_restart(tmp_path: Path) -> None:
+    def train(state: DeviceState, values: dict[Field, int | float]) -> list[DeviceView]:
+        return [whole(use(holder("train"), 1.0), busy=1.0, state=state, values=values)]
+
+    counter = Field.TOTAL_ENERGY_CONSUMPTION
+    metering = started(tmp_path)
+    sample(metering, 0.0, train(DeviceState.UP, {counter: 0}))
+    for second in range(1, 61):
+        sample(metering, second, train(DeviceState.LOST, {}))
+    metering.save_now(NOON + 60, 60.0)
+    metering = started(tmp_path, steady=60.5)
+    sample(metering, 61.0, train(DeviceState.UP, {counter: 61 * 300_000}))
+    metering.save_now(NOON + 61, 61.0)
+    accounts = shown(metering, 61.0).accounts
+    joules = {account.owner: totals.energy_joules for account, totals in accounts.items()}
+    assert joules == pytest.approx({ML: 300.0, UNATTRIBUTED: 60 * 300.0})
+    assert seconds(shown(metering, 61.0), ML) == (1.0, 0.0, 60.0)
 
 
 def test_a_restart_after_which_another_holds_leaves_the_time_between_unattributed(tmp_path: Path) -> None:

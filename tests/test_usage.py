@@ -247,6 +247,24 @@ def test_what_a_lost_gpu_used_is_counted_when_it_is_back_and_is_nobodys_where_it
     )
 
 
+def test_what_a_lost_gpu_used_before_a_restart_is_not_taken_for_a_burst_of_who_holds_it_after(meter: Meter) -> None:
+    def view(joules: float | None) -> list[DeviceView]:
+        state = DeviceState.UP if joules is not None else DeviceState.LOST
+        values = {} if joules is None else {COUNTER: joules * 1000}
+        return [whole(use(holder("a"), 1.0), busy=1.0, state=state, values=values)]
+
+    meter.add(view(0.0), 0.0)
+    for second in range(1, 301):
+        meter.add(view(None), second)
+    after = Meter(1.0, namespace_owner)
+    after.resume(meter.slots(), meter.steady or 0.0, meter.instants(), meter.uncounted())
+    back = after.add(view(301 * 300.0), 301.0)
+    joules = {one.pod.pod if one.pod else one.account.owner.kind: one.energy_joules for one in back}
+    assert joules == pytest.approx({"Unattributed": 300 * 300.0, "a": 300.0})
+    assert after.slots()[0].idle_watts == pytest.approx(300.0)
+    assert after.uncounted() == {}
+
+
 def test_a_sample_that_comes_late_makes_no_second_count_twice(meter: Meter) -> None:
     views = [whole(use(holder("a"), 1.0), busy=1.0)]
     meter.add(views, 100.0)

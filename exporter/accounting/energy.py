@@ -54,7 +54,7 @@ class EnergyMeter:
         """
         joules = self._joules(values, interval_seconds, seen=seen)
         seconds = interval_seconds + self.uncounted_seconds
-        waits = joules is None and self.counter_millijoules is not None
+        waits = self.counter_millijoules is not None and values.get(Field.TOTAL_ENERGY_CONSUMPTION) is None
         earlier, self.uncounted_seconds = self.uncounted_seconds, seconds if waits else 0.0
         if joules is None or joules > MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
             return None

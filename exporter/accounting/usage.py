@@ -114,7 +114,18 @@ class Meter:
         """Return up to when each GPU is metered; one that is away may be far behind the last sample."""
         return {uuid: meter.steady for uuid, meter in self._gpus.items()}
 
-    def resume(self, slots: Iterable[Slot], steady: float, instants: Mapping[str, float] | None = None) -> None:
+    def uncounted(self) -> dict[str, float]:
+        """Return for how many seconds the energy counter of a GPU has not been read, of those that do not tell it."""
+        found = {uuid: meter.energy.uncounted_seconds for uuid, meter in self._gpus.items()}
+        return {uuid: seconds for uuid, seconds in found.items() if seconds > 0}
+
+    def resume(
+        self,
+        slots: Iterable[Slot],
+        steady: float,
+        instants: Mapping[str, float] | None = None,
+        uncounted: Mapping[str, float] | None = None,
+    ) -> None:
         """Go on as if the last sample had been at ``steady`` with these slots.
 
         The next sample then closes an interval or a gap. Only for the same boot: another boot's clock means nothing.
@@ -123,16 +134,20 @@ class Meter:
             slots: As ``slots`` returned them.
             steady: Of the last sample.
             instants: As ``instants`` returned them; a GPU that is not in it was metered up to the last sample.
+            uncounted: As ``uncounted`` returned them. Who held when the counter was read is not known any more.
         """
         by_gpu: dict[str, list[Slot]] = {}
         for slot in slots:
             by_gpu.setdefault(slot.gpu_uuid, []).append(slot)
         for uuid, of_gpu in by_gpu.items():
             energy = EnergyMeter(
-                counter_millijoules=of_gpu[0].energy_counter_millijoules, idle_watts=of_gpu[0].idle_watts
+                counter_millijoules=of_gpu[0].energy_counter_millijoules,
+                idle_watts=of_gpu[0].idle_watts,
+                uncounted_seconds=uncounted.get(uuid, 0.0) if uncounted else 0.0,
             )
             since = instants.get(uuid, steady) if instants else steady
-            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy, counted=tuple(of_gpu))
+            counted = () if energy.uncounted_seconds else tuple(of_gpu)
+            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy, counted=counted)
         self._steady = steady
 
 

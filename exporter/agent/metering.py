@@ -40,6 +40,16 @@ def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
     return facts
 
 
+def _amounts(state: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Read figures by GPU; none where the state has no such thing.
+
+    Raises:
+        TypeError, ValueError: They are something else.
+    """
+    figures = state.get(name, {})
+    return {str(uuid): amount(figures, uuid) for uuid in figures}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """A state to be written, and what may be shown once it has been."""
@@ -112,8 +122,8 @@ class Metering:
                 slots = [slot_of(slot) for slot in state["slots"]]
                 boot_id, metered_steady = str(state["boot_id"]), amount(state, "metered_steady")
                 saved_at_seconds = datetime.fromtimestamp(amount(state, "saved_at_seconds"), UTC).timestamp()
-                until = state.get("metered_until", {})
-                instants = {str(uuid): amount(until, uuid) for uuid in until}
+                # Neither is in a state of before.
+                until, uncounted = (_amounts(state, name) for name in ("metered_until", "energy_uncounted_seconds"))
                 simulated = bool(state["simulated"])
                 node_facts = node_facts_of(state.get("node_facts", {}))  # a state of before has none
             except (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
@@ -128,7 +138,7 @@ class Metering:
         self.learn(node_facts)
         self.owners.restore(slots)
         if boot_id and boot_id == self.boot_id:
-            self.meter.resume(slots, metered_steady, instants)
+            self.meter.resume(slots, metered_steady, until, uncounted)
         self._show(replace(ledger.view(steady), saved_at_seconds=saved_at_seconds), steady)
         LOG.info("the ledger goes on from %s", self.file.path)
 
@@ -221,6 +231,7 @@ class Metering:
             "boot_id": self.boot_id,
             "metered_steady": self._metered_steady,
             "metered_until": self.meter.instants(),
+            "energy_uncounted_seconds": self.meter.uncounted(),
             "saved_at_seconds": now,
             "simulated": self.simulated,
             "node_facts": asdict(self.labelled),
