@@ -124,3 +124,16 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         write(node(PROCESS), tmp_path / "proc", tmp_path / "pods")
     assert (tmp_path / "proc" / "1").exists()
+
+
+def test_a_container_has_its_logs_directory_before_it_has_a_process(tmp_path: Path) -> None:
+    """Or whoever looks in between would find a process of a pod that is not on this node."""
+    proc, pods = tmp_path / "proc", tmp_path / "pods"
+    proc.mkdir()
+    write(dataclasses.replace(load("demo").at(0.0), gpus=(), holders=(), pods=()), proc, pods)
+    truth = load("demo").at(0.0)
+    process = next(process for gpu in truth.gpus for process in gpu.processes)
+    (proc / str(process.pid)).write_text("in the way")
+    with pytest.raises(FileExistsError):
+        write(truth, proc, pods)
+    assert PodNames(pods).name_of(process.pod_uid) == (process.namespace, process.pod)

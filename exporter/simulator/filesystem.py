@@ -27,6 +27,11 @@ def write(truth: NodeTruth, proc_root: Path, pod_log_root: Path) -> None:
     """
     for root in (proc_root, pod_log_root):
         _claim(root)
+    pods = _pod_directories(truth)
+    # As on a node: a container has its logs' directory before it has a process, and has it still when it has none.
+    for name, containers in pods.items():
+        for container in containers:
+            (pod_log_root / name / container).mkdir(parents=True, exist_ok=True)
     processes = {process.pid: process for process in _processes(truth)}
     for pid, process in processes.items():
         _write_files(
@@ -35,13 +40,9 @@ def write(truth: NodeTruth, proc_root: Path, pod_log_root: Path) -> None:
     for directory in proc_root.iterdir():
         if directory.name.isdecimal() and int(directory.name) not in processes:
             _remove(directory)
-    pods = _pod_directories(truth)
     for directory in pod_log_root.iterdir():
         if directory.name != MARK and directory.name not in pods:
             _remove(directory)
-    for name, containers in pods.items():
-        for container in containers:
-            (pod_log_root / name / container).mkdir(parents=True, exist_ok=True)
 
 
 def _claim(root: Path) -> None:
