@@ -118,15 +118,16 @@ class Judge:
     with_dcgm: bool
     checks: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
-    steps: list[tuple[float, float]] = field(default_factory=lambda: [(-math.inf, 0.0)])
-    """When the wall clock was set, and by how much it is off from then on."""
+    steps: list[tuple[float, float, float]] = field(default_factory=lambda: [(-1.0, math.inf, 0.0)])
+    """From when to when at most the wall clock was off, and by how much."""
     late: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     """When this machine had no time for the node's servers."""
     _last: dict[str, float] = field(default_factory=dict)
 
-    def stepped(self, t: float, seconds: float) -> None:
-        """Take note that the wall clock is off by so much from now on."""
-        self.steps.append((t, seconds))
+    def stepped(self, begin: float, end: float, seconds: float) -> None:
+        """Take note that at some instant of a time the wall clock was set to be off by so much."""
+        since, _, off = self.steps.pop()
+        self.steps += [(since, end, off), (begin, math.inf, seconds)]
 
     def agent_began(self, *, all_was_saved: bool) -> None:
         """Take note that another agent process goes on: its own counters begin anew, the ledger's only if unsaved."""
@@ -164,8 +165,7 @@ class Judge:
         if stamp is None:
             return None
         found = []
-        for number, (since, off) in enumerate(self.steps):
-            until = self.steps[number + 1][0] if number + 1 < len(self.steps) else math.inf
+        for since, until, off in self.steps:
             t = stamp - self.world.plan.epoch_unix - off
             if since - AROUND_SECONDS <= t <= min(until, seen_at) + AROUND_SECONDS:
                 found.append(t)

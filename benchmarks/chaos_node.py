@@ -340,8 +340,9 @@ class ChaosNode:
         return undo
 
     def _step(self, seconds: float) -> None:
-        self.judge.stepped(self.now(), seconds)
+        begin = self.now()
         self.machine.step(seconds)
+        self.judge.stepped(begin, self.now(), seconds)
 
     def _spoiler(self, name: str, good: str, *, hangup: bool) -> tuple[Callable[[], None], Callable[[], None]]:
         def write(text: str) -> None:

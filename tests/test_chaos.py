@@ -191,9 +191,10 @@ def test_a_driver_that_was_away_for_seconds_and_nobody_counted_is_a_violation() 
 
 def test_an_instant_is_found_again_though_the_clock_was_set_unless_it_could_be_two() -> None:
     judge = judge_of()
-    judge.stepped(10.0, HOUR)
-    judge.stepped(12.0, 0.0)
+    judge.stepped(10.0, 10.1, HOUR)
+    judge.stepped(12.0, 12.1, 0.0)
     assert judge.world_time(1000.0 + 11.0 + HOUR, 12.5) == pytest.approx(11.0)
     assert judge.world_time(1000.0 + 12.4, 12.5) == pytest.approx(12.4)
-    judge.stepped(13.0, -1.0)
+    assert judge.world_time(1000.0 - HOUR, 12.5) is None
+    judge.stepped(13.0, 13.1, -1.0)
     assert judge.world_time(1000.0 + 12.6, 13.9) is None
