@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from metering_support import holder, use, whole
+from metering_support import holder, namespace_pays, use, whole
 
 from exporter.accounting.ledger import Ledger
 from exporter.accounting.pricing import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
-from exporter.agent.metering import Metering, Save, namespace_pays
+from exporter.agent.metering import Metering, Save
 from exporter.model import DeviceView, LedgerView, NodeFacts, Price, ShareMode
 
 SPEED = 200.0

@@ -39,6 +39,10 @@ LAYOUTS: tuple[tuple[str, ...], ...] = (
 )
 
 
+def namespace_pays(holder: Holder) -> Owner:
+    return Owner(namespace=holder.namespace)
+
+
 def gpu(index: int = 0, model: str = H100, *, mig: bool = False) -> Gpu:
     return Gpu(
         uuid=f"GPU-{index}",

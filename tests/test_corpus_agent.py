@@ -6,11 +6,10 @@ import pytest
 from corpus_engine import agent_page
 from corpus_series import LINGER_SECONDS, Series
 from corpus_support import Shape, shape_of
-from metering_support import holder, use, whole
+from metering_support import holder, namespace_pays, use, whole
 
 from exporter.accounting.ledger import Ledger
 from exporter.accounting.usage import Meter
-from exporter.agent.metering import namespace_pays
 from exporter.model import DeviceView, ShareMode, Totals
 
 STEP_SECONDS = 30

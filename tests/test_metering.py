@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from agent_support import matching, running_agent
 from disk_support import needs_root, tmpfs
-from metering_support import holder, use, whole
+from metering_support import holder, namespace_pays, use, whole
 from pipeline_support import EPOCH_SECONDS, pipeline
 
 from exporter.accounting.ledger import Ledger
 from exporter.accounting.pricing import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
-from exporter.agent.metering import HUNG_SECONDS, Metering, namespace_pays
+from exporter.agent.metering import HUNG_SECONDS, Metering
 from exporter.agent.owners import Owners
 from exporter.agent.run import metering_of
 from exporter.config import load_agent

@@ -211,7 +211,6 @@ def test_where_nothing_tells_for_whom_it_reserves_the_kubelets_word_counts(evide
 
 def test_what_is_read_is_asked_for() -> None:
     assert {"gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == reservations.KEYS
-    assert {GROUP} == reservations.LABEL_KEYS
 
 
 ANNOTATIONS = st.dictionaries(st.sampled_from(sorted(reservations.KEYS)), st.text("0123456789.-e", max_size=6))

@@ -1,11 +1,12 @@
-"""Joins what the driver sees with what the kubelet says, again only when one of the two has changed."""
+"""Joins what the driver sees with what kubelet and Kubernetes API say, again only when one of them has changed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from exporter.attribution.evidence import NO_EVIDENCE, Evidence
-from exporter.attribution.join import attribute
+from exporter.attribution.join import REPLICAS_UNKNOWN, attribute
+from exporter.attribution.replicas import Replicas
 from exporter.attribution.shares import DRA
 from exporter.model import (
     Allocations,
@@ -130,6 +131,7 @@ class Attributor:
     """Told of each reading first, where who holds follows from who runs."""
     source: str = "kubelet"
     """Name of who tells: ``kubelet``, ``slurm``, ``host``."""
+    replicas: Replicas = field(default_factory=Replicas)
     _first_joined: tuple[Allocations, float] | None = None
     _cached_for: tuple[Allocations, Evidence, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
     _cached: Attribution = field(default_factory=lambda: Attribution(known=False))
@@ -174,7 +176,10 @@ class Attributor:
                 now=allocations.answered_at_seconds + age,
                 expiry_seconds=self.expiry_seconds,
                 evidence=evidence,
+                replicas=self.replicas.counts,
             )
+            if self._cached.known:
+                self.replicas.counts = self._cached.replicas
             if self.metadata:
                 self._cached = self._with_uids_of_node(self._cached, is_followed=evidence.is_followed)
             self._cached_for = (allocations, evidence, gpus, instances)
@@ -205,7 +210,8 @@ class Attributor:
         if self.metadata is None or self.metadata.known or self._cached_for is None:
             return False
         reserved = self._cached_for[1].reservation_namespaces
-        return any(entry.reason not in HARMLESS_REASONS for entry in attribution.unresolved) or any(
+        not_told = HARMLESS_REASONS | {REPLICAS_UNKNOWN}  # by the API either
+        return any(entry.reason not in not_told for entry in attribution.unresolved) or any(
             holder.source == DRA or holder.namespace in reserved
             for holders in attribution.holders.values()
             for holder in holders

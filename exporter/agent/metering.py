@@ -14,18 +14,14 @@ from exporter.accounting.state_file import StateFile
 from exporter.accounting.tally import amount
 from exporter.accounting.usage import Meter
 from exporter.agent.owners import Owners
+from exporter.attribution.replicas import Replicas, counts_of
 from exporter.errors import ConfigError, StateError
-from exporter.model import DeviceView, Holder, LedgerView, NodeFacts, Owner, Price
+from exporter.model import DeviceView, LedgerView, NodeFacts, Price
 
 LOG = logging.getLogger("exporter.agent")
 
 HUNG_SECONDS = 30.0
 """A save that takes longer than this is told, and no longer waited for by what is shown."""
-
-
-def namespace_pays(holder: Holder) -> Owner:
-    """Without Kubernetes metadata the namespace is all that is known of who pays."""
-    return Owner(namespace=holder.namespace)
 
 
 def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
@@ -85,6 +81,8 @@ class Metering:
     labelled: NodeFacts = field(default_factory=NodeFacts)
     """As the node's labels had them last, in this process or the one before; flags win."""
     owners: Owners = field(default_factory=Owners)
+    replicas: Replicas = field(default_factory=Replicas)
+    """Of shared devices; kept with the ledger, as a device that is unhealthy now will not be told of after a restart."""
     file: StateFile | None = None
     boot_id: str = ""
     """Of the machine: seconds of another boot's clock mean nothing. Empty where not known."""
@@ -122,7 +120,8 @@ class Metering:
                 slots = [slot_of(slot) for slot in state["slots"]]
                 boot_id, metered_steady = str(state["boot_id"]), amount(state, "metered_steady")
                 saved_at_seconds = datetime.fromtimestamp(amount(state, "saved_at_seconds"), UTC).timestamp()
-                # Neither is in a state of before.
+                # None of these is in a state of before.
+                replicas = counts_of(state.get("replicas", []))
                 until, uncounted = (_amounts(state, name) for name in ("metered_until", "energy_uncounted_seconds"))
                 simulated = bool(state["simulated"])
                 node_facts = node_facts_of(state.get("node_facts", {}))  # a state of before has none
@@ -134,7 +133,7 @@ class Metering:
         except StateError as error:
             self._failed(error)
             return
-        self.ledger = ledger
+        self.ledger, self.replicas.counts = ledger, replicas
         self.learn(node_facts)
         self.owners.restore(slots)
         if boot_id and boot_id == self.boot_id:
@@ -235,6 +234,7 @@ class Metering:
             "saved_at_seconds": now,
             "simulated": self.simulated,
             "node_facts": asdict(self.labelled),
+            "replicas": self.replicas.dump(),
             "slots": [asdict(slot) for slot in self.meter.slots()],
             "ledger": self.ledger.dump(),
         }

@@ -16,8 +16,6 @@ KEYS: Final = frozenset({FRACTION, MEMORY, CONTAINER})
 """Annotations that are read."""
 GROUP: Final = "runai-gpu-group"
 """Label of the pod that holds the GPU and of those who have fractions of it; with several GPUs, ``<this>/<group>``."""
-LABEL_KEYS: Final = frozenset({GROUP})
-"""Labels that are read, and those that begin with one of them and a slash."""
 RESOURCE: Final = "gpu-fraction"
 
 _RATIO = re.compile(r"[0-9]{0,9}(?:\.[0-9]{0,18})?", re.ASCII)

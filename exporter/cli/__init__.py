@@ -1,4 +1,4 @@
-"""The command line: settles the configuration, then hands over to the agent, doctor, report or simulator."""
+"""The command line: reads which command is meant, has its module run it, and tells how it ended."""
 
 import sys
 from collections.abc import Sequence

@@ -53,6 +53,14 @@ LOG_LEVEL = Option(
     group=RUN,
     help="Least severe event that is logged.",
 )
+WEB_CONFIG = Option(
+    key="web-config",
+    kind=kinds.PATH,
+    default=None,
+    default_note="plain HTTP, no passwords",
+    group=SERVE,
+    help="YAML file of TLS and passwords, as Prometheus' own (docs/web-config.md); read again when it changes.",
+)
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -62,14 +70,7 @@ OPTIONS: tuple[Option, ...] = (
         group=SERVE,
         help="Address of the page, the metrics and the API; no host means every interface, IPv6 in brackets.",
     ),
-    Option(
-        key="web-config",
-        kind=kinds.PATH,
-        default=None,
-        default_note="plain HTTP, no passwords",
-        group=SERVE,
-        help="YAML file of TLS and passwords, as Prometheus' own (docs/web-config.md); read again when it changes.",
-    ),
+    WEB_CONFIG,
     Option(
         key="release-seconds",
         kind=kinds.duration(1, 3600),

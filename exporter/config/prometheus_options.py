@@ -1,4 +1,4 @@
-"""Where Prometheus is and how to get in: the options that `report`, `serve`, `store` and `recommend` share."""
+"""Where Prometheus is and how to get in: the options of every command that asks it."""
 
 import argparse
 import os

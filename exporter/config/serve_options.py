@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 from exporter.config import kinds
 from exporter.config.kinds import Kind
-from exporter.config.options import LOG_FORMAT, LOG_LEVEL, Option
+from exporter.config.options import LOG_FORMAT, LOG_LEVEL, WEB_CONFIG, Option
 
 SERVE, BOOKS, RUN = "Serving", "Reading and keeping", "Running"
 
@@ -43,14 +43,7 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         group=SERVE,
         help="Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets.",
     ),
-    Option(
-        key="web-config",
-        kind=kinds.PATH,
-        default=None,
-        default_note="plain HTTP, no passwords",
-        group=SERVE,
-        help="YAML file of TLS and passwords, as Prometheus' own (docs/web-config.md); read again when it changes.",
-    ),
+    WEB_CONFIG,
     Option(
         key="external-url",
         kind=URL,

@@ -1,4 +1,4 @@
-"""Turns a snapshot into the families of a page: devices, pods, the drop-in family, and the exporter itself."""
+"""Turns a snapshot into the families of a page: devices, pods, ledger, the drop-in family, the exporter itself."""
 
 import platform
 from collections import Counter

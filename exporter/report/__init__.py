@@ -1,4 +1,4 @@
-"""Where the money went: one node's ledger as a table, CSV or JSON."""
+"""Where the money went: of one node by its agent's ledger, of a fleet by what Prometheus has recorded."""
 
 from exporter.report.agent_client import AgentAccess, base_address, fetch
 from exporter.report.lines import BY

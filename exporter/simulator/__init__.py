@@ -1,1 +1,1 @@
-"""Nodes that do not exist: driver, kubelet and processes from one scenario, for demo, documentation and tests."""
+"""Nodes and fleets that do not exist, for demo, documentation and tests."""

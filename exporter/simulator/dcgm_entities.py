@@ -44,10 +44,8 @@ class Entities:
     """Per GPU id: the GPU-instance id in each slot."""
     compute_slots: dict[int, list[str | None]] = field(default_factory=dict)
     """Per GPU id: the UUID of the compute instance in each slot."""
-    changed_at_seconds: float | None = None
-    """When GPUs came or went last, seconds since the scenario's start."""
     _ids: dict[str, int] = field(default_factory=dict)
-    _present: frozenset[str] | None = None
+    _present: frozenset[str] = frozenset()
 
     def follow(self, node: NodeTruth) -> None:
         """Take in a new truth."""
@@ -58,17 +56,14 @@ class Entities:
             alive = gpu.instances if gpu.mig_enabled else ()
             _fill(self.instance_slots.setdefault(number, []), [one.gpu_instance_id for one in alive])
             _fill(self.compute_slots.setdefault(number, []), [one.uuid for one in alive])
-        uuids = frozenset(gpu.uuid for gpu in present if gpu.fault is not Fault.GPU_ABSENT)
-        if self._present is not None and uuids != self._present:
-            self.changed_at_seconds = node.at_seconds
-        self._present = uuids
+        self._present = frozenset(gpu.uuid for gpu in present if gpu.fault is not Fault.GPU_ABSENT)
 
     def status(self, number: int) -> int:
         """DcgmEntityStatus of a GPU; 0 for one that nobody knows."""
         gpu = self.gpus.get(number)
         if gpu is None:
             return 0
-        if gpu.uuid not in (self._present or ()):
+        if gpu.uuid not in self._present:
             return STATUS_DETACHED
         return STATUS_LOST if gpu.fault is Fault.GPU_LOST else STATUS_OK
 

@@ -85,7 +85,7 @@ class _Reading:
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self._client = client
-        self._window, self._dimensions, self._filters = window, dimensions, filters
+        self._window, self._dimensions = window, dimensions
         self._windows = windows
         self._blocks = blocks(self._windows)
         self._cluster_label = client.settings.cluster_label

@@ -13,7 +13,7 @@ from exporter.report.render.words import HOUR, clean, decimal, percent
 Sort = Literal["held", "more", "apart", "total"]
 _Naming: TypeAlias = Callable[[LineKey], str]
 _OWNERS: tuple[Dimension, ...] = ("namespace", "kind", "workload", "team")
-_TITLES: Mapping[Dimension, str] = {
+TITLES: Mapping[Dimension, str] = {
     "cluster": "Cluster",
     "node": "Node",
     "pool": "Node pool",
@@ -170,7 +170,7 @@ def _columns(by: Sequence[Dimension]) -> tuple[tuple[str, _Naming], ...]:
             naming = _kind_or(naming)
         elif dimension in of_owners:
             naming = _unless_ours(naming)
-        found.append((_TITLES[dimension], naming))
+        found.append((TITLES[dimension], naming))
     if not of_owners:
         found.append(("Held by", lambda key: _ours(key) or "owners"))
     return tuple(found)

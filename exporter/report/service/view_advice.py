@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.report import FleetReport
 from exporter.report.recommend.values import Advice, Recommendation
+from exporter.report.render.rows import TITLES
 from exporter.report.service.book import Book
-from exporter.report.service.view_frame import WORDS
 from exporter.report.service.view_query import View
 
 ADVICE_WORDS: Mapping[Advice, str] = {
@@ -106,7 +106,7 @@ def standing(state: BudgetState, view: View) -> Standing:
         words, look = "too early to tell", "unknown"
     else:
         words, look = "on course", "ok"
-    owner = ", ".join(f"{WORDS[name].lower()} {value}" for name, value in state.budget.owner.items())
+    owner = ", ".join(f"{TITLES[name].lower()} {value}" for name, value in state.budget.owner.items())
     return Standing(
         state=state,
         words=words,

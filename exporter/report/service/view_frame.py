@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import HOUR_SECONDS, Dimension, Window
+from exporter.report.render.rows import TITLES
 from exporter.report.service.book import Freshness
 from exporter.report.service.settings import ServeSettings
 from exporter.report.service.view_groups import MOST_CHOICES
@@ -19,17 +20,6 @@ _WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
 """Pages whose money, if any, is in a currency of its own."""
 _FORM: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 SHARING: Mapping[str, str] = {"none": "no", "even": "evenly", "weighted": "by own cost"}
-WORDS: Mapping[Dimension, str] = {
-    "cluster": "Cluster",
-    "node": "Node",
-    "pool": "Node pool",
-    "namespace": "Namespace",
-    "kind": "Kind",
-    "workload": "Workload",
-    "team": "Team",
-    "model": "Model",
-    "mode": "Mode",
-}
 _MENU = (
     ("/", "Overview"),
     ("/by/team", "Teams"),
@@ -120,7 +110,7 @@ def make_frame(
     currency = chosen_currency(report, view)
     subject = view.path == "/owner"
     values = {name: view.asked.get(name, ("",))[0] for name in _FORM}
-    carried = [name for name in view.asked if name in WORDS and (subject or name not in _FORM)]
+    carried = [name for name in view.asked if name in TITLES and (subject or name not in _FORM)]
     return Frame(
         site=settings.title or "GPU cost",
         menu=tuple(Link(words, view.menu(path), path == view.path) for path, words in _MENU),
@@ -129,7 +119,7 @@ def make_frame(
         window_words=window_words(view.window),
         fields=()
         if subject
-        else tuple(Field(name, WORDS[name], values[name], offered.get(name, ())) for name in _FORM),
+        else tuple(Field(name, TITLES[name], values[name], offered.get(name, ())) for name in _FORM),
         kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
         chips=() if subject else _chips(view),
         currencies=tuple(
@@ -166,7 +156,7 @@ def _windows(view: View) -> tuple[Link, ...]:
 def _chips(view: View) -> tuple[Link, ...]:
     chips = [
         Link(f"{words} {' or '.join(view.asked[name])}", view.without(name))
-        for name, words in WORDS.items()
+        for name, words in TITLES.items()
         if name in view.asked
     ]
     if view.share_idle != "none":
@@ -262,7 +252,7 @@ def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> list
                 continue
             near = get_close_matches(value, known, n=3, cutoff=0.5) or known[:5]
             there = f"; there is: {', '.join(near)}" if near else ""
-            notices.append(Notice("warn", f"{WORDS[name]} {value} had no GPU in this period{there}."))
+            notices.append(Notice("warn", f"{TITLES[name]} {value} had no GPU in this period{there}."))
     return notices
 
 

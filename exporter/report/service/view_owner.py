@@ -7,10 +7,11 @@ from exporter.errors import PrometheusError
 from exporter.report.fleet.costs import total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import Dimension
+from exporter.report.render.rows import TITLES
 from exporter.report.service.book import Book, PodUse
 from exporter.report.service.charts import largest, uses
 from exporter.report.service.view_advice import advised
-from exporter.report.service.view_frame import WORDS, Link, chosen_currency
+from exporter.report.service.view_frame import Link, chosen_currency
 from exporter.report.service.view_groups import read, summed, with_days
 from exporter.report.service.view_query import DIMENSIONS, NONE, View
 from exporter.report.service.view_table import SUBJECTS, WORKLOADS, Subject, make_row, make_table, name_of
@@ -107,7 +108,7 @@ def _asks_pods(view: View) -> bool:
 
 
 def _named(view: View, name: Dimension) -> str:
-    return " or ".join(f"(no {WORDS[name].lower()})" if value == NONE else value for value in view.asked[name])
+    return " or ".join(f"(no {TITLES[name].lower()})" if value == NONE else value for value in view.asked[name])
 
 
 def _title(view: View) -> tuple[str, str]:
@@ -115,7 +116,7 @@ def _title(view: View) -> tuple[str, str]:
     for name in _SUBJECTS:
         if name in view.asked:
             kind = view.asked.get("kind") if name == "workload" else None
-            return (kind[0] if kind and kind[0] != NONE else WORDS[name], _named(view, name))
+            return (kind[0] if kind and kind[0] != NONE else TITLES[name], _named(view, name))
     return "Fleet", "Everything"
 
 
@@ -126,7 +127,7 @@ def _crumbs(view: View) -> list[Link]:
     here = [name for name in reversed(_SUBJECTS) if name in view.asked]
     for name in here[:-1]:
         so_far[name] = view.asked[name][0]
-        crumbs.append(Link(f"{WORDS[name]} {_named(view, name)}", view.link(None, **so_far)))
+        crumbs.append(Link(f"{TITLES[name]} {_named(view, name)}", view.link(None, **so_far)))
     return crumbs
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import OTHER, Dimension, Figures, LineKey
-from exporter.report.service.view_frame import WORDS, Link
+from exporter.report.render.rows import TITLES
+from exporter.report.service.view_frame import Link
 from exporter.report.service.view_groups import sum_line
 from exporter.report.service.view_query import NONE, View, written
 from exporter.report.service.view_text import amount, model
@@ -129,8 +130,6 @@ class Table:
     following: str
     downloads: tuple[Download, ...]
     search: str
-    one: str
-    """What a line is, in a word."""
 
 
 _Sort = Callable[[Row], float | str]
@@ -177,7 +176,6 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
         following=view.link(None, page=page + 1) if page < count else "",
         downloads=_downloads(view, subject),
         search=view.search,
-        one=WORDS[subject.name].lower(),
     )
 
 
@@ -234,7 +232,7 @@ def name_of(key: LineKey, dimension: Dimension) -> str:
     value = str(getattr(key, dimension))
     if dimension == "model":
         value = model(value)
-    return value or f"(no {WORDS[dimension].lower()})"
+    return value or f"(no {TITLES[dimension].lower()})"
 
 
 def is_nameless(key: LineKey) -> bool:
@@ -288,7 +286,7 @@ def _columns(view: View, sort: str, currency: str, subject: Subject) -> tuple[Co
     for name, (words, _, largest_first) in _SORTS.items():
         if name in {"cost", "idle-cost"} and not currency:
             continue
-        heading = WORDS[subject.name] if name == "name" else f"{words} {currency}" if "cost" in name else words
+        heading = TITLES[subject.name] if name == "name" else f"{words} {currency}" if "cost" in name else words
         current = sort.removeprefix("-") == name
         descending = sort.startswith("-")
         wanted = (not descending) if current else largest_first
