@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.attribution.proc_files import content, name_and_start
+from exporter.attribution.proc_files import Remembered, content
 
-_CACHE_LIMIT = 8192
 _PASSWD_LIMIT_BYTES = 4 * 2**20
 _PASSWD_FIELDS = 3
 
@@ -22,50 +21,15 @@ class HostProcess:
     """Real user id in the user namespace of whoever looks; ``None`` where it is not told."""
 
 
-class HostProcesses:
-    """Looks processes up, and remembers them by pid and start time, as pids are used again.
+class HostProcesses(Remembered[HostProcess]):
+    """Looks processes up.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
     """
 
     def __init__(self, proc_root: Path) -> None:
-        self._proc_root = str(proc_root)
-        self._known: dict[int, tuple[str, HostProcess]] = {}
-
-    def look(self, pid: int) -> HostProcess | None:
-        """Look up a process.
-
-        Args:
-            pid: In the PID namespace of ``proc_root``.
-
-        Returns:
-            What is known of it; of one that has ended what was known, as what the driver says of it is of the time
-            before. ``None`` for one that cannot be seen: another PID namespace, or gone before it was ever looked up.
-        """
-        directory = f"{self._proc_root}/{pid}"
-        name, started = name_and_start(directory)
-        known = self._known.get(pid)
-        if known and started in {None, known[0]}:
-            return known[1]
-        if started is None:
-            return None
-        try:
-            found = HostProcess(
-                command=name,
-                cgroup=content(f"{directory}/cgroup"),
-                user_id=_real_user(f"{directory}/status"),
-            )
-        except OSError:
-            return None
-        if len(self._known) >= _CACHE_LIMIT:
-            self._known.clear()
-        self._known[pid] = (started, found)
-        return found
-
-    def forget(self, pid: int) -> None:
-        """Look at a process afresh next time: it may be moved to its job's cgroup yet."""
-        self._known.pop(pid, None)
+        super().__init__(proc_root, _host_process)
 
 
 class UserNames:
@@ -103,6 +67,10 @@ class UserNames:
             fields = line.split(":")
             if len(fields) > _PASSWD_FIELDS and fields[0] and _is_number(fields[2]):
                 self._names.setdefault(int(fields[2]), fields[0])
+
+
+def _host_process(directory: str, name: str) -> HostProcess:
+    return HostProcess(command=name, cgroup=content(f"{directory}/cgroup"), user_id=_real_user(f"{directory}/status"))
 
 
 def _real_user(path: str) -> int | None:

@@ -1,5 +1,12 @@
-"""How the files of a process in ``/proc`` are read."""
+"""How the files of a process in ``/proc`` are read, and what was read of it remembered."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+Found = TypeVar("Found")
+
+_MOST_REMEMBERED = 8192
 # Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
 _START_TIME_WORD = 19
 
@@ -30,3 +37,47 @@ def name_and_start(directory: str) -> tuple[str, str | None]:
         return "", None
     words = after.split()
     return before.partition("(")[2], words[_START_TIME_WORD] if len(words) > _START_TIME_WORD else None
+
+
+class Remembered(Generic[Found]):
+    """What was read of processes, by pid and start time, as pids are used again.
+
+    Args:
+        proc_root: The host's ``/proc``, or where it is mounted.
+        read: From a process' directory and its own name to what is known of it; may raise OSError.
+    """
+
+    def __init__(self, proc_root: Path, read: Callable[[str, str], Found]) -> None:
+        self._proc_root = str(proc_root)
+        self._read = read
+        self._known: dict[int, tuple[str, Found]] = {}
+
+    def look(self, pid: int) -> Found | None:
+        """Look up a process.
+
+        Args:
+            pid: In the PID namespace of ``proc_root``.
+
+        Returns:
+            What is known of it; of one that has ended what was known, as what the driver says of it is of the time
+            before. ``None`` for one that cannot be seen: another PID namespace, or gone before it was ever looked up.
+        """
+        directory = f"{self._proc_root}/{pid}"
+        name, started = name_and_start(directory)
+        known = self._known.get(pid)
+        if known and started in {None, known[0]}:
+            return known[1]
+        if started is None:
+            return None
+        try:
+            found = self._read(directory, name)
+        except OSError:
+            return None
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        self._known[pid] = (started, found)
+        return found
+
+    def forget(self, pid: int) -> None:
+        """Look at a process afresh next time: it may be moved to another cgroup yet."""
+        self._known.pop(pid, None)

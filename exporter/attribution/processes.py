@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.attribution import cgroup
-from exporter.attribution.proc_files import content, name_and_start
+from exporter.attribution.proc_files import Remembered, content
 from exporter.model import Holder, ProcessUse
 
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
-_CACHE_LIMIT = 8192
 
 NO_POD = ""
 NO_NAME = ("", "")
@@ -34,15 +33,14 @@ class Matched:
 
 
 class PidResolver:
-    """Pod UIDs of host processes, remembered by pid and start time, as pids are used again.
+    """Pod UIDs of host processes.
 
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
     """
 
     def __init__(self, proc_root: Path) -> None:
-        self._proc_root = str(proc_root)
-        self._known: dict[int, tuple[str, str]] = {}
+        self._uids = Remembered(proc_root, _pod_uid)
 
     def pod_uid(self, pid: int) -> str | None:
         """Look up the pod of a process.
@@ -52,27 +50,17 @@ class PidResolver:
 
         Returns:
             The pod's UID, ``NO_POD`` for a process that is in no pod, ``None`` for one that cannot be seen (another
-            PID namespace, or gone before it was ever looked up). One that has ended keeps the pod it was known by:
-            what the driver says of it is of the time before.
+            PID namespace, or gone before it was ever looked up). One that has ended keeps the pod it was known by.
         """
-        directory = f"{self._proc_root}/{pid}"
-        _, started = name_and_start(directory)
-        known = self._known.get(pid)
-        if known and started in {None, known[0]}:
-            return known[1]
-        if started is None:
-            return None
-        try:
-            text = content(f"{directory}/cgroup")
-        except OSError:
-            return None
-        pod = cgroup.pod_of(text)
-        if pod is None:  # not remembered: a runtime may move it into its pod's cgroup yet
-            return NO_POD
-        if len(self._known) >= _CACHE_LIMIT:
-            self._known.clear()
-        self._known[pid] = (started, pod[0])
-        return pod[0]
+        uid = self._uids.look(pid)
+        if uid == NO_POD:
+            self._uids.forget(pid)  # a runtime may move it into its pod's cgroup yet
+        return uid
+
+
+def _pod_uid(directory: str, _name: str) -> str:
+    pod = cgroup.pod_of(content(f"{directory}/cgroup"))
+    return pod[0] if pod else NO_POD
 
 
 class PodNames:
