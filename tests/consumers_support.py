@@ -16,9 +16,11 @@ NODES = {
     "node-a": ("switch-over-node.yaml", ()),
     "node-b": ("consumers-node.yaml", ("--dcgm-address", "localhost:5555")),
 }
+HIDING = "gpu-cost-gpu-cost-exporter-4f6zq"
+"""An idle pod of a tenant, named like one of the agent's own: it holds its GPU all the same."""
 HOLDERS = {
     "node-a": {"train-0", "notebook-4", "llm-a", "llm-b"},
-    "node-b": {"resnet-0", "bert-serving", "idle-slice", "etl-a", "etl-b", "forgotten"},
+    "node-b": {"resnet-0", "bert-serving", "idle-slice", "etl-a", "etl-b", HIDING},
 }
 NAMESPACES = {
     "train-0": "ml",
@@ -30,7 +32,7 @@ NAMESPACES = {
     "idle-slice": "vision",
     "etl-a": "batch",
     "etl-b": "batch",
-    "forgotten": "lab",
+    HIDING: "lab",
 }
 
 

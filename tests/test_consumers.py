@@ -12,7 +12,7 @@ import pytest
 import yaml
 from agent_support import ROOT, AgentProcess
 from chart_support import FIXTURES, Scraper, documents, of_kind
-from consumers_support import HOLDERS, NODES, PageError, agents, opencost_reads, prometheuses
+from consumers_support import HIDING, HOLDERS, NODES, PageError, agents, opencost_reads, prometheuses
 
 CONSUMERS: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
 ASKED = [
@@ -85,14 +85,14 @@ def test_public_alert_rules_find_the_idle_pods_and_no_busy_one(servers: dict[boo
     # The second time all of the group have seen what the last of them has.
     servers[True].until('count_over_time(ALERTS{alertname="PublicNothingAtAll"}[1m]) >= 2', count=2)
     found = pending(servers[True])
-    idle = {"forgotten", "idle-slice"}
+    idle = {HIDING, "idle-slice"}
     # They look at whole GPUs alone, as the driver has no utilisation of an instance.
-    assert found["PublicAverageRunning"] == found["PublicAverageOnPod"] == {"forgotten"}
+    assert found["PublicAverageRunning"] == found["PublicAverageOnPod"] == {HIDING}
     assert found["PublicNothingAtAll"] == idle
     # These cannot tell an idle pod from a GPU that nobody holds.
     for name in ("PublicInstant", "PublicAverage"):
-        assert found[name] >= {"forgotten"}
-        assert found[name] & set.union(*HOLDERS.values()) == {"forgotten"}
+        assert found[name] >= {HIDING}
+        assert found[name] & set.union(*HOLDERS.values()) == {HIDING}
 
 
 # OpenCost's collector, which scrapes by itself.
@@ -136,7 +136,7 @@ def test_opencost_knows_use_of_every_holder_and_the_gpu_of_those_that_have_a_who
     (usage,) = (ask for consumer in CONSUMERS for ask in consumer["asks"] if ask["where"] == "QueryGPUsUsageAvg")
     truth = {key.split("|")[1]: value for key, value in usage["find"].items()}
     assert used == {pod: pytest.approx(value, abs=0.03) for pod, value in truth.items()}
-    assert set(gpus) == {"train-0", "resnet-0", "forgotten"}
+    assert set(gpus) == {"train-0", "resnet-0", HIDING}
     assert all(all(identity) for identity in gpus.values())
 
 
