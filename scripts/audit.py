@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ ACCEPTED: dict[str, str] = {}
 HOSTS = {"osv": "api.osv.dev", "pypi": "pypi.org"}
 TIMEOUT_SECONDS = 5
 _LONGEST = 160
+# What the HTTP library says of itself before what went wrong.
+_CONNECTION = re.compile(r"""\w+\(["']?(?:HTTPS?Connection(?:Pool)?\(.*?\)|<.*?>): """)
+_CLOSING = re.compile(r"""["']\)+$""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,8 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     lines = done.stderr.strip().splitlines()
     telling = [line for line in lines if ": " in line and not line.startswith(" ")] or lines
     last = telling[-1] if telling else f"ended with {done.returncode}"
-    return last.rpartition("(Caused by ")[2].rstrip(")")[:_LONGEST]
+    cause = last.rpartition("(Caused by ")[2]
+    return _CLOSING.sub("", _CONNECTION.sub("", cause))[:_LONGEST]
 
 
 def control(service: str, words: Sequence[str]) -> None:
@@ -181,7 +186,7 @@ def main(words: Sequence[str] | None = None) -> int:
         found += vulnerabilities(given.lists, given.osv_url)
     except UnansweredError as error:
         print(f"audit: not asked: {error}; run `make audit` where one of them is reachable")
-        found += ["nothing is known of vulnerabilities"] if given.required else []
+        found += ["nobody has told whether what is pinned is vulnerable"] if given.required else []
     if given.required:
         try:
             found += withdrawn(given.lists)
