@@ -41,6 +41,8 @@ class Expected:
     boot: str = ""
     counted: dict[str, float] = field(default_factory=dict)
     """True time at which each GPU's energy counter was last read."""
+    replicas: dict[str, int] = field(default_factory=dict)
+    """Into how many each GPU was divided when the kubelet last advertised it to who wrote these books."""
 
     def copy(self) -> Self:
         """Return one that goes on by itself."""
@@ -168,12 +170,17 @@ class Checks:
             for namespace, pod, uid, device in kubelet.held
             if self.world.known[uid].unit.gpu_uuid == one.uuid
         }
-        charged = 0.0
+        # A GPU that was divided anew and has not been advertised since looks as it did before.
+        divided = {round(1 / unit.of_device) for unit in (self.world.known[uid].unit for uid in held.values())}
+        told = expected.replicas.get(one.uuid)
+        is_outdated = told is not None and not divided <= {1, told}
+        charged = free = 0.0
         for portion in portions:
             if portion.pod is None:
                 owner = portion.account.owner
                 self.hold("owner", f"{owner} without a pod", true=owner in (UNALLOCATED, UNATTRIBUTED))
                 self._enter(expected, (owner.namespace, owner.kind, owner.name, owner.team), portion)
+                free += portion.allocated_seconds if owner == UNALLOCATED else 0.0
                 continue
             charged += portion.allocated_seconds
             key = (portion.pod.namespace, portion.pod.pod, portion.pod.device_uuid)
@@ -187,7 +194,7 @@ class Checks:
                 if age <= ASKED_SECONDS:
                     self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
                 pod = self.world.known[uid]
-                if one.uuid in kubelet.healthy:
+                if not is_outdated:
                     self.hold("share", what, true=portion.allocated_seconds <= pod.unit.share * one.seconds + 1e-9)
                 self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
         if one.seen and age <= EXPIRY_SECONDS - 5 and kubelet.latest is not None:
@@ -196,10 +203,12 @@ class Checks:
                 for (namespace, pod, device), uid in held.items()
                 if (namespace, pod) not in ended and (device in one.devices or one.state is not DeviceState.UP)
             )
-            if one.state is DeviceState.UP and one.uuid in kubelet.healthy:
-                what = f"{one.uuid}: {charged} s at pods, {shares} x {one.seconds}"
-                self.hold("nobody forgotten", what, true=near(charged, shares * one.seconds))
-        return one.uuid in kubelet.healthy and self._is_exact(one, kubelet.held, ended, age)
+            if one.state is DeviceState.UP and not is_outdated:
+                what = f"{one.uuid}: {charged} s at pods, {shares} x {one.seconds}, {free} s free"
+                # Of a shared GPU that was never advertised it may be unknown who has what, but it is not free.
+                is_unknown = told is None and max(divided, default=1) > 1 and charged == free == 0
+                self.hold("nobody forgotten", what, true=is_unknown or near(charged, shares * one.seconds))
+        return not is_outdated and self._is_exact(one, kubelet.held, ended, age)
 
     def _is_exact(self, one: Interval, held: frozenset[Held], ended: frozenset[tuple[str, str]], age: float) -> bool:
         mine = {entry for entry in held if self.world.known[entry[2]].unit.gpu_uuid == one.uuid}

@@ -69,7 +69,9 @@ def _mig_changes(run: Run) -> None:
     run.world.evict(board)
     board.generation += 1
     board.layout = run.random.choice((*LAYOUTS, ()))
-    board.replicas = 1 if board.layout else run.random.choice((1, 2, 4))
+    replicas = 1 if board.layout else run.random.choice((1, 2, 4))
+    others = {one.replicas for one in run.world.boards if one is not board and one.replicas > 1}
+    board.replicas = max(others) if others and replicas > 1 else replicas  # a plugin divides all alike
 
 
 def _driver_restarts(run: Run) -> None:

@@ -157,8 +157,8 @@ class Kubelet:
     problem: str = ""
     errors: dict[str, int] = field(default_factory=dict)
     held: frozenset[Held] = frozenset()
-    healthy: frozenset[str] = frozenset()
-    """GPUs that it advertised then: of one that is not there it cannot be told how many share it."""
+    advertised: Mapping[str, int] = field(default_factory=dict)
+    """GPUs that are there, and into how many replicas each is divided."""
     asked_at: float = -1e18
     """True time of the last good answer."""
 
@@ -170,7 +170,7 @@ class Kubelet:
         except StopIteration as answered:
             self.latest, self.problem = answered.value, ""
             self.held = frozenset(pod.held for pod in self.world.pods.values())
-            self.healthy = frozenset(board.uuid for board in self.world.boards if board.is_there)
+            self.advertised = {board.uuid: board.replicas for board in self.world.boards if board.is_there}
             self.asked_at = self.world.t
         except AttributionError as error:
             self.errors[error.reason] = self.errors.get(error.reason, 0) + 1
@@ -389,6 +389,7 @@ def start(settings: Settings, world: World, book: PriceBook, *, boot_id: str, wa
             expiry_seconds=EXPIRY_SECONDS,
             metadata=api,
             metadata_wait_seconds=15.0,
+            replicas=metering.replicas,
         ),
         clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=stale_after_seconds(settings.interval_seconds)),
         owners=owners,

@@ -222,6 +222,7 @@ class Run:
         agent.kubelet.client.trouble = self.kubelet_trouble
         if self.world.t >= self._next_ask:
             agent.kubelet.ask(self.wall)
+            self.expected.replicas |= agent.kubelet.advertised
             self._next_ask = self.world.t + KUBELET_SECONDS
         if agent.api:
             agent.api.is_down, agent.api.late_seconds = self.api_down, self.api_late

@@ -391,6 +391,9 @@ def new_world(random: Random, directory: Path) -> World:
                 tells_processes=random.random() < TELLING_CHANCE,
             )
         )
+    shared = [board for board in boards if board.replicas > 1]
+    for board in shared:  # a device plugin divides all alike
+        board.replicas = shared[0].replicas
     (directory / "proc" / "2").mkdir(parents=True)
     (directory / "proc" / "2" / "comm").write_text("kthreadd\n", encoding="ascii")
     return World(random=random, boards=boards, directory=directory)

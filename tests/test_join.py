@@ -1,5 +1,5 @@
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -80,7 +80,8 @@ def join(
     containers: Sequence[ContainerAllocation],
     gpus: Sequence[Gpu],
     instances: Sequence[MigInstance] = (),
-    allocatable: dict[str, Sequence[str]] | None = None,
+    allocatable: Mapping[str, Sequence[str]] | None = None,
+    replicas: Mapping[tuple[str, str], int] | None = None,
 ) -> Attribution:
     advertised = (
         None
@@ -93,6 +94,7 @@ def join(
         instances=instances,
         now=NOW,
         expiry_seconds=60,
+        replicas=replicas or {},
     )
 
 
@@ -218,6 +220,82 @@ def test_an_unhealthy_gpu_is_divided_as_its_neighbours_are() -> None:
     attribution = join([held("a", f"{gpu_uuid(0)}::1")], [gpu(0), gpu(1)], allocatable={"nvidia.com/gpu": advertised})
     assert only(attribution, gpu_uuid(0)).share_ratio == 0.1
     assert only(attribution, gpu_uuid(0)).share_estimated
+
+
+def replicas_of(number: int, count: int) -> list[str]:
+    return [f"{gpu_uuid(number)}::{replica}" for replica in range(count)]
+
+
+@pytest.mark.parametrize("advertised", [{}, {"nvidia.com/gpu": replicas_of(1, 2)}, None])
+def test_a_shared_gpu_that_is_no_longer_advertised_is_divided_as_it_was(
+    advertised: Mapping[str, Sequence[str]] | None,
+) -> None:
+    holders = [held("a", f"{gpu_uuid(0)}::0"), held("b", f"{gpu_uuid(0)}::1")]
+    healthy = join(holders, [gpu(0), gpu(1)], allocatable={"nvidia.com/gpu": replicas_of(0, 3)})
+    away = join(holders[:1], [gpu(0), gpu(1)], allocatable=advertised, replicas=healthy.replicas)
+    again = join(holders, [gpu(0), gpu(1)], allocatable=advertised, replicas=away.replicas)
+    for found in (healthy, away, again):
+        assert {one.share_ratio for one in found.holders[gpu_uuid(0)]} == {1 / 3}
+        assert not any(one.share_estimated for one in found.holders[gpu_uuid(0)])
+
+
+def test_what_is_advertised_now_counts_and_not_what_was() -> None:
+    before = {(gpu_uuid(0), "nvidia.com/gpu"): 2}
+    found = join(
+        [held("a", f"{gpu_uuid(0)}::0")], [gpu(0)], allocatable={"nvidia.com/gpu": replicas_of(0, 4)}, replicas=before
+    )
+    assert only(found, gpu_uuid(0)).share_ratio == 0.25
+    assert found.replicas == {(gpu_uuid(0), "nvidia.com/gpu"): 4}
+
+
+def test_how_many_replicas_a_gpu_had_is_remembered_as_long_as_it_is_there_or_held() -> None:
+    before = {(gpu_uuid(number), "nvidia.com/gpu"): 2 for number in range(3)}
+    found = join([held("a", f"{gpu_uuid(1)}::0")], [gpu(0)], allocatable={}, replicas=before)
+    assert set(found.replicas) == {(gpu_uuid(0), "nvidia.com/gpu"), (gpu_uuid(1), "nvidia.com/gpu")}
+
+
+@pytest.mark.parametrize("neighbours", [(), (2, 4), (1,)], ids=["none", "that differ", "with fewer than are held"])
+def test_a_part_that_cannot_be_told_is_unknown_and_not_somebodys(neighbours: tuple[int, ...]) -> None:
+    advertised = [one for number, count in enumerate(neighbours, 1) for one in replicas_of(number, count)]
+    replica = f"{gpu_uuid(0)}::1"
+    gpus = [gpu(number) for number in range(3)]
+    found = join([held("a", replica)], gpus, allocatable={"nvidia.com/gpu": advertised})
+    assert found.holders == {}
+    assert reasons(found) == [(replica, "replicas_unknown")]
+    assert found.unresolved[0].gpu_uuids == (gpu_uuid(0),), "the other GPUs are not in doubt"
+
+
+def test_a_single_replica_that_a_plugin_calls_unhealthy_makes_the_others_no_larger() -> None:
+    advertised = [one for one in replicas_of(0, 4) if not one.endswith("::2")]
+    found = join([held("a", f"{gpu_uuid(0)}::0")], [gpu(0)], allocatable={"nvidia.com/gpu": advertised})
+    assert only(found, gpu_uuid(0)).share_ratio == 0.25
+
+
+@given(
+    counts=st.lists(st.integers(1, 8), min_size=2, max_size=2),
+    held_numbers=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9)), max_size=8, unique=True),
+    shown=st.lists(st.booleans(), min_size=2, max_size=2),
+    remembered=st.dictionaries(st.integers(0, 1), st.integers(1, 8)),
+    tells=st.booleans(),
+)
+def test_whatever_is_advertised_or_remembered_nobody_has_more_than_the_gpu(
+    counts: list[int],
+    held_numbers: list[tuple[int, int]],
+    shown: list[bool],
+    remembered: dict[int, int],
+    tells: bool,  # noqa: FBT001 - drawn
+) -> None:
+    containers = [held(f"p{at}", f"{gpu_uuid(number)}::{replica}") for at, (number, replica) in enumerate(held_numbers)]
+    ids = [one for number in (0, 1) if shown[number] for one in replicas_of(number, counts[number])]
+    found = join(
+        containers,
+        [gpu(0), gpu(1)],
+        allocatable={"nvidia.com/gpu": ids} if tells else None,
+        replicas={(gpu_uuid(number), "nvidia.com/gpu"): count for number, count in remembered.items()},
+    )
+    for holders in found.holders.values():
+        assert sum(one.share_ratio for one in holders) <= 1 + 1e-9
+    assert sum(map(len, found.holders.values())) + len(found.unresolved) == len(containers)
 
 
 def test_mig_shares_are_parts_of_the_gpu_by_the_larger_of_compute_and_memory() -> None:
@@ -359,7 +437,7 @@ def test_expected_devices_are_absent_where_the_kubelet_cannot_tell(advertised: d
 @st.composite
 def nodes(
     draw: st.DrawFn,
-) -> tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], dict[str, Sequence[str]] | None]:
+) -> tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None]:
     gpus = [gpu(index, mig=draw(st.booleans())) for index in range(draw(st.integers(0, 3)))]
     instances = [
         instance(10 * parent.index + number, parent.index, draw(st.sampled_from(sorted(PROFILES))), gi=number)
@@ -386,7 +464,7 @@ def nodes(
 @settings(deadline=None)  # a busy machine is no error
 @given(nodes())
 def test_shares_of_one_gpu_never_sum_to_more_than_it_and_no_holder_is_invented(
-    node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], dict[str, Sequence[str]] | None],
+    node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None],
 ) -> None:
     containers, gpus, instances, advertised = node
     attribution = join(containers, gpus, instances, advertised)
@@ -412,7 +490,7 @@ def test_shares_of_one_gpu_never_sum_to_more_than_it_and_no_holder_is_invented(
 @settings(deadline=None)  # a busy machine is no error
 @given(nodes())
 def test_every_listed_id_is_either_held_or_unresolved(
-    node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], dict[str, Sequence[str]] | None],
+    node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None],
 ) -> None:
     containers, gpus, instances, advertised = node
     attribution = join(containers, gpus, instances, advertised)

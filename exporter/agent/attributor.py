@@ -132,6 +132,7 @@ class Attributor:
     source: str = "kubelet"
     """Name of who tells: ``kubelet``, ``slurm``, ``host``."""
     replicas: Replicas = field(default_factory=Replicas)
+    """Of shared devices; whoever keeps them across restarts has the same object."""
     _first_joined: tuple[Allocations, float] | None = None
     _cached_for: tuple[Allocations, Evidence, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
     _cached: Attribution = field(default_factory=lambda: Attribution(known=False))

@@ -82,7 +82,7 @@ class Metering:
     """As the node's labels had them last, in this process or the one before; flags win."""
     owners: Owners = field(default_factory=Owners)
     replicas: Replicas = field(default_factory=Replicas)
-    """Of shared devices; kept with the ledger, as a device that is unhealthy now will not be told of after a restart."""
+    """Of shared devices; kept with the ledger, as of one that is unhealthy nobody tells after a restart."""
     file: StateFile | None = None
     boot_id: str = ""
     """Of the machine: seconds of another boot's clock mean nothing. Empty where not known."""

@@ -83,6 +83,7 @@ async def run(
     attributing = attributing_of(config)
     owners = Owners(tenancy=attributing.tenancy)
     metering = metering_of(config, book, file, owners=owners, simulated=simulated)
+    attributing.attributor.replicas = metering.replicas
     agent = Agent(
         node=_node(config, workers, attributing, metering, _events(config, collectors)),
         load_prices=load_prices,

@@ -1,8 +1,9 @@
 """The pure join: what the kubelet lists and what the driver sees become holders of devices."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from exporter.attribution import annotated, counting, dra, shares
 from exporter.attribution.device_ids import IdKind, ParsedId, parse, telling
@@ -10,7 +11,7 @@ from exporter.attribution.entries import Entry
 from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.attribution.inventory import Inventory
 from exporter.attribution.reservations import Groups
-from exporter.attribution.shares import Claim
+from exporter.attribution.shares import Claim, Replica, ReplicaCounts, ReplicaKey
 from exporter.attribution.tenants import SOURCES
 from exporter.model import (
     Allocations,
@@ -24,6 +25,9 @@ from exporter.model import (
 )
 
 DEVICE_PLUGIN = "device-plugin"
+REPLICAS_UNKNOWN = "replicas_unknown"
+"""Reason of a replica whose part of the device cannot be told, as the number of the others is not known."""
+NOTHING_REMEMBERED: Mapping[ReplicaKey, int] = MappingProxyType({})
 
 
 def attribute(
@@ -34,6 +38,7 @@ def attribute(
     now: float,
     expiry_seconds: float,
     evidence: Evidence = NO_EVIDENCE,
+    replicas: Mapping[ReplicaKey, int] = NOTHING_REMEMBERED,
 ) -> Attribution:
     """Match every id that the kubelet lists to the devices of this node.
 
@@ -44,6 +49,7 @@ def attribute(
         now: Unix time.
         expiry_seconds: Age past which an answer says nothing any more.
         evidence: What the Kubernetes API adds, as much of it as is known.
+        replicas: ``Attribution.replicas`` of the join before, or as an earlier process left them.
 
     Returns:
         Holders by device UUID, and by name what could not be matched. With no answer, or an expired one, nothing is
@@ -56,9 +62,13 @@ def attribute(
         return Attribution(known=False, answered_at_seconds=answered_at)
     inventory = Inventory.of(gpus, instances)
     entries = list(_entries(allocations, evidence))
-    claims, unresolved = _match(entries, inventory)
     advertised = _advertised(allocations.allocatable)
-    counts = shares.replica_counts(_replicas(advertised, inventory), claims)
+    counts = shares.replica_counts(
+        None if advertised is None else _replicas(advertised, inventory),
+        _replicas(((entry.resource, entry.parsed) for entry in entries if entry.declared is None), inventory),
+        replicas,
+    )
+    claims, unresolved = _match(entries, inventory, counts)
     known = counting.Known.of(advertised, evidence, entries, unresolved, inventory)
     return Attribution(
         known=True,
@@ -68,6 +78,7 @@ def attribute(
         expected_devices=known.expected,
         advertised_devices=known.advertised,
         allocated_devices=known.allocated,
+        replicas=_remembered(counts, inventory),
     )
 
 
@@ -129,7 +140,9 @@ def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Itera
         yield Entry(holder=holder, resource=devices.resource, source=source, device_id=device_id, parsed=parsed)
 
 
-def _match(entries: Sequence[Entry], inventory: Inventory) -> tuple[dict[str, list[Claim]], dict[Unresolved, Entry]]:
+def _match(
+    entries: Sequence[Entry], inventory: Inventory, counts: ReplicaCounts
+) -> tuple[dict[str, list[Claim]], dict[Unresolved, Entry]]:
     """Find each entry's devices: claims by device UUID, and what has none."""
     by_profile = Counter(
         place for _, place in {(entry.device_id, _profile(entry, inventory)) for entry in entries} if place is not None
@@ -143,8 +156,12 @@ def _match(entries: Sequence[Entry], inventory: Inventory) -> tuple[dict[str, li
             found, reason = (), "dra_unresolved"  # two claims and one instance: one of them is not enumerated yet
         if not found:
             unresolved.setdefault(_unresolved(entry, reason, inventory), entry)
+        is_replica = entry.parsed.replica is not None and entry.declared is None
         for uuid in found:
-            claims.setdefault(uuid, []).append(_claim(entry, inventory.gpus[inventory.gpu_of(uuid)]))
+            if is_replica and counts.of(uuid, entry.resource) is None:
+                unresolved.setdefault(_unresolved(entry, REPLICAS_UNKNOWN, inventory), entry)
+            else:
+                claims.setdefault(uuid, []).append(_claim(entry, inventory.gpus[inventory.gpu_of(uuid)]))
     return claims, unresolved
 
 
@@ -193,18 +210,26 @@ def _advertised(allocatable: tuple[DeviceIds, ...] | None) -> list[tuple[str, Pa
     ]
 
 
-def _replicas(
-    advertised: Sequence[tuple[str, ParsedId]] | None, inventory: Inventory
-) -> Iterator[tuple[str, str, int]]:
-    """Give (device UUID, resource, replica number) of every advertised replica."""
-    for resource, parsed in advertised or ():
+def _replicas(ids: Iterable[tuple[str, ParsedId]], inventory: Inventory) -> Iterator[Replica]:
+    """Give the replicas among ids, each with its resource; of devices that the driver does not see (yet) too."""
+    for resource, parsed in ids:
         if parsed.replica is not None:
-            for uuid in inventory.resolve(parsed)[0]:
+            named = (parsed.uuid,) if parsed.uuid and parsed.kind in {IdKind.GPU, IdKind.MIG} else ()
+            for uuid in inventory.resolve(parsed)[0] or named:
                 yield uuid, resource, parsed.replica
 
 
+def _remembered(counts: ReplicaCounts, inventory: Inventory) -> dict[ReplicaKey, int]:
+    """Give the counts of devices that are there, advertised or held; of all, while nothing is seen."""
+    return {
+        key: count
+        for key, count in counts.told.items()
+        if not inventory.gpus or key in counts.current or key[0] in inventory.gpus or key[0] in inventory.instances
+    }
+
+
 def _holders(
-    claims: Mapping[str, list[Claim]], counts: shares.ReplicaCounts, inventory: Inventory, evidence: Evidence
+    claims: Mapping[str, list[Claim]], counts: ReplicaCounts, inventory: Inventory, evidence: Evidence
 ) -> dict[str, tuple[Holder, ...]]:
     parts = {uuid: shares.divide(uuid, claims_of, counts) for uuid, claims_of in claims.items()}
     used: dict[str, float] = dict.fromkeys(inventory.gpus, 0.0)

@@ -10,6 +10,11 @@ DRA = "dra"
 
 WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
 
+Replica = tuple[str, str, int]
+"""Device UUID, resource, number of the replica."""
+ReplicaKey = tuple[str, str]
+"""Device UUID, resource."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -47,35 +52,59 @@ class Part:
 class ReplicaCounts:
     """How many replicas devices are divided into."""
 
-    known: Mapping[tuple[str, str], int]
-    """(device UUID, resource) to the number of replicas, where the kubelet advertises them."""
-    least: Mapping[str, int]
-    """Resource to the smallest number that explains what is seen anywhere on the node."""
+    known: Mapping[ReplicaKey, int]
+    """Where the kubelet advertises them or once did."""
+    likely: Mapping[ReplicaKey, int]
+    """Of those that it never did, where their number follows from those of other devices, or from what is held."""
+    told: Mapping[ReplicaKey, int]
+    """As advertised last, whatever is held: to be remembered."""
+    current: frozenset[ReplicaKey]
+    """Whose replicas are advertised or held now."""
+
+    def of(self, uuid: str, resource: str) -> int | None:
+        """Give the number of a device's replicas; ``None`` where it cannot be told."""
+        return self.known.get((uuid, resource)) or self.likely.get((uuid, resource))
 
 
-def replica_counts(advertised: Iterable[tuple[str, str, int]], claims: Mapping[str, Sequence[Claim]]) -> ReplicaCounts:
+def replica_counts(
+    advertised: Iterable[Replica] | None, held: Iterable[Replica], remembered: Mapping[ReplicaKey, int]
+) -> ReplicaCounts:
     """Count the replicas of each device.
 
-    An unhealthy device is not advertised, and an old kubelet advertises none. There the number is estimated: replicas
-    are numbered from 0, and device plugins divide all devices of a resource alike.
+    A device that is unhealthy, or whose plugin restarts, is not advertised: what it last was is remembered. Where that
+    is not known either, its number is that of the resource's other devices if those agree, as device plugins divide
+    all devices of a resource alike. An old kubelet advertises none: there the numbers that are held tell the least.
 
     Args:
-        advertised: (device UUID, resource, replica number) of ``GetAllocatableResources``.
-        claims: What containers hold, by device UUID.
+        advertised: (device UUID, resource, replica number) of ``GetAllocatableResources``; ``None`` of a kubelet that
+            has none.
+        held: The same of what containers hold.
+        remembered: As advertised before, by (device UUID, resource).
     """
-    seen: dict[tuple[str, str], set[int]] = {}
-    for uuid, resource, replica in advertised:
-        seen.setdefault((uuid, resource), set()).add(replica)
-    advertised_keys = set(seen)
-    for uuid, claims_of in claims.items():
-        for claim in claims_of:
-            if claim.replica is not None:
-                seen.setdefault((uuid, claim.resource), set()).add(claim.replica)
-    least: dict[str, int] = {}
-    for (uuid, resource), replicas in seen.items():
-        count = len(replicas) if (uuid, resource) in advertised_keys else max(len(replicas), max(replicas) + 1)
-        least[resource] = max(least.get(resource, 0), count)
-    return ReplicaCounts(known={key: len(seen[key]) for key in advertised_keys}, least=least)
+    numbers = _numbers(held)
+    # Replicas are numbered from 0, and a plugin may call a single one of a GPU's unhealthy.
+    now = {key: max(seen) + 1 for key, seen in _numbers(advertised or ()).items()}
+    told = {**remembered, **now}
+    others: dict[str, set[int]] = {}
+    for (_, resource), count in now.items():
+        others.setdefault(resource, set()).add(count)
+    if advertised is None:
+        for (_, resource), seen in numbers.items():
+            others[resource] = {max(*others.get(resource, ()), max(seen) + 1, 1)}
+    likely = {
+        (uuid, resource): max(others[resource])
+        for (uuid, resource), seen in numbers.items()
+        if len(others.get(resource, ())) == 1 and max(seen) < max(others[resource])
+    }
+    known = {key: max(count, len(numbers.get(key, ()))) for key, count in told.items()}
+    return ReplicaCounts(known=known, likely=likely, told=told, current=frozenset({*now, *numbers}))
+
+
+def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
+    numbers: dict[ReplicaKey, set[int]] = {}
+    for uuid, resource, number in replicas:
+        numbers.setdefault((uuid, resource), set()).add(number)
+    return numbers
 
 
 def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[Part, ...]:
@@ -84,7 +113,7 @@ def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[P
     Args:
         uuid: The device.
         claims: All claims on it.
-        counts: As ``replica_counts`` made them.
+        counts: As ``replica_counts`` made them, with a number for each replica among ``claims``.
 
     Returns:
         One part per container, whatever resources it holds the device by; the ratios sum to at most 1.
@@ -129,7 +158,7 @@ def _weights(
     open_shares: dict[tuple[str, str, str], float] = {}
     for holder, group in grouped.items():
         replicas = {(claim.resource, claim.replica) for claim in group if _is_replica(claim)}
-        weights[holder] = sum(1 / (counts.known.get((uuid, name)) or counts.least[name]) for name, _ in replicas)
+        weights[holder] = sum(1 / number for name, _ in replicas if (number := counts.of(uuid, name)))
         for claim in group:
             sharers = len(users.get((claim.claim, claim.share_id), ())) or 1
             if claim.declared is not None or (claim.replica is None and claim.share_id is None):

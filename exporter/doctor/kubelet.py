@@ -18,6 +18,7 @@ _MENDS = {
     "dra_unresolved": "the claim's device is in the API: --kube-metadata on reads it",
     "bad_annotation": "the pod's annotation is not of the form that its scheduler writes: kubectl describe it",
     "claim_pending": "the claim is being read; if this stays, see the check of the API",
+    "replicas_unknown": "the kubelet does not advertise this shared GPU and never did: see the device plugin's log",
     "reservation_pending": "for whom the GPU is reserved is being read; if this stays, see the check of the API",
 }
 

@@ -130,3 +130,5 @@ class Attribution:
     """Physical GPUs that the kubelet advertises as healthy; ``None`` where it cannot tell."""
     allocated_devices: int | None = None
     """Physical GPUs of which somebody holds something, seen by the driver or not; ``None`` where not known."""
+    replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Into how many replicas devices are divided, by (device UUID, resource), as the kubelet advertised it last."""

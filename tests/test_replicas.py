@@ -1,0 +1,118 @@
+"""Into how many replicas a shared GPU is divided is remembered while nobody advertises it, across restarts too."""
+
+import json
+from pathlib import Path
+
+import pytest
+from agent_support import running_agent
+from join_support import NOW
+from test_join import gpu, gpu_uuid, held, replicas_of
+from test_metering import ML, seconds, shown, started
+
+from exporter.accounting.idle import IdleClock
+from exporter.accounting.state_file import StateFile
+from exporter.agent.attributor import Attributor
+from exporter.agent.metering import Metering
+from exporter.agent.views import Viewer
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Allocations, DeviceIds, Field, GpuReading, Reading
+
+HOLDERS = (held("a", f"{gpu_uuid(0)}::0"), held("b", f"{gpu_uuid(0)}::1"))
+
+
+class Answers:
+    """The kubelet's answers, given by hand."""
+
+    def __init__(self, *advertised: str) -> None:
+        self.problem, self.errors = "", dict[str, int]()
+        self.latest = Allocations(
+            answered_at_seconds=NOW,
+            containers=HOLDERS,
+            allocatable=(DeviceIds(resource="nvidia.com/gpu", ids=advertised),),
+        )
+
+
+def attributor(nowhere: Path, metering: Metering, *advertised: str) -> Attributor:
+    return Attributor(
+        kubelet=Answers(*advertised),
+        pids=PidResolver(nowhere),
+        names=PodNames(nowhere),
+        expiry_seconds=60.0,
+        replicas=metering.replicas,
+    )
+
+
+def live(metering: Metering, made: Attributor, first: float, last: float) -> None:
+    """Let the agent sample a GPU that is busy."""
+    viewer = Viewer(attributor=made, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    steady = first
+    while steady <= last:
+        busy = GpuReading(gpu=gpu(0), values={Field.PROF_GR_ENGINE_ACTIVE: 0.9, Field.GPU_UTIL: 90})
+        reading = Reading(source="nvml", taken_at_seconds=NOW + steady, duration_seconds=0.0, gpus=(busy,))
+        views = viewer.views(reading, made.join(reading, NOW + steady, steady), {}, steady)
+        metering.observe(views, sampled_steady=steady, now=NOW + steady, steady=steady)
+        metering.save_now(NOW + steady, steady)
+        steady += 1.0
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_holders_of_a_gpu_that_became_unhealthy_pay_for_what_they_hold(tmp_path: Path, *, restarts: bool) -> None:
+    metering = started(tmp_path)
+    healthy = attributor(tmp_path / "no", metering, *replicas_of(0, 4))
+    live(metering, healthy, 0.0, 10.0)
+    if restarts:
+        metering = started(tmp_path, steady=11.0)
+        healthy = attributor(tmp_path / "no", metering)
+    else:
+        healthy.kubelet = Answers()
+    live(metering, healthy, 11.0, 20.0)
+    metering.save_now(NOW, 30.0, last=True)
+    assert sum(seconds(shown(metering, 30.0), ML)) == pytest.approx(20.0 * 2 / 4)
+    assert sum(seconds(shown(metering, 30.0), UNALLOCATED)) == pytest.approx(20.0 * 2 / 4)
+
+
+def test_a_shared_gpu_that_was_never_advertised_is_nobodys_for_sure_and_not_free(tmp_path: Path) -> None:
+    metering = started(tmp_path)
+    live(metering, attributor(tmp_path / "no", metering), 0.0, 10.0)
+    metering.save_now(NOW, 30.0, last=True)
+    assert sum(seconds(shown(metering, 30.0), UNATTRIBUTED)) == pytest.approx(10.0)
+    assert sum(seconds(shown(metering, 30.0), ML)) == sum(seconds(shown(metering, 30.0), UNALLOCATED)) == 0
+
+
+def test_what_is_remembered_outlives_a_driver_that_shows_no_gpu(tmp_path: Path) -> None:
+    made = attributor(tmp_path, started(), *replicas_of(0, 4))
+    made.join(None, NOW, 0.0)
+    made.kubelet = Answers()
+    made.join(None, NOW, 1.0)
+    reading = Reading(source="nvml", taken_at_seconds=NOW, duration_seconds=0.0, gpus=(GpuReading(gpu=gpu(0)),))
+    holders = made.join(reading, NOW, 2.0).holders[gpu_uuid(0)]
+    assert [one.share_ratio for one in holders] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [7, [["GPU-1", "r"]], [["GPU-1", "r", 0]], [["GPU-1", "r", True]], [["GPU-1", "r", 1e3]], [[1, "r", 2]], [5]],
+)
+def test_a_state_with_replicas_that_are_none_is_set_aside(tmp_path: Path, kept: object) -> None:
+    live(started(tmp_path), attributor(tmp_path / "no", started()), 0.0, 2.0)
+    state = StateFile(tmp_path).load()
+    assert state is not None
+    StateFile(tmp_path).save({**state, "replicas": kept})
+    assert "is damaged" in started(tmp_path).problem
+
+
+def test_a_state_of_before_has_no_replicas_and_is_read(tmp_path: Path) -> None:
+    live(started(tmp_path), attributor(tmp_path / "no", started()), 0.0, 2.0)
+    state = StateFile(tmp_path).load()
+    assert state is not None
+    del state["replicas"]
+    StateFile(tmp_path).save(state)
+    assert started(tmp_path).problem == ""
+
+
+def test_the_agent_keeps_how_its_gpus_are_divided(tmp_path: Path) -> None:
+    with running_agent("--simulate", "t4-timeslicing", "--state-dir", str(tmp_path)) as agent:
+        agent.until(lambda page: any(name.startswith("gpu_ledger_") for name in page), "the ledger")
+        agent.end()
+    state = json.loads((tmp_path / "ledger.json").read_bytes())["state"]
+    assert sorted(count for _, _, count in state["replicas"]) == [4, 4]
