@@ -1,5 +1,6 @@
 """What is read of the Kubernetes API, over real HTTP, and what is left when a part of it cannot be had."""
 
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from metadata_support import CLAIM_UID, NODE, Cluster, claimed, reading, whole_g
 
 from exporter.attribution import dra
 from exporter.attribution.evidence import AllocatedDevice, SliceDevice
-from exporter.model import NodeFacts, Owner
+from exporter.model import NodeFacts, Owner, PodMetadata
 from exporter.simulator.api_server import ApiServer
 from exporter.simulator.truth import Fault
 
@@ -179,6 +180,27 @@ async def test_another_pod_of_the_same_name_has_its_own_uid_and_owner(cluster: C
         cluster.add_pod("train-0", uid="second")
         await reader.until(lambda: reader.metadata.uid("ml", "train-0") == "second")
         assert reader.metadata.facts("ml", "train-0").owner.kind == "Pod"
+
+
+async def test_what_was_read_of_a_pod_goes_some_time_after_it(cluster: Cluster, tmp_path: Path) -> None:
+    def remembered() -> set[str]:
+        objects = [one for one in gc.get_objects() if isinstance(one, PodMetadata)]
+        return {one.uid for one in objects if one.uid.startswith("uid-short-")}
+
+    async with reading(cluster, tmp_path) as reader:
+        for number in range(20):
+            name = f"short-{number}"
+            cluster.add_pod(name, annotations={"x": "y" * 1000})
+            await reader.until(lambda name=name: reader.metadata.facts("ml", name))
+            del cluster.pods["ml", name]
+        await reader.until(lambda: not any(pod.startswith("short") for _, pod in reader.metadata.evidence(0).pods))
+        assert reader.metadata.facts("ml", "short-19") is not None, "its last seconds are still being entered"
+        reader.passes(700)
+        cluster.add_pod("last")
+        await reader.until(lambda: reader.metadata.facts("ml", "last"))
+        reader.note(whole_gpu("last"))
+        gc.collect()
+        assert remembered() == set()
 
 
 async def test_facts_wait_for_the_namespace_but_not_without_end(cluster: Cluster, tmp_path: Path) -> None:

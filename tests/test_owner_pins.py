@@ -1,6 +1,7 @@
 """Who is charged: one pod, one owner, whenever metadata comes, goes or changes its mind."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
+from dataclasses import fields
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,6 +149,36 @@ def test_a_pod_on_two_lines_of_the_ledger_is_given_up_on_both_at_once() -> None:
     owners = Owners(tenancy=Told())
     assert owners.settled(WAITS, 0.0) == WAITS
     assert [owners.settled(WAITS, PATIENCE_SECONDS) for _ in range(2)] == [ITSELF, ITSELF]
+
+
+def remembered(owners: Owners) -> int:
+    kept = [getattr(owners, one.name) for one in fields(owners)]
+    return sum(len(one) for one in kept if isinstance(one, Sized))
+
+
+def test_owners_of_ten_thousand_pods_are_forgotten_with_them_and_that_of_one_that_runs_is_not() -> None:
+    told = Told({"a": JOB})
+    owners, waiting, most = Owners(tenancy=told), list[Owner](), 0
+    for number in range(10_000):
+        name, steady = f"pod-{number}", number * 10.0
+        told.owners = {"a": JOB if number == 0 else OTHER_TEAM} | ({name: JOB} if number % 2 else {})
+        assert owners.owner_of(holder("a", uid="a")) == JOB, "one pod, one owner, however long it runs"
+        waiting.append(owners.owner_of(holder(name, uid=name)))
+        waiting = [one for one in waiting if one.provisional and owners.settled(one, steady) == one]
+        owners.forget([("ml", "a"), ("ml", name)], steady)
+        most = max(most, remembered(owners))
+    assert most < 500, "of twenty minutes, a pod each ten seconds"
+
+
+def test_a_pod_that_was_not_told_of_for_some_minutes_keeps_its_owner() -> None:
+    told = Told({"a": JOB})
+    owners = Owners(tenancy=told)
+    assert owners.owner_of(holder("a", uid="1")) == JOB
+    owners.forget([("ml", "a")], 0.0)
+    told.owners["a"] = OTHER_TEAM
+    for steady in range(1, round(PATIENCE_SECONDS)):
+        owners.forget([], float(steady))
+    assert owners.owner_of(holder("a", uid="1")) == JOB
 
 
 def test_a_pod_that_pays_for_itself_keeps_its_team_over_a_restart_in_an_outage() -> None:

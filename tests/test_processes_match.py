@@ -142,6 +142,21 @@ def test_a_process_that_has_ended_keeps_the_pod_it_was_known_by(tmp_path: Path) 
     assert resolver.pod_uid(7) == UID_B, "the same pid again is another process"
 
 
+def test_of_thousands_of_processes_the_latest_are_remembered_and_one_that_ran_all_the_time(tmp_path: Path) -> None:
+    write_process(tmp_path, 1, uid=UID_A)
+    write_process(tmp_path, 1000, uid=UID_B)
+    pids = PidResolver(tmp_path)
+    for pid in range(1000, 6000):
+        assert pids.pod_uid(pid) == UID_B
+        if pid % 100 == 0:
+            assert pids.pod_uid(1) == UID_A
+        (tmp_path / str(pid)).rename(tmp_path / str(pid + 1))
+    shutil.rmtree(tmp_path / "1")
+    assert pids.pod_uid(1) == UID_A, "what the driver says of it is of the time before"
+    assert pids.pod_uid(5500) == UID_B
+    assert pids.pod_uid(2000) is None, "nobody asks for a process that ended long ago"
+
+
 def test_a_process_outside_every_pod_and_one_that_is_gone_are_told_apart(tmp_path: Path) -> None:
     write_process(tmp_path, 7, uid=None)
     resolver = PidResolver(tmp_path)

@@ -18,7 +18,18 @@ from exporter.exposition.family import Family, duplicate_series
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
 from exporter.exposition.text import OPENMETRICS, PLAIN, render
-from exporter.model import Activity, ActivitySource, DeviceView, Field, Money, PodUse, ShareMode, Snapshot, Totals
+from exporter.model import (
+    Activity,
+    ActivitySource,
+    DeviceView,
+    Field,
+    Money,
+    PodFacts,
+    PodUse,
+    ShareMode,
+    Snapshot,
+    Totals,
+)
 
 MODERN = "application/openmetrics-text;version=1.0.0"
 
@@ -137,10 +148,13 @@ def test_what_is_kept_from_page_to_page_never_shows(seeds: list[int]) -> None:
 def test_what_was_kept_for_pods_goes_when_they_do() -> None:
     renderer, device = Renderer(ExpositionOptions(), list), shared()
 
+    def long_words(pod: str) -> PodFacts:
+        return dataclasses.replace(FACTS, exported=(("label_says", pod + "x" * 600),))
+
     def some_pages(first: int) -> int:
         for page in range(first, first + 45):
             holders = [holder(f"job-{page}-{number}", device.gpu.uuid, ShareMode.SHARED) for number in range(20)]
-            uses = tuple(PodUse(holder=one, age_seconds=1.0) for one in holders)
+            uses = tuple(PodUse(holder=one, age_seconds=1.0, facts=long_words(one.pod)) for one in holders)
             one = snapshot(dataclasses.replace(device, pods=uses), at_seconds=float(page))
             renderer.metrics(one).packed()
         return tracemalloc.get_traced_memory()[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from exporter.accounting.slots import Slot
 from exporter.model import Holder, Owner, PodFacts
@@ -43,6 +43,9 @@ class Owners:
     _given_up: dict[_PodName, None] = field(default_factory=dict)
     _outlived: dict[_PodName, str] = field(default_factory=dict)
     """UID of the former pod of a name, of which alone is told still while another one runs."""
+    _held: set[_PodName] = field(default_factory=set)
+    """Who has held something since ``_looked_over``."""
+    _looked_over: float | None = None
 
     def facts(self, holder: Holder) -> PodFacts | None:
         """Return what is known of a holder's pod, with the owner that is charged."""
@@ -113,6 +116,24 @@ class Owners:
             while len(self._given_up) > _PINS_LIMIT:
                 del self._given_up[next(iter(self._given_up))]
         return owner or replace(provisional, provisional=False)
+
+    def forget(self, held: Iterable[_PodName], steady: float) -> None:
+        """Forget pods that have held nothing for ``PATIENCE_SECONDS``, at the latest after twice that.
+
+        Args:
+            held: Namespace and name of each pod that holds something now; to be told only while that is known.
+            steady: Seconds of a clock that nobody sets.
+        """
+        self._held.update(held)
+        if self._looked_over is None:
+            self._looked_over = steady
+        if steady - self._looked_over < PATIENCE_SECONDS:
+            return
+        remembered: tuple[dict[_PodName, Any], ...] = (self._pins, self._given_up, self._outlived)
+        for of_pods in remembered:
+            for name in of_pods.keys() - self._held:
+                del of_pods[name]
+        self._held, self._looked_over = set(), steady
 
     def restore(self, slots: Iterable[Slot]) -> None:
         """Take over who was charged when the last process ended.

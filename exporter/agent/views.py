@@ -50,6 +50,9 @@ class Viewer:
                 for view in views
                 for pod in view.pods
             )
+            self.owners.forget(
+                ((holder.namespace, holder.pod) for held in attribution.holders.values() for holder in held), now
+            )
         here = frozenset(view.uuid for view in views)
         self.judge.forget(here)
         for uuid in self._judgements.keys() - here:  # MIG instances get new UUIDs with every reconfiguration

@@ -188,6 +188,7 @@ class Metadata:
         self._advance(now)
         pods = {(container.namespace, container.pod) for container in allocations.containers}
         self._endings.note(pods, now, self._steady)
+        self._facts = {name: known for name, known in self._facts.items() if self._endings.find(name) is known[0]}
         self._dra.note(allocations)
         if self._settings.namespace_teams:
             self._namespaces.keep({namespace for namespace, _ in pods if namespace} | self._asked_for)

@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
 
-_MOST_REMEMBERED = 8192
+_MANY = 1024
+"""Processes; more than those of a node's GPUs are at a time."""
 # Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
 _START_TIME_WORD = 19
 
@@ -42,6 +43,8 @@ def name_and_start(directory: str) -> tuple[str, str | None]:
 class Remembered(Generic[Found]):
     """What was read of processes, by pid and start time, as pids are used again.
 
+    Who has not been asked for while a thousand others were is forgotten: that has ended.
+
     Args:
         proc_root: The host's ``/proc``, or where it is mounted.
         read: From a process' directory and its own name to what is known of it; may raise OSError.
@@ -51,6 +54,7 @@ class Remembered(Generic[Found]):
         self._proc_root = str(proc_root)
         self._read = read
         self._known: dict[int, tuple[str, Found]] = {}
+        self._before: dict[int, tuple[str, Found]] = {}
 
     def look(self, pid: int) -> Found | None:
         """Look up a process.
@@ -65,6 +69,8 @@ class Remembered(Generic[Found]):
         directory = f"{self._proc_root}/{pid}"
         name, started = name_and_start(directory)
         known = self._known.get(pid)
+        if known is None and (known := self._before.pop(pid, None)):
+            self._remember(pid, known)
         if known and started in {None, known[0]}:
             return known[1]
         if started is None:
@@ -73,11 +79,15 @@ class Remembered(Generic[Found]):
             found = self._read(directory, name)
         except OSError:
             return None
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._known.clear()
-        self._known[pid] = (started, found)
+        self._remember(pid, (started, found))
         return found
 
     def forget(self, pid: int) -> None:
         """Look at a process afresh next time: it may be moved to another cgroup yet."""
         self._known.pop(pid, None)
+        self._before.pop(pid, None)
+
+    def _remember(self, pid: int, known: tuple[str, Found]) -> None:
+        if len(self._known) >= _MANY and pid not in self._known:
+            self._before, self._known = self._known, {}
+        self._known[pid] = known

@@ -8,6 +8,7 @@ from exporter.exposition.builder import Dropped
 from exporter.exposition.collector import ExpositionOptions, build
 from exporter.exposition.family import Family, forget_unused
 from exporter.exposition.process import ProcessMetrics
+from exporter.exposition.tenants import exported_labels
 from exporter.exposition.text import Block
 from exporter.model import Snapshot
 
@@ -47,6 +48,7 @@ class Renderer:
         self._built += 1
         if self._built % _TURN_PAGES == 0:
             forget_unused()
+            exported_labels.cache_clear()
         families, self._dropped = build(snapshot, self._options, self._dropped)
         before, self._blocks = self._blocks, {}
         for family in (*families, *self._process_families()):
