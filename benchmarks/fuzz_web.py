@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from exporter.errors import ConfigError
 from exporter.exposition import text
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.compression import accepts_gzip
-from exporter.exposition.connections import request_log
+from exporter.exposition.connections import runner_of
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
 from exporter.exposition.web_access import WebAccess
@@ -33,6 +34,8 @@ from exporter.report.service.view_query import read_view
 NOW = 1_800_000_000.0
 _LONGEST_SECONDS = 60.0
 _QUIET_TURNS = 6
+_PATIENCE_SECONDS = 0.3
+"""A body that does not come is waited for as long as the limits of the server say, which is tested elsewhere."""
 
 
 class _Face:
@@ -40,14 +43,7 @@ class _Face:
 
     def __init__(self, app: web.Application, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.runner = web.AppRunner(
-            app,
-            access_log=None,
-            handle_signals=False,
-            logger=request_log(),
-            keepalive_timeout=0.01,
-            lingering_time=0.05,
-        )
+        self.runner = runner_of(app, 1.0)
         loop.run_until_complete(self.runner.setup())
 
     def ask(self, request: bytes) -> bytes:
@@ -81,8 +77,8 @@ def _is_over(protocol: RequestHandler) -> bool:
 
 async def _answered(protocol: RequestHandler) -> None:
     """Wait until the server waits for more: aiohttp takes the end of what is sent for the end of who sends it."""
-    quiet = 0
-    while quiet < _QUIET_TURNS and not _is_over(protocol):
+    quiet, until = 0, time.monotonic() + _PATIENCE_SECONDS
+    while quiet < _QUIET_TURNS and not _is_over(protocol) and time.monotonic() < until:
         busy = bool(protocol._current_request or protocol._messages)  # noqa: SLF001 - nothing else tells
         await asyncio.sleep(0.0005 if busy else 0)
         quiet = 0 if busy else quiet + 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import fuzz_targets
 from fuzz_api import FedApi, followed
 from fuzz_page import gpus, lived, metering, node, reading
 from fuzz_prometheus import WINDOW, FedPrometheus
@@ -193,3 +195,16 @@ def test_a_version_of_thousands_of_digits_is_compared_like_any(one: str, other: 
 
 def listed(version: str) -> bytes:
     return json.dumps({"items": [], "metadata": {"resourceVersion": version}}).encode()
+
+
+def test_a_client_that_leaves_within_its_body_writes_nothing_into_the_log() -> None:
+    fuzz_targets.load("http")
+    request = b"GET /readyz HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n\r\n"
+    log = logging.getLogger("exporter.http")
+    errors: list[logging.LogRecord] = []
+    log.addFilter(lambda record: errors.append(record) or True)
+    try:
+        fuzz_targets.TARGETS["http/agent"].run(request)
+    finally:
+        log.filters.pop()
+    assert not errors

@@ -136,7 +136,7 @@ class Connections:
                     await request.read()
             except TimeoutError:
                 return _last(408, "the rest of this request did not come in time")
-            except web.RequestPayloadError:
+            except (web.RequestPayloadError, ConnectionError):  # the latter: who sends it has left, and is not logged
                 return _last(400, "the body of this request is not what its headers say")
             except web.HTTPRequestEntityTooLarge:
                 pass
