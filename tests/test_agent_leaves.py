@@ -1,15 +1,63 @@
-"""An agent that is told to end ends, though a thread of it cannot."""
+"""An agent ends when it is told to, though a thread of it cannot, and when a part of it cannot begin."""
 
 import mmap
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from agent_support import ROOT, running_agent
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+
+BROKEN = """
+import asyncio, socket, sys, time
+from pathlib import Path
+
+from exporter.accounting.idle import IdleClock
+from exporter.agent.attribution import Attributing
+from exporter.agent.attributor import Attributor
+from exporter.agent.node import Node
+from exporter.agent.run import Agent
+from exporter.agent.views import Viewer
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.exposition.collector import ExpositionOptions
+from exporter.exposition.rendered import Renderer
+from exporter.sources.worker import Worker
+
+async def endless():
+    print("began", flush=True)
+    await asyncio.Event().wait()
+
+def broken():
+    raise ZeroDivisionError("of the programmer")
+
+async def main():
+    sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
+    worker = Worker(name="nvml", command=sleeper, interval_seconds=1.0, clock=time.monotonic)
+    nobody = Attributor(kubelet=None, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0)
+    viewer = Viewer(attributor=nobody, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    agent = Agent(
+        node=Node(name="n", source=worker, viewer=viewer, sample_interval_seconds=1.0, process_clock=time.monotonic),
+        workers=(worker,),
+        attributing=Attributing(attributor=nobody, tasks=(endless, broken)),
+        renderer=Renderer(ExpositionOptions()),
+        release_seconds=60.0,
+        load_prices=broken,
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    try:
+        await agent.run(listener)
+    except ZeroDivisionError:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        children = Path("/proc/thread-self/children").read_text()
+        print("left", sorted(map(str, others)), children, listener.fileno())
+
+asyncio.run(main())
+"""
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -29,3 +77,8 @@ def test_an_agent_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path) -> No
             agent.until(lambda page: page["gpu_exporter_snapshot_timestamp_seconds"] > began + 1.5, "a save that hangs")
             assert agent.end(seconds=30) == 0
     assert any("without a thread" in line for line in agent.lines)
+
+
+def test_an_agent_of_which_a_part_cannot_begin_ends_with_all_that_has_begun() -> None:
+    process = subprocess.run([sys.executable, "-c", BROKEN], check=False, capture_output=True, text=True, timeout=60)
+    assert (process.stdout, process.stderr, process.returncode) == ("left []  -1\n", "", 0)

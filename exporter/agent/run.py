@@ -8,9 +8,10 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger
@@ -231,32 +232,38 @@ class Agent:
         runner = runner_of(app, SHUTDOWN_SECONDS)
         await runner.setup()
         listening = Listening(runner, listener, self.access)
-        listening.start()
-        # What lives as long as the agent need not be searched for garbage: a full collection costs a scrape 40 ms.
-        gc.collect()
-        gc.freeze()
-        LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
-        parts: list[Callable[[], Awaitable[None]]] = [*(worker.run for worker in self.workers), self._ticks]
-        parts.append(app[CONNECTIONS].watch)
-        if self.access:
-            parts.append(functools.partial(listening.watch, functools.partial(self.node.count_error, "web", "config")))
-        parts += self.attributing.tasks
-        tasks = [asyncio.ensure_future(part()) for part in parts]
         stopping = asyncio.ensure_future(stop.wait())
+        tasks: list[asyncio.Future[Any]] = [stopping]
         try:
-            done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            listening.start()
+            # What lives as long as the agent need not be searched for garbage: a full collection costs a scrape 40 ms.
+            gc.collect()
+            gc.freeze()
+            LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
+            for part in (*self._parts(listening), app[CONNECTIONS].watch):
+                tasks.append(asyncio.ensure_future(part()))  # noqa: PERF401 - what began must end, though the next cannot
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping}:
                 task.result()
         finally:
             LOG.info("ending")
-            for task in [stopping, *tasks]:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._save_last()
             listening.stop()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
         return 0
+
+    def _parts(self, listening: Listening) -> Iterator[Callable[[], Awaitable[object]]]:
+        """All that runs as long as the agent."""
+        for worker in self.workers:
+            yield worker.run
+        yield self._ticks
+        if self.access:
+            yield functools.partial(listening.watch, functools.partial(self.node.count_error, "web", "config"))
+        yield from self.attributing.tasks
 
     def _install_signals(self, stop: asyncio.Event) -> None:
         """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
@@ -325,7 +332,12 @@ class Agent:
 
     async def _write(self, save: Save) -> None:
         """Wait for the disk in a thread: an fsync takes as long as it likes, and a scrape must not."""
-        error = await asyncio.to_thread(save.write)
+        error: StateError | None
+        try:
+            error = await asyncio.to_thread(save.write)
+        except (RuntimeError, MemoryError) as problem:  # no thread to be had: the next save may have one
+            words = str(problem) or "no memory"
+            error = StateError("state_unwritable", f"state: cannot write {save.file.path}: {words}")
         if self.node.metering:
             self.node.metering.end_save(save, error)
 

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import logging
 import os
+import sys
 import tempfile
 import time
 from contextlib import asynccontextmanager
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("exporter.cli")
 
-THREADS_SECONDS = 2.0
-"""How long threads may still take once everything else has ended."""
+THREADS_SECONDS = 0.5
+"""How long threads may still take once everything else has ended; the last save has had its own time."""
 
 
 def add(commands: Commands) -> None:
@@ -108,14 +109,17 @@ async def _run_agent(config: "AgentConfig", *, node_name_given: bool) -> int:
     from exporter import agent
 
     interval = config.sample_interval_seconds
-    async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:
-        code = await agent.run(
-            target.config,
-            worker_command=target.commands.get("nvml"),
-            dcgm_worker_command=target.commands.get("dcgm"),
-            simulated=bool(target.commands),
-        )
-    await leave_threads(code)
+    code = EXIT_FAILED
+    try:
+        async with _target(config, interval_seconds=interval, node_name_given=node_name_given) as target:
+            code = await agent.run(
+                target.config,
+                worker_command=target.commands.get("nvml"),
+                dcgm_worker_command=target.commands.get("dcgm"),
+                simulated=bool(target.commands),
+            )
+    finally:
+        await leave_threads(code)
     return code
 
 
@@ -130,7 +134,8 @@ async def leave_threads(code: int) -> None:
     threads = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
     done, _ = await asyncio.wait({threads}, timeout=THREADS_SECONDS)
     if not done:
-        LOG.warning("ended without a thread that does not: a disk that hangs, or a library that loads slowly")
+        problem = "ended without a thread that does not: a disk that hangs, or a library that loads slowly"
+        LOG.warning(problem, exc_info=sys.exception())
         logging.shutdown()
         os._exit(code)
 
