@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -123,7 +124,9 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def scripted(answer: Answer, folder: Path) -> AsyncIterator[tuple[ApiClient, list[web.Request]]]:
+async def scripted(
+    answer: Answer, folder: Path, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[ApiClient, list[web.Request]]]:
     """Serve whatever a test wants, however wrong; give a client of it and the requests in their order."""
     requests: list[web.Request] = []
 
@@ -135,9 +138,10 @@ async def scripted(answer: Answer, folder: Path) -> AsyncIterator[tuple[ApiClien
     app.router.add_get("/{path:.*}", handle)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     kubeconfig = folder / "scripted-kubeconfig"
-    write_kubeconfig(kubeconfig, f"http://127.0.0.1:{runner.addresses[0][1]}", {"token": "secret"})
+    server = f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
+    write_kubeconfig(kubeconfig, server, {"token": "secret"})
     client = ApiClient(kubeconfig, random=random.random)
     try:
         yield client, requests

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import random
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -320,6 +321,47 @@ async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: 
         authority.write_bytes(tls.certificate.read_bytes())
         assert (await client.get(PODS))["kind"] == "PodList"
         await client.close()
+
+
+async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_the_old_one_is_refused(
+    tmp_path: Path, tls: Tls
+) -> None:
+    old, renewed = (self_signed(tmp_path / name) for name in ("old", "renewed"))
+    current = Tls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
+    shown: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        shown.append(request.transport.get_extra_info("peercert")["serialNumber"])
+        return pod_list() if shown[-1] != shown[0] or current_is(old) else web.Response(status=401)
+
+    def current_is(one: Tls) -> bool:
+        return current.certificate.read_bytes() == one.certificate.read_bytes()
+
+    def show(one: Tls) -> None:
+        current.certificate.write_bytes(one.certificate.read_bytes())
+        current.key.write_bytes(one.key.read_bytes())
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    for one in (old, renewed):
+        context.load_verify_locations(one.certificate)
+    show(old)
+    async with scripted(answer, tmp_path, tls=context) as (client, _):
+        path = tmp_path / "scripted-kubeconfig"
+        user = {"client-certificate": str(current.certificate), "client-key": str(current.key)}
+        write_kubeconfig(path, client_url(path), user, **{"certificate-authority": str(tls.certificate)})
+        await client.get(PODS)
+        await client.get(PODS)
+        show(renewed)
+        await client.get(PODS)
+    assert len(shown) == 4
+    assert shown[0] == shown[1] == shown[2] != shown[3]
+
+
+def client_url(kubeconfig: Path) -> str:
+    return str(json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
 
 
 async def test_an_authority_file_without_a_certificate_is_said(tmp_path: Path) -> None:

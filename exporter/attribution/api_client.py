@@ -206,7 +206,8 @@ class ApiClient:
         """Read settings and credentials again; open streams stay where only the token is new."""
         async with self._opening:
             new, old = await self._credentials.read(), self._api
-            if old is not None and new == old.settings:
+            # A client certificate is of the connections, and may have been renewed in its file.
+            if old is not None and new == old.settings and not new.certificate_file:
                 old.settings = new
                 return old
             await self.close()
