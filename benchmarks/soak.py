@@ -6,7 +6,7 @@ kubelet client asks a real gRPC server on a unix socket. Pods come and go by the
 kubelet and the driver are away now and then. The client and the made-up node live in the same process: their memory is
 in the figures.
 
-    python benchmarks/soak.py [--days N] [--interval SECONDS] [--trace]
+    python benchmarks/soak.py [--days N] [--interval SECONDS] [--accounts N] [--trace]
 """
 
 import argparse
@@ -51,8 +51,8 @@ TROUBLE_SECONDS = 4 * 3600.0
 AWAY_SECONDS = 120.0
 PAGES = ("/", "/api/v1/devices", "/api/v1/ledger", "/readyz")
 LIFE_SECONDS = 300.0
-FULL = 0.9
-"""Of the ledger's limit of accounts: it is full from then on, but for what waits for an owner."""
+FULL = 0.8
+"""Of the ledger's limit of accounts: it is full from then on, but for pods whose owner is not known yet."""
 EPOCH_SECONDS = 1_800_000_000.0
 
 
@@ -216,12 +216,10 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def soak(days: float, interval_seconds: float, directory: Path, figures: Figures, *, trace: bool = False) -> None:
+async def soak(days: float, settings: virtual_node.Settings, figures: Figures, *, trace: bool = False) -> None:
     """Let a node's agent live for so many virtual days."""
+    directory = settings.directory
     world = week_world(Random(7), directory)  # noqa: S311 - not for secrets
-    settings = virtual_node.Settings(
-        directory=directory, interval_seconds=interval_seconds, save_seconds=SAVE_SECONDS, birth_seconds=75.0
-    )
     (directory / "state").mkdir()
     agent = virtual_node.start(
         settings, world, price_book.load(None), boot_id="week", wall=EPOCH_SECONDS, steady=world.t
@@ -246,7 +244,7 @@ async def soak(days: float, interval_seconds: float, directory: Path, figures: F
             session=session,
             url=f"http://127.0.0.1:{port}",
             figures=figures,
-            interval_seconds=interval_seconds,
+            interval_seconds=settings.interval_seconds,
             state_file=directory / "state" / "ledger.json",
         )
         before: tracemalloc.Snapshot | None = None
@@ -345,6 +343,7 @@ def main() -> int:
     parser.add_argument(
         "--interval", type=float, default=INTERVAL_SECONDS, help="sample interval [default: %(default)s s]"
     )
+    parser.add_argument("--accounts", type=int, default=2000, help="limit of the ledger [default: %(default)s]")
     parser.add_argument("--trace", action="store_true", help="tell which lines hold more at the end than half way")
     options = parser.parse_args()
     logging.getLogger("exporter").setLevel(logging.CRITICAL)
@@ -352,7 +351,14 @@ def main() -> int:
         tracemalloc.start()
     started = time.monotonic()
     with TemporaryDirectory() as directory:
-        asyncio.run(soak(options.days, options.interval, Path(directory), Figures(), trace=options.trace))
+        settings = virtual_node.Settings(
+            directory=Path(directory),
+            interval_seconds=options.interval,
+            save_seconds=SAVE_SECONDS,
+            birth_seconds=75.0,
+            account_limit=options.accounts,
+        )
+        asyncio.run(soak(options.days, settings, Figures(), trace=options.trace))
     print(f"\n{time.monotonic() - started:.0f} s, of which {time.process_time():.0f} s of CPU")
     return 0
 
