@@ -245,6 +245,28 @@ async def test_every_request_carries_the_token_and_says_who_asks(tmp_path: Path)
         assert request.query["fieldSelector"] == SELECTOR["fieldSelector"]
 
 
+@pytest.mark.parametrize(("exceptions", "direct"), [("10.0.0.0/8,127.0.0.0/8", True), ("10.0.0.0/8,.svc", False)])
+async def test_a_network_in_no_proxy_is_reached_without_the_proxy(
+    world: World, monkeypatch: pytest.MonkeyPatch, exceptions: str, *, direct: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", exceptions)
+    if direct:
+        assert (await world.client.get(PODS))["kind"] == "PodList"
+    else:
+        assert (await refusal(world.client)).reason == "unreachable"
+        assert world.server.requests["list pods"] == 0
+
+
+async def test_a_netrc_of_the_user_does_not_come_between(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login somebody password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert (await world.client.get(PODS))["kind"] == "PodList"
+
+
 async def test_without_any_settings_the_message_says_where_they_were_looked_for(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     error = await refusal(new_client(None, environ={"KUBECONFIG": str(missing)}))

@@ -1,9 +1,11 @@
 """Connections to one Kubernetes API server: TLS as its settings say, one pool, and who asks on every request."""
 
+import ipaddress
 import socket
 import ssl
 from collections.abc import Mapping
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -25,7 +27,8 @@ class Transport:
         self.settings = settings
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=_context(settings), socket_factory=_keepalive_socket),
-            trust_env=True,
+            # Only for a proxy: it also reads ~/.netrc, and with an entry of that no request can carry a token.
+            trust_env=settings.proxy is None and _is_by_proxy(settings.host),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": "gpu-cost-exporter"},
         )
@@ -65,6 +68,27 @@ def _context(settings: ApiSettings) -> ssl.SSLContext:
     # as ever.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+def _is_by_proxy(url: str) -> bool:
+    """Tell whether the environment sends requests to an address through a proxy."""
+    parts, proxies = urlsplit(url), getproxies()
+    host = parts.hostname or ""
+    if parts.scheme not in proxies or proxy_bypass(host):
+        return False
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return not any(_is_in(address, entry.strip()) for entry in proxies.get("no", "").split(","))
+
+
+def _is_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address, entry: str) -> bool:
+    """Clusters name networks in ``NO_PROXY``, as Go reads them and Python does not."""
+    try:
+        return address in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False
 
 
 def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
