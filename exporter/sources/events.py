@@ -45,16 +45,11 @@ class EventWatch:
         self._stopping = False
         self._renewed = threading.Event()
         """Set when what the thread works on is out of date, and to wake it."""
-        self._registered = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
     def start(self) -> None:
         """Start waiting; returns at once."""
         self._thread.start()
-
-    def wait_until_registered(self, timeout_seconds: float) -> bool:
-        """Return whether the first attempt to register came to its end in time."""
-        return self._registered.wait(timeout_seconds)
 
     def renew(self, handles: Mapping[str, Any]) -> None:
         """Watch other GPUs from now on; returns at once, the thread changes over by itself."""
@@ -82,7 +77,6 @@ class EventWatch:
             except pynvml.NVMLError as error:
                 # A lost GPU makes every wait fail at once: register without it.
                 self._errors.append(f"events_{driver.reason_of(driver.code_of(error))}")
-            self._registered.set()
             if not self._stopping:
                 self._renewed.wait(pause_seconds)
 
@@ -95,7 +89,6 @@ class EventWatch:
             return False
         try:
             uuids = self._register(event_set)
-            self._registered.set()
             # Both: the thread may have taken back the wake-up of a close for one of its own beginning.
             while uuids and not (self._stopping or self._renewed.is_set()):
                 self._wait(event_set, uuids)
