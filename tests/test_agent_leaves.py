@@ -15,17 +15,25 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 BROKEN = """
 import asyncio, socket, sys, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
+from exporter.accounting.ledger import Ledger
+from exporter.accounting.pricing import PriceBook
+from exporter.accounting.state_file import StateFile
+from exporter.accounting.usage import Meter
 from exporter.agent.attribution import Attributing
 from exporter.agent.attributor import Attributor
+from exporter.agent.metering import Metering
 from exporter.agent.node import Node
+from exporter.agent.owners import Owners
 from exporter.agent.run import Agent
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.rendered import Renderer
+from exporter.model import NodeFacts
 from exporter.sources.worker import Worker
 
 async def endless():
@@ -33,6 +41,10 @@ async def endless():
     await asyncio.Event().wait()
 
 def broken():
+    if len(sys.argv) > 1:
+        threads = ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(threads)
+        threads.shutdown()
     raise ZeroDivisionError("of the programmer")
 
 async def main():
@@ -40,8 +52,19 @@ async def main():
     worker = Worker(name="nvml", command=sleeper, interval_seconds=1.0, clock=time.monotonic)
     nobody = Attributor(kubelet=None, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0)
     viewer = Viewer(attributor=nobody, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
+    node = Node(name="n", source=worker, viewer=viewer, sample_interval_seconds=1.0, process_clock=time.monotonic)
+    if len(sys.argv) > 1:
+        node.metering = Metering(
+            node="n",
+            meter=Meter(1.0, Owners().owner_of),
+            ledger=Ledger(),
+            book=PriceBook(name="test", currency="USD", rows=()),
+            facts=NodeFacts(),
+            file=StateFile(Path(sys.argv[1])),
+        )
+        node.metering.observe([], sampled_steady=0.0, now=0.0, steady=0.0)
     agent = Agent(
-        node=Node(name="n", source=worker, viewer=viewer, sample_interval_seconds=1.0, process_clock=time.monotonic),
+        node=node,
         workers=(worker,),
         attributing=Attributing(attributor=nobody, tasks=(endless, broken)),
         renderer=Renderer(ExpositionOptions()),
@@ -55,6 +78,8 @@ async def main():
         others = asyncio.all_tasks() - {asyncio.current_task()}
         children = Path("/proc/thread-self/children").read_text()
         print("left", sorted(map(str, others)), children, listener.fileno())
+    if node.metering:
+        print(node.metering.errors)
 
 asyncio.run(main())
 """
@@ -82,3 +107,11 @@ def test_an_agent_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path) -> No
 def test_an_agent_of_which_a_part_cannot_begin_ends_with_all_that_has_begun() -> None:
     process = subprocess.run([sys.executable, "-c", BROKEN], check=False, capture_output=True, text=True, timeout=60)
     assert (process.stdout, process.stderr, process.returncode) == ("left []  -1\n", "", 0)
+
+
+def test_an_agent_that_gets_no_thread_to_save_in_says_so_and_ends_all_the_same(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", BROKEN, str(tmp_path))
+    process = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    told = "left []  -1\nCounter({('state', 'state_unwritable'): 2})\n"
+    assert (process.stdout, process.returncode) == (told, 0), process.stderr
+    assert "cannot schedule new futures" in process.stderr
