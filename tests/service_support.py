@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 from fleet_support import END_SECONDS
 
+from exporter.exposition.connections import runner_of
+from exporter.exposition.listener import bind
+from exporter.exposition.web_access import Listening
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.service.run import Service
 from exporter.report.service.settings import load_settings
@@ -83,14 +85,15 @@ async def running(prometheus_url: str, *, now: float = NOW, **options: object) -
         service = Service(settings, client, client, clock)
         service.refreshing.load_budgets()
         service.refreshing.keeping.open(now)
-        runner = web.AppRunner(service.app(), access_log=None, handle_signals=False, shutdown_timeout=1)
+        runner = runner_of(service.app(), 1.0)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
+        listener = bind("127.0.0.1", 0)
+        listening = Listening(runner, listener, None)
+        listening.start()
         try:
-            yield Running(f"http://127.0.0.1:{port}", service, clock, session)
+            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service, clock, session)
         finally:
             await service.book.readings.stop()
+            listening.stop()
             await runner.cleanup()
             service.refreshing.keeping.close()

@@ -15,7 +15,7 @@ from exporter.exposition import page, page_text
 from exporter.model import AllocationState, Snapshot, SourceState, SourceStatus
 
 VOID = {"meta", "link", "rect", "br"}
-EVIL = "<script>alert('x')</script>\"'&"
+EVIL = "<script>alert('x')</script>\" onload='&"
 
 
 class Tags(HTMLParser):
@@ -187,6 +187,7 @@ def test_text_from_outside_is_escaped_everywhere() -> None:
     assert "<script>alert" not in page.fragment(snapshot)
     assert page.document(snapshot).count("<script>") == 1
     assert EVIL in read(snapshot).text
+    assert "onload" not in read(snapshot).attributes, "out of the quotes of another attribute"
 
 
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))

@@ -105,6 +105,9 @@ async def test_scrapers_are_answered_while_passwords_are_looked_at_and_guesses_b
         ({"Forwarded": "for=127.0.0.1"}, "not released through a proxy"),
         ({"Via": "1.1 proxy"}, "not released through a proxy"),
         ({"x_real_ip": "127.0.0.1"}, "not released through a proxy"),
+        ({"X_Forwarded_Proto": "http"}, "not released through a proxy"),
+        ({"x_envoy_attempt_count": "1"}, "not released through a proxy"),
+        ({"X_Request_ID": "0f1e"}, "not released through a proxy"),
     ],
 )
 async def test_neither_a_browser_nor_a_proxy_beside_the_agent_releases_the_driver(
@@ -130,6 +133,37 @@ async def test_nothing_but_reading_is_understood_and_nothing_is_echoed(agent: Ag
                 answer = await raw(place, ask(page, method, Cookie="echo-of-a-secret", Content_Length="0"))
                 assert answer.status in {400, 404, 405}, (method, page, answer)
                 assert b"echo-of-a-secret" not in answer.body
+
+
+NO_REQUESTS = {
+    "two lengths": b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 9\r\n\r\n",
+    "length, chunks": b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks within": b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "folded": b"GET / HTTP/1.1\r\nHost: a\r\nX-A: a\r\n Origin: b\r\n\r\n",
+    "space before colon": b"GET / HTTP/1.1\r\nHost: a\r\nOrigin : b\r\n\r\n",
+    "bare line feeds": b"GET / HTTP/1.1\nHost: a\n\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "no method": b"<script>alert(1)</script> / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "no path": b"GET http://[::1/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(99),
+    "expectation": b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nExpect: <script>alert(1)</script>\r\n\r\n",
+    "expectation elsewhere": b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\nExpect: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_bytes", NO_REQUESTS.values(), ids=NO_REQUESTS)
+async def test_what_is_no_request_is_refused_as_text_and_told_no_version(
+    agent: AgentProcess, request_bytes: bytes
+) -> None:
+    async with service() as (_, port):
+        for place in (agent.port, port):
+            answer = await raw(place, request_bytes)
+            assert answer.status in {400, 417}, answer
+            assert answer.values("content-type") == ["text/plain; charset=utf-8"]
+            assert answer.values("x-content-type-options") == ["nosniff"]
+            assert answer.values("server") == ["gpu-cost-exporter"]
+    assert not any("Traceback" in line for line in agent.lines)
 
 
 async def everything(agent: AgentProcess, port: int) -> dict[str, Raw]:

@@ -82,8 +82,6 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) ->
     for name in ("ledger.json.new", "ledger.json", "days.sqlite.lock"):
         (state / name).symlink_to(victim)
     file = StateFile(state)
-    with pytest.raises(StateError):
-        file.save({"a": 1})
     file.save({"a": 1})
     assert file.load() == {"a": 1}
     assert not (state / "ledger.json").is_symlink()
@@ -92,21 +90,32 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) ->
     assert victim.read_text() == "untouched"
 
 
-def test_what_is_no_file_in_the_states_place_is_not_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_in_the_states_place_is_not_waited_for_nor_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
     os.mkfifo(tmp_path / "ledger.json")
+    os.mkfifo(tmp_path / "ledger.json.new")
+    file = StateFile(tmp_path)
     told: list[StateError] = []
 
-    def load() -> None:
+    def use() -> None:
         try:
-            StateFile(tmp_path).load()
+            file.load()
         except StateError as error:
             told.append(error)
+        with umask(0):
+            file.save({"a": 1})
+        (tmp_path / "ledger.json.new").hardlink_to(victim)
+        file.save({"a": 2})
 
-    reader = threading.Thread(target=load, daemon=True)
-    reader.start()
-    reader.join(30)
-    assert told
-    assert told[0].reason == "state_unreadable"
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    user.join(30)
+    assert not user.is_alive()
+    assert [one.reason for one in told] == ["state_unreadable"]
+    assert file.load() == {"a": 2}
+    assert victim.read_text() == "untouched"
+    assert oct(stat.S_IMODE(file.path.stat().st_mode)) == "0o600"
 
 
 class _Elsewhere(BaseHTTPRequestHandler):

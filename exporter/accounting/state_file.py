@@ -142,9 +142,10 @@ class StateFile:
             return file.read(MAX_BYTES + 1)
 
     def _replace(self, temporary: Path, content: bytes) -> None:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # Anew: half a file of a former process has its mode, a pipe is waited for, and a link leads elsewhere.
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a path cannot carry the flags above
-            os.fchmod(descriptor, 0o600)
             rest = memoryview(content)
             while rest:
                 rest = rest[file.write(rest) :]

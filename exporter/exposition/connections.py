@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -214,20 +214,22 @@ def runner_of(app: web.Application, shutdown_seconds: float) -> web.AppRunner:
         app: The application.
         shutdown_seconds: How long open requests may take to finish at the end.
     """
-    limits = app[CONNECTIONS].limits
-    return web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=shutdown_seconds,
-        logger=request_log(),
-        max_line_size=limits.line_bytes,
-        max_field_size=limits.line_bytes,
-        max_headers=limits.headers,
-        lingering_time=1.0,
-        auto_decompress=False,  # nobody has to send a body that unpacks to more than it says
-        keepalive_timeout=limits.idle_seconds + 2 * SWEEP_SECONDS,
-    )
+    limits = options(app[CONNECTIONS].limits)
+    return web.AppRunner(app, handle_signals=False, shutdown_timeout=shutdown_seconds, **limits)
+
+
+def options(limits: Limits) -> dict[str, Any]:
+    """What aiohttp is told of the limits of each connection, and of the log."""
+    return {
+        "access_log": None,
+        "logger": request_log(),
+        "max_line_size": limits.line_bytes,
+        "max_field_size": limits.line_bytes,
+        "max_headers": limits.headers,
+        "lingering_time": 1.0,
+        "auto_decompress": False,  # nobody has to send a body that unpacks to more than it says
+        "keepalive_timeout": limits.idle_seconds + 2 * SWEEP_SECONDS,
+    }
 
 
 def request_log() -> logging.Logger:
@@ -242,8 +244,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 def _plain(status: int, words: str) -> web.Response:
-    headers = {hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff", hdrs.SERVER: "gpu-cost-exporter"}
-    return web.Response(text=f"{words}\n", status=status, headers=headers)
+    return web.Response(text=f"{words}\n", status=status)
 
 
 def _last(status: int, words: str) -> web.Response:

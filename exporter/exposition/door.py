@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from exporter.exposition.connections import CONNECTIONS, RETRY_SECONDS, SWEEP_SECONDS, Connections
+from exporter.exposition.connections import CONNECTIONS, RETRY_SECONDS, SWEEP_SECONDS, Connections, options
 from exporter.exposition.limits import fitting
 from exporter.exposition.peers import peer_of
+from exporter.exposition.protocol import Protocol
 from exporter.exposition.visit import Visit, refusal, reset
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ class Door:
         self.context: ssl.SSLContext | None = None
         """What the next connections are secured with; ``None``: plain HTTP."""
         self._listener = listener
-        self._server: web.Server = runner.server
         self._connections: Connections = runner.app[CONNECTIONS]
         self._loop = asyncio.get_running_loop()
         self._outside: defaultdict[str, dict[_Outside, None]] = defaultdict(dict)
@@ -76,6 +76,8 @@ class Door:
         self._opening: set[asyncio.Task[None]] = set()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._connections.limits = fitting(self._connections.limits, descriptors)
+        limits = options(self._connections.limits)
+        self._protocol = partial(Protocol, runner.server, loop=self._loop, **limits)
 
     def open(self) -> None:
         """Begin to accept."""
@@ -188,7 +190,7 @@ class Door:
             return False
         self._forget(one)
         if room == "free":
-            visit = self._connections.enter(one.peer, self._server())
+            visit = self._connections.enter(one.peer, self._protocol())
             visit.opening = asyncio.ensure_future(self._open(one, visit))
             self._opening.add(visit.opening)
             visit.opening.add_done_callback(partial(self._opened, one, visit))

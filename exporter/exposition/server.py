@@ -13,6 +13,7 @@ from exporter.exposition import api, ledger_api, page, tenants
 from exporter.exposition.bodies import Bodies, Body
 from exporter.exposition.compression import accepts_gzip
 from exporter.exposition.connections import CONNECTIONS, Connections
+from exporter.exposition.protocol import dress
 from exporter.exposition.web_access import ALIVE_TOO
 from exporter.model import Snapshot, SourceState
 
@@ -29,7 +30,8 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("/-/release", "POST, from this host only: close the driver for ?seconds=60"),
 )
 _OF_BROWSERS = (hdrs.ORIGIN, hdrs.REFERER, "Sec-Fetch-Site")
-_OF_PROXIES = (hdrs.FORWARDED, hdrs.X_FORWARDED_FOR, hdrs.VIA, "X-Real-IP")
+_OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-request-id", "x-forwarded-", "x-envoy-", "l5d-")
+"""Names of headers, or how they begin; a mesh's proxy in the pod (127.0.0.6 of Istio's) sends some of the last ones."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -126,6 +128,7 @@ def create_app(
         middlewares=[connections.middleware(), *([guard] if guard else []), _plain_errors],
         client_max_size=connections.limits.body_bytes,
     )
+    app.on_response_prepare.append(dress)
     app[CONNECTIONS] = connections
     app.router.add_get("/", face.index)
     app.router.add_get("/metrics", face.scrape)
@@ -187,7 +190,7 @@ def _refusal_of_release(request: web.Request) -> str:
     if any(name in request.headers for name in _OF_BROWSERS):
         # Any site that a browser here has open, or one behind a port-forward, could ask for it.
         return "no page of a browser may release the driver: ask with curl, from this host"
-    if any(name in request.headers for name in _OF_PROXIES):
+    if any(name.lower().startswith(_OF_PROXIES) for name in request.headers):
         # A proxy beside the agent, such as kube-rbac-proxy, makes everybody local.
         return "the driver is not released through a proxy: ask the agent itself, from this host"
     return ""

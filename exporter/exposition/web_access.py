@@ -179,8 +179,7 @@ def _names(request: web.Request) -> frozenset[str]:
 
 
 def _plain(status: int, words: str) -> web.Response:
-    headers = {hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff", hdrs.SERVER: "gpu-cost-exporter"}
-    return web.Response(text=f"{words}\n", status=status, headers=headers)
+    return web.Response(text=f"{words}\n", status=status)
 
 
 def _state(files: tuple[Path, ...]) -> object:

@@ -11,6 +11,7 @@ from aiohttp.typedefs import Middleware
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.exposition.connections import CONNECTIONS, Connections
 from exporter.exposition.limits import Limits
+from exporter.exposition.protocol import dress
 from exporter.report.service import responses
 from exporter.report.service.book import Book
 from exporter.report.service.endpoints import add_endpoints
@@ -62,6 +63,7 @@ def _one_app(
         middlewares=[connections.middleware(), *guards, _plain_errors] if middlewares else [],
         client_max_size=connections.limits.body_bytes,
     )
+    app.on_response_prepare.append(dress)
     app[CONNECTIONS] = connections
     app[SETTINGS] = settings
 

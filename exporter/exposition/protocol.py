@@ -1,0 +1,32 @@
+"""The headers that every answer has, aiohttp's own to what is no request included."""
+
+from aiohttp import hdrs, web
+from aiohttp.web_request import BaseRequest
+
+_SERVER = "gpu-cost-exporter"
+_UNLESS_SAID = {hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Protocol(web.RequestHandler):
+    """aiohttp's part of a connection; it tells nobody of which versions it is made."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Called by aiohttp, where a request is none or a handler fails."""
+        response = super().handle_error(request, status, exc, message)
+        _dress(response)
+        return response
+
+
+async def dress(_: web.Request, response: web.StreamResponse) -> None:
+    """For an application's ``on_response_prepare``."""
+    _dress(response)
+
+
+def _dress(response: web.StreamResponse) -> None:
+    response.headers[hdrs.SERVER] = _SERVER
+    for name, value in _UNLESS_SAID.items():
+        response.headers.setdefault(name, value)
