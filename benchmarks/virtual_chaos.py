@@ -96,8 +96,7 @@ def _come_right(run: Run) -> None:
         run.step()
     if run.agent is not None:
         run.look(run.agent)
-        if run.settings.account_limit > 100:  # noqa: PLR2004 - else owners are folded
-            run.checks.owners(run.agent, run.expected)
+        run.checks.owners(run.agent, run.expected)
 
 
 def show(outcome: Outcome, seeds: int) -> None:
