@@ -3,15 +3,13 @@
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger
@@ -32,12 +30,12 @@ from exporter.errors import ConfigError, StateError
 from exporter.exposition.bodies import Body
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
-from exporter.exposition.connections import CONNECTIONS, runner_of
 from exporter.exposition.dcgm_labels import LabelStyle
 from exporter.exposition.listener import bind
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
-from exporter.exposition.web_access import Listening, WebAccess
+from exporter.exposition.serving import Serving
+from exporter.exposition.web_access import WebAccess
 from exporter.model import NodeFacts, Snapshot
 from exporter.sources.worker import Worker
 
@@ -229,41 +227,18 @@ class Agent:
             guard=self.access.middleware() if self.access else None,
             count=functools.partial(self.node.count_error, "http"),
         )
-        runner = runner_of(app, SHUTDOWN_SECONDS)
-        await runner.setup()
-        listening = Listening(runner, listener, self.access)
-        stopping = asyncio.ensure_future(stop.wait())
-        tasks: list[asyncio.Future[Any]] = [stopping]
-        try:
-            listening.start()
-            # What lives as long as the agent need not be searched for garbage: a full collection costs a scrape 40 ms.
-            gc.collect()
-            gc.freeze()
-            LOG.info("listening on %s:%d, node %s", *listener.getsockname()[:2], self.node.name)
-            for part in (*self._parts(listening), app[CONNECTIONS].watch):
-                tasks.append(asyncio.ensure_future(part()))  # noqa: PERF401 - what began must end, though the next cannot
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopping}:
-                task.result()
-        finally:
-            LOG.info("ending")
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._save_last()
-            listening.stop()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
+        serving = Serving(
+            app=app,
+            listener=listener,
+            access=self.access,
+            access_failed=functools.partial(self.node.count_error, "web", "config"),
+            log=LOG,
+            remark=f", node {self.node.name}",
+            shutdown_seconds=SHUTDOWN_SECONDS,
+        )
+        parts = (*(worker.run for worker in self.workers), self._ticks, *self.attributing.tasks)
+        await serving.until(stop, parts, self._save_last)
         return 0
-
-    def _parts(self, listening: Listening) -> Iterator[Callable[[], Awaitable[object]]]:
-        """All that runs as long as the agent."""
-        for worker in self.workers:
-            yield worker.run
-        yield self._ticks
-        if self.access:
-            yield functools.partial(listening.watch, functools.partial(self.node.count_error, "web", "config"))
-        yield from self.attributing.tasks
 
     def _install_signals(self, stop: asyncio.Event) -> None:
         """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""

@@ -1,22 +1,20 @@
 """Starts the service's parts in the right order, serves until told to end, and ends them all."""
 
 import asyncio
-import contextlib
-import gc
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
 
 from exporter.config import web_config
-from exporter.exposition.connections import CONNECTIONS, runner_of
 from exporter.exposition.listener import bind
 from exporter.exposition.process import ProcessMetrics
-from exporter.exposition.web_access import Listening, WebAccess
+from exporter.exposition.serving import Serving
+from exporter.exposition.web_access import WebAccess
 from exporter.report.budget.file import load
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import BudgetState
@@ -131,36 +129,19 @@ class Service:
         """Serve until told to end."""
         stop = asyncio.Event()
         self._install_signals(stop)
-        app = self.app()
-        runner = runner_of(app, SHUTDOWN_SECONDS)
-        await runner.setup()
-        listening = Listening(runner, listener, self._access)
-        listening.start()
-        gc.collect()
-        gc.freeze()  # what lives as long as the service need not be searched for garbage
-        LOG.info("listening on %s:%d", *listener.getsockname()[:2])
-        parts: list[Awaitable[None]] = [
-            rounds(self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
-            keep(self.refreshing.keeping, self._clock, self.refreshing.failed),
-            app[CONNECTIONS].watch(),
-        ]
-        if self._access:
-            parts.append(listening.watch(self._web_config_failed))
-        tasks = [asyncio.ensure_future(part) for part in parts]
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopping}:
-                task.result()
-        finally:
-            LOG.info("ending")
-            for task in [stopping, *tasks]:
-                task.cancel()
-            await asyncio.gather(stopping, *tasks, return_exceptions=True)
-            await self.book.readings.stop()
-            listening.stop()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(runner.cleanup(), SHUTDOWN_SECONDS)
+        serving = Serving(
+            app=self.app(),
+            listener=listener,
+            access=self._access,
+            access_failed=self._web_config_failed,
+            log=LOG,
+            shutdown_seconds=SHUTDOWN_SECONDS,
+        )
+        parts = (
+            partial(rounds, self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
+            partial(keep, self.refreshing.keeping, self._clock, self.refreshing.failed),
+        )
+        await serving.until(stop, parts, self.book.readings.stop)
         return 0
 
     def _metrics(self, accept: str) -> tuple[bytes, str]:
