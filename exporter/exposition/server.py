@@ -1,4 +1,4 @@
-"""The agent's HTTP face: every handler reads the newest snapshot and does nothing else."""
+"""The agent's HTTP face: what shows the newest snapshot, and the one request that closes the driver."""
 
 import ipaddress
 import logging
