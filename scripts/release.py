@@ -60,13 +60,12 @@ def compare(first: Sequence[Path], second: Sequence[Path]) -> None:
             raise BuildError(f"{name}: two builds of the same commit differ")
 
 
-def bill(wheel: Path, pins: str, epoch: str) -> bytes:
+def bill(wheel: Path, lists: Path, epoch: str) -> bytes:
     """The bill of materials of a wheel with what a requirements file adds.
 
     Raises:
         BuildError: What is pinned is not installed.
     """
-    lists = ROOT / "requirements" / f"{pins}.txt"
     command = [sys.executable, str(ROOT / "scripts" / "sbom.py"), "--pins", str(lists), "--wheel", str(wheel)]
     done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
     if done.returncode:
@@ -88,15 +87,16 @@ def make(commit: str, out: Path) -> list[Path]:
             export(commit, source, umask)
             builds.append(build(source, umask, {**environment, "SOURCE_DATE_EPOCH": epoch}))
         compare(*builds)
+        made = builds[0]
+        (wheel,) = (path for path in made if path.suffix == ".whl")
+        version = wheel.name.split("-")[1]
+        for name, pins in (("gpu-cost-exporter", "runtime"), ("gpu-cost-exporter-service", "report")):
+            path = wheel.with_name(f"{name}-{version}.cdx.json")
+            path.write_bytes(bill(wheel, source / "requirements" / f"{pins}.txt", epoch))
+            made.append(path)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        files = [Path(shutil.copyfile(path, out / path.name)) for path in builds[0]]
-    (wheel,) = out.glob("*.whl")
-    version = wheel.name.split("-")[1]
-    for name, pins in (("gpu-cost-exporter", "runtime"), ("gpu-cost-exporter-service", "report")):
-        path = out / f"{name}-{version}.cdx.json"
-        path.write_bytes(bill(wheel, pins, epoch))
-        files.append(path)
+        files = [Path(shutil.copyfile(path, out / path.name)) for path in made]
     digests = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(files))
     (out / "SHA256SUMS").write_text(digests, encoding="utf-8")
     return [*sorted(files), out / "SHA256SUMS"]
