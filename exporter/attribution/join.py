@@ -55,10 +55,8 @@ def attribute(
         Holders by device UUID, and by name what could not be matched. With no answer, or an expired one, nothing is
         known, which is not the same as "unallocated".
     """
-    if allocations is None:
-        return Attribution(known=False)
-    answered_at = allocations.answered_at_seconds
-    if now - answered_at > expiry_seconds:
+    answered_at = allocations.answered_at_seconds if allocations else None
+    if allocations is None or now - allocations.answered_at_seconds > expiry_seconds:
         return Attribution(known=False, answered_at_seconds=answered_at)
     inventory = Inventory.of(gpus, instances)
     entries = list(_entries(allocations, evidence))
