@@ -12,6 +12,7 @@ from aiohttp import web
 
 from exporter.exposition.bodies import Body
 from exporter.exposition.compression import accepts_gzip
+from exporter.exposition.listener import bind
 from exporter.exposition.server import create_app
 from exporter.model import Owner, PodFacts, Snapshot
 
@@ -29,7 +30,7 @@ async def served(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, 0)
+        site = web.SockSite(runner, bind(host, 0))
         await site.start()
         yield f"http://{host}:{runner.addresses[0][1]}"
     finally:
@@ -166,6 +167,18 @@ async def test_only_this_host_may_release_the_driver() -> None:
         assert response.status == 403
         assert b"only this host" in body
     assert released == []
+
+
+async def test_on_a_socket_for_both_families_this_host_is_local_and_its_other_addresses_are_not() -> None:
+    released: list[float] = []
+    async with served(None, released.append, host="") as base:  # as by default: IPv4 peers are ::ffff:a.b.c.d
+        port = base.rpartition(":")[2]
+        async with asked(f"http://127.0.0.1:{port}", "/-/release?seconds=7", "POST") as (response, _):
+            assert response.status == 202
+        if own_address := _own_address():
+            async with asked(f"http://{own_address}:{port}", "/-/release?seconds=8", "POST") as (response, _):
+                assert response.status == 403
+    assert released == [7]
 
 
 def _own_address() -> str | None:
