@@ -79,7 +79,8 @@ async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: O
     await asyncio.sleep(max(0.0, begin + schedule.seconds - node.now()))
     await node.until_quiet()
     took, why = await node.until_well(WELL_SECONDS)
-    outcome.recovered_seconds.append(took)
+    if took is not None:
+        outcome.recovered_seconds.append(took)
     node.judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
     await asyncio.sleep(AFTER_SECONDS)
     _weigh(node, node.judge, outcome)
@@ -143,7 +144,7 @@ def _seeds(text: str) -> list[int]:
 
 def _tell(outcome: Outcome, done: int, of: int) -> None:
     seeds = f"seed {outcome.seeds[0]}" if len(outcome.seeds) == 1 else f"seeds {outcome.seeds[0]}..{outcome.seeds[-1]}"
-    well = ", ".join(f"{seconds:.1f}" for seconds in outcome.recovered_seconds)
+    well = ", ".join(f"{seconds:.1f}" for seconds in outcome.recovered_seconds) or "?"
     counts = (
         f"{outcome.faults.total()} faults, {outcome.checks.total()} checks, {outcome.pages} pages, well after {well} s"
     )
@@ -215,4 +216,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import shutil
+import signal
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -179,3 +180,10 @@ def children(pid: int) -> Iterator[int]:
 def _pss_kib(pid: int) -> int:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may be gone; 0 is none."""
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any, Self
 import aiohttp
 from chaos_clients import half_open, storm
 from chaos_invariants import Judge, Page
-from chaos_machine import HERE, Machine, Weight, children, weigh
+from chaos_machine import HERE, Machine, Weight, children, send, weigh
 from chaos_schedule import Act, Injection
 from chaos_world import NODE, World
 
@@ -30,9 +29,9 @@ SCRAPE_SECONDS = 0.5
 LATE_SECONDS = 0.2
 SCRAPE_LIMIT_SECONDS = 10.0
 """Prometheus waits as long by default."""
-START_SECONDS = 60.0
-END_SECONDS = 30.0
-"""As the kubelet waits by default."""
+STARVED_SECONDS = 300.0
+START_SECONDS, END_SECONDS = 120.0, 30.0
+"""As the kubelet waits by default for the end."""
 _PRICES = "currency: USD\nrows:\n  - {model: '*', per_gpu_hour: 3.6, source: chaos, as_of: 2026-01-01}\n"
 _WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
 _GARBAGE = "{[\x00 this is no YAML"
@@ -320,7 +319,7 @@ class ChaosNode:
         """Do what lasts; what is returned undoes it, unless another of its kind still lasts."""
         if act is Act.CHILD_STOP:
             stopped = self._signal_child(signal.SIGSTOP)
-            return lambda: _send(stopped, signal.SIGCONT)
+            return lambda: send(stopped, signal.SIGCONT)
         machine = self.machine
         pairs: dict[Act, tuple[Callable[[], None], Callable[[], None]]] = {
             Act.CLOCK: (partial(self._step, one.parameter), partial(self._step, 0.0)),
@@ -363,7 +362,7 @@ class ChaosNode:
         if not there:
             return 0
         pid = there[int(self.now() * 1000) % len(there)]
-        _send(pid, number)
+        send(pid, number)
         return pid
 
     def sum_up(self) -> None:
@@ -379,21 +378,23 @@ class ChaosNode:
             return None
         return weigh(self._process.pid, self.machine.state, len(self.newest.values))
 
-    async def until_well(self, seconds: float) -> tuple[float, str]:
-        """Wait until a page is the whole truth: seconds that it took, and what was still missing if it never was."""
-        began = self.now()
+    async def until_well(self, seconds: float) -> tuple[float | None, str]:
+        """Wait until a page is the whole truth; time in which this machine had none does not count.
+
+        Args:
+            seconds: How long at most, while the machine has time.
+
+        Returns:
+            Seconds that it took, ``None`` where the machine had no time; and what was missing if it never was well.
+        """
+        began, until, starved = self.now(), self.now() + seconds, False
         why, looked = "no page", None
-        while (waited := self.now() - began) < seconds:
+        while (now := self.now()) < until:
             if self.newest is not None and self.newest is not looked:
                 looked = self.newest
-                why = self.judge.is_well(looked, self.now())
-                if not why:
-                    return waited, ""
+                if not (why := self.judge.is_well(looked, now)):
+                    return None if starved else now - began, ""
+            if self.judge.late and self.judge.late[-1] > max(began, now - 1.0):
+                starved, until = True, min(now + seconds, began + STARVED_SECONDS)
             await asyncio.sleep(0.05)
         return seconds, why
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    if pid:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
