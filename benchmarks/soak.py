@@ -39,7 +39,7 @@ from exporter.errors import AttributionError
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
-from exporter.model import SourceState
+from exporter.model import OTHER, SourceState
 from exporter.simulator import kubelet as simulated_kubelet
 from exporter.sources import wire
 
@@ -51,8 +51,6 @@ TROUBLE_SECONDS = 4 * 3600.0
 AWAY_SECONDS = 120.0
 PAGES = ("/", "/api/v1/devices", "/api/v1/ledger", "/readyz")
 LIFE_SECONDS = 300.0
-FULL = 0.8
-"""Of the ledger's limit of accounts: it is full from then on, but for pods whose owner is not known yet."""
 EPOCH_SECONDS = 1_800_000_000.0
 
 
@@ -65,6 +63,8 @@ class Point:
     descriptors: int
     threads: int
     accounts: int
+    is_full: bool
+    """Whether the ledger has come to its limit and folded accounts."""
     pods: int
     objects: int
     """Python objects that can refer to others."""
@@ -203,6 +203,7 @@ class Week:
                 descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - a count, thousands of times
                 threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208 - as above
                 accounts=len(ledger.accounts) if ledger else 0,
+                is_full=bool(ledger and any(account.owner == OTHER for account in ledger.accounts)),
                 pods=len(ledger.pods) if ledger else 0,
                 objects=len(gc.get_objects()),
                 state_bytes=self.state_file.stat().st_size if self.state_file.exists() else 0,
@@ -291,8 +292,7 @@ def slope(points: list[Point]) -> tuple[float, float]:
 def show(figures: Figures, world: World, agent: virtual_node.Agent, days: float) -> None:
     """Print the table."""
     points = figures.points
-    limit = agent.ledger.account_limit
-    full = [point for point in points if point.accounts >= FULL * limit]
+    full = [point for point in points if point.is_full]
     is_full = len(full) > len(points) // 4
     settled = full if is_full else points[len(points) // 2 :]
     steepness, within = slope(settled)
