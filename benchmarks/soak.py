@@ -135,7 +135,6 @@ class Week:
             await self._ask()
         if self.agent.api:
             self.agent.api.follow(self.wall)
-            self._forget(self.agent.api)
         started = time.process_time()
         self.agent.tick(self.wall, self.world.t)
         self.figures.tick_ms.append((time.process_time() - started) * 1000)
@@ -151,14 +150,6 @@ class Week:
                 await self._scrape(path)
         if self.due("measure", MEASURE_SECONDS):
             self._measure()
-
-    def _forget(self, api: virtual_node.Api) -> None:
-        """Let what the made-up API has read go with its pods, as the real one's does."""
-        if self.due("forget", 3600.0):
-            here = api.first_seen
-            gone = [name for name, (read, _) in api._facts.items() if read.uid not in here]  # noqa: SLF001 - as above
-            for name in gone:
-                del api._facts[name]  # noqa: SLF001 - as above
 
     def _trouble(self) -> None:
         self._away_until = self.world.t + AWAY_SECONDS

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from virtual_world import NODE, Held, Pod, World
+from virtual_api import Api
+from virtual_world import NODE, Held, World
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger
@@ -19,12 +19,7 @@ from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import Owners
 from exporter.agent.views import Viewer
-from exporter.attribution import pod_objects
 from exporter.attribution._proto import LIST_METHOD
-from exporter.attribution.endings import Endings, PodName
-from exporter.attribution.evidence import Evidence
-from exporter.attribution.list_watch import REMOVED_SECONDS
-from exporter.attribution.owners import OwnerRules, facts_of
 from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.errors import AttributionError, SourceError
@@ -33,8 +28,6 @@ from exporter.model import (
     Allocations,
     Money,
     NodeFacts,
-    PodFacts,
-    PodMetadata,
     Portion,
     Price,
     Reading,
@@ -47,7 +40,6 @@ from exporter.simulator.kubelet import allocatable_response, list_response
 from exporter.sources import wire
 
 EXPIRY_SECONDS = 60.0
-RULES = OwnerRules(team_keys=("team",))
 
 
 @dataclass(slots=True)
@@ -177,133 +169,6 @@ class Kubelet:
             self.problem = str(error)
         else:
             raise AssertionError("the kubelet's answer is made at once")
-
-
-@dataclass(slots=True)
-class Followed:
-    """The API's pods as a watch has them."""
-
-    items: Mapping[PodName, PodMetadata] = field(default_factory=dict)
-    removed: Mapping[PodName, float] = field(default_factory=dict)
-    known: bool = False
-    complete: bool = True
-    at_seconds: float | None = None
-    problem: str = ""
-
-
-@dataclass(slots=True)
-class Api:
-    """What the Kubernetes API says: real objects, owner rules and endings behind a watch that is made here."""
-
-    world: World
-    late_seconds: float = 1.0
-    is_down: bool = False
-    is_known: bool = True
-    errors: dict[str, int] = field(default_factory=dict)
-    remark: str = ""
-    node_facts: NodeFacts | None = None
-    first_seen: dict[str, float] = field(default_factory=dict)
-    _followed: Followed = field(default_factory=Followed)
-    _endings: Endings = field(default_factory=Endings)
-    _evidence: Evidence = field(default_factory=Evidence)
-    _facts: dict[PodName, tuple[PodMetadata, PodFacts]] = field(default_factory=dict)
-    _steady: float = 0.0
-    _last_now: float | None = None
-
-    def follow(self, wall: float) -> None:
-        """Bring the watch up to date, as far as the API is there."""
-        for pod in self.world.pods.values():
-            self.first_seen.setdefault(pod.uid, self.world.t)
-        if self.world.forgets:
-            self.first_seen = {uid: at for uid, at in self.first_seen.items() if uid in self.world.known}
-        if self.is_down:
-            self._followed.problem = "api: refused"
-            return
-        items: dict[PodName, PodMetadata] = {}
-        for pod in self.world.pods.values():
-            if self.world.t - self.first_seen[pod.uid] < self.late_seconds:
-                continue
-            before = self._followed.items.get((pod.namespace, pod.name))
-            if before is not None and before.uid == pod.uid:
-                items[pod.namespace, pod.name] = before
-            elif parsed := pod_objects.parse(_object_of(pod), frozenset()):
-                items[parsed[0]] = parsed[1]
-        before = self._followed
-        if items != before.items:
-            removed = {
-                key: at for key, at in before.removed.items() if key not in items and wall - at < REMOVED_SECONDS
-            }
-            removed |= {key: wall for key in before.items if key not in items}
-            before.items, before.removed = MappingProxyType(items), MappingProxyType(removed)
-        before.known, before.problem, before.at_seconds = True, "", wall
-
-    @property
-    def ended(self) -> frozenset[PodName]:
-        """Whom the kubelet lists still and the API no more."""
-        return self._endings.ended
-
-    @property
-    def known(self) -> bool:
-        """Whether pods were listed."""
-        return self._followed.known
-
-    @property
-    def at_seconds(self) -> float | None:
-        """Of the last sign of life."""
-        return self._followed.at_seconds
-
-    @property
-    def problem(self) -> str:
-        """Why there is no newer one."""
-        return self._followed.problem
-
-    def note(self, allocations: Allocations, now: float) -> None:
-        """Take note of a new answer of the kubelet."""
-        self._advance(now)
-        self._endings.note({(one.namespace, one.pod) for one in allocations.containers}, now, self._steady)
-
-    def evidence(self, now: float) -> Evidence:
-        """Give what the join looks at."""
-        self._advance(now)
-        listed = self._followed.at_seconds is not None
-        self._endings.update(self._followed, self._steady)
-        new = Evidence(
-            pods=self._endings.pods if listed else None,
-            is_followed=self._followed.known and not self._followed.problem,
-            ended=self._endings.ended,
-        )
-        if new != self._evidence:
-            self._evidence = new
-        return self._evidence
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Say whose a pod is."""
-        found = self._endings.find((namespace, pod))
-        if found is None:
-            return None
-        cached = self._facts.get((namespace, pod))
-        if cached is None or cached[0] is not found:
-            cached = self._facts[namespace, pod] = (found, facts_of(found, {}, {}, RULES))
-        return cached[1]
-
-    def _advance(self, now: float) -> None:
-        if self._last_now is not None:
-            self._steady += min(max(now - self._last_now, 0.0), 10.0)
-        self._last_now = now
-
-
-def _object_of(pod: Pod) -> dict[str, Any]:
-    metadata: dict[str, Any] = {
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "uid": pod.uid,
-        "labels": {"team": pod.team},
-    }
-    if pod.job:
-        metadata["ownerReferences"] = [
-            {"controller": True, "kind": "Job", "name": pod.job, "apiVersion": "batch/v1", "uid": "j"}
-        ]
-    return {"metadata": metadata}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
