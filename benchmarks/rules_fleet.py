@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from remote_write import encode_labels
+from rules_labels import ON_INSTANCES, is_there, own_labels
 
 from exporter.exposition import catalog
 from exporter.exposition.collectors_file import DEFAULT
@@ -20,55 +21,6 @@ STEP_SECONDS = 1800
 IDLE_PERCENT = 15
 PRICE = 4.0
 MODEL = "NVIDIA H100 80GB HBM3"
-
-ON_INSTANCES = frozenset(
-    {
-        "gpu_info",
-        "gpu_allocation_state",
-        "gpu_activity_ratio",
-        "gpu_memory_used_bytes",
-        "gpu_memory_total_bytes",
-        "gpu_unattributed_activity_ratio",
-        "gpu_unattributed_memory_used_bytes",
-        "gpu_unattributed_processes",
-    }
-)
-"""Device series that MIG instances have too; all others are the board's."""
-PER_THOUSAND = {
-    "gpu_xid_errors_total": 10,
-    "gpu_xid_last_seen_timestamp_seconds": 10,
-    "gpu_pod_alerts_off_until_timestamp_seconds": 30,
-    "gpu_pod_unresolved_devices": 0,
-    "gpu_exporter_pod_metadata_problems": 0,
-    "gpu_retired_pages": 0,
-    "gpu_retired_pages_pending": 0,
-}
-"""Of how many in 1,000 the series is there, where it is not there for all."""
-REASONS = {
-    "gpu_throttle_seconds_total": (
-        *("power", "thermal", "sync_boost", "board_limit", "low_utilisation", "reliability"),
-        *("application_clocks", "base_clocks"),
-    ),
-    "gpu_throttle_active": (
-        *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal"),
-        *("hw_power_brake", "display_clocks"),
-    ),
-}
-STATES = {
-    "gpu_devices": ("present", "expected", "advertised", "allocated"),
-    "gpu_allocation_state": ("allocated", "unallocated", "unknown"),
-}
-VALUES = {
-    "type": ("corrected", "uncorrected"),
-    "kind": ("crc_flit", "crc_data", "replay", "recovery"),
-    "sensor": ("gpu", "memory"),
-    "limit": ("slowdown", "shutdown", "max_operating", "memory_max_operating"),
-    "currency": ("USD",),
-    "source": ("nvml", "kubelet", "kubernetes-api"),
-    "generation": ("0", "1", "2"),
-    "xid": ("13",),
-    "part": ("kubelet", "nvml"),
-}
 
 
 class Pattern(NamedTuple):
@@ -275,27 +227,6 @@ def _slot(  # noqa: PLR0913 - by keyword
     )
 
 
-def _there(metric: str, key: str) -> bool:
-    return zlib.crc32(f"{metric}/{key}".encode()) % 1000 < PER_THOUSAND.get(metric, 1000)
-
-
-def _own_labels(metric: Metric, known: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Label sets of a metric on one device, pod or owner: every value of the labels that are the metric's own."""
-    sets: list[dict[str, str]] = [{}]
-    for name in metric.labels:
-        if name in known:
-            continue
-        choices: tuple[str, ...] = VALUES.get(name, ("",))
-        if name == "reason":
-            choices = REASONS.get(metric.name, ("other",))
-        elif name == "state":
-            choices = STATES[metric.name]
-        elif name == "source" and metric.name.endswith("activity_ratio"):
-            choices = ("gpm",)
-        sets = [{**labels, name: value} for labels in sets for value in choices]
-    yield from sets
-
-
 def _made(metric: Metric, labels: Mapping[str, str], index: int, pattern: Pattern) -> Series:
     held = {name: value for name, value in labels.items() if name in metric.labels}
     return Series(metric.name, encode_labels({"__name__": metric.name, **_target(index), **held}), pattern)
@@ -318,8 +249,8 @@ def _fixed(index: int) -> Iterator[Series]:
         if "uuid" in metric.labels:
             devices = _boards(index) + (_instances(index) if metric.name in ON_INSTANCES else [])
         for device in devices:
-            if _there(metric.name, device.get("uuid", device["node"])):
-                for own in _own_labels(metric, {**device, "gpu_instance": "", "mig_profile": ""}):
+            if is_there(metric.name, device.get("uuid", device["node"])):
+                for own in own_labels(metric, {**device, "gpu_instance": "", "mig_profile": ""}):
                     yield _made(metric, {**device, **own}, index, _fixed_pattern(metric, own))
     for device in _boards(index) + _instances(index):
         for row in DEFAULT.rows:
@@ -394,9 +325,9 @@ def _pod_series(index: int, slot: Slot, generation: int) -> tuple[Series, ...]:
     return tuple(
         _made(metric, {**device, **names, **owner, **own}, index, _rate(metric, rates))
         for metric in catalog.BY_NAME.values()
-        if "pod_name" in metric.labels and _there(metric.name, pod)
+        if "pod_name" in metric.labels and is_there(metric.name, pod)
         for device in slot.devices
-        for own in _own_labels(metric, {**device, "gpu_instance": "", "mig_profile": "", **names, **owner, "queue": ""})
+        for own in own_labels(metric, {**device, "gpu_instance": "", "mig_profile": "", **names, **owner, "queue": ""})
     )
 
 
@@ -417,5 +348,5 @@ def _owner_series(index: int, slot: Slot, share: float, generation: int, *, runn
         _made(metric, {**owner, **own}, index, _rate(metric, rates) if running else Pattern("level", 7200.0))
         for metric in catalog.BY_NAME.values()
         if "workload_name" in metric.labels and "pod_name" not in metric.labels
-        for own in _own_labels(metric, owner)
+        for own in own_labels(metric, owner)
     )
