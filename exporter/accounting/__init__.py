@@ -1,1 +1,1 @@
-"""From readings and holders to activity, idleness and, later, metered seconds and money."""
+"""From readings and holders to activity, idleness, metered seconds, energy and money."""
