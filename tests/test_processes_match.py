@@ -85,6 +85,21 @@ def test_a_process_that_was_busy_and_vanished_before_a_look_at_it_makes_nobody_i
     assert not matched.complete
 
 
+def test_what_the_pod_before_did_in_the_same_window_makes_the_one_after_it_no_less_busy() -> None:
+    """The driver tells of both: of a process that has ended since, and of one that has come since."""
+    before = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
+    after = ProcessUse(pid=2, sm_ratio=0.3)
+    matched = match([A], [before, after], {1: UID_OLD, 2: UID_A}.get, name_of)
+    assert (matched.by_holder, matched.unattributed, matched.complete) == ({A: (after,)}, (), True)
+    assert match([A], [before], {1: UID_OLD}.get, name_of).by_holder == {A: ()}
+    assert match([], [before], {1: UID_OLD}.get, name_of).unattributed == (before,), "nobody came after it"
+
+
+def test_a_host_process_that_has_ended_was_nobodys_use_still() -> None:
+    ended = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
+    assert match([A], [ended, P2], {1: NO_POD, 2: UID_A}.get, name_of).unattributed == (ended,)
+
+
 def test_processes_none_of_which_can_be_seen_divide_nothing() -> None:
     matched = match([A], [P1, P2], {}.get, name_of)
     assert (matched.unattributed, matched.complete) == ((P1, P2), False)

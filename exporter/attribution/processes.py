@@ -21,7 +21,7 @@ NO_NAME = ("", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """Processes of one device, divided by who they belong to; each process is in exactly one of the three places."""
+    """Processes of one device, divided by who they belong to; each process is in one of the three places at most."""
 
     by_holder: Mapping[Holder, tuple[ProcessUse, ...]] = field(default_factory=dict)
     unattributed: tuple[ProcessUse, ...] = ()
@@ -148,7 +148,8 @@ def match(
 
     Returns:
         The division. A process goes to a holder only on the evidence of its pod's UID or name, and only if a single
-        container of that pod holds the device; never by elimination.
+        container of that pod holds the device; never by elimination. One that has ended, of a pod that does not hold
+        the device (any more), is left out: beside it the pod that came after would look idle until the next samples.
     """
     by_holder: dict[Holder, list[ProcessUse]] = {holder: [] for holder in holders}
     unattributed: list[ProcessUse] = []
@@ -167,7 +168,7 @@ def match(
             ambiguous.append(process)
         elif owners:
             by_holder[owners[0]].append(process)
-        else:
+        elif not (holders and process.ended and uid):
             unattributed.append(process)
     blind = bool(holders and processes and not visible)
     return Matched(
