@@ -18,6 +18,8 @@ SHARE_RATIO = 0.05
 """What a pod was metered to have done may be off by so much over all that was measured."""
 BEFORE_SAMPLE_SECONDS = 1.6
 """What a sample measured may have begun so long before it."""
+LOOK_SECONDS = 5.0
+"""A division by processes is of the time since the look at them before, 1.9 s and what the driver was away."""
 AROUND_SECONDS = 0.3
 """What the clocks of two processes and an instant's rounding may differ by."""
 STALE_SECONDS = 2.0 + 0.2
@@ -267,30 +269,33 @@ class Judge:
             self.expect("nothing old is shown", not late, t, f"{newest - sampled:.2f} s old")
         begin, end = (sampled - took - BEFORE_SAMPLE_SECONDS, sampled) if sampled is not None else (t - 5.0, t)
         least = _least(self.truths(begin, end))
+        least_of_share = _least(self.truths(begin - LOOK_SECONDS, end))
         dark = self._dark(sampled, took)
         for name, carried, value in shown:
             key = carried["uuid"], carried.get("pod_name", "")
-            floor = least.get(key, 0.0) - ALLOWED_RATIO
+            divided = carried.get("source") == "process_samples"
+            floor = (least_of_share if divided else least).get(key, 0.0) - ALLOWED_RATIO
             told = f"{name} {key} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
             self.expect("no false idle", value >= floor, t, told)
             self.expect("ratio", 0.0 <= value <= 1.0, t, f"{key} {value}")
-            self.expect("dark while faulty", int(carried["gpu"]) not in dark, t, f"{name} {key} {value}")
+            self.expect("dark while faulty", carried["uuid"] not in dark, t, f"{name} {key} {value}")
 
-    def _dark(self, sampled: float | None, took: float) -> frozenset[int]:
-        """GPUs that were faulty throughout the reading that is shown."""
+    def _dark(self, sampled: float | None, took: float) -> frozenset[str]:
+        """Devices whose GPU was faulty throughout the reading that is shown; indices are the driver's, and move."""
         if sampled is None or self.with_dcgm:
             return frozenset()
         begin = sampled - took - AROUND_SECONDS
-        return frozenset(
-            gpu.index for gpu in self.world.at(sampled).gpus if self.covered(GPU_FAULTS, begin, sampled, gpu.index)
-        )
+        faulty = [g for g in self.world.at(sampled).gpus if self.covered(GPU_FAULTS, begin, sampled, g.index)]
+        return frozenset(uuid for gpu in faulty for uuid in (gpu.uuid, *(part.uuid for part in gpu.instances)))
 
     def _holders(self, page: Page, sampled: float | None, answered: float | None, t: float) -> None:
         if answered is None or sampled is None or t - answered > EXPIRY_SECONDS - 0.5:
             return
         if self.touched(("mig_reconfiguration",), min(sampled, answered) - 1.0, t):
             return
-        seen = {carried["uuid"] for carried, _ in page.rows("gpu_info")}
+        # What the page says it does not know it says of nobody; in the end it must know.
+        states = [carried for carried, value in page.rows("gpu_allocation_state") if value]
+        seen = {carried["uuid"] for carried in states if carried["state"] != "unknown"}
         shown = {(carried["uuid"], carried["pod_name"]) for carried, _ in page.rows("gpu_pod_info")}
         hindered = self.touched(KUBELET_FAULTS, answered, answered + CALL_SECONDS) or any(
             abs(at - t) <= LATE_SECONDS for at in self.late
