@@ -67,7 +67,10 @@ def test_ten_killed_agents_go_on_from_what_they_had_shown(tmp_path: Path) -> Non
     arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
     state_dir = ("--state-dir", str(tmp_path))
     with running_agent(*arguments, *state_dir) as agent:
-        agent.until(lambda page: page.get("gpu_exporter_ledger_capacity_seconds_total"), "something is metered")
+        agent.until(
+            lambda page: matching(page, "gpu_ledger_active_seconds_total", workload_name="llama-pretrain"),
+            "owners are known and metered",
+        )
         assert agent.end() == 0
     make_every_series_old(tmp_path)
     gpus, metered, steady = gpus_and_capacity(tmp_path)

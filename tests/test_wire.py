@@ -88,7 +88,7 @@ READINGS = st.builds(
     duration_seconds=st.floats(0, 1e3),
     driver_version=st.one_of(st.none(), TEXT),
     nvml_version=st.one_of(st.none(), TEXT),
-    gpus=st.lists(gpu_readings(), max_size=3).map(tuple),
+    gpus=st.lists(gpu_readings(), max_size=3, unique_by=lambda one: one.gpu.uuid).map(tuple),
     xids=st.lists(
         st.builds(
             XidEvent,
