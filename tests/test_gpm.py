@@ -26,13 +26,16 @@ def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field
     if not math.isfinite(raw):
         assert (value, clamped) == (None, False)
         return
+    if raw < -1:
+        assert (value, clamped) == (None, True), "a counter that began anew is no idle device"
+        return
     assert value is not None
     assert 0 <= value <= 1
     if 0 <= raw <= 100:
         assert not clamped
         assert value == pytest.approx(raw / 100, abs=5e-7)
     assert value == round(value, 6), "float noise of the division is not a measurement"
-    if raw < -1 or raw > 101:
+    if raw > 101:
         assert clamped
 
 

@@ -20,6 +20,7 @@ _BLANK_TEXTS = frozenset({b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>
 _RATIO_DIGITS = 6
 """As DCGM's tools print ratios."""
 _ROUNDING = 1e-6
+_NOISE = 0.01
 
 
 def decode(record: Record) -> Value | None:
@@ -46,15 +47,18 @@ def whole(value: Value | None) -> int | None:
     return None if value is None or isinstance(value, str) else int(value)
 
 
-def in_range(field_id: int, value: float) -> tuple[int | float, bool]:
-    """Return a value as it is told on, and whether it had to be brought into what is possible.
+def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
+    """Return a value as it is told on, and whether it was out of what is possible.
 
     Args:
-        field_id: Whose value; parts of a whole are 0..1, and noise of the counters takes them out of it.
+        field_id: Whose value; parts of a whole are 0..1, and noise of the counters takes them out of it. More than a
+            hundredth below 0 is none: a counter began anew, and 0 would say that the device was idle.
         value: In the field's unit.
     """
     if field_id not in RATIOS:
         return value, False
+    if value < -_NOISE:
+        return None, True
     return round(min(1.0, max(0.0, value)), _RATIO_DIGITS), not -_ROUNDING <= value <= 1 + _ROUNDING
 
 
@@ -158,9 +162,12 @@ class Inbox:
             if not self._movement.is_fresh(entity, field_id, record.at_microseconds, self._now):
                 continue
             if not isinstance(value, str):
-                value, clamped = in_range(field_id, value)
+                told, clamped = in_range(field_id, value)
                 if clamped:
                     self._count("dcgm_clamped")
+                if told is None:
+                    continue
+                value = told
             values[field_id] = value
 
     def _take_events(self, entity: Entity, address: int, count: int, into: list[tuple[Entity, int, int]]) -> None:

@@ -19,6 +19,7 @@ _RETRY_SECONDS = 600.0
 _RATIO_DIGITS = 6
 """As DCGM's tools print ratios; what lies behind is noise of the division by percent."""
 _ROUNDING = 1e-6
+_NOISE_PERCENT = 1.0
 
 METRICS: Mapping[Field, int] = {
     Field.PROF_GR_ENGINE_ACTIVE: 1,
@@ -76,7 +77,10 @@ def fields_at(level: Level, fields: Iterable[Field]) -> dict[Field, int]:
 
 
 def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
-    """Return a metric in the field's unit, and whether it had to be clamped into what is possible.
+    """Return a metric in the field's unit, and whether it was out of what is possible.
+
+    Below zero it is absent: a counter began anew between the samples, as with a MIG instance that was made again in
+    place of another, and 0 would say that the device was idle. What is less than a hundredth below is noise.
 
     Args:
         field: A ratio (0..1) or a rate (whole bytes per second).
@@ -84,6 +88,8 @@ def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
     """
     if not math.isfinite(raw):
         return None, False
+    if raw < -_NOISE_PERCENT:
+        return None, True
     if field in _RATES:
         return max(0, round(raw * _MIB)), raw < 0
     ratio = raw / 100
