@@ -342,6 +342,7 @@ def test_clients_are_told_apart_by_address_and_in_ipv6_by_network() -> None:
 
 
 def test_what_clients_send_wrong_is_not_logged_and_what_goes_wrong_here_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="exporter.http")
     log = request_log()
     log.error("Error handling request", exc_info=BadStatusLine("GET"))
     assert not caplog.records
@@ -350,6 +351,7 @@ def test_what_clients_send_wrong_is_not_logged_and_what_goes_wrong_here_is(caplo
 
 
 async def test_what_was_done_to_clients_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="exporter.http")
     async with served(Limits(connections=1)) as one:
         for _ in range(5):
             await one.known()
