@@ -305,8 +305,9 @@ class Judge:
             {(one.device_uuid, one.pod) for one in truth.holders if one.device_uuid in seen}
             for truth in self.truths(answered - AROUND_SECONDS, min(end, t))
         ]
-        # One that has ended since may be missing: the API tells of ends before the kubelet's next answer does.
-        still = {(one.device_uuid, one.pod) for one in self.world.at(t).holders}
+        # One that had ended when the API last told may be missing, though the kubelet's answer is from before.
+        told_at = self.world_time(page.one("gpu_exporter_metadata_timestamp_seconds"), t)
+        still = {(one.device_uuid, one.pod) for one in self.world.at(max(answered, told_at or answered)).holders}
         extra, missing = shown - set.union(*held), (set.intersection(*held) & still) - shown
         told = f"{sorted(extra)} too many, {sorted(missing)} missing, answered {t - answered:.2f} s before"
         self.expect("attribution is the kubelet's", not extra and not missing, t, told)

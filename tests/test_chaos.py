@@ -131,6 +131,24 @@ def test_a_holder_too_few_or_too_many_is_a_violation() -> None:
     assert kinds(judge) == {"attribution is the kubelet's"}
 
 
+def test_a_holder_that_ended_is_missing_rightly_only_where_the_api_has_told_so() -> None:
+    judge = judge_of()
+    answered, ended = 1.66, 3.45
+    before, after = judge.world.at(answered).holders, judge.world.at(ended).holders
+    gone = {(one.device_uuid, one.pod) for one in before} - {(one.device_uuid, one.pod) for one in after}
+    assert gone
+    states = [
+        f'gpu_allocation_state{{uuid="{uuid}",state="allocated"}} 1'
+        for uuid in {one[0] for one in gone} - {one.device_uuid for one in after}
+    ]
+    stamped = page_at(answered, *states)
+    judge.look(f"{stamped}gpu_exporter_metadata_timestamp_seconds {1000.0 + ended}\n", ended)
+    assert "attribution is the kubelet's" not in kinds(judge)
+    judge.violations.clear()
+    judge.look(f"{stamped}gpu_exporter_metadata_timestamp_seconds {1000.0 + answered}\n", ended)
+    assert "attribution is the kubelet's" in kinds(judge)
+
+
 def test_a_device_that_is_held_and_shown_as_unallocated_is_a_violation() -> None:
     judge = judge_of()
     row = f'gpu_allocation_state{{uuid="{uuid_of(judge, 0)}",state="unallocated"}} 1'
