@@ -32,7 +32,7 @@ def hurry_child() -> None:
 
 def hurry() -> None:
     """Shorten the patience of the agent: deadlines of children and kubelet, pauses after failures, births of series."""
-    from exporter.agent import metering  # noqa: PLC0415 - a child does without
+    from exporter.agent import metering, missing  # noqa: PLC0415 - a child does without
     from exporter.attribution import api_errors, list_watch, podresources  # noqa: PLC0415
     from exporter.sources import worker  # noqa: PLC0415
 
@@ -48,6 +48,7 @@ def hurry() -> None:
     # A page without figures could show nothing wrong; the package shows its function under the module's name.
     vars(importlib.import_module("exporter.agent.run"))["SEEN_AT_ZERO_SECONDS"] = 1.0
     _shorten(worker.Worker.__init__, "deadline_seconds", "start_deadline_seconds")
+    _shorten(missing.MissingGpus.__init__, "first_seconds", "longest_seconds")
 
 
 def _shorten(function: object, *names: str) -> None:

@@ -326,10 +326,8 @@ class Judge:
         """Say what keeps a page from being the whole truth; empty when nothing does."""
         truth = self.world.at(t)
         seen = {carried["uuid"]: bool(value) for carried, value in page.rows("gpu_up")}
-        # The driver knows the GPUs of when it was opened: one that was absent then, and never seen, is only expected.
-        absent = {gpu.uuid for gpu in truth.gpus if any(_is_absence(one, gpu.index) for one in self.injections)}
         expected = page.one("gpu_devices", state="expected") or 0
-        if missing := [gpu.uuid for gpu in truth.gpus if not seen.get(gpu.uuid, gpu.uuid in absent)]:
+        if missing := [gpu.uuid for gpu in truth.gpus if not seen.get(gpu.uuid)]:
             return f"not up: {sorted(missing)}"
         if expected < len(truth.gpus):
             return f"{expected:g} GPUs expected"
@@ -361,10 +359,6 @@ class Judge:
                 low, high = STEADY[pod]
                 told = f"{pod} {ratio:.3f} of {active + idle:.1f} s, truth {low} to {high}"
                 self.expect("metered as busy as it was", low - SHARE_RATIO <= ratio <= high + SHARE_RATIO, t, told)
-
-
-def _is_absence(one: Injection, gpu: int) -> bool:
-    return one.kind == Fault.GPU_ABSENT and one.gpu == gpu
 
 
 def _least(truths: list[NodeTruth]) -> dict[tuple[str, str], float]:

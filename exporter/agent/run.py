@@ -19,6 +19,7 @@ from exporter.accounting.usage import Meter
 from exporter.agent.attribution import Attributing, attributing_of
 from exporter.agent.events import EventLog
 from exporter.agent.metering import Metering, Save
+from exporter.agent.missing import MissingGpus
 from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import Owners
 from exporter.agent.problems import ProblemLog
@@ -210,6 +211,7 @@ class Agent:
     """Raises ConfigError where the price book has mistakes."""
     access: WebAccess | None = None
     """Who may ask; ``None``: everybody, by plain HTTP."""
+    missing: MissingGpus = field(default_factory=MissingGpus)
     snapshot: Snapshot | None = None
     _problems: ProblemLog = field(default_factory=ProblemLog)
     _saving: asyncio.Task[None] | None = None
@@ -279,11 +281,20 @@ class Agent:
                 return
             self.snapshot = self.node.tick(time.time(), time.monotonic())
             self._problems.note(self.snapshot)
+            self._look_for_missing(self.snapshot)
             self._save_if_due()
         except Exception:
             # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.
             self.node.count_error("agent", "tick")
             LOG.exception("tick failed; the last snapshot stays")
+
+    def _look_for_missing(self, snapshot: Snapshot) -> None:
+        """Have the driver opened anew where it may show a GPU again that it does not name."""
+        driver = next((worker for worker in self.workers if worker.status.name == "nvml"), None)
+        expected, named = snapshot.expected_devices, driver.named_gpus if driver else None
+        if driver and self.missing.is_due(expected=expected, named=named, steady=time.monotonic()):
+            LOG.info("%s GPUs are expected and the driver names %s: opening it anew to look for them", expected, named)
+            driver.open_anew()
 
     def _start_reload(self, metering: Metering) -> None:
         if self._reloading is None or self._reloading.done():

@@ -48,18 +48,23 @@ class Source(Protocol):
 
 
 class _Stop:
-    """Turns SIGTERM and SIGINT into a flag that also ends a pause at once."""
+    """Turns SIGTERM and SIGINT into a flag that also ends a pause at once, and SIGHUP into one to open anew."""
 
     def __init__(self) -> None:
         self.asked = False
+        self.open_anew = False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
+        signal.signal(signal.SIGHUP, self._ask_to_open_anew)
 
     def _ask(self, _number: int, _frame: object) -> None:
         self.asked = True
+
+    def _ask_to_open_anew(self, _number: int, _frame: object) -> None:
+        self.open_anew = True
 
     def pause(self, seconds: float) -> None:
         if not self.asked and seconds > 0:
@@ -154,7 +159,7 @@ def run(
     clock: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Open the source, write a line per sample, and open it again whenever it fails, until SIGTERM.
+    """Open the source, write a line per sample, and open it again whenever it fails or at SIGHUP, until SIGTERM.
 
     Args:
         source: What to sample.
@@ -176,12 +181,14 @@ def run(
         while not stop.asked:
             try:
                 say(SourceState.STARTING)
+                stop.open_anew = False
                 source.open()
                 gc.collect()
                 gc.freeze()
                 for reading in _samples(source, stop, interval_seconds, clock, monotonic):
                     _write(out, wire.encode(reading))
                     backoff_seconds = first_seconds
+                source.close()
             except SourceError as error:
                 tell = _closed(source, error, say)
                 if error.reason in _FRESH_PROCESS_REASONS:
@@ -214,9 +221,9 @@ def _samples(
     clock: Callable[[], float],
     monotonic: Callable[[], float],
 ) -> Iterator[Reading]:
-    """Yield a reading per beat; beats that a slow sample missed are skipped, not made up for."""
+    """Yield a reading per beat until a signal; beats that a slow sample missed are skipped, not made up for."""
     due = monotonic()
-    while not stop.asked:
+    while not stop.asked and not stop.open_anew:
         yield source.sample(clock())
         late = monotonic() - due
         due += interval_seconds * max(1, math.ceil(late / interval_seconds))

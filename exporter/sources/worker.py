@@ -98,6 +98,7 @@ class Worker:
         self._failure = ""
         self._told_to_go = False
         self._patience_seconds = start_deadline_seconds
+        self._named: int | None = None
         self._released_until: float | None = None
         self._release_asked = asyncio.Event()
         self._status = SourceStatus(name=name, state=SourceState.STARTING)
@@ -132,6 +133,11 @@ class Worker:
     def _is_released(self) -> bool:
         return self.released_until is not None
 
+    @property
+    def named_gpus(self) -> int | None:
+        """GPUs of its newest reading, whatever their condition; ``None`` while it is not up."""
+        return self._named if self._status.state is SourceState.UP else None
+
     def take(self) -> tuple[Reading, ...]:
         """Return the readings since the last call, oldest first."""
         return tuple(self._readings.popleft() for _ in range(len(self._readings)))
@@ -147,6 +153,11 @@ class Worker:
             self._signal(self._process, signal.SIGTERM)
         if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(asyncio.get_running_loop().time() + _GRACE_SECONDS)
+
+    def open_anew(self) -> None:
+        """Have a child that is up close its source and open it again in its process; of another nothing is asked."""
+        if self._process is not None and self._status.state is SourceState.UP and not self._told_to_go:
+            self._signal(self._process, signal.SIGHUP)
 
     async def run(self) -> None:
         """Keep the source going until cancelled; the child is dead when this returns."""
@@ -262,6 +273,7 @@ class Worker:
             if len(self._readings) == _KEPT_READINGS:
                 self._errors["dropped"] += 1
             self._readings.append(message)
+            self._named = len(message.gpus)
             self.news.set()
             if not self._told_to_go:
                 self._set(SourceState.UP)
