@@ -174,7 +174,8 @@ def show(outcomes: list[Outcome], cannot: frozenset[str]) -> None:
         high = quantiles(recovered, n=100, method="inclusive")[98] if len(recovered) > 1 else recovered[0]
         print(f"\nwell again after median {median(recovered):.1f} s, p99 {high:.1f} s, longest {recovered[-1]:.1f} s")
     storm = sum((one.storm for one in outcomes), Counter[str]())
-    print(f"scrape storms: {dict(storm) or 'none'}; pages held to the truth: {sum(one.pages for one in outcomes)}")
+    told = ", ".join(f"{count:,} answers {status}" for status, count in storm.most_common())
+    print(f"scrape storms: {told or 'none'}; pages held to the truth: {sum(one.pages for one in outcomes)}")
     for one in outcomes:
         if len(one.weights) > 1:
             _show_weights(one.weights)

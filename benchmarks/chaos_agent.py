@@ -102,10 +102,13 @@ def _agent(path: Path, rest: list[str]) -> int:
     }
 
     async def live() -> int:
-        code = await agent.run(
-            config, worker_command=commands.get("nvml"), dcgm_worker_command=commands.get("dcgm"), simulated=True
-        )
-        await leave_threads(code)
+        code = 1
+        try:
+            code = await agent.run(
+                config, worker_command=commands.get("nvml"), dcgm_worker_command=commands.get("dcgm"), simulated=True
+            )
+        finally:
+            await leave_threads(code)
         return code
 
     return asyncio.run(live())

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,13 +148,13 @@ def account() -> dict[str, dict[str, dict[str, Any]]]:
     return json.loads(LEDGER.read_text()) if LEDGER.is_file() else {}
 
 
-def table() -> None:
-    """Print the account."""
+def table(families: Sequence[str]) -> None:
+    """Print the account of some families."""
     ledger = account()
     print(
         f"{'family':<12}{'targets':>8}{'CPU min':>9}{'executions':>13}{'per CPU s':>11}{'coverage':>10}{'findings':>10}"
     )
-    for family in fuzz_targets.families():
+    for family in families:
         lines = list(ledger.get(family, {}).values())
         seconds, count = sum(line["cpu_seconds"] for line in lines), sum(line["executions"] for line in lines)
         covered, found = sum(line["coverage"] for line in lines), sum(len(line["findings"]) for line in lines)
@@ -201,11 +201,11 @@ def main() -> None:
     arguments = parser.parse_args()
     fuzz_targets.load()
     if arguments.table:
-        table()
+        table(fuzz_targets.families())
         return
     if arguments.settle:
         settle()
-        table()
+        table(fuzz_targets.families())
         return
     if arguments.keep:
         import fuzz_corpora  # noqa: PLC0415 - for this alone
@@ -214,9 +214,10 @@ def main() -> None:
         return
     if not (CACHE / "site" / "atheris").is_dir():
         print("atheris is not there (make fuzz gets it): guided by answers alone, without coverage")
+    wanted = _wanted(arguments.family)
     for _ in range(arguments.rounds):
-        _round(_wanted(arguments.family), arguments.seconds)
-    table()
+        _round(wanted, arguments.seconds)
+    table(list(dict.fromkeys(one.family for one in wanted)))
 
 
 def _wanted(text: str) -> list[Target]:

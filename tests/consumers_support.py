@@ -1,15 +1,13 @@
 """What others read of the agent: a Prometheus of each kind over two nodes, and OpenCost's own reader."""
 
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from agent_support import AgentProcess, running_agent
-from chart_support import FIXTURES, Document, Scraper, documents, of_kind, scrape_config, scraping
+from chart_support import FIXTURES, Document, Scraper, documents, of_kind, page_server, scrape_config, scraping
 
 PUBLIC_RULES = Path(__file__).resolve().parent.parent / "benchmarks" / "public_rules.yaml"
 NODES = {
@@ -74,26 +72,8 @@ def kube_state_metrics() -> Iterator[str]:
         lines.append(f"kube_pod_created{{{labels}}} 1600000000")
         resource = 'container="main",resource="nvidia_com_gpu",unit="integer"'
         lines.append(f"kube_pod_container_resource_requests{{{labels},{resource}}} 1")
-    body = ("\n".join(lines) + "\n").encode()
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join(timeout=5)
+    with page_server(lambda: "\n".join(lines) + "\n") as address:
+        yield address
 
 
 def jobs(found: Mapping[str, AgentProcess], state: str, folder: Path, *, honor: bool) -> list[Document]:

@@ -70,6 +70,22 @@ def test_as_process_1_of_a_container_the_agent_ends_on_sigterm() -> None:
         assert agent.process.wait(timeout=10) == 0
 
 
+def test_as_process_1_of_a_container_a_command_that_waits_for_a_file_ends_on_sigterm(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare for a PID namespace")
+    book = tmp_path / "book.yaml"
+    os.mkfifo(book)
+    alone = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "exporter")
+    with subprocess.Popen([*alone, "prices", "check", str(book)], cwd=ROOT) as process:
+        try:
+            with book.open("wb"):  # it is reading, as of here
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii")
+                os.kill(int(children), signal.SIGTERM)
+                assert process.wait(timeout=10) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
 def test_a_killed_child_is_replaced_and_the_page_stays() -> None:
     with running_agent("--simulate", "t4-timeslicing", "--sample-interval", "500ms") as agent:
         agent.until(sampled, "a first sample")

@@ -382,6 +382,34 @@ async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_t
     assert shown[0] == shown[1] == shown[2] != shown[3]
 
 
+async def test_a_client_certificate_with_which_the_server_hangs_up_is_read_again_for_the_next_request(
+    tmp_path: Path, tls: Tls
+) -> None:
+    old, renewed = (self_signed(tmp_path / name) for name in ("old", "renewed"))
+    current = Tls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(renewed.certificate)
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return pod_list()
+
+    async with scripted(answer, tmp_path, tls=context) as (client, _):
+        path = tmp_path / "scripted-kubeconfig"
+        user = {"client-certificate": str(current.certificate), "client-key": str(current.key)}
+        write_kubeconfig(path, client_url(path), user, **{"certificate-authority": str(tls.certificate)})
+        for one, is_taken in ((old, False), (renewed, True)):
+            current.certificate.write_bytes(one.certificate.read_bytes())
+            current.key.write_bytes(one.key.read_bytes())
+            if is_taken:
+                await client.get(PODS)
+            else:
+                with pytest.raises(ApiError, match="client certificate") as caught:
+                    await client.get(PODS)
+                assert caught.value.reason == "unreachable"
+
+
 def client_url(kubeconfig: Path) -> str:
     return str(json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
 

@@ -8,19 +8,28 @@ Prometheus.
 import csv
 import io
 import re
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from agent_support import AgentProcess, running_agent
-from chart_support import FIXTURES, ROOT, Document, Scraper, documents, of_kind, scrape_config, scraping, started
+from chart_support import (
+    FIXTURES,
+    ROOT,
+    Document,
+    Scraper,
+    documents,
+    of_kind,
+    page_server,
+    scrape_config,
+    scraping,
+    started,
+)
 
 OLD_VALUES: Document = yaml.safe_load((FIXTURES / "dcgm-exporter-values.yaml").read_text(encoding="utf-8"))
 NEW_VALUES = FIXTURES / "switched-over-values.yaml"
@@ -174,25 +183,8 @@ def old_exporter(agent: AgentProcess) -> Iterator[str]:
     """dcgm-exporter's page over HTTP; its address."""
     began = time.monotonic()
 
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = old_page(agent.series(), int(time.monotonic() - began)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join(timeout=5)
+    with page_server(lambda: old_page(agent.series(), int(time.monotonic() - began))) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

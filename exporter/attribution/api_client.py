@@ -249,6 +249,9 @@ class ApiClient:
             problem = (
                 f"{str(error) or type(error).__name__}; see that the address is right and no network policy forbids it"
             )
+            if self._api is not None and self._api.settings.certificate_file:
+                self._stale = True  # a server that refuses the client's certificate may just hang up
+                problem += ", and that the client certificate is one that it takes"
             raise self._error("unreachable", path, query, problem) from error
         except (ValueError, RecursionError) as error:
             raise self._error("garbage", path, query, f"the answer is no JSON: {str(error)[:200]}") from error

@@ -1,5 +1,7 @@
 """The command line: reads which command is meant, has its module run it, and tells how it ended."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +20,9 @@ _LIKE_DCGM_EXPORTER = frozenset({"agent", "doctor"})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0, 1 for a failure, 2 for a mistake in what the user wrote."""
+    if os.getpid() == 1:
+        # Only signals that it handles itself end a container's first process, and some commands take time to begin.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         words, given, problems = _dcgm_flags(list(sys.argv[1:] if argv is None else argv))
         namespace, unknown = _parser().parse_known_args(words)

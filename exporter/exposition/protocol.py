@@ -3,8 +3,9 @@
 from aiohttp import hdrs, web
 from aiohttp.web_request import BaseRequest
 
-_SERVER = "gpu-cost-exporter"
-_UNLESS_SAID = {hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff"}
+SERVER = "gpu-cost-exporter"
+UNLESS_SAID = {hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff"}
+"""Headers by name, of an answer that does not have them of its own."""
 
 
 class Protocol(web.RequestHandler):
@@ -27,6 +28,6 @@ async def dress(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def _dress(response: web.StreamResponse) -> None:
-    response.headers[hdrs.SERVER] = _SERVER
-    for name, value in _UNLESS_SAID.items():
+    response.headers[hdrs.SERVER] = SERVER
+    for name, value in UNLESS_SAID.items():
         response.headers.setdefault(name, value)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from exporter.exposition.limits import Limits
+from exporter.exposition.protocol import SERVER, UNLESS_SAID
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: what is not sent is thrown away; the kernel need not keep it for a client that takes nothing."""
@@ -196,11 +197,12 @@ class Visit(asyncio.Protocol):
 
 def refusal(status: int, reason: str, words: str, *, retry_seconds: int | None = None) -> bytes:
     """A whole answer that ends the connection, for where aiohttp has not been let in."""
-    retry = "" if retry_seconds is None else f"Retry-After: {retry_seconds}\r\n"
-    return (
-        f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nCache-Control: no-store\r\n"
-        f"{retry}Connection: close\r\nContent-Length: {len(words) + 1}\r\n\r\n{words}\n"
-    ).encode("ascii")
+    headers = {"Content-Type": "text/plain; charset=utf-8", "Server": SERVER, **UNLESS_SAID}
+    if retry_seconds is not None:
+        headers["Retry-After"] = str(retry_seconds)
+    headers |= {"Connection": "close", "Content-Length": str(len(words) + 1)}
+    lines = (f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers.items()))
+    return ("\r\n".join(lines) + f"\r\n\r\n{words}\n").encode("ascii")
 
 
 def reset(connection: socket.socket) -> None:
