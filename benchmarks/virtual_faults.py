@@ -26,7 +26,7 @@ def _flipped(run: Run, content: bytes) -> bytes:
 
 
 DAMAGES: Mapping[str, Callable[[Run, bytes], bytes]] = {
-    "truncated": lambda run, content: content[: run.random.randrange(len(content))],
+    "truncated": lambda run, content: content[: run.random.randrange(len(content) + 1)],
     "a bit flipped": _flipped,
     "garbage": lambda run, _: run.random.randbytes(200),
     "empty": lambda _run, _: b"",
@@ -185,7 +185,7 @@ def _half_written(run: Run) -> None:
     path = run.settings.directory / "state" / "ledger.json"
     if path.exists():
         content = path.read_bytes()
-        path.with_name("ledger.json.new").write_bytes(content[: run.random.randrange(len(content))])
+        path.with_name("ledger.json.new").write_bytes(content[: run.random.randrange(len(content) + 1)])
     run.later(0.0, run.start_agent)
 
 
