@@ -20,7 +20,7 @@ MOMENTS = (
 
 
 def _flipped(run: Run, content: bytes) -> bytes:
-    changed = bytearray(content)
+    changed = bytearray(content or b"{")
     changed[run.random.randrange(len(changed))] ^= 1 << run.random.randrange(8)
     return bytes(changed)
 
