@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chaos_schedule import Act, Injection
-from chaos_world import STEADY, World
+from chaos_world import EXACT_SECONDS, STEADY, World
 
 from exporter.simulator.scenario_faults import GPU_FAULTS
 from exporter.simulator.truth import Fault, NodeTruth
@@ -24,6 +24,8 @@ AROUND_SECONDS = 0.3
 """What the clocks of two processes and an instant's rounding may differ by."""
 STALE_SECONDS = 2.0 + 0.2
 """A reading older than this is not shown: three intervals, but two seconds at least, and a tick."""
+APART_SECONDS = 0.05
+"""The wall clock and the other one are read one after the other when a world begins."""
 CALL_SECONDS, HINDERED_CALL_SECONDS = 1.5, 4.5
 """An answer's stamp is of the question, which may be asked twice."""
 MUST_BE_COUNTED = (
@@ -174,9 +176,11 @@ class Judge:
         return found[0] if found and max(found) - min(found) <= AROUND_SECONDS else None
 
     def truths(self, begin: float, end: float) -> list[NodeTruth]:
-        """The node at instants of a time."""
+        """The node at instants of a time, those at which its layout changes among them."""
         first, last = math.floor(begin / _STEP_SECONDS), math.ceil(end / _STEP_SECONDS)
-        return [self.world.at(number * _STEP_SECONDS) for number in range(first, last + 1)]
+        instants = {number * _STEP_SECONDS for number in range(first, last + 1)}
+        instants.update(at + EXACT_SECONDS for at, _ in self.world.plan.segments if begin < at < end)
+        return [self.world.at(at) for at in sorted(instants)]
 
     def covered(self, kinds: Iterable[str], begin: float, end: float, gpu: int | None = None) -> bool:
         """Tell whether faults of some kinds last for the whole of a time, one after the other."""
@@ -285,7 +289,8 @@ class Judge:
         if sampled is None or self.with_dcgm:
             return frozenset()
         begin = sampled - took - AROUND_SECONDS
-        faulty = [g for g in self.world.at(sampled).gpus if self.covered(GPU_FAULTS, begin, sampled, g.index)]
+        end = sampled + APART_SECONDS
+        faulty = [g for g in self.world.at(sampled).gpus if self.covered(GPU_FAULTS, begin, end, g.index)]
         return frozenset(uuid for gpu in faulty for uuid in (gpu.uuid, *(part.uuid for part in gpu.instances)))
 
     def _holders(self, page: Page, sampled: float | None, answered: float | None, t: float) -> None:

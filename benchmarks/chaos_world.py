@@ -20,7 +20,7 @@ STEADY = {"steady": (0.8, 0.8), "half-a": (0.7, 1.0), "half-b": (0.4, 0.7)}
 """Pods that are there throughout, and what part of their time they are busy throughout; where the driver has not told
 of processes yet, those who share a GPU are estimated to be as busy as the other."""
 _LAYOUTS = (["3g.40gb", "3g.40gb"], ["2g.20gb", "1g.10gb", "1g.10gb"])
-_EXACT_SECONDS = 0.02
+EXACT_SECONDS = 0.02
 """Whoever asks twice within this gets one answer."""
 
 
@@ -81,7 +81,7 @@ def _plan(injections: tuple[Injection, ...], segment: int, since: float) -> str:
 def switches(injections: tuple[Injection, ...]) -> tuple[float, ...]:
     """When the MIG layout changes: at the begin and at the end of each reconfiguration."""
     marks = sorted({mark for one in injections if one.kind == Act.MIG for mark in (one.at, one.end)})
-    return tuple(mark for number, mark in enumerate(marks) if not number or mark - marks[number - 1] > _EXACT_SECONDS)
+    return tuple(mark for number, mark in enumerate(marks) if not number or mark - marks[number - 1] > EXACT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +127,10 @@ class World:
 
     def at(self, t: float) -> NodeTruth:
         """The node ``t`` seconds after the epoch, give or take a hundredth."""
-        return self._at(round(max(0.0, t) / _EXACT_SECONDS))
+        return self._at(round(max(0.0, t) / EXACT_SECONDS))
 
     def _exactly(self, ticks: int) -> NodeTruth:
-        t = ticks * _EXACT_SECONDS
+        t = ticks * EXACT_SECONDS
         number = max(n for n, (since, _) in enumerate(self._parts) if since <= t or not n)
         return self._shifted(self._parts[number][1].at(t), number)
 

@@ -156,6 +156,17 @@ def test_a_device_that_is_held_and_shown_as_unallocated_is_a_violation() -> None
     assert "never unallocated while held" in kinds(judge)
 
 
+def test_a_device_that_was_gone_for_a_moment_was_not_held_throughout() -> None:
+    """It is there again under its name after a layout that lasted for less than the truth is looked at."""
+    at = (4.81, 4.88)
+    judge = judge_of(Injection(at=at[0], kind=Act.MIG, seconds=2.0), Injection(at=at[1], kind=Act.MIG, seconds=2.0))
+    (part, _) = (part.uuid for part in judge.world.at(5.0).gpus[2].instances)
+    assert part == judge.world.at(4.7).gpus[2].instances[0].uuid != judge.world.at(4.85).gpus[2].instances[0].uuid
+    free = f'gpu_allocation_state{{uuid="{part}",state="unallocated"}} 1'
+    judge.look(page_at(5.0, free), 5.0)
+    assert "never unallocated while held" not in kinds(judge)
+
+
 def test_a_counter_that_goes_back_is_a_violation_and_after_a_restart_only_the_ledgers_are_held_to_what_was_shown() -> (
     None
 ):

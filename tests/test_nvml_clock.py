@@ -7,7 +7,7 @@ from driver_support import Node, gpu, load, process, simulated
 
 from exporter.model import DeviceState, Field, GpuReading
 from exporter.simulator import driver
-from exporter.simulator.truth import Fault, GpuTruth
+from exporter.simulator.truth import Fault, GpuTruth, NodeTruth
 from exporter.sources.nvml import NvmlSource
 
 HOUR = 3600.0
@@ -76,3 +76,35 @@ def test_after_a_clock_was_set_back_nobody_is_idle_because_no_sample_is_newer_th
             assert told is not None
             assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told)
         assert all(one.sm_ratio for one in told)
+
+
+def test_after_a_driver_was_silent_within_a_sample_processes_are_asked_for_no_sooner() -> None:
+    """What it tells of them is of the time since its answer; of a fifth of a second it knows one process only."""
+    at, silent_until = 100.0, 0.0
+
+    def truth() -> NodeTruth:
+        faults = {Fault.HANG: 0.0} if at < silent_until else {}
+        return NodeTruth(at_seconds=at, node="simulated", driver_version="590.48.01", gpus=(BUSY,), faults=faults)
+
+    def sleep(seconds: float) -> None:
+        nonlocal at
+        at += seconds
+
+    driver.install(truth, cache_seconds=0.0, monotonic=lambda: at, sleep=sleep)
+    source = NvmlSource(frozenset(Field), monotonic=lambda: at, steady=lambda: at)
+    try:
+        source.open()
+        for _ in range(20):
+            sleep(0.25)
+            source.sample(EPOCH + at)
+        for _ in range(10):
+            sleep(2.0)
+            silent_until = at + 3.0
+            for _ in range(5):
+                (told,) = source.sample(EPOCH + at).gpus
+                assert told.processes is not None
+                assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told.processes)
+                sleep(0.15)
+    finally:
+        source.close()
+        driver.uninstall()

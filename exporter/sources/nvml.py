@@ -66,6 +66,7 @@ class NvmlSource:
         self._first_reopen_seconds = self._reopen_seconds = reopen_seconds
         self._monotonic = monotonic
         self._steady = steady
+        self._began_at = 0.0
         self._sampled_at: tuple[float, float] | None = None
         """Unix time and ``steady`` of the sample before."""
         self._errors: Counter[str] = Counter()
@@ -119,7 +120,7 @@ class NvmlSource:
         Raises:
             SourceError: the driver as a whole is gone; close, and open again later.
         """
-        started = self._monotonic()
+        started = self._began_at = self._monotonic()
         own = self._own_time(now)
         try:
             self._reopen_when_due(own)
@@ -198,6 +199,7 @@ class NvmlSource:
             record=processes.record_type(),
             oldest_seconds=self._oldest_seconds,
             count=self._count,
+            took=lambda: self._monotonic() - self._began_at,
         )
 
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave

@@ -32,6 +32,8 @@ class Wanted:
     """The longest time over which a mean is still told."""
     count: Callable[[str], None]
     """Called with the reason of everything that goes wrong."""
+    took: Callable[[], float]
+    """Seconds since the sample that is being taken began: a driver may have been silent for any part of it."""
 
 
 class _Instance:
@@ -144,6 +146,8 @@ class Unit:
             if poll:
                 self._polled_at = now
                 self._processes = None if self._poller is None else self._poller.poll(now)
+                # What the driver tells next is of the time since this answer, not since the sample's begin.
+                self._polled_at = now + self._wanted.took()
             self._follow_layout(now)
             instances = self._read_instances(now, poll=poll)
         except pynvml.NVMLError as error:
