@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import pytest
 from driver_support import Node, gpu, load, process, simulated
 
 from exporter.model import DeviceState, Field, GpuReading
@@ -78,13 +80,14 @@ def test_after_a_clock_was_set_back_nobody_is_idle_because_no_sample_is_newer_th
         assert all(one.sm_ratio for one in told)
 
 
-def test_after_a_driver_was_silent_within_a_sample_processes_are_asked_for_no_sooner() -> None:
-    """What it tells of them is of the time since its answer; of a fifth of a second it knows one process only."""
+def readings_between_silences() -> Iterator[GpuReading]:
+    """A GPU at an even load, sampled every 0.15 s, whose driver is silent for 3 s at the begin of each fifth sample."""
     at, silent_until = 100.0, 0.0
 
     def truth() -> NodeTruth:
         faults = {Fault.HANG: 0.0} if at < silent_until else {}
-        return NodeTruth(at_seconds=at, node="simulated", driver_version="590.48.01", gpus=(BUSY,), faults=faults)
+        one = replace(BUSY, load_integral=load(engine=0.9 * at, nvlink_tx_bytes_per_second=4.0e9 * at))
+        return NodeTruth(at_seconds=at, node="simulated", driver_version="590.48.01", gpus=(one,), faults=faults)
 
     def sleep(seconds: float) -> None:
         nonlocal at
@@ -101,10 +104,21 @@ def test_after_a_driver_was_silent_within_a_sample_processes_are_asked_for_no_so
             sleep(2.0)
             silent_until = at + 3.0
             for _ in range(5):
-                (told,) = source.sample(EPOCH + at).gpus
-                assert told.processes is not None
-                assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told.processes)
+                yield source.sample(EPOCH + at).gpus[0]
                 sleep(0.15)
     finally:
         source.close()
         driver.uninstall()
+
+
+def test_after_a_driver_was_silent_within_a_sample_processes_are_asked_for_no_sooner() -> None:
+    """What it tells of them is of the time since its answer; of a fifth of a second it knows one process only."""
+    for told in readings_between_silences():
+        assert told.processes is not None
+        assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told.processes)
+
+
+def test_rates_are_by_the_time_between_answers_and_not_between_questions() -> None:
+    for told in readings_between_silences():
+        assert told.values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.9, abs=0.01)
+        assert told.values[Field.NVLINK_BANDWIDTH_TOTAL] == pytest.approx(4.0e9 / 1024 / 1000, rel=0.01)

@@ -95,12 +95,14 @@ class Device:
         handle: Of this GPU, in the present generation of the driver.
         plan: What to read.
         count: Called with the reason of everything that goes wrong.
+        took: Seconds since the ``now`` of ``read``, for the driver may be silent for any part of it.
     """
 
-    def __init__(self, handle: Any, plan: Plan, count: Callable[[str], None]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, handle: Any, plan: Plan, count: Callable[[str], None], took: Callable[[], float]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.handle = handle
         self._plan = plan
         self._count = count
+        self._took = took
         self._left_out: dict[object, float] = {}
         self._batches: dict[bool, Batch] = {}
         self._static: dict[Field, Number] = {}
@@ -125,13 +127,14 @@ class Device:
             if driver.GPU_IS_LOST in outcome.codes:
                 return outcome
         self._get_batch(by_pace, outcome.codes, now, slow=slow)
+        counted_at = now + self._took()
         if self._first:
             self._static, self._first = by_pace[Pace.STATIC], False
         if slow:
             self._slow, self._slow_at = by_pace[Pace.SLOW], now
         outcome.values = {**self._static, **self._slow, **by_pace[Pace.FAST]}
         outcome.silent = not any(by_pace.values())
-        self._add_nvlink_rate(outcome.values, now)
+        self._add_nvlink_rate(outcome.values, counted_at)
         return outcome
 
     def _get(self, key: int, getter: Getter, into: dict[Field, Number], codes: list[int], now: float) -> None:

@@ -104,6 +104,7 @@ class Sampler:
         fields: Wanted fields and their metric ids, from ``fields_at``.
         count: Called with the reason of everything that goes wrong.
         oldest_seconds: The longest time over which a mean is still told.
+        took: Seconds since the ``now`` of ``sample``, for the driver may be silent for any part of it.
     """
 
     def __init__(
@@ -113,11 +114,13 @@ class Sampler:
         count: Callable[[str], None],
         *,
         oldest_seconds: float = OLDEST_SECONDS,
+        took: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._take = take
         self._fields = dict(fields)
         self._count = count
         self._oldest_seconds = oldest_seconds
+        self._took = took
         self._old: Any = None
         self._new: Any = None
         self._taken_at: float | None = None
@@ -134,11 +137,11 @@ class Sampler:
         """
         if not self._fields or now < self._not_before:
             return {}
-        since = math.inf if self._taken_at is None else now - self._taken_at
+        since = math.inf if self._taken_at is None else now + self._took() - self._taken_at
         if 0 <= since <= _MINIMUM_SECONDS:
             return self._values
         try:
-            self._values = self._difference(now, seconds=since)
+            self._values = self._difference(now)
         except pynvml.NVMLError as error:
             self._give_up(error, now)
         return self._values
@@ -155,15 +158,15 @@ class Sampler:
         self._old = self._new = self._taken_at = None
         self._values = {}
 
-    def _difference(self, now: float, *, seconds: float) -> dict[Field, int | float]:
+    def _difference(self, now: float) -> dict[Field, int | float]:
         if self._old is None:
             self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
             self._metrics = pynvml.c_nvmlGpmMetricsGet_t()
         self._take(self._new)
-        usable = self._taken_at is not None and 0 < seconds <= self._oldest_seconds
+        before, self._taken_at = self._taken_at, now + self._took()
+        usable = before is not None and 0 < self._taken_at - before <= self._oldest_seconds
         values = self._read() if usable else {}
         self._old, self._new = self._new, self._old
-        self._taken_at = now
         return values
 
     def _read(self) -> dict[Field, int | float]:

@@ -66,9 +66,8 @@ class NvmlSource:
         self._first_reopen_seconds = self._reopen_seconds = reopen_seconds
         self._monotonic = monotonic
         self._steady = steady
-        self._began_at = 0.0
         self._sampled_at: tuple[float, float] | None = None
-        """Unix time and ``steady`` of the sample before."""
+        """Unix time and ``steady`` at the begin of the sample before, or of that which is being taken."""
         self._errors: Counter[str] = Counter()
         self._known: dict[str, Gpu] = {}
         self._units: dict[str, Unit] = {}
@@ -120,7 +119,7 @@ class NvmlSource:
         Raises:
             SourceError: the driver as a whole is gone; close, and open again later.
         """
-        started = self._began_at = self._monotonic()
+        started = self._monotonic()
         own = self._own_time(now)
         try:
             self._reopen_when_due(own)
@@ -153,6 +152,10 @@ class NvmlSource:
                 unit.clock_was_set_back()
         self._sampled_at = now, own
         return own
+
+    def _took(self) -> float:
+        """Seconds that the sample has taken so far; by the time that ``sample`` is told it takes none."""
+        return 0.0 if self._steady is None or self._sampled_at is None else self._steady() - self._sampled_at[1]
 
     def _count(self, reason: str) -> None:
         self._errors[reason] += 1
@@ -199,7 +202,7 @@ class NvmlSource:
             record=processes.record_type(),
             oldest_seconds=self._oldest_seconds,
             count=self._count,
-            took=lambda: self._monotonic() - self._began_at,
+            took=self._took,
         )
 
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave

@@ -57,7 +57,7 @@ class _Instance:
             else:
                 pynvml.nvmlGpmSampleGet(found.handle, sample)
 
-        self.sampler = gpm.Sampler(take, fields, wanted.count, oldest_seconds=wanted.oldest_seconds)
+        self.sampler = gpm.Sampler(take, fields, wanted.count, oldest_seconds=wanted.oldest_seconds, took=wanted.took)
 
     def read(self, now: float, *, poll: bool) -> MigReading:
         values = {**self._memory(now), **self.sampler.sample(now)}
@@ -94,13 +94,14 @@ class Unit:
         self.out_of_date = False
         """Set when MIG was switched on or off, so that the GPU has to be attached anew."""
         self._wanted = wanted
-        self._device = Device(handle, wanted.plan, wanted.count)
+        self._device = Device(handle, wanted.plan, wanted.count, wanted.took)
         self._has_gpm = gpm.supported(handle)
         self._sampler = gpm.Sampler(
             lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
             gpm.fields_at(gpm.Level.GPU, wanted.fields) if self._has_gpm else {},
             wanted.count,
             oldest_seconds=wanted.oldest_seconds,
+            took=wanted.took,
         )
         self._poller = self._new_poller()
         self._processes: tuple[ProcessUse, ...] | None = None
