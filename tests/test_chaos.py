@@ -219,6 +219,14 @@ def test_a_driver_that_was_away_for_seconds_and_nobody_counted_is_a_violation() 
     assert [one.kind for one in judge.violations] == ["faults are counted"] * 2
 
 
+def test_an_api_that_was_away_and_nobody_counted_is_a_violation_once_the_agent_can_have_asked_it() -> None:
+    judge = judge_of(Injection(kind=Fault.API_DOWN, at=5.0, seconds=3.0))
+    judge.told(parse("a 1"), 4.0, 20.0, children_killed=0)
+    assert not judge.violations
+    judge.told(parse("a 1"), 3.0, 20.0, children_killed=0)
+    assert kinds(judge) == {"faults are counted"}
+
+
 def test_an_instant_is_found_again_though_the_clock_was_set_unless_it_could_be_two() -> None:
     judge = judge_of()
     judge.stepped(10.0, 10.1, HOUR)
