@@ -36,6 +36,8 @@ MUST_BE_COUNTED = (
 """Parts that cannot have missed faults of these kinds if they lasted for so long without a pause."""
 LOADING_SECONDS = 2.5
 """Of CPU time it takes 2 to load what reads a kubeconfig; before, the API is not asked."""
+_ENGINE_STOOD = (Fault.HANG, Fault.ENGINE_HANG, Act.CHILD_STOP)
+"""The host engine's next mean is over all of it; the simulated one is in the child's process."""
 _CHILD_AWAY = (Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Fault.HANG)
 LATE_SECONDS = 10.0
 """For so long a machine that had no time is taken for one that has not."""
@@ -277,15 +279,25 @@ class Judge:
         begin, end = (sampled - took - BEFORE_SAMPLE_SECONDS, sampled) if sampled is not None else (t - 5.0, t)
         least = _least(self.truths(begin, end))
         least_of_share = _least(self.truths(begin - LOOK_SECONDS, end))
+        least_of_mean = _least(self.truths(self._mean_begins(begin, end), end))
+        by_dcgm = {carried["uuid"] for _, carried, _ in shown if carried.get("measured_by") == "dcgm"}
         dark = self._dark(sampled, took)
         for name, carried, value in shown:
             key = carried["uuid"], carried.get("pod_name", "")
             divided = carried.get("source") == "process_samples"
-            floor = (least_of_share if divided else least).get(key, 0.0) - ALLOWED_RATIO
+            lowest = least_of_share if divided else least_of_mean if carried["uuid"] in by_dcgm else least
+            floor = lowest.get(key, 0.0) - ALLOWED_RATIO
             told = f"{name} {key} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
             self.expect("no false idle", value >= floor, t, told)
             self.expect("ratio", 0.0 <= value <= 1.0, t, f"{key} {value}")
             self.expect("dark while faulty", carried["uuid"] not in dark, t, f"{name} {key} {value}")
+
+    def _mean_begins(self, begin: float, end: float) -> float:
+        """Since when a mean of the host engine's may be, that is to be from ``begin`` to ``end``."""
+        for one in reversed(self.injections):
+            if one.kind in _ENGINE_STOOD and one.at < end and one.end > begin:
+                begin = min(begin, one.at - BEFORE_SAMPLE_SECONDS)
+        return begin
 
     def _dark(self, sampled: float | None, took: float) -> frozenset[str]:
         """Devices whose GPU was faulty throughout the reading that is shown; indices are the driver's, and move."""

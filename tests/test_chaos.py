@@ -22,9 +22,9 @@ SEEDS = "2,9,14"
 HOUR = 3600.0
 
 
-def judge_of(*injections: Injection) -> Judge:
+def judge_of(*injections: Injection, with_dcgm: bool = False) -> Judge:
     plan = chaos_world.plan(injections, epoch_unix=1000.0, epoch_monotonic=0.0)
-    return Judge(world=chaos_world.World(plan), injections=injections, with_dcgm=False)
+    return Judge(world=chaos_world.World(plan), injections=injections, with_dcgm=with_dcgm)
 
 
 def page_at(t: float, *series: str, off: float = 0.0) -> str:
@@ -107,6 +107,20 @@ def test_a_device_shown_idle_that_was_busy_is_a_violation() -> None:
     assert not judge.violations
     judge.look(page_at(10.0, f"gpu_activity_ratio{labels} 0.1"), 10.3)
     assert kinds(judge) == {"no false idle"}
+
+
+def test_a_mean_of_dcgm_may_reach_back_over_the_time_in_which_the_driver_stood_still() -> None:
+    """The pod on GPU 1 began at 5.8 s: a mean from before that is lower than what it did."""
+    stood = Injection(kind=Fault.HANG, at=4.0, seconds=4.0)
+    for by, injections, wrong in (
+        ("dcgm", (stood,), set[str]()),
+        ("nvml", (stood,), {"no false idle"}),
+        ("dcgm", (), {"no false idle"}),
+    ):
+        judge = judge_of(*injections, with_dcgm=True)
+        labels = f'{{gpu="1",uuid="{uuid_of(judge, 1)}",source="engine",measured_by="{by}"}}'
+        judge.look(page_at(8.2, f"gpu_activity_ratio{labels} 0.5"), 8.4)
+        assert kinds(judge) == wrong, (by, injections)
 
 
 def test_a_value_read_while_the_gpu_was_lost_is_a_violation() -> None:
