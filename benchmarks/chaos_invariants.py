@@ -161,21 +161,28 @@ class Judge:
         self.checks["page valid"] += 1
         self._counters(page, seen_at)
         self._conservation(page, seen_at)
-        sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at)
+        took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
+        sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at, took)
         answered = self.world_time(page.one("gpu_exporter_attribution_timestamp_seconds"), seen_at)
         self._activity(page, sampled, seen_at)
         self._holders(page, sampled, answered, seen_at)
         self._unallocated(page, answered, seen_at)
         return page
 
-    def world_time(self, stamp: float | None, seen_at: float) -> float | None:
-        """When a timestamp of the page was taken; ``None`` where the clock was set so that this cannot be told."""
+    def world_time(self, stamp: float | None, seen_at: float, took: float = 0.0) -> float | None:
+        """When a timestamp of the page was taken; ``None`` where the clock was set so that this cannot be told.
+
+        Args:
+            stamp: Of the page.
+            seen_at: When the page was seen.
+            took: How long before the stamp's instant the clock was read from which it is.
+        """
         if stamp is None:
             return None
         found = []
         for since, until, off in self.steps:
             t = stamp - self.world.plan.epoch_unix - off
-            if since - AROUND_SECONDS <= t <= min(until, seen_at) + AROUND_SECONDS:
+            if since - AROUND_SECONDS <= t <= min(until + took, seen_at) + AROUND_SECONDS:
                 found.append(t)
         return found[0] if found and max(found) - min(found) <= AROUND_SECONDS else None
 

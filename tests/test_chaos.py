@@ -250,3 +250,12 @@ def test_an_instant_is_found_again_though_the_clock_was_set_unless_it_could_be_t
     assert judge.world_time(1000.0 - HOUR, 12.5) is None
     judge.stepped(13.0, 13.1, -1.0)
     assert judge.world_time(1000.0 + 12.6, 13.9) is None
+
+
+@pytest.mark.parametrize(("set_back_at", "found"), [(4.0, 10.6), (8.0, None)], ids=["told", "could be two"])
+def test_an_instant_by_a_clock_that_was_set_within_the_sample(set_back_at: float, found: float | None) -> None:
+    judge = judge_of()
+    judge.stepped(set_back_at, set_back_at + 0.1, -5.0)
+    judge.stepped(10.0, 10.1, 0.0)
+    told = judge.world_time(1000.0 + 10.6 - 5.0, 12.0, took=0.5)
+    assert told == (None if found is None else pytest.approx(found))
