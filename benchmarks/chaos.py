@@ -174,7 +174,7 @@ def show(outcomes: list[Outcome], cannot: frozenset[str]) -> None:
         high = quantiles(recovered, n=100, method="inclusive")[98] if len(recovered) > 1 else recovered[0]
         print(f"\nwell again after median {median(recovered):.1f} s, p99 {high:.1f} s, longest {recovered[-1]:.1f} s")
     storm = sum((one.storm for one in outcomes), Counter[str]())
-    told = ", ".join(f"{count:,} answers {status}" for status, count in storm.most_common())
+    told = ", ".join(f"{count:,} times {status}" for status, count in storm.most_common())
     print(f"scrape storms: {told or 'none'}; pages held to the truth: {sum(one.pages for one in outcomes)}")
     for one in outcomes:
         if len(one.weights) > 1:
