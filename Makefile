@@ -51,6 +51,7 @@ demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus, Aler
 test: .venv/.develop .tools/.demo .tools/.deploy .tools/.test ## Run the tests; STRICT=1 lets no test be skipped but those for a real GPU, COVERAGE=1 measures branches
 	@directory=$$(mktemp -d /tmp/tests.XXXXXX); \
 	$(RUN) -m pytest -p tests.strict_plugin -n $(JOBS) --dist loadfile --no-loadscope-reorder --basetemp="$$directory/t" \
+		$(if $(CI),--durations=30) \
 		$(if $(COVERAGE),--cov --cov-report=term --cov-report=xml:.cache/coverage.xml) $(TESTS); \
 	rm -rf "$$directory"
 
