@@ -1,5 +1,6 @@
 """The agent as a process of its own, on a simulated node, for tests that see what a user sees."""
 
+import asyncio
 import os
 import re
 import signal
@@ -66,6 +67,14 @@ class AgentProcess:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout=seconds)
+
+
+async def until(check: Callable[[], object]) -> None:
+    """Wait until something in this process is so."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not check():
+        assert time.monotonic() < end, "not seen in time"
+        await asyncio.sleep(0.01)
 
 
 def matching(page: dict[str, float], name: str, **labels: str) -> dict[str, float]:

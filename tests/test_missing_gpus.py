@@ -7,11 +7,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agent_support import ROOT
+from agent_support import ROOT, until
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.pricing import PriceBook
@@ -27,7 +27,6 @@ from exporter.exposition.rendered import Renderer
 from exporter.model import DeviceState
 from exporter.sources.worker import Worker
 
-PATIENCE_SECONDS = 30.0
 CHILD = """
 import pathlib, sys, time
 sys.path[:0] = [{tests!r}]
@@ -68,13 +67,6 @@ async def running(worker: Worker) -> AsyncIterator[Agent]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not check():
-        assert time.monotonic() < end, "not seen in time"
-        await asyncio.sleep(0.02)
 
 
 async def test_a_gpu_that_was_away_while_the_drivers_process_was_started_is_up_again_when_it_is_back(

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from agent_support import until
 
 from exporter.model import Field, SourceState
 from exporter.sources import child, worker
 from exporter.sources.worker import Worker, nvml_command
 
-PATIENCE_SECONDS = 20.0
 PREAMBLE = """
 import os, signal, sys, time
 from exporter.model import Reading, SourceState, SourceStatus
@@ -64,13 +64,6 @@ async def working(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not check():
-        assert time.monotonic() < end, "not seen in time"
-        await asyncio.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
