@@ -130,6 +130,21 @@ def test_a_value_read_while_the_gpu_was_lost_is_a_violation() -> None:
     assert kinds(judge) == {"dark while faulty"}
 
 
+def test_a_value_read_while_the_gpu_came_back_is_none() -> None:
+    """The clock of the stamp and the one that faults go by are read one after the other."""
+    judge = judge_of(Injection(kind=Fault.GPU_LOST, at=5.0, seconds=3.02, gpu=0))
+    labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
+    judge.look(page_at(8.0, f"gpu_activity_ratio{labels} 0.8"), 8.2)
+    assert not judge.violations
+
+
+def test_a_node_is_not_well_without_a_gpu_that_was_absent_before() -> None:
+    judge = judge_of(Injection(kind=Fault.GPU_ABSENT, at=5.0, seconds=3.0, gpu=0))
+    up = [f'gpu_up{{uuid="{gpu.uuid}"}} 1' for gpu in judge.world.at(20.0).gpus]
+    assert judge.is_well(parse(page_at(20.0, *up[1:])), 20.0) == f"not up: {[uuid_of(judge, 0)]}"
+    assert "not up" not in judge.is_well(parse(page_at(20.0, *up)), 20.0)
+
+
 def test_a_holder_too_few_or_too_many_is_a_violation() -> None:
     judge = judge_of()
     holders = sorted({(one.device_uuid, one.pod) for one in judge.world.at(4.5).holders})
