@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 from agent_support import ROOT, AgentProcess, matching, running_agent
 
+AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+NEEDS_NAMESPACES = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare for a PID namespace"
+)
+
 
 def up(page: dict[str, float]) -> list[float]:
     return list(matching(page, "gpu_up").values())
@@ -57,11 +62,9 @@ def test_a_terminated_agent_ends_at_once_and_takes_its_child_along() -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
+@NEEDS_NAMESPACES
 def test_as_process_1_of_a_container_the_agent_ends_on_sigterm() -> None:
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("needs root and unshare for a PID namespace")
-    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    with running_agent("--simulate", "demo", prefix=prefix) as agent:
+    with running_agent("--simulate", "demo", prefix=AS_PROCESS_1) as agent:
         agent.until(sampled, "a first sample")
         (inner,) = agent.children()
         status = Path(f"/proc/{inner}/status").read_text(encoding="ascii")
@@ -70,13 +73,12 @@ def test_as_process_1_of_a_container_the_agent_ends_on_sigterm() -> None:
         assert agent.process.wait(timeout=10) == 0
 
 
+@NEEDS_NAMESPACES
 def test_as_process_1_of_a_container_a_command_that_waits_for_a_file_ends_on_sigterm(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("needs root and unshare for a PID namespace")
     book = tmp_path / "book.yaml"
     os.mkfifo(book)
-    alone = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "exporter")
-    with subprocess.Popen([*alone, "prices", "check", str(book)], cwd=ROOT) as process:
+    command = (sys.executable, "-m", "exporter", "prices", "check", str(book))
+    with subprocess.Popen([*AS_PROCESS_1, *command], cwd=ROOT) as process:
         try:
             with book.open("wb"):  # it is reading, as of here
                 children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii")

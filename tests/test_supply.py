@@ -9,17 +9,16 @@ import re
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from agent_support import ROOT
+from agent_support import ROOT, answering
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
@@ -375,17 +374,8 @@ def osv(known: Known, status: int = 200) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Query) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/v1/query"
-        finally:
-            server.shutdown()
-            thread.join(timeout=5)
+    with answering(Query) as address:
+        yield f"http://{address}/v1/query"
 
 
 def test_the_audit_asks_about_every_pinned_package_and_is_silent_when_nothing_is_known(
