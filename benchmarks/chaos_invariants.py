@@ -47,6 +47,7 @@ _STEP_SECONDS = 0.1
 
 Labels = Mapping[str, str]
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_OF_A_POD = re.compile(r"gpu_pod_\w+_total\b")
 _KEPT = ("gpu_ledger_", "gpu_pod_", "gpu_exporter_ledger_")
 """Counters that outlive the agent."""
 
@@ -79,6 +80,20 @@ class Page:
         for key, value in self.values.items():
             if key.startswith(name) and key[len(name) : len(name) + 1] in ("{", ""):
                 yield dict(_LABEL.findall(key)), value
+
+    def living(self) -> int:
+        """How many series tell of what is there: all but owners' totals, and those of pods that have ended.
+
+        Both are meant to stay, those of a pod for an hour; the soak shows them go.
+        """
+        here = {_held(carried) for carried, _ in self.rows("gpu_pod_info")}
+
+        def stays(key: str) -> bool:
+            if _OF_A_POD.match(key):
+                return _held(dict(_LABEL.findall(key))) not in here
+            return key.startswith("gpu_ledger_")
+
+        return sum(not stays(key) for key in self.values)
 
     def one(self, name: str, **labels: str) -> float | None:
         """Value of the first series of a name that has the labels."""
@@ -115,6 +130,10 @@ def parse(text: str) -> Page:
 
 def _name(key: str) -> str:
     return key.partition("{")[0]
+
+
+def _held(carried: Labels) -> tuple[str, ...]:
+    return tuple(carried.get(one, "") for one in ("pod_uid", "container_name", "uuid"))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -144,7 +144,9 @@ class Weight:
     files: int
     """In the state directory."""
     series: int
-    pss_kib: int
+    """Of what is there."""
+    memory_kib: int
+    """Of all its processes; what they share counts once (PSS)."""
 
 
 def weigh(pid: int, state: Path, series: int) -> Weight | None:
@@ -153,7 +155,7 @@ def weigh(pid: int, state: Path, series: int) -> Weight | None:
     Args:
         pid: Of the agent.
         state: Its state directory.
-        series: How many its newest page had.
+        series: How many of its newest page's tell of what is there.
     """
     try:
         own = Path(f"/proc/{pid}")
@@ -164,7 +166,7 @@ def weigh(pid: int, state: Path, series: int) -> Weight | None:
             children=len(family) - 1,
             files=len(list(state.iterdir())),
             series=series,
-            pss_kib=sum(map(_pss_kib, family)),
+            memory_kib=sum(map(_pss_kib, family)),
         )
     except OSError:
         return None

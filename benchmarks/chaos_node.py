@@ -380,7 +380,7 @@ class ChaosNode:
         """What the agent takes now; ``None`` where it is not there."""
         if self._process is None or self.newest is None:
             return None
-        return weigh(self._process.pid, self.machine.state, len(self.newest.values))
+        return weigh(self._process.pid, self.machine.state, self.newest.living())
 
     async def until_well(self, seconds: float) -> tuple[float | None, str]:
         """Wait until a page is the whole truth; time in which this machine had none does not count.

@@ -36,7 +36,7 @@ def _pod(name: str, device: dict[str, Any], activity: float, **more: object) -> 
     }
 
 
-def _plan(injections: tuple[Injection, ...], segment: int, since: float) -> str:
+def _plan(segment: int, since: float, injections: tuple[Injection, ...] = ()) -> str:
     """Scenario file of one segment: who is on the partitioned GPU is there in this segment only.
 
     Between two pods on one GPU is more time than between two looks at its processes (1.9 s).
@@ -91,6 +91,8 @@ class Plan:
     epoch_unix: float
     epoch_monotonic: float
     """The world's time begins here; it is told by the clock that nobody sets."""
+    faults: str
+    """Scenario file with the driver's faults, which are those of all segments: a child reads them once as it starts."""
     segments: tuple[tuple[float, str], ...]
     """(since, scenario file) in order."""
 
@@ -103,14 +105,20 @@ class Plan:
         """What ``write`` has kept."""
         data = json.loads(path.read_text(encoding="utf-8"))
         segments = tuple((float(since), str(text)) for since, text in data["segments"])
-        return Plan(epoch_unix=data["epoch_unix"], epoch_monotonic=data["epoch_monotonic"], segments=segments)
+        return Plan(
+            epoch_unix=data["epoch_unix"],
+            epoch_monotonic=data["epoch_monotonic"],
+            faults=data["faults"],
+            segments=segments,
+        )
 
 
 def plan(injections: tuple[Injection, ...], *, epoch_unix: float, epoch_monotonic: float) -> Plan:
     """Make the plan of everything that is to happen; injections at seconds since the epoch."""
     since = (0.0, *switches(injections))
-    segments = tuple((at, _plan(injections, number, at)) for number, at in enumerate(since))
-    return Plan(epoch_unix=epoch_unix, epoch_monotonic=epoch_monotonic, segments=segments)
+    segments = tuple((at, _plan(number, at)) for number, at in enumerate(since))
+    faults = _plan(0, 0.0, injections)
+    return Plan(epoch_unix=epoch_unix, epoch_monotonic=epoch_monotonic, faults=faults, segments=segments)
 
 
 class World:
@@ -118,10 +126,12 @@ class World:
 
     def __init__(self, made: Plan) -> None:
         self.plan = made
-        self._parts: list[tuple[float, Scenario]] = [
-            (since, scenario.build(scenario_file.parse(text, source=f"segment-{number}.yaml")))
-            for number, (since, text) in enumerate(made.segments)
-        ]
+        everywhere = scenario_file.parse(made.faults, source="faults.yaml")
+        self._parts: list[tuple[float, Scenario]] = []
+        for number, (since, text) in enumerate(made.segments):
+            own = scenario_file.parse(text, source=f"segment-{number}.yaml")
+            part = scenario.build(replace(own, faults=everywhere.faults, xids=everywhere.xids))
+            self._parts.append((since, part))
         self._offsets = self._made_steady()
         self._at = lru_cache(maxsize=4096)(self._exactly)
 

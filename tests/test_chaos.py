@@ -100,6 +100,20 @@ def test_a_page_with_a_series_twice_or_no_number_is_none(text: str, told: str) -
         parse(text)
 
 
+def test_what_stays_of_owners_and_of_ended_pods_is_no_growth_and_what_else_tells_of_them_is() -> None:
+    """A page grows while pods come and go; what is kept on purpose must not hide what is kept by mistake."""
+    here, ended = 'pod_uid="1",container_name="main",uuid="GPU-1"', 'pod_uid="2",container_name="main",uuid="GPU-1"'
+    living = [
+        f"gpu_pod_info{{{here}}} 1",
+        f"gpu_pod_active_seconds_total{{{here}}} 5",
+        f"gpu_pod_age_seconds{{{here}}} 9",
+    ]
+    kept = [f"gpu_pod_active_seconds_total{{{ended}}} 5", 'gpu_ledger_cost_total{workload_name="of-old"} 1']
+    assert parse("\n".join(living)).living() == len(living)
+    assert parse("\n".join([*living, *kept])).living() == len(living)
+    assert parse("\n".join([*living, f"gpu_pod_age_seconds{{{ended}}} 9"])).living() == len(living) + 1
+
+
 def test_a_device_shown_idle_that_was_busy_is_a_violation() -> None:
     judge = judge_of()
     labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
