@@ -67,8 +67,8 @@ class _Stop:
         self.open_anew = True
 
     def pause(self, seconds: float) -> None:
-        if not self.asked and seconds > 0:
-            select.select([self._reader], [], [], seconds)
+        if not self.asked and seconds > 0 and select.select([self._reader], [], [], seconds)[0]:
+            os.read(self._reader, 64)  # what a signal has left there would end every later pause, too
 
 
 def main(argv: list[str] | None = None) -> int:
