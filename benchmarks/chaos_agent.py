@@ -41,7 +41,8 @@ def hurry() -> None:
         (api_errors, ("FIRST_BACKOFF_SECONDS", "LONGEST_BACKOFF_SECONDS", "FORBIDDEN_SECONDS")),
         (list_watch, ("GONE_SPREAD_SECONDS", "SHORTEST_WATCH_SECONDS")),
         (podresources, ("LONGEST_WAIT_SECONDS", "LEAST_RETRY_SECONDS")),
-        (worker, ("_GRACE_SECONDS", "_FIRST_BACKOFF_SECONDS", "_LONGEST_BACKOFF_SECONDS", "_SETTLED_SECONDS")),
+        (worker, ("_GRACE_SECONDS", "_LAST_CHANCE_SECONDS")),
+        (worker, ("_FIRST_BACKOFF_SECONDS", "_LONGEST_BACKOFF_SECONDS", "_SETTLED_SECONDS")),
     ):
         for name in names:
             setattr(module, name, getattr(module, name) / HASTE)

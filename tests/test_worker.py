@@ -115,6 +115,17 @@ async def test_a_silent_child_is_killed_counted_and_replaced(tmp_path: Path) -> 
         assert not alive(first)
 
 
+async def test_a_child_is_not_blamed_for_a_time_in_which_the_agent_itself_stood_still() -> None:
+    """As when a machine, a container or a debugger stops it; what was read meanwhile is not lost."""
+    async with working(script(STEADY), deadline_seconds=0.3) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        child_before = one.pid
+        one.take()
+        time.sleep(0.6)  # noqa: ASYNC251 - the loop stands still
+        await until(lambda: len(one.take()) > 10)
+        assert (one.pid, one.errors, one.status.restarts) == (child_before, {}, 0)
+
+
 async def test_a_start_that_hangs_is_cut_off_too() -> None:
     async with working(script("time.sleep(600)"), start_deadline_seconds=0.3) as one:
         await until(lambda: one.errors.get("hung"))

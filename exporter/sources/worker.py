@@ -22,6 +22,8 @@ _LONGEST_BACKOFF_SECONDS = 30.0
 _SETTLED_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _STUCK_LIMIT = 3
+_LAST_CHANCE_SECONDS = 1.0
+"""A silent child is listened to for so long again: both may have been stopped, by a debugger or with their machine."""
 _WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
 _LAST_WORDS_SECONDS = 0.5
 _HUNG_WORDS = {
@@ -241,15 +243,26 @@ class Worker:
         Raises:
             TimeoutError: it was silent for too long.
         """
-        async with asyncio.timeout(self._start_deadline_seconds) as patience:
-            self._patience = patience
+        seconds, last_chance = self._start_deadline_seconds, False
+        while True:
+            heard = False
             try:
-                async for message in self._messages(process):
-                    self._take_in(message)
-                    if not self._told_to_go:
-                        working = isinstance(message, Reading)
-                        self._patience_seconds = self._deadline_seconds if working else self._start_deadline_seconds
-                        patience.reschedule(asyncio.get_running_loop().time() + self._patience_seconds)
+                async with asyncio.timeout(seconds) as patience:
+                    self._patience = patience
+                    async for message in self._messages(process):
+                        heard = True
+                        self._take_in(message)
+                        if not self._told_to_go:
+                            working = isinstance(message, Reading)
+                            self._patience_seconds = self._deadline_seconds if working else self._start_deadline_seconds
+                            patience.reschedule(asyncio.get_running_loop().time() + self._patience_seconds)
+            except TimeoutError:
+                if self._told_to_go or (last_chance and not heard):
+                    raise
+                # An agent that stood still itself meets its timer before what the child has said meanwhile.
+                seconds, last_chance = _LAST_CHANCE_SECONDS, True
+            else:
+                return
             finally:
                 self._patience = None
 
