@@ -28,6 +28,8 @@ WELL_SECONDS = 30.0
 """A node that is not well so long after the last fault has not recovered."""
 AFTER_SECONDS = 1.2
 """It is looked at for so long after it is well."""
+BUSY_RATIO = 0.5
+"""Of a core: more than twice what any of its processes needs at five samples a second."""
 BETWEEN_SECONDS = 14.0
 """Between the schedules that one agent lives through: longer than it ever took to be well again."""
 MOST_FILES = 4
@@ -84,7 +86,15 @@ async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: O
     if took is not None:
         outcome.recovered_seconds.append(took)
     node.judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
+    before, began = node.cpu_seconds(), node.now()
     await asyncio.sleep(AFTER_SECONDS)
+    lasted = node.now() - began
+    for pid, used in node.cpu_seconds().items():
+        if pid in before:
+            busy = (used - before[pid]) / lasted
+            node.judge.expect(
+                "not busy for nothing", busy <= BUSY_RATIO, node.now(), f"{busy:.2f} of a core, process {pid}"
+            )
     _weigh(node, node.judge, outcome)
     node.sum_up()
 

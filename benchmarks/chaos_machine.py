@@ -179,6 +179,17 @@ def children(pid: int) -> Iterator[int]:
         yield from (int(one) for one in text.split())
 
 
+def cpu_seconds(pid: int) -> dict[int, float]:
+    """What an agent and each of its children have used of a core, by process id; nothing of those that are gone."""
+    used = {}
+    for one in (pid, *children(pid)):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{one}/stat").read_text(encoding="ascii")
+            user, system = text.rpartition(")")[2].split()[11:13]
+            used[one] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
 def _pss_kib(pid: int) -> int:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))

@@ -15,7 +15,7 @@ from typing import Any, Self
 import aiohttp
 from chaos_clients import half_open, storm
 from chaos_invariants import Judge, Page
-from chaos_machine import HERE, Machine, Weight, children, send, weigh
+from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, weigh
 from chaos_schedule import Act, Injection
 from chaos_world import NODE, World
 
@@ -381,6 +381,10 @@ class ChaosNode:
         if self._process is None or self.newest is None:
             return None
         return weigh(self._process.pid, self.machine.state, self.newest.living())
+
+    def cpu_seconds(self) -> dict[int, float]:
+        """What the agent and its children have used of a core so far, by process id."""
+        return {} if self._process is None else cpu_seconds(self._process.pid)
 
     async def until_well(self, seconds: float) -> tuple[float | None, str]:
         """Wait until a page is the whole truth; time in which this machine had none does not count.
