@@ -40,6 +40,7 @@ RULES_OWN_LABELS = {
     "tier",
     "budget",
     "period",
+    "ended",
 }
 # Series of the cost service: absent, and their alerts silent, where no budget is configured.
 COST_SERVICE = re.compile("gpu_budget_[a-z_]+")
