@@ -165,6 +165,25 @@ async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_a
     assert over["text"].strip() == f"over: GPUUnderutilised: {words['summary']}"
 
 
+async def test_no_name_calls_anybody_or_hides_a_link_in_a_chat_of_alerts(tmp_path: Path) -> None:
+    team = "<!channel> & <https://evil.example|click to mend>"
+    plain = "&lt;!channel&gt; &amp; &lt;https://evil.example|click to mend&gt;"
+    labels = {**TRAIN, "workload_namespace": "other", "workload_name": team, "team": team, "cluster": team}
+    words = {"summary": f"idle, {team}", "description": f"Ask {team}.", "dashboard": f"/d?var-namespace={team}"}
+    async with alertmanager(tmp_path) as running:
+        idle = alert("GPUUnderutilised", "warning", annotations=words, **labels)
+        await running.post([idle])
+        await running.receivers.until(lambda all_of: len(all_of.got) == 1)
+        await running.post([idle], over=True)
+        await running.receivers.until(lambda all_of: len(all_of.got) == 2)
+        firing, over = (message["attachments"][0] for message in running.receivers.of("finops-chat"))
+        assert "<" not in running.receivers.text
+    assert firing["title"] == f"1 firing GPUUnderutilised in {plain}, namespace other, team {plain}"
+    assert f"GPUUnderutilised: idle, {plain}\n" in firing["text"]
+    assert f"\nAsk {plain}.\n" in firing["text"]
+    assert over["text"].strip() == f"over: GPUUnderutilised: idle, {plain}"
+
+
 async def test_a_dead_exporter_holds_back_the_waste_of_its_nodes_workloads_its_end_too_and_no_other(
     tmp_path: Path,
 ) -> None:
@@ -265,7 +284,8 @@ def test_the_template_is_one_of_mails_too_and_quotes_what_stands_in_a_link(
     amtool: str, tmp_path: Path, kind: str
 ) -> None:
     labels = {"alertname": "GPUUnpricedDevices", "severity": "warning", "model": "NVIDIA H100 & more"}
-    one = {"status": "firing", "labels": labels, "annotations": {"summary": "s"}, "startsAt": "2026-11-01T12:00:00Z"}
+    words = {"summary": "<b>x & y", "description": "", "dashboard": ""}
+    one = {"status": "firing", "labels": labels, "annotations": words, "startsAt": "2026-11-01T12:00:00Z"}
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"status": "firing", "externalURL": "https://a", "alerts": [one]}), encoding="utf-8")
     command = [amtool, "template", "render", f"--template.glob={TEMPLATE}", f"--template.data={data}"]
@@ -273,6 +293,7 @@ def test_the_template_is_one_of_mails_too_and_quotes_what_stands_in_a_link(
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "since 1 Nov 12:00 UTC" in result.stdout
+    assert "GPUUnpricedDevices: &lt;b&gt;x &amp; y\n" in result.stdout
     link = "https://a/#/silences/new?filter=%7Balertname%3D%22GPUUnpricedDevices%22"
     assert f"{link}%2Cmodel%3D%22NVIDIA%20H100%20%26%20more%22%7D" in result.stdout
 
