@@ -21,7 +21,7 @@ _SECONDS = 2.0
 _ENOUGH_BYTES = 64
 _GOOD = "200"
 _REQUEST = b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n"
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be asked, not to be bound
+_ANYWHERE = {"0.0.0.0": ("127.0.0.1",), "::": ("::1", "127.0.0.1")}  # noqa: S104 - to be asked, not to be bound
 
 
 def _listeners() -> dict[str, tuple[str, int]]:
@@ -55,12 +55,26 @@ def _own_sockets() -> Iterator[str]:
 
 def _problem(host: str, port: int) -> str:
     """What is wrong with who listens there; empty if nothing is."""
-    place = (_ANYWHERE.get(host, host), port)
+    place = (_own_address(host), port)
     try:
         status = _plain(place) or _encrypted(place)
     except OSError as error:
         return str(error)
     return "" if status == _GOOD else f"HTTP status {status}"
+
+
+def _own_address(host: str) -> str:
+    """Where to ask who listens on a host: of any address by the first that is here.
+
+    Docker before 26 leaves containers without ::1, and so do hosts without IPv6; who listens on [::] for IPv6 alone
+    has no other.
+    """
+    for address in _ANYWHERE.get(host, ()):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.bind((address, 0))
+            return address
+    return host
 
 
 def _plain(place: tuple[str, int]) -> str:
