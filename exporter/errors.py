@@ -2,11 +2,11 @@
 
 
 class ExporterError(Exception):
-    """Root of the errors that a user can meet."""
+    """Root of the errors that a user can meet. Exit code 1: it may pass by itself."""
 
 
 class ConfigError(ExporterError):
-    """One or more mistakes in what the user wrote: flags, environment, files. Exit code 2.
+    """One or more mistakes in what the user wrote: flags, environment, files. Exit code 2: it does not pass by itself.
 
     ``problems`` has one line per mistake, each naming the file and line or key, the value, and what is allowed.
     """

@@ -137,7 +137,7 @@ def test_without_a_driver_the_agent_says_so_and_keeps_trying(tmp_path: Path) -> 
         assert agent.get("/healthz")[0] == 200
 
 
-def refused(*arguments: str) -> list[str]:
+def refused(*arguments: str, code: int = 2) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "exporter", "agent", *arguments],
         cwd=ROOT,
@@ -146,7 +146,7 @@ def refused(*arguments: str) -> list[str]:
         timeout=30,
         check=False,
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()
 
@@ -156,7 +156,7 @@ def test_a_port_in_use_is_told_in_one_line_and_nothing_is_started() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        (line,) = refused("--simulate", "demo", "--listen", f"127.0.0.1:{port}")
+        (line,) = refused("--simulate", "demo", "--listen", f"127.0.0.1:{port}", code=1)
     assert f"127.0.0.1:{port}" in line
     assert "in use" in line
 

@@ -67,7 +67,7 @@ async def run(
         worker_env: Extra environment of the children.
 
     Raises:
-        ConfigError: A file or the port cannot be had, or the state directory is another agent's; nothing was started.
+        ExporterError: Nothing was started: mistakes in a file (ConfigError), or others have port or state directory.
     """
     collectors = read_collectors(config.collectors)
     load_prices = functools.partial(price_book.load, config.price_book)
@@ -104,14 +104,14 @@ def _state_file(directory: Path | None) -> StateFile | None:
     """Claim the state directory.
 
     Raises:
-        ConfigError: Another agent has it.
+        StateError: Another agent has it.
     """
     file = StateFile(directory) if directory else None
     try:
         if file:
             file.claim()
     except StateError as error:
-        raise ConfigError(f"{error}; end that one or give this one another --state-dir") from error
+        raise StateError(error.reason, f"{error}; end that one or give this one another --state-dir") from error
     return file
 
 

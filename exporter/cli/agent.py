@@ -27,11 +27,17 @@ LOG = logging.getLogger("exporter.cli")
 THREADS_SECONDS = 0.5
 """How long threads may still take once everything else has ended; the last save has had its own time."""
 
+_ENDS = (
+    "Exit code: 0 when it was told to end; 1 if another process has the port or the state directory, which may pass by"
+    " itself; 2 for mistakes in options and files, which do not."
+)
+
 
 def add(commands: Commands) -> None:
     """Add both commands."""
     agent = command(commands, "agent", "Measure this node's GPUs and serve them to Prometheus and to people.")
     add_options(agent)
+    agent.epilog = f"{agent.epilog} {_ENDS}"
     agent.set_defaults(run=_agent)
     doctor = command(commands, "doctor", "Check whether this node is fit for the agent, and say what to mend.")
     doctor.add_argument(

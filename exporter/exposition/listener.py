@@ -2,7 +2,7 @@
 
 import socket
 
-from exporter.errors import ConfigError
+from exporter.errors import ExporterError
 
 BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted: one that it must drop tries again after a second."""
@@ -14,7 +14,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Bind the listening socket first, so that a port in use ends the program before anything is started.
 
     Raises:
-        ConfigError: It cannot be bound.
+        ExporterError: It cannot be bound: not now, since who has the port may end, and an address may come.
     """
     try:
         family = socket.AF_INET6 if ":" in host or not host else socket.AF_INET
@@ -25,7 +25,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while")[0]  # create_server repeats the address there
-        raise ConfigError(
+        raise ExporterError(
             f"listen: cannot listen on '{host}:{port}': {why}; free the port or choose another address with --listen"
         ) from error
     return listener

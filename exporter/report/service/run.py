@@ -48,7 +48,8 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
         clock: Unix seconds.
 
     Raises:
-        ConfigError: The port cannot be bound, or the budgets have mistakes; nothing has been started then.
+        ConfigError: The budgets have mistakes; nothing has been started then.
+        ExporterError: The port cannot be bound; nothing has been started then.
         StoreError: The store can neither be read nor written.
     """
     access = WebAccess(partial(web_config.load, settings.web_config)) if settings.web_config else None
