@@ -13,7 +13,7 @@ from fleet_support import fleet_prometheus, fleet_truth, fleet_victoria, small_f
 
 __all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 
-# Files go to two processes one by one: who is given a slow one last works on alone, for minutes. These take 20 s and
+# Files go to a few processes one by one: who is given a slow one last works on alone, for minutes. These take 20 s and
 # more, the slowest first; --no-loadscope-reorder keeps xdist from sorting files by the number of their tests instead.
 _SLOWEST_FIRST = (
     "test_rules_versions.py",

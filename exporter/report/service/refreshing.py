@@ -21,6 +21,7 @@ RETRY_SECONDS = 15.0
 WARM_SECONDS = 7200.0
 """Reports that were read within this are read again as soon as there is something newer."""
 MOST_WARM = 8
+"""Of these the ones that were looked at last, no more: each costs Prometheus the questions of a report."""
 
 Count = Callable[[float], Awaitable[Sequence[BudgetState]]]
 """Counts all budgets at a Unix time. Raises PrometheusError or StoreError."""
