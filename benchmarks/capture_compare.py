@@ -122,7 +122,6 @@ TEXTS = {
     "inforom.pwr": "DCGM_FI_DEV_POWER_INFOROM_VER",
 }
 WORDS = {"No": 0.0, "None": 0.0, "Yes": 1.0, "Pass-Through": 1.0}
-UNITS = {"[W]": "W", "[MHz]": "MHz", "[MiB]": "MiB", "[%]": "%", "[us]": "us"}
 
 Labels = Mapping[str, str]
 Page = dict[str, list[tuple[Labels, float]]]

@@ -44,7 +44,6 @@ class Act(StrEnum):
     WEB = "web_config_garbage"
 
 
-_DRIVER = (Fault.HANG, Fault.SLOW, Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING)
 _ENGINE = (Fault.ENGINE_DOWN, Fault.ENGINE_HANG, Fault.ENGINE_SLOW, Fault.PROFILING_PAUSED)
 _PARAMETERS = {
     Fault.SLOW: (0.002, 0.03),
@@ -56,7 +55,6 @@ _CLOCK_STEPS = (-86_400.0, -3_600.0, -61.0, -5.0, -1.0, 1.0, 5.0, 61.0, 3_600.0,
 _INSTANTS = frozenset({Act.CHILD_KILL, Act.AGENT_KILL, Act.AGENT_TERM, Act.HANGUP, Act.RELEASE, Act.XID})
 _RARE: dict[str, int] = {Act.AGENT_KILL: 1, Act.AGENT_TERM: 1, Act.RELEASE: 2, Act.CHILD_KILL: 5, Fault.HANG: 3}
 """What ends the agent or its children takes all that is seen with it: no more often than this in a schedule."""
-_DISKS = (Act.DISK_FULL, Act.DISK_READ_ONLY)
 CLOCK_LIKE = (Act.CLOCK, Act.DISK_HANG)
 """They need the library in front of the agent's C library."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 PAGE_BYTES = 4096
 _PRESENT, _SHARED = 1 << 63, 1 << 61
 _ENTRY_BYTES = 8
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) (\S+) (\d+) *(.*)")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) (\S+) (\d+) *(.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,6 @@ class Mapping:
 
     first: int
     count: int
-    permissions: str
     offset: int
     device: str
     inode: int
@@ -84,15 +83,14 @@ def _held(pid: int, seen: set[tuple[str, int, int]]) -> Held:
 def _mappings(pid: int) -> Iterator[Mapping]:
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         match = _MAPPING.match(line)
-        if match is None or match[7] in {"[vsyscall]", "[vvar]", "[vdso]"}:
+        if match is None or match[6] in {"[vsyscall]", "[vvar]", "[vdso]"}:
             continue
-        first, end, offset = (int(match[number], 16) // PAGE_BYTES for number in (1, 2, 4))
+        first, end, offset = (int(match[number], 16) // PAGE_BYTES for number in (1, 2, 3))
         yield Mapping(
             first=first,
             count=end - first,
-            permissions=match[3],
             offset=offset,
-            device=match[5],
-            inode=int(match[6]),
-            path=match[7],
+            device=match[4],
+            inode=int(match[5]),
+            path=match[6],
         )

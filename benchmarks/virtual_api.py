@@ -36,7 +36,6 @@ class Api:
     world: World
     late_seconds: float = 1.0
     is_down: bool = False
-    is_known: bool = True
     errors: dict[str, int] = field(default_factory=dict)
     remark: str = ""
     node_facts: NodeFacts | None = None

@@ -224,12 +224,10 @@ def states(
     )
 
 
-def heat(
-    title: str, description: str, target: Target, *, unit: str = "percentunit", span: int = 24
-) -> statushistory.Panel:
-    """A row for each series, coloured by value."""
+def heat(title: str, description: str, target: Target) -> statushistory.Panel:
+    """A row for each series, coloured by its value from 0 to 1."""
     return (
-        _headed(statushistory.Panel(), title, description, unit, [query(*target)])
+        _headed(statushistory.Panel(), title, description, "percentunit", [query(*target)])
         .min(0)
         .max(1)
         .color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.CONTINUOUS_RD_YL_GR))
@@ -238,7 +236,7 @@ def heat(
         .max_data_points(120)
         .per_page(40)
         .height(10)
-        .span(span)
+        .span(24)
     )
 
 

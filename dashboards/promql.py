@@ -38,12 +38,11 @@ def gained(name: str, labels: str, window: Window, matchers: str = CLUSTER) -> s
     return f"max by ({labels}) (sum_over_time({name}:delta1h{{{matchers}}}{window}))"
 
 
-def money(window: Window, matchers: str = CLUSTER) -> str:
+def money(window: Window) -> str:
     """All money by cluster and currency: held, Unallocated and Unattributed."""
-    held = gained("cluster:gpu_cost", "cluster, currency", window, matchers)
+    held = gained("cluster:gpu_cost", "cluster, currency", window)
     free, unattributed = (
-        gained(f"cluster:gpu_{name}_cost", "cluster, currency", window, matchers)
-        for name in ("unallocated", "unattributed")
+        gained(f"cluster:gpu_{name}_cost", "cluster, currency", window) for name in ("unallocated", "unattributed")
     )
     apart = f'label_replace({free}, "of", "1", "", "") or label_replace({unattributed}, "of", "2", "", "")'
     return f"sum by (cluster, currency) ({held} or {apart})"
@@ -70,16 +69,16 @@ def held_money(window: Window) -> tuple[str, str, str]:
     return less(f"sum by (currency) {busy}", unsure), f"sum by (currency) ({idle})", f"{unsure} > 0"
 
 
-def of_one_currency(name: str, window: Window, unit: float, matchers: str = CLUSTER) -> str:
+def of_one_currency(name: str, window: Window, unit: float) -> str:
     """Money by model and currency for each unit (seconds or joules) of what it was paid for.
 
     Where a model was paid in several currencies in one cluster nobody can say what was paid in which: absent.
     """
-    cost = gained("model:gpu_cost", "cluster, model, currency", window, matchers)
+    cost = gained("model:gpu_cost", "cluster, model, currency", window)
     cost = f"({cost} unless on (cluster, model) count by (cluster, model) ({cost}) > 1)"
-    amount = gained(f"model:{name}", "cluster, model", window, matchers)
+    amount = gained(f"model:{name}", "cluster, model", window)
     if name == "gpu_allocated_seconds":
-        amount = f"({less(amount, gained('model:gpu_unpriced_seconds', 'cluster, model', window, matchers))})"
+        amount = f"({less(amount, gained('model:gpu_unpriced_seconds', 'cluster, model', window))})"
     paid = f"sum by (model, currency) ({amount} * on (cluster, model) group_right () ({cost} > bool 0))"
     return f"sum by (model, currency) ({cost}) / ({paid} / {unit:.0f} > 0)"
 

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +55,6 @@ async def run(
     worker_command: Sequence[str] | None = None,
     dcgm_worker_command: Sequence[str] | None = None,
     simulated: bool = False,
-    worker_env: Mapping[str, str] | None = None,
 ) -> int:
     """Run the agent until SIGTERM or SIGINT; return its exit code.
 
@@ -64,7 +63,6 @@ async def run(
         worker_command: Command line of the child that owns the driver; ``None`` for the NVML child.
         dcgm_worker_command: The same of the child that asks DCGM's host engine, where one is asked at all.
         simulated: Whether what the child reads does not exist; every page and the metrics then say so.
-        worker_env: Extra environment of the children.
 
     Raises:
         ExporterError: Nothing was started: mistakes in a file (ConfigError), or others have port or state directory.
@@ -79,7 +77,7 @@ async def run(
     listener = bind(config.listen_host, config.listen_port)
     file = _state_file(config.state_dir)
     commands = {"nvml": worker_command, "dcgm": dcgm_worker_command}
-    workers = workers_of(config, collectors.fields, commands, worker_env)
+    workers = workers_of(config, collectors.fields, commands)
     attributing = attributing_of(config)
     owners = Owners(tenancy=attributing.tenancy)
     metering = metering_of(config, book, file, owners=owners, simulated=simulated)

@@ -13,7 +13,6 @@ def workers_of(
     config: AgentConfig,
     fields: Iterable[Field],
     commands: Mapping[str, Sequence[str] | None],
-    env: Mapping[str, str] | None,
 ) -> tuple[Worker, ...]:
     """Return a worker per source that is asked for, the one that leads first.
 
@@ -21,14 +20,12 @@ def workers_of(
         config: Says which sources.
         fields: What the page shows.
         commands: Command lines of children by source, where they are not the real ones.
-        env: Extra environment of the children.
     """
     return tuple(
         Worker(
             name=name,
             command=commands.get(name) or _command(config, name, fields),
             interval_seconds=config.sample_interval_seconds,
-            env=env,
             clock=time.monotonic,
         )
         for name in sources_of(config)

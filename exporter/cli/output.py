@@ -12,7 +12,7 @@ from exporter.cli.base import stdout
 from exporter.errors import ConfigError, ExporterError
 
 
-def check_output(path: Path | None, flag: str = "--output") -> None:
+def check_output(path: Path | None) -> None:
     """Find out before long work that its result could not be written.
 
     Raises:
@@ -22,12 +22,12 @@ def check_output(path: Path | None, flag: str = "--output") -> None:
         return
     folder = path.absolute().parent
     if path.is_dir():
-        raise ConfigError(f"{flag}: {path} is a directory; allowed: a file")
+        raise ConfigError(f"--output: {path} is a directory; allowed: a file")
     if not folder.is_dir():
-        raise ConfigError(f"{flag}: {folder} is no directory; make it, or give another file")
+        raise ConfigError(f"--output: {folder} is no directory; make it, or give another file")
     target = path if is_written_in_place(path) else folder
     if not os.access(target, os.W_OK):
-        raise ConfigError(f"{flag}: {target} may not be written to; allow it, or give another file")
+        raise ConfigError(f"--output: {target} may not be written to; allow it, or give another file")
 
 
 def is_written_in_place(path: Path) -> bool:

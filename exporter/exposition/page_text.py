@@ -97,9 +97,9 @@ def chip(css: str, inner: str) -> str:
     return f'<span class="chip {css}">{inner}</span>'
 
 
-def bar(ratio: float | None, css: str = "busy") -> str:
+def bar(ratio: float | None) -> str:
     """A bar for eyes only: the number stands beside it. SVG, because the page allows no inline style."""
-    filled = "" if ratio is None else f'<rect class="{css}" width="{min(max(ratio, 0), 1) * 100:.1f}" height="8"/>'
+    filled = "" if ratio is None else f'<rect class="busy" width="{min(max(ratio, 0), 1) * 100:.1f}" height="8"/>'
     return f'<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">{filled}</svg>'
 
 

@@ -165,22 +165,9 @@ def _totals(row: Sum, currency: str) -> Totals:
     )
 
 
-def fleet_truth(
-    plan: FleetPlan, start_seconds: int | None = None, end_seconds: int | None = None, *, by_node: bool = True
-) -> FleetTruth:
-    """The truth over a part of a fleet's time, or all of it.
-
-    Args:
-        plan: Of which fleet.
-        start_seconds: Unix time; samples after it count. ``None``: from its start.
-        end_seconds: Unix time; samples until and at it count. ``None``: until its end.
-        by_node: Keep the nodes apart.
-    """
-    counter = TruthCounter(
-        plan.start_seconds if start_seconds is None else start_seconds,
-        plan.end_seconds if end_seconds is None else end_seconds,
-        by_node,
-    )
+def fleet_truth(plan: FleetPlan) -> FleetTruth:
+    """The truth over all of a fleet's time, with its nodes apart."""
+    counter = TruthCounter(plan.start_seconds, plan.end_seconds)
     for ledger in ledgers(fleet_nodes(plan)):
         counter.add(ledger)
     return counter.truth()

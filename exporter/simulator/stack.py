@@ -318,15 +318,14 @@ async def _until_signalled(options: StackOptions) -> int:
     return code
 
 
-def main(scenario: str = "demo", *, rules: Path = RULES) -> int:
+def main(scenario: str) -> int:
     """Run the stack until Ctrl-C or SIGTERM; the exit code.
 
     Args:
         scenario: Name of a shipped scenario, or a scenario file.
-        rules: The rules file whose windows are shortened.
 
     Raises:
         ConfigError: There is no such scenario, or the rules file is missing or not of this version.
     """
     load(scenario)  # its mistakes are told here, before anything is started
-    return asyncio.run(_until_signalled(StackOptions(scenario=scenario, rules=rules, history_days=HISTORY_DAYS)))
+    return asyncio.run(_until_signalled(StackOptions(scenario=scenario, history_days=HISTORY_DAYS)))

@@ -50,15 +50,14 @@ async def read_recommendations(
     source: LedgerSource,
     now_seconds: float,
     *,
-    window_days: int = WINDOW_DAYS,
     cluster_label: str = "cluster",
 ) -> tuple[Recommendation, ...]:
-    """Recommendations over so many days up to the last whole hour, dearest first.
+    """Recommendations over the last days up to the last whole hour, dearest first.
 
     Raises:
         PrometheusError: As for ``read``.
         StoreError: As for ``read``.
     """
     end = int(now_seconds // HOUR_SECONDS * HOUR_SECONDS)
-    window = Window(start_seconds=end - window_days * DAY_SECONDS, end_seconds=end, label=f"{window_days}d")
+    window = Window(start_seconds=end - WINDOW_DAYS * DAY_SECONDS, end_seconds=end, label=f"{WINDOW_DAYS}d")
     return (await read(client, source, window, cluster_label=cluster_label)).recommendations

@@ -47,7 +47,6 @@ async def close_due_days(
     source: LedgerSource,
     now: float,
     *,
-    lag_hours: int = LAG_HOURS,
     from_day: int | None = None,
     accept_gaps: bool = False,
     by: str = "",
@@ -59,7 +58,6 @@ async def close_due_days(
         store: Opened to write.
         source: What has the days: Prometheus, not the store.
         now: Unix time.
-        lag_hours: How long after its end a day is due.
         from_day: Start of the first day; without one, the day after the oldest that is closed, or in an empty store the
             oldest that the source has.
         accept_gaps: Close days of which hours are missing, once ``GRACE_HOURS`` are over.
@@ -70,7 +68,7 @@ async def close_due_days(
         StoreError: The store cannot be read or written, or the clock is wrong. Days closed before stay closed.
         PrometheusError: Where the oldest day is to be found, and nothing can be read at all.
     """
-    due = await due_days(store, source, now, lag_hours=lag_hours, from_day=from_day)
+    due = await due_days(store, source, now, from_day=from_day)
     closed: list[int] = []
     left: list[NotClosed] = []
     for number, day in enumerate(due, start=1):
@@ -90,7 +88,6 @@ async def due_days(
     source: LedgerSource,
     now: float,
     *,
-    lag_hours: int = LAG_HOURS,
     from_day: int | None = None,
 ) -> tuple[int, ...]:
     """Starts of the days that ``close_due_days`` would close, oldest first.
@@ -104,7 +101,7 @@ async def due_days(
         raise StoreError(
             "clock", f"store: {known[-1].window.label} is closed, and by this clock not over: set the clock"
         )
-    end = int(now - lag_hours * HOUR_SECONDS) // DAY_SECONDS * DAY_SECONDS
+    end = int(now - LAG_HOURS * HOUR_SECONDS) // DAY_SECONDS * DAY_SECONDS
     start = known[0].window.start_seconds if known and from_day is None else from_day
     if start is None:
         start = await oldest_day(source, end)
