@@ -5,7 +5,7 @@ from pathlib import Path
 
 from exporter.attribution.host_processes import HostProcess, HostProcesses, UserNames
 from exporter.attribution.processes import NO_POD
-from exporter.attribution.tenants import HOST, RENEW_SECONDS, Register, Registered, RunningTenants, Tenant, key_of
+from exporter.attribution.tenants import HOST, RENEW_SECONDS, Register, Registered, RunningTenants, Tenant
 from exporter.model import Owner, PodFacts, Reading
 
 NAMESPACE = "host"
@@ -47,24 +47,6 @@ class HostUsers(Registered):
             self._read_at = now
             self._users.follow()
         self._running.observe(reading, now)
-
-    def pod_uid(self, pid: int) -> str | None:
-        """Return the key of a process' unit or user; ``NO_POD`` for nobody's, ``None`` where it cannot be looked up."""
-        return key_of(self._tenant_of(pid))
-
-    def name_of(self, uid: str) -> tuple[str, str]:
-        """Return namespace and name of a key."""
-        return self._register.name_of(uid)
-
-    def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return the key of a name."""
-        tenant = self._register.named(namespace, pod)
-        return tenant.key if tenant else None
-
-    def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose a unit or user's use is; ``None`` for an unknown one."""
-        tenant = self._register.named(namespace, pod)
-        return tenant.facts if tenant else None
 
     def _tenant_of(self, pid: int) -> Tenant | str | None:
         process = self._processes.look(pid)

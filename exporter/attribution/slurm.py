@@ -17,7 +17,6 @@ from exporter.attribution.tenants import (
     RunningTenants,
     Tenant,
     devices_of,
-    key_of,
 )
 from exporter.model import GpuReading, Owner, PodFacts, Reading
 
@@ -69,19 +68,6 @@ class SlurmJobs(Registered):
             self._read_mapping(self._mapping_dir)
         if self._readable:
             self._publish(reading, now, due=due)
-
-    def pod_uid(self, pid: int) -> str | None:
-        """Return the key of a process' job; ``NO_POD`` outside every job, ``None`` where it cannot be looked up."""
-        return key_of(self._tenant_of(pid))
-
-    def name_of(self, uid: str) -> tuple[str, str]:
-        """Return namespace and name of a job's key."""
-        return self._register.name_of(uid)
-
-    def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return the key of a job's name."""
-        tenant = self._register.named(namespace, pod)
-        return tenant.key if tenant else None
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
         """Return whose a job is; ``None`` for an unknown one, and for a moment for one that has not run yet."""

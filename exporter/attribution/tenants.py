@@ -1,11 +1,12 @@
 """Who holds devices outside Kubernetes, told as if by a kubelet: the state that Slurm and bare metal have in common."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from exporter.attribution.processes import NO_NAME, NO_POD
+from exporter.attribution.processes import NO_NAME
 from exporter.model import (
     Allocations,
     ContainerAllocation,
@@ -113,10 +114,33 @@ class Register:
         self.latest = Allocations(answered_at_seconds=now, containers=containers)
 
 
-class Registered:
+class Registered(ABC):
     """What the agent asks of whoever tells holders, answered from a register."""
 
     _register: Register
+
+    @abstractmethod
+    def _tenant_of(self, pid: int) -> Tenant | str | None:
+        """The tenant of a process; ``NO_POD`` where it is nobody's, ``None`` where that cannot be told."""
+
+    def pod_uid(self, pid: int) -> str | None:
+        """Return the key of a process' tenant; ``NO_POD`` for nobody's, ``None`` where it cannot be looked up."""
+        tenant = self._tenant_of(pid)
+        return tenant.key if isinstance(tenant, Tenant) else tenant
+
+    def name_of(self, uid: str) -> tuple[str, str]:
+        """Return namespace and name of a key."""
+        return self._register.name_of(uid)
+
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        """Return the key of a name."""
+        tenant = self._register.named(namespace, pod)
+        return tenant.key if tenant else None
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        """Return whose a tenant's use is; ``None`` for an unknown one."""
+        tenant = self._register.named(namespace, pod)
+        return tenant.facts if tenant else None
 
     @property
     def latest(self) -> Allocations | None:
@@ -199,8 +223,3 @@ def devices_of(gpu: GpuReading) -> Iterator[tuple[str, tuple[ProcessUse, ...] | 
     for uuid, processes, values in parts or whole:
         hidden = processes == () and values.get(Field.FB_USED, 0) > _HIDDEN_MEMORY_MIB
         yield uuid, None if hidden else processes
-
-
-def key_of(tenant: Tenant | str | None) -> str | None:
-    """Return what stands for a pod's UID: ``NO_POD`` for nobody's process, ``None`` for one that cannot be told."""
-    return tenant.key if isinstance(tenant, Tenant) else NO_POD if tenant == NO_POD else None
