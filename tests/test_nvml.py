@@ -14,7 +14,7 @@ from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, GpuReading, Reading
 from exporter.simulator import driver as simulated_driver
 from exporter.simulator.truth import Fault, GpuTruth, MigTruth
-from exporter.sources import mig, nvml_fields
+from exporter.sources import driver, mig, nvml_fields
 from exporter.sources.nvml import NvmlSource
 
 ALL = frozenset(Field)
@@ -390,6 +390,30 @@ def test_instances_that_the_driver_fails_to_tell_are_not_gone(function: str) -> 
         assert len(again.instances) == 2
         simulated_driver.clear_failures()
         assert it.after(1).errors == {}
+
+
+@pytest.mark.parametrize("code", [4, 10, 999])
+def test_an_instance_that_cannot_be_described_for_a_moment_keeps_its_place_beside_a_new_one(code: int) -> None:
+    with watched(partitioned(instance(1), instance(2))) as it:
+        it.after(1)
+        it.node.change(instances=(instance(1), instance(2), instance(3)))
+        simulated_driver.fail("nvmlDeviceGetAttributes_v2", code, times=1)
+        reading = it.after(5)
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [1, 2]
+        assert reading.errors.keys() == {f"mig_{driver.reason_of(code)}"}
+        reading = it.after(1)
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [1, 2, 3]
+        assert reading.errors == {}
+
+
+def test_an_instance_that_is_destroyed_while_the_instances_are_described_is_left_out_alone() -> None:
+    with watched(partitioned(instance(1), instance(2))) as it:
+        it.after(1)
+        it.node.change(instances=(instance(1), instance(2), instance(3)))
+        simulated_driver.fail("nvmlDeviceGetAttributes_v2", 2, times=1)
+        reading = it.after(5)
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [2, 3]
+        assert reading.errors == {}
 
 
 def test_a_gpu_is_not_attached_with_a_guessed_shape() -> None:

@@ -15,6 +15,8 @@ _FULL_MEMORY_SLICES = 8
 _MIB = 2**20
 _NOT_OFFERED = driver.UNAVAILABLE | {driver.INVALID_ARGUMENT, driver.NOT_FOUND}
 """Codes that say that there is no such thing here; any other one says nothing of it."""
+_VANISHED = frozenset({driver.INVALID_ARGUMENT, driver.NOT_FOUND})
+"""Codes that the handle of an instance answers with when the instance was destroyed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +96,16 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> tuple[Found, ...]:  #
     """Return every compute instance of a GPU, in the driver's order; one that vanishes meanwhile is left out.
 
     Raises:
-        pynvml.NVMLError: the device does not tell.
+        pynvml.NVMLError: the device does not tell, or not of every instance: without the one that failed to be
+            described its holder's part would look free.
     """
     result = []
     for one in _handles(handle):
         try:
             result.append(_describe(handle, one, parent_uuid, of))
         except pynvml.NVMLError as error:
-            _reraise_fatal(error)
+            if driver.code_of(error) not in _VANISHED:
+                raise
     return tuple(result)
 
 
