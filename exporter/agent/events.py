@@ -1,7 +1,7 @@
 """Counts what readings tell of Xids and clock events: since the start, and in a window that moves on."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from exporter.model import CLOCK_EVENTS, DeviceEvents, Field, Reading
@@ -83,6 +83,11 @@ class EventLog:
             mask = gpu.values.get(Field.CLOCK_THROTTLE_REASONS)
             if mask is not None:
                 self._add_mask(gpu.gpu.uuid, int(mask), at)
+
+    def forget_xids(self, instances: Iterable[tuple[str, int]]) -> None:
+        """Forget the Xids of GPU instances that are no more, before another has the id; by UUID of the GPU and id."""
+        for instance in instances:
+            self._xids.pop(instance, None)
 
     def _add_mask(self, uuid: str, mask: int, at: float) -> None:
         clocks = self._clocks.get(uuid)

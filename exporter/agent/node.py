@@ -105,6 +105,7 @@ class Node:
             self.own_errors["agent", "xid_codes"] += len(reading.xids) - len(counted)
             reading = replace(reading, xids=counted)
         self.events.add(reading, steady)
+        self.events.forget_xids(self.record.made_anew)
         newest = self.record.newest or reading
         if self.attributor.observe:
             self.attributor.observe(newest, now)

@@ -28,6 +28,10 @@ class SourceRecord:
     """The last reading of each GPU while it was up, by UUID."""
     xids: dict[tuple[str, int | None], XidRecord] = field(default_factory=dict)
     """By (GPU uuid, GPU-instance id or ``None`` for the whole GPU)."""
+    made_anew: frozenset[tuple[str, int]] = frozenset()
+    """GPU instances, as in ``xids``, that the newest reading shows in the place of others of the same id."""
+    _instances: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    """UUIDs of the compute instances that were told last in each GPU instance."""
 
     def add(self, reading: Reading) -> tuple[XidEvent, ...]:
         """Add one reading: counts add up, values replace.
@@ -36,7 +40,28 @@ class SourceRecord:
             Its Xid events without those of codes beyond ``MOST_XIDS``, which would be a series each without end.
         """
         self.newest = replace(reading, gpus=self._with_all_known(reading.gpus))
-        return tuple(event for event in reading.xids if self._count(event))
+        counted = tuple(event for event in reading.xids if self._count(event))
+        # After the events, so that those of this very reading go with the former instance: it may have been destroyed
+        # for them, while nobody can hold the new one before its device plugin has seen it, as we do now.
+        self.made_anew = self._follow_instances(reading.gpus)
+        for made_anew in self.made_anew:
+            self.xids.pop(made_anew, None)
+        return counted
+
+    def _follow_instances(self, gpus: tuple[GpuReading, ...]) -> frozenset[tuple[str, int]]:
+        """Return the GPU instances that are others than before: the driver gives the id of a destroyed one out again.
+
+        One that is not told is not followed, as it need not be gone; nor is one of which a compute instance is left,
+        for that is the same GPU instance.
+        """
+        told: dict[tuple[str, int], set[str]] = {}
+        for gpu in gpus:
+            if gpu.state is DeviceState.UP:
+                for part in gpu.instances:
+                    told.setdefault((gpu.gpu.uuid, part.instance.gpu_instance_id), set()).add(part.instance.uuid)
+        before = {key: self._instances.get(key) for key in told}
+        self._instances.update((key, frozenset(uuids)) for key, uuids in told.items())
+        return frozenset(key for key, uuids in before.items() if uuids and uuids.isdisjoint(told[key]))
 
     def _count(self, event: XidEvent) -> bool:
         record = self.xids.setdefault((event.uuid, event.gpu_instance_id), XidRecord())

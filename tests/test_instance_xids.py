@@ -1,0 +1,119 @@
+"""Xids of MIG instances, whose ids the driver gives out again: what the former one met is not the next one's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pipeline_support import DirectSource
+
+from exporter.accounting.idle import IdleClock
+from exporter.agent.attributor import Attributor
+from exporter.agent.events import EventLog
+from exporter.agent.node import Node
+from exporter.agent.views import Viewer
+from exporter.attribution.processes import PidResolver, PodNames
+from exporter.model import DeviceState, Gpu, GpuReading, MigInstance, MigReading, Reading, XidEvent
+
+EPOCH = 1_800_000_000.0
+Told = tuple[Mapping[int, int], Mapping[int, float], int | None, Mapping[int, int]]
+NOTHING: Told = ({}, {}, None, {})
+
+
+class Partitioned:
+    """A node with one partitioned GPU, all instances on GPU instance 7 but "MIG-other", a reading a second."""
+
+    def __init__(self, root: Path) -> None:
+        attributor = Attributor(
+            kubelet=None, pids=PidResolver(root / "proc"), names=PodNames(root / "pods"), expiry_seconds=60.0
+        )
+        self.source = DirectSource()
+        self.node = Node(
+            name="n",
+            source=self.source,
+            viewer=Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0)),
+            sample_interval_seconds=1.0,
+            process_clock=lambda: 0.0,
+            events=EventLog(with_windows=True),
+        )
+        self.seconds = 0.0
+
+    def tell(
+        self, *uuids: str, xids: tuple[int, ...] = (), of: int | None = 7, state: DeviceState = DeviceState.UP
+    ) -> dict[str, Told]:
+        """What is shown of each device after a reading with these instances and Xids: all four places of the page."""
+        self.seconds += 1.0
+        at = EPOCH + self.seconds
+        gpu = Gpu(uuid="GPU-0", index=0, minor=0, model="H100", pci_bus_id="", mig_enabled=True, compute_slices=7)
+        parts = tuple(
+            MigReading(
+                instance=MigInstance(
+                    uuid=uuid,
+                    parent_uuid="GPU-0",
+                    gpu_instance_id=8 if uuid == "MIG-other" else 7,
+                    compute_instance_id=number,
+                    profile="1g.10gb",
+                    compute_slices=1,
+                    memory_slices=1,
+                )
+            )
+            for number, uuid in enumerate(uuids)
+        )
+        self.source.readings.append(
+            Reading(
+                source="nvml",
+                taken_at_seconds=at,
+                duration_seconds=0.0,
+                gpus=(GpuReading(gpu=gpu, state=state, instances=parts),),
+                xids=tuple(XidEvent(uuid="GPU-0", xid=xid, at_seconds=at, gpu_instance_id=of) for xid in xids),
+            )
+        )
+        snapshot = self.node.tick(at, self.seconds)
+        told = {}
+        for view in snapshot.devices:
+            key = view.gpu.uuid, view.instance.gpu_instance_id if view.instance else None
+            recent = snapshot.events[key].recent_xids if key in snapshot.events else {}
+            told[view.uuid] = (view.xids, view.xid_last_seen_seconds, view.last_xid, recent)
+        return told
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Partitioned:
+    return Partitioned(tmp_path)
+
+
+def test_an_instance_does_not_inherit_the_xids_of_the_former_one_of_its_id(node: Partitioned) -> None:
+    assert node.tell("MIG-old", xids=(94, 94))["MIG-old"] == ({94: 2}, {94: EPOCH + 1}, 94, {94: 2})
+    assert node.tell("MIG-new")["MIG-new"] == NOTHING
+    assert node.tell("MIG-new", xids=(43,))["MIG-new"] == ({43: 1}, {43: EPOCH + 3}, 43, {43: 1})
+    assert node.tell("MIG-new")["MIG-new"][0] == {43: 1}
+
+
+def test_an_xid_that_comes_with_the_new_instance_is_of_the_former_one(node: Partitioned) -> None:
+    node.tell("MIG-old")
+    assert node.tell("MIG-new", xids=(94,))["MIG-new"] == NOTHING
+
+
+@pytest.mark.parametrize("state", [DeviceState.UP, DeviceState.LOST])
+def test_an_instance_that_is_not_told_for_a_while_is_remembered(node: Partitioned, state: DeviceState) -> None:
+    node.tell("MIG-old", xids=(94,))
+    node.tell(state=state)
+    assert node.tell("MIG-old")["MIG-old"][0] == {94: 1}
+    node.tell(state=state)
+    assert node.tell("MIG-new")["MIG-new"] == NOTHING
+
+
+def test_the_xids_of_the_gpu_and_of_other_instances_stay(node: Partitioned) -> None:
+    node.tell("MIG-old", "MIG-other", xids=(79,), of=None)
+    node.tell("MIG-old", "MIG-other", xids=(94,), of=8)
+    told = node.tell("MIG-new", "MIG-other")
+    assert (told["GPU-0"][0], told["MIG-other"][0], told["MIG-new"]) == ({79: 1}, {94: 1}, NOTHING)
+
+
+def test_a_compute_instance_more_in_a_gpu_instance_takes_nothing_from_it(node: Partitioned) -> None:
+    node.tell("MIG-old", xids=(94,))
+    assert node.tell("MIG-old", "MIG-beside")["MIG-old"][0] == {94: 1}
+
+
+def test_an_xid_before_the_instances_are_told_is_of_the_first_that_is(node: Partitioned) -> None:
+    node.tell(xids=(94,))
+    assert node.tell("MIG-old")["MIG-old"][0] == {94: 1}
