@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 import pynvml
@@ -22,7 +23,9 @@ def wait_until_registered(watch: EventWatch | None) -> None:
     assert watch is not None
     end = time.monotonic() + PATIENCE_SECONDS
     sets = simulated_driver._session().event_sets
-    while not (watch._errors or any(len(one.masks) == len(watch._handles) for one in list(sets.values()))):
+    while not watch._errors:
+        if any(one.waited and len(one.masks) == len(watch._handles) for one in list(sets.values())):
+            return
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -102,24 +105,92 @@ def test_a_driver_without_events_is_counted_and_everything_else_is_read() -> Non
 
 
 def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
-    masks: list[int] = []
-
-    class Refusing(EventWatch):
-        """A GPU that lists the MIG event and refuses it."""
-
-        @staticmethod
-        def _register_one(handle: object, mask: int, event_set: object) -> None:
-            masks.append(mask)
-            EventWatch._register_one(handle, mask, event_set)
-
     with frozen(gpu()):
         simulated_driver.fail("nvmlDeviceRegisterEvents", 3, times=1)
-        watch = Refusing({"GPU-0": pynvml.nvmlDeviceGetHandleByIndex(0)})
+        watch = EventWatch({"GPU-0": pynvml.nvmlDeviceGetHandleByIndex(0)})
         watch.start()
         wait_until_registered(watch)
+        (registered,) = simulated_driver._session().event_sets.values()
+        assert list(registered.masks.values()) == [pynvml.nvmlEventTypeXidCriticalError]
         watch.close()
         assert watch.drain() == ([], [])
-    assert masks
+
+
+class Retried:
+    """A watch over two GPUs by a clock that a test moves; registration of the second has failed."""
+
+    def __init__(self, *, code: int = 999) -> None:
+        self.seconds = 0.0
+        simulated_driver.fail("nvmlDeviceRegisterEvents", code, device_index=1)
+        handles = {gpu(index).uuid: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)}
+        self.watch = EventWatch(handles, monotonic=lambda: self.seconds)
+        self.told: list[tuple[str, int | None]] = []
+
+    def __enter__(self) -> Self:
+        self.watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.watch.close()
+
+    def until(self, *told: tuple[int, int]) -> list[str]:
+        """Wait until just these Xids, as (GPU, code), have been told since the start; return the errors meanwhile."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        errors: list[str] = []
+        while len(self.told) < len(told):
+            assert time.monotonic() < end
+            events, some = self.watch.drain()
+            self.told.extend((event.uuid, event.xid) for event in events)
+            errors.extend(some)
+            time.sleep(0.005)
+        assert self.told == [(gpu(index).uuid, xid) for index, xid in told]
+        return errors
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+
+def _waited_on() -> dict[int, list[str]]:
+    """The GPUs of each set that is waited on."""
+    sets = dict(simulated_driver._session().event_sets)
+    return {pointer: sorted(one.masks) for pointer, one in sets.items() if one.waited}
+
+
+def test_a_gpu_that_could_not_be_registered_is_tried_again_and_the_others_lose_and_repeat_nothing() -> None:
+    with frozen(gpu(0), gpu(1)) as node, Retried() as it:
+        it.wait(lambda: list(_waited_on().values()) == [[gpu(0).uuid]])
+        (first,) = _waited_on()
+        node.change(0, xids=((100.5, 48),))
+        node.change(1, xids=((100.5, 79),))
+        assert it.until((0, 48)) == ["events_unavailable"]
+        it.seconds = 11.0
+        it.wait(lambda: bool(it.watch._errors))
+        node.change(0, xids=((100.5, 48), (101.5, 31)))
+        assert it.until((0, 48), (0, 31)) == ["events_unavailable"], "it failed again, and the set is as it was"
+        simulated_driver.clear_failures()
+        it.seconds = 22.0
+        both = {first: [gpu(0).uuid, gpu(1).uuid]}
+        it.wait(lambda: _waited_on() == both)
+        node.change(1, xids=((100.5, 79), (102.5, 95)))
+        it.until((0, 48), (0, 31), (1, 95))
+        node.change(0, xids=((100.5, 48), (101.5, 31), (103.5, 13)))
+        it.until((0, 48), (0, 31), (1, 95), (0, 13))
+        it.seconds = 33.0
+        it.watch.close()
+        assert it.watch.drain() == ([], [])
+
+
+def test_a_gpu_that_has_no_events_is_not_tried_again() -> None:
+    with frozen(gpu(0), gpu(1)) as node, Retried(code=3) as it:
+        it.wait(lambda: bool(_waited_on()))
+        it.seconds = 1000.0
+        node.change(0, xids=((100.5, 48),))
+        assert it.until((0, 48)) == ["events_unavailable"]
+        node.change(0, xids=((100.5, 48), (101.5, 31)))
+        assert it.until((0, 48), (0, 31)) == []
 
 
 def test_a_close_in_the_moment_in_which_the_thread_begins_ends_it_too() -> None:

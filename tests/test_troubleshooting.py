@@ -151,7 +151,7 @@ def test_every_reason_that_is_counted_is_explained() -> None:
     assert {reason for reason in there if f"`{reason}`" not in text} == set()
     named = {name for row in rows(text) for cell in row[:2] for name in re.findall(r"`([a-z_]+)`", cell)}
     parts = {"state", "prices", "web", "activity", "exposition", "agent"}
-    assert named - there - parts - {"config", "tick", "gpm_clamped"} == set()
+    assert named - there - parts - {"config", "tick", "gpm_clamped", "events_unavailable"} == set()
 
 
 def test_every_part_has_its_reasons() -> None:

@@ -84,6 +84,10 @@ class EventSet:
     masks: dict[str, int] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     layouts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    waited: bool = False
+    """Whether somebody has begun to wait on it."""
+    undefined: bool = False
+    """Whether a registration ended in an unknown error: such a set is of no use any more, and tells nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

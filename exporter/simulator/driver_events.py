@@ -5,6 +5,7 @@ from exporter.simulator.driver_core import (
     NOT_SUPPORTED,
     TIMEOUT,
     UNINITIALIZED,
+    UNKNOWN,
     Calls,
     CArgument,
     EventSet,
@@ -54,17 +55,22 @@ def _types(target: Target, mask: CArgument) -> None:
     out(mask).value = supported_types(target.gpu)
 
 
-@CALLS.device("nvmlDeviceRegisterEvents")
-def _register(target: Target, mask: CArgument, event_set: CArgument) -> None:
-    registered = target.session.event_sets.get(address(event_set))
+@CALLS.system("nvmlDeviceRegisterEvents")
+def _register(session: Session, device: CArgument, mask: CArgument, event_set: CArgument) -> None:
+    registered = session.event_sets.get(address(event_set))
     if registered is None:
         raise Refused(INVALID_ARGUMENT)
-    if plain(mask) & ~supported_types(target.gpu):
+    try:
+        target = session.target("nvmlDeviceRegisterEvents", device)
+    except Refused as refused:
+        registered.undefined |= refused.code == UNKNOWN
+        raise
+    if target.instance is not None or plain(mask) & ~supported_types(target.gpu):
         raise Refused(NOT_SUPPORTED)
     uuid = target.gpu.uuid
+    if uuid not in registered.masks:
+        registered.told[uuid], registered.layouts[uuid] = len(target.gpu.xids), _layout(target.gpu)
     registered.masks[uuid] = registered.masks.get(uuid, 0) | plain(mask)
-    registered.told.setdefault(uuid, len(target.gpu.xids))
-    registered.layouts.setdefault(uuid, _layout(target.gpu))
 
 
 def _next_event(registered: EventSet, node: NodeTruth) -> tuple[str, int, int] | None:
@@ -92,7 +98,8 @@ def _wait(session: Session, event_set: CArgument, data: CArgument, timeout_ms: C
         registered = session.event_sets.get(address(event_set))
         if registered is None:
             raise Refused(INVALID_ARGUMENT if session.references else UNINITIALIZED)
-        event = _next_event(registered, session.now())
+        registered.waited = True
+        event = None if registered.undefined else _next_event(registered, session.now())
         if event is not None:
             return _tell(session, out(data), event)
         left = deadline - session.monotonic()

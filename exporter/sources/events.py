@@ -1,8 +1,9 @@
 """Driver events, waited for on a thread of their own: Xids and changes of the MIG layout."""
 
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,10 +37,12 @@ class EventWatch:
 
     Args:
         handles: Of the GPUs to watch, by UUID.
+        monotonic: Clock by which a GPU that could not be registered is tried again, in seconds.
     """
 
-    def __init__(self, handles: Mapping[str, Any]) -> None:
+    def __init__(self, handles: Mapping[str, Any], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._handles = dict(handles)
+        self._monotonic = monotonic
         self._events: deque[Event] = deque(maxlen=_LIMIT)
         self._errors: deque[str] = deque(maxlen=_LIMIT)
         self._stopping = False
@@ -81,49 +84,73 @@ class EventWatch:
                 self._renewed.wait(pause_seconds)
 
     def _watch(self) -> bool:
-        """Wait on one set until it is out of date; return False where there is nothing to wait for."""
+        """Wait on one set until it is out of date; return False where there is nothing to wait for, now or soon."""
         try:
             event_set = pynvml.nvmlEventSetCreate()
-        except pynvml.NVMLError:
+        except pynvml.NVMLError as error:
             self._errors.append("events_unavailable")
-            return False
+            return driver.code_of(error) not in driver.UNAVAILABLE
         try:
-            uuids = self._register(event_set)
+            uuids, left_out = self._register(event_set, self._handles)
+            retry_at = self._monotonic() + _RETRY_SECONDS
             # Both: the thread may have taken back the wake-up of a close for one of its own beginning.
             while uuids and not (self._stopping or self._renewed.is_set()):
                 self._wait(event_set, uuids)
+                if left_out and self._monotonic() >= retry_at:
+                    # Into the same set: with another one events of the other GPUs would be lost, or told by both.
+                    added, left_out = self._register(event_set, left_out)
+                    uuids.update(added)
+                    retry_at = self._monotonic() + _RETRY_SECONDS
         finally:
-            try:
-                pynvml.nvmlEventSetFree(event_set)
-            except pynvml.NVMLError:
-                self._errors.append("events_not_freed")
-        return bool(uuids)
+            self._free(event_set)
+        return bool(uuids or left_out)
 
-    def _register(self, event_set: Any) -> dict[int, str]:  # noqa: ANN401 - a handle is whatever pynvml gave
-        """Return the UUIDs of the GPUs that are watched now, by the number of their handle."""
-        uuids = {}
-        for uuid, handle in self._handles.items():
+    def _register(self, event_set: Any, handles: Mapping[str, Any]) -> tuple[dict[int, str], dict[str, Any]]:  # noqa: ANN401 - handles are whatever pynvml gave
+        """Return the UUIDs of the GPUs that are watched now, by the number of their handle, and those to try again."""
+        uuids, left_out = {}, {}
+        for uuid, handle in handles.items():
             try:
-                mask = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & (_XID | _MIG_CHANGE)
-                if not mask & _XID:
-                    self._errors.append("events_unavailable")
-                    continue
-                self._register_one(handle, mask, event_set)
-            except pynvml.NVMLError:
+                pynvml.nvmlDeviceRegisterEvents(handle, self._mask(handle), event_set)
+            except pynvml.NVMLError as error:
                 self._errors.append("events_unavailable")
+                if driver.code_of(error) not in driver.UNAVAILABLE:
+                    left_out[uuid] = handle
                 continue
             uuids[driver.address(handle)] = uuid
-        return uuids
+        return uuids, left_out
 
-    @staticmethod
-    def _register_one(handle: Any, mask: int, event_set: Any) -> None:  # noqa: ANN401 - handles are whatever pynvml gave
+    def _mask(self, handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Return the types of events that a GPU lets itself be registered for.
+
+        Raises:
+            pynvml.NVMLError: it tells no Xids, or not now.
+        """
+        mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
+        if not mask & _XID:
+            raise pynvml.NVMLError(driver.NOT_SUPPORTED)
         try:
-            pynvml.nvmlDeviceRegisterEvents(handle, mask, event_set)
+            self._try_mask(handle, mask)
         except pynvml.NVMLError:
             if mask == _XID:
                 raise
             # Some GPUs list the MIG event and then refuse it.
-            pynvml.nvmlDeviceRegisterEvents(handle, _XID, event_set)
+            mask = _XID
+            self._try_mask(handle, mask)
+        return mask
+
+    def _try_mask(self, handle: Any, mask: int) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Register a GPU in a set of its own: by NVML's manual one is of no use after an unknown error."""
+        event_set = pynvml.nvmlEventSetCreate()
+        try:
+            pynvml.nvmlDeviceRegisterEvents(handle, mask, event_set)
+        finally:
+            self._free(event_set)
+
+    def _free(self, event_set: Any) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        try:
+            pynvml.nvmlEventSetFree(event_set)
+        except pynvml.NVMLError:
+            self._errors.append("events_not_freed")
 
     def _wait(self, event_set: Any, uuids: Mapping[int, str]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         try:
