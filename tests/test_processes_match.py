@@ -1,9 +1,12 @@
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from exporter.agent.attribution import attributing_of
 from exporter.attribution.processes import NO_NAME, NO_POD, PidResolver, PodNames, match
+from exporter.config import load_agent
 from exporter.model import Holder, ProcessUse, ShareMode
 
 UID_A = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -212,3 +215,15 @@ def test_a_log_directory_that_is_not_mounted_names_nobody(tmp_path: Path) -> Non
     assert names.name_of(UID_A) is None
     (tmp_path / "pods" / f"ml_a_{UID_A}").mkdir(parents=True)
     assert names.name_of(UID_A) == ("ml", "a")
+
+
+@pytest.mark.parametrize("manager", ["kubernetes", "slurm", "host"])
+def test_the_agent_knows_an_mps_server_by_its_name_whoever_tells_who_holds(tmp_path: Path, manager: str) -> None:
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / "stat").write_text("9 (nvidia-cuda-mps) S " + "0 " * 18 + "4242 0\n")
+    config = load_agent({"workload_manager": manager, "proc_root": str(tmp_path)}, {}, check_paths=False)
+    command_of = attributing_of(config).attributor.command_of
+    shown = ProcessUse(pid=9, sm_ratio=0.9)
+    assert match((A, B), (shown,), lambda _pid: NO_POD, name_of, command_of).by_mps
+    assert not match((A, B), (replace(shown, sm_ratio=0.0),), lambda _pid: NO_POD, name_of, command_of).by_mps
+    assert not match((A, B), (replace(shown, pid=8),), lambda _pid: NO_POD, name_of, command_of).by_mps

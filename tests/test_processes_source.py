@@ -184,3 +184,19 @@ def test_the_long_records_of_early_r535_drivers_are_told_by_the_symbols(
     monkeypatch.setattr(pynvml, "nvmlLib", Library())
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     assert ctypes.sizeof(processes.record_type()) == size_bytes
+
+
+def test_clients_of_an_mps_server_are_told_apart_and_for_one_look_after_they_have_ended() -> None:
+    server = process(10, comm="nvidia-cuda-mps-server")
+    with simulated(gpu(processes=(server, process(11, sm=0.8)))) as node:
+        it = poller()
+        assert {pid: use.mps for pid, use in by_pid(it.poll(100.0)).items()} == {10: False, 11: True}
+        node.set(at=102.0)
+        it.poll(102.0)
+        node.set(at=104.0)
+        simulated_driver.fail("nvmlDeviceGetMPSComputeRunningProcesses_v3", 3, times=1)
+        ended = by_pid(it.poll(104.0))[11]
+        assert (ended.ended, ended.mps) == (True, True)
+        node.change(at=1000.0, processes=(process(11),))
+        it.poll(1000.0)
+        assert not by_pid(it.poll(1002.0))[11].mps

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from exporter.accounting.idle import IdleClock
 from exporter.agent.attributor import Attributor, allocation_state
 from exporter.agent.record import MOST_XIDS, SourceRecord
 from exporter.agent.views import Viewer, darkened
+from exporter.attribution.proc_files import own_name
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import (
     Activity,
@@ -137,6 +139,36 @@ def test_sharers_are_told_apart_by_their_processes(viewer: Viewer) -> None:
     assert parts["b"].memory_used_bytes == 3000 * MIB
     assert view.unattributed_activity_ratio == pytest.approx(0.2)
     assert (view.unattributed_processes, view.unattributed_memory_bytes) == (1, 500 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("clients_listed", "samples_of"), [(True, "server"), (True, "client"), (False, "server")], ids=str
+)
+def test_sharers_by_mps_are_estimated_whoever_the_samples_are_of(
+    viewer: Viewer, tmp_path: Path, *, clients_listed: bool, samples_of: str
+) -> None:
+    server = tmp_path / "proc" / "104"
+    server.mkdir()
+    (server / "cgroup").write_text("0::/system.slice/nvidia-mps.service\n")
+    (server / "stat").write_text("104 (nvidia-cuda-mps) S " + "0 " * 18 + "4242 0\n")
+    viewer.attributor.command_of = partial(own_name, str(tmp_path / "proc"))
+    busy = {101: 0.9} if samples_of == "client" else {104: 0.9}
+    shared = GpuReading(
+        gpu=gpu(),
+        values={Field.GPU_UTIL: 90, Field.FB_USED: 5000},
+        processes=tuple(
+            ProcessUse(pid=pid, memory_used_bytes=mib * MIB, sm_ratio=busy.get(pid, 0.0), mps=clients_listed and is_one)
+            for pid, mib, is_one in ((101, 1000, True), (102, 3000, True), (104, 30, False))
+        ),
+    )
+    sharers = [holder(pod, share=0.5, mode=ShareMode.SHARED) for pod in "ab"]
+    (view,) = views(viewer, [shared], held(*sharers))
+    half = Activity(ratio=pytest.approx(0.45), source=ActivitySource.ESTIMATED)
+    assert [pod.activity for pod in view.pods] == [half, half]
+    assert [pod.memory_used_bytes for pod in view.pods] == [1000 * MIB, 3000 * MIB]
+    assert view.unattributed_activity_ratio == 0.0
+    (view,) = views(viewer, [shared], held(sharers[1]))
+    assert view.pods[0].activity == Activity(ratio=pytest.approx(0.9), source=ActivitySource.UTILISATION)
 
 
 def test_utilisation_that_trails_behind_the_engine_is_divided_among_nobody(viewer: Viewer) -> None:

@@ -35,6 +35,8 @@ PROCESSES = st.one_of(
             sm_ratio=RATIO,
             enc_ratio=RATIO,
             dec_ratio=RATIO,
+            ended=st.booleans(),
+            mps=st.booleans(),
         ),
         max_size=3,
     ).map(tuple),

@@ -5,12 +5,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exporter.agent.attributor import Attributor
 from exporter.agent.owners import Tenancy
 from exporter.attribution.podresources import KubeletPoller
+from exporter.attribution.proc_files import own_name
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import AgentConfig
 
@@ -47,6 +49,7 @@ def attributing_of(config: AgentConfig) -> Attributing:
         pids=jobs,
         names=jobs,
         expiry_seconds=config.attribution_expiry_seconds,
+        command_of=partial(own_name, str(proc_root)),
         observe=jobs.observe,
         source=config.workload_manager,
     )
@@ -71,6 +74,7 @@ def _kubernetes(config: AgentConfig, proc_root: Path) -> Attributing:
         pids=PidResolver(proc_root),
         names=PodNames(Path(config.pod_log_root)),
         expiry_seconds=config.attribution_expiry_seconds,
+        command_of=partial(own_name, str(proc_root)),
         metadata=metadata,
         metadata_wait_seconds=config.kube_start_jitter_seconds + API_ANSWER_SECONDS,
     )

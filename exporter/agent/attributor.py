@@ -133,6 +133,8 @@ class Attributor:
     """Name of who tells: ``kubelet``, ``slurm``, ``host``."""
     replicas: Replicas = field(default_factory=Replicas)
     """Of shared devices; whoever keeps them across restarts has the same object."""
+    command_of: Callable[[int], str] = lambda _pid: ""
+    """A process' own name, where it can be seen."""
     _first_joined: tuple[Allocations, float] | None = None
     _cached_for: tuple[Allocations, Evidence, tuple[Gpu, ...], tuple[MigInstance, ...]] | None = None
     _cached: Attribution = field(default_factory=lambda: Attribution(known=False))

@@ -131,7 +131,7 @@ def _pod_use(
 
 
 def _samples(holders: Sequence[Holder], matched: Matched | None) -> Samples | None:
-    if matched is None:
+    if matched is None or matched.by_mps:
         return None
     everybody = [process for uses in matched.by_holder.values() for process in uses] + list(matched.unattributed)
     if not any(process.sm_ratio is not None for process in everybody):

@@ -146,7 +146,8 @@ class Viewer:
         processes = visible_processes(processes, values) if self.process_list_reliable else None
         matched: Matched | None = None
         if processes is not None:
-            matched = match(holders, processes, self.attributor.pids.pod_uid, self.attributor.names.name_of)
+            known = self.attributor
+            matched = match(holders, processes, known.pids.pod_uid, known.names.name_of, known.command_of)
         return divide(
             uuid=uuid,
             holders=holders,

@@ -40,6 +40,11 @@ def name_and_start(directory: str) -> tuple[str, str | None]:
     return before.partition("(")[2], words[_START_TIME_WORD] if len(words) > _START_TIME_WORD else None
 
 
+def own_name(proc_root: str, pid: int) -> str:
+    """Read a process' own name, of which the kernel keeps 15 characters; empty where it cannot be seen."""
+    return name_and_start(f"{proc_root}/{pid}")[0]
+
+
 class Remembered(Generic[Found]):
     """What was read of processes, by pid and start time, as pids are used again.
 

@@ -15,6 +15,8 @@ from exporter.model import Holder, ProcessUse
 
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
 
+_MPS_SERVER = "nvidia-cuda-mps"
+"""The begin of its name that the kernel keeps."""
 NO_POD = ""
 NO_NAME = ("", "")
 
@@ -30,6 +32,8 @@ class Matched:
     """Perhaps of a holder, but of which cannot be told: a pod without a name, or busy and gone before a look at it."""
     complete: bool = True
     """False when the division cannot be relied on: something is ambiguous, or no process at all was visible."""
+    by_mps: bool = False
+    """Whether one MPS server works for several processes: then samples of processes do not tell whose the time was."""
 
 
 class PidResolver:
@@ -137,6 +141,7 @@ def match(
     processes: Sequence[ProcessUse],
     uid_of: Callable[[int], str | None],
     name_of: Callable[[str], tuple[str, str] | None],
+    command_of: Callable[[int], str] = lambda _pid: "",
 ) -> Matched:
     """Divide the processes of one device among its holders.
 
@@ -145,6 +150,7 @@ def match(
         processes: What the driver lists on it.
         uid_of: Pod UID of a process, as ``PidResolver.pod_uid``.
         name_of: Pod name of a UID, as ``PodNames.name_of``.
+        command_of: A process' own name, empty where it cannot be seen.
 
     Returns:
         The division. A process goes to a holder only on the evidence of its pod's UID or name, and only if a single
@@ -163,7 +169,7 @@ def match(
             owners_of[uid] = _owners(holders, uid or NO_POD, name_of)
         owners = owners_of[uid]
         # A job of many short processes would look idle beside its own launcher.
-        gone_busy = uid is None and bool(process.sm_ratio or process.enc_ratio or process.dec_ratio)
+        gone_busy = uid is None and _is_busy(process)
         if owners is None or len(owners) > 1 or (holders and gone_busy):
             ambiguous.append(process)
         elif owners:
@@ -176,7 +182,17 @@ def match(
         unattributed=tuple(unattributed),
         ambiguous=tuple(ambiguous),
         complete=not (ambiguous or blind),
+        by_mps=any(process.mps for process in processes) or _has_server(unattributed, command_of),
     )
+
+
+def _has_server(unattributed: Sequence[ProcessUse], command_of: Callable[[int], str]) -> bool:
+    """Whether a busy one is an MPS server: before Volta the driver lists it alone, and nobody who holds owns it."""
+    return any(_is_busy(process) and command_of(process.pid) == _MPS_SERVER for process in unattributed)
+
+
+def _is_busy(process: ProcessUse) -> bool:
+    return bool(process.sm_ratio or process.enc_ratio or process.dec_ratio)
 
 
 def _owners(

@@ -210,7 +210,8 @@ GPU_POD_SHARE_RATIO = _pod(
 GPU_POD_ACTIVITY_RATIO = _pod(
     "gpu_pod_activity_ratio",
     "The holder's part of the device's activity, 0-1 of the device; parts and the unattributed rest sum to "
-    "gpu_activity_ratio. source estimated: divided by share, for want of process data.",
+    "gpu_activity_ratio. source estimated: divided by share, for want of process data, or as "
+    "under MPS processes do not tell whose it is.",
     "source",
 )
 GPU_POD_IDLE_FOR_SECONDS = _pod(

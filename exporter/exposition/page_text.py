@@ -25,7 +25,7 @@ SOURCE_WORDS = {
     ActivitySource.UTILISATION: ("utilisation", "share of time in which a kernel was resident"),
     ActivitySource.CODEC: ("codec", "a video, JPEG or optical-flow engine was the busiest"),
     ActivitySource.PROCESS_SAMPLES: ("processes", "divided between the holders by per-process samples"),
-    ActivitySource.ESTIMATED: ("estimated", "divided between the holders by share; no process data"),
+    ActivitySource.ESTIMATED: ("estimated", "divided between the holders by share; processes do not tell"),
 }
 UNKNOWN_WORDS = {
     "no_source": "nothing on this device measures it",

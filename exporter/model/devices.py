@@ -108,6 +108,8 @@ class ProcessUse:
     dec_ratio: float | None = None
     ended: bool = False
     """Was sampled since the previous poll and is not on the device any more: activity, but no memory."""
+    mps: bool = False
+    """The driver lists it as a client of an MPS server, or did at the previous poll."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,8 @@ import pynvml
 from exporter.model import ProcessUse
 from exporter.sources import driver
 
-_LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-)
+_MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", _MPS_LIST)
 _NO_SUCH_LIST = frozenset({driver.NOT_SUPPORTED, driver.FUNCTION_NOT_FOUND, driver.INVALID_ARGUMENT})
 """Codes after which no process can be in a list; after any other one processes may be missing."""
 _NO_VALUE = 2**64 - 1
@@ -102,6 +99,7 @@ class Poller:
         self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
         self._untold: set[str] = set()
         """Lists that are there and were not told when last asked for."""
+        self._mps_clients: frozenset[int] = frozenset()
         self._polled_at = -math.inf
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
         """Records that there is room for at the first attempt: mostly enough, so that one call tells all."""
@@ -118,6 +116,7 @@ class Poller:
             # The clock was set back, and the driver stamps its samples with it: none would be new for as long.
             self._last_us, self._baseline = 0, False
         self._polled_at = now
+        clients_before, self._mps_clients = self._mps_clients, frozenset()
         memory = self._listed(now)
         if memory is None:
             return None
@@ -136,6 +135,7 @@ class Poller:
                     enc_ratio=None if use is None else use.enc / _PERCENT,
                     dec_ratio=None if use is None else use.dec / _PERCENT,
                     ended=pid not in memory,
+                    mps=pid in self._mps_clients or pid in clients_before,
                 )
             )
         return tuple(result)
@@ -159,6 +159,8 @@ class Poller:
                 continue
             answered = True
             self._untold.discard(name)
+            if name == _MPS_LIST:
+                self._mps_clients = frozenset(pid for pid, _ in rows)
             for pid, memory in rows:
                 # A process with both compute and graphics contexts is in two lists, with the same memory.
                 known = found.get(pid)

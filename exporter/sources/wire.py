@@ -25,6 +25,8 @@ _FIELDS = {str(int(member)): member for member in Field}
 _LONGEST_ID = 6
 _MOST = 2**64
 """No library can tell a larger one; what is worked out with a larger one may be no number any more."""
+_ENDED, _MPS = 1, 2
+"""Bits of what a process is."""
 _NUMBERS = (int, float)
 
 
@@ -190,7 +192,10 @@ def _processes_out(processes: tuple[ProcessUse, ...] | None) -> list[list[Any]] 
     if processes is None:
         return None
     return [
-        [one.pid, one.memory_used_bytes, one.sm_ratio, one.enc_ratio, one.dec_ratio, int(one.ended)]
+        [
+            *(one.pid, one.memory_used_bytes, one.sm_ratio, one.enc_ratio, one.dec_ratio),
+            one.ended * _ENDED | one.mps * _MPS,
+        ]
         for one in processes
     ]
 
@@ -205,9 +210,10 @@ def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...
             sm_ratio=_optional_float(sm),
             enc_ratio=_optional_float(enc),
             dec_ratio=_optional_float(dec),
-            ended=bool(ended),
+            ended=bool(_whole(flags) & _ENDED),
+            mps=bool(_whole(flags) & _MPS),
         )
-        for pid, memory, sm, enc, dec, ended in rows
+        for pid, memory, sm, enc, dec, flags in rows
     )
 
 
