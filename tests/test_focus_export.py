@@ -135,6 +135,20 @@ def test_hours_without_a_price_are_no_charge_and_are_told() -> None:
     assert document["x_Conservation"]["MeteredGpuHours"] == 58
 
 
+def test_money_and_joules_without_time_are_in_the_charge_and_lack_no_price() -> None:
+    """Processes of no pod on GPUs that pods hold: their energy is metered, the time is the pods'."""
+    lines = {
+        key("a"): held(24.0),
+        nobody("Unattributed"): Figures(energy_joules=3.6e6, money={"USD": Money(total=0.12)}),
+        nobody("Unattributed", node="unmetered"): Figures(energy_joules=3.6e6),
+    }
+    stream = io.StringIO()
+    summary = write_focus(ledger(lines), stream)
+    assert summary.cost == {"USD": Decimal("50.52")}
+    assert summary.unpriced == ()
+    assert check_focus(io.StringIO(stream.getvalue(), newline=""), "gpus.csv").findings == ()
+
+
 def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> None:
     lines = {key("morning"): held(12.0, 2.0), key("afternoon"): held(12.0, 4.0)}
     _, rows = exported(ledger(lines))

@@ -44,6 +44,31 @@ def test_a_closed_day_is_read_as_it_was_closed(tmp_path: Path) -> None:
     assert (ledger.engine, ledger.simulated) == ("store of closed days", False)
 
 
+def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_path: Path) -> None:
+    """As of processes of no pod on a GPU that a pod holds: their energy is measured and paid, the time is the pod's."""
+    held = LineKey(namespace="ml", kind="Job", workload="w", model="H100", mode="exclusive")
+    nobody = LineKey(kind="Unattributed", model="H100", mode="exclusive")
+    other_model = nobody._replace(model="T4")
+    lines = {
+        held: Figures(active_seconds=86_400.0, energy_joules=1e7, money={"USD": Money(total=10.0)}),
+        nobody: Figures(energy_joules=4.32e7, money={"USD": Money(total=1.44)}),
+        other_model: Figures(energy_joules=5.0),
+    }
+    day = Chunk(
+        window=day_window(D1),
+        lines={**lines, held._replace(workload="gone"): Figures(money={"USD": Money()})},
+        capacity_seconds={"": 86_400.0},
+        recorded_hours={"": 24},
+    )
+    with closed(tmp_path / "store", day) as store:
+        found = asyncio.run(StoreLedger(store).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0].lines
+        by_kind = asyncio.run(StoreLedger(store).ledger(day_window(D1), frozenset({"kind"}))).chunks[0].lines
+        assert store.check() == ()
+        assert store.restatements(D1)[0].lines == 3, "and what has nothing at all is not kept"
+    assert found == lines
+    assert (by_kind[LineKey(kind="Unattributed")].money, len(by_kind)) == ({"USD": Money(total=1.44)}, 2)
+
+
 @given(
     dimensions=st.frozensets(st.sampled_from(sorted(ALL_OF_A_DAY))),
     wanted=st.fixed_dictionaries(

@@ -50,6 +50,14 @@ class Figures:
         """Active, idle and unknown, always."""
         return self.active_seconds + self.idle_seconds + self.unknown_seconds
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing on the line: no seconds, joules or money.
+
+        A line may have joules and money without seconds: those of a process of no pod on a GPU that a pod holds.
+        """
+        return not (self.allocated_seconds or self.energy_joules or any(money.total for money in self.money.values()))
+
     def unknown_cost(self, currency: str) -> float:
         """The part of the money that unknown seconds have cost: of what is not idle, by seconds; 0 without money."""
         money = self.money.get(currency)
@@ -90,7 +98,6 @@ class Chunk:
 
     window: Window
     lines: Mapping[LineKey, Figures] = field(default_factory=dict)
-    """Lines of 0 seconds are left out."""
     capacity_seconds: Mapping[str, float] = field(default_factory=dict)
     """By cluster: GPU-seconds that were metered, whoever held them; what the lines must sum to."""
     recorded_hours: Mapping[str, int] = field(default_factory=dict)

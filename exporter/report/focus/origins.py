@@ -101,6 +101,8 @@ def _parts(
     for key, figures in lines:
         summary.ledger_gpu_hours += figures.allocated_seconds / 3600
         if not figures.money:
+            if not figures.allocated_seconds:
+                continue  # joules alone: there is no hour that lacks a price
             summary.unpriced_seconds[place] = summary.unpriced_seconds.get(place, 0.0) + figures.allocated_seconds
             continue
         owner = OwnerKey(key.namespace, key.kind, key.workload, key.team)

@@ -45,7 +45,7 @@ def sums(
         figures = _figures(row[1 + keys], row[2 + keys :])
         earlier = lines.get(key)
         lines[key] = figures if earlier is None else added((earlier, figures))
-    return {version: {k: f for k, f in lines.items() if f.allocated_seconds} for version, lines in found.items()}
+    return {version: {k: f for k, f in lines.items() if not f.is_empty} for version, lines in found.items()}
 
 
 def _question(

@@ -36,7 +36,7 @@ def write_version(
         closed: When, by whom, why, from which engine, and whether simulated.
     """
     day = chunk.window.start_seconds // DAY_SECONDS
-    lines = {key: figures for key, figures in chunk.lines.items() if figures.allocated_seconds}
+    lines = {key: figures for key, figures in chunk.lines.items() if not figures.is_empty}
     allocated = sum(figures.allocated_seconds for figures in lines.values())
     version = int(connection.execute(_VERSION, (day, number, *closed, len(lines), allocated)).lastrowid or 0)
     connection.executemany(
