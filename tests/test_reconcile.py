@@ -347,6 +347,78 @@ def test_without_the_number_of_gpus_the_gap_stays_unexplained_and_says_what_to_g
     assert "--map" in one.words
 
 
+GOOGLE_LINE: Cells = {
+    **FOCUS_LINE,
+    "ServiceProviderName": "Google Cloud",
+    "ConsumedUnit": "seconds",
+    "ConsumedQuantity": "86400",
+    "PricingUnit": "hour",
+    "PricingQuantity": "24",
+    "SkuPriceDetails": "",
+    "x_InstanceType": "",
+}
+
+
+def google_parts(gpus: str = "Nvidia H100 80GB GPU attached to A3 running in Iowa", **common: str) -> list[Cells]:
+    """A day of an instance of 8 GPUs for 480, as Google bills it: cores, memory and GPUs, and the fees of its image."""
+    rows = [
+        ("A3 Instance Core running in Iowa", "hour", "4992", "40"),
+        ("A3 Instance Ram running in Iowa", "gibibyte hour", "44928", "30"),
+        (gpus, "hour", "192", "410"),
+        ("Licensing Fee for Container-Optimized OS from Google (GPU cost)", "hour", "192", "0"),
+        ("SSD backed Local Storage attached to A3", "gibibyte month", "800", "2"),
+    ]
+    return [
+        {
+            **common,
+            "ChargeDescription": name,
+            "PricingUnit": unit,
+            "PricingQuantity": quantity,
+            **dict.fromkeys(("ListCost", "ContractedCost", "EffectiveCost", "BilledCost"), cost),
+        }
+        for name, unit, quantity, cost in rows
+    ]
+
+
+@pytest.mark.parametrize("told_by", ["x_InstanceType", "map"])
+def test_an_instance_that_is_billed_in_parts_has_the_hours_of_its_gpus_and_the_money_of_all(
+    tmp_path: Path, told_by: str
+) -> None:
+    a3 = "a3-highgpu-8g"
+    is_mapped = told_by == "map"
+    mapping = (
+        Mapping(resources={"i-1": ("prod", "node-a")}, instance_types={("prod", "node-a"): a3})
+        if is_mapped
+        else Mapping()
+    )
+    path = bill_file(tmp_path, GOOGLE_LINE, *google_parts(x_InstanceType="" if is_mapped else a3))
+    of = ledger(whole_node(2.0), facts=replace(FACTS, instance_type=a3))
+    group = only(compared(path, of, mapping)[0])
+    assert (group.billed, group.billed_gpu_hours) == (Decimal("482.00"), 192)
+    assert amounts(group) == {"price_book": "96.00", "other": "2.00"}
+
+
+def test_gpus_that_are_billed_by_themselves_need_no_number_of_them(tmp_path: Path) -> None:
+    name = "g2-standard-96"
+    path = bill_file(tmp_path, GOOGLE_LINE, *google_parts("Nvidia L4 GPU running in Iowa", x_InstanceType=name))
+    of = ledger({key("a"): held(100.5, 2.5)}, facts=replace(FACTS, instance_type=name))
+    group = only(compared(path, of)[0])
+    assert group.billed_gpu_hours == 192
+    assert amounts(group) == {"not_metered": "228.75", "other": "2.00"}
+
+
+def test_where_no_line_is_known_to_be_for_gpus_hours_are_unknown_and_the_gap_unexplained(tmp_path: Path) -> None:
+    name = "a3-highgpu-8g"
+    path = bill_file(tmp_path, GOOGLE_LINE, *google_parts("SKU 1234", x_InstanceType=name))
+    of = ledger(whole_node(2.0), facts=replace(FACTS, instance_type=name))
+    group = only(compared(path, of)[0])
+    assert group.billed_gpu_hours is None
+    assert amounts(group) == {"unexplained": "96.00", "other": "2.00"}
+    assert "no hours of instances" in group.explanations[-1].words
+    for form in ("table", "csv", "json"):
+        write_reconciliation(compared(path, of)[0], form, io.StringIO())
+
+
 def test_how_many_gpus_a_node_has_is_told_by_its_fullest_day(tmp_path: Path) -> None:
     path = bill_file(tmp_path, FOCUS_LINE, {"SkuPriceDetails": '{"InstanceType":"p5.48xlarge"}'})
     assert only(compared(path, ledger(whole_node()))[0]).billed_gpu_hours == 192

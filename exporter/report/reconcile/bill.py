@@ -39,6 +39,8 @@ class BillGroup:
 
     hours: dict[int, Decimal] = field(default_factory=dict)
     """Of instances, by the Unix time at which the UTC day begins."""
+    gpu_hours: dict[int, Decimal] = field(default_factory=dict)
+    """Of GPUs, the same way, where these are billed by themselves."""
     daily: bool = True
     """No line is for longer than a day: hours can be compared day by day."""
     listed: Decimal = Decimal(0)
@@ -200,6 +202,7 @@ class _Sums:
             return
         day = line.start_seconds - line.start_seconds % DAY_SECONDS
         group.hours[day] = group.hours.get(day, Decimal(0)) + line.hours
+        group.gpu_hours[day] = group.gpu_hours.get(day, Decimal(0)) + line.gpu_hours
         group.daily = group.daily and line.days == 1
         group.listed += line.listed
         group.contracted += line.contracted

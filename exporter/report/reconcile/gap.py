@@ -98,18 +98,25 @@ class _Gap:
         self.mine = mine
         self.gpus = mapping.gpus.get(place[0]) or billed.gpus or mine.gpus
         self.instance_hours = sum(billed.hours.values(), _ZERO)
-        self.hours = self.instance_hours * self.gpus if self.gpus else None
+        self.gpu_hours = sum(billed.gpu_hours.values(), _ZERO)
+        self.hours = self._gpu_hours()
         self.cost = mine.cost.get(currency, _ZERO)
         self.total = billed.amortised + sum(billed.extras.values(), _ZERO)
+
+    def _gpu_hours(self) -> Decimal | None:
+        """Billed; ``None`` where the bill has money without hours, or it is not known how many GPUs an instance has."""
+        if not self.instance_hours and (self.gpu_hours or not self.billed.amortised):
+            return self.gpu_hours
+        return self.instance_hours * self.gpus + self.gpu_hours if self.gpus and self.instance_hours else None
 
     def group(self, recorded: Map[int, float], gpu_part: Decimal) -> Group:
         parts = [*self._time(recorded, gpu_part), *self._extras()]
         left = self.total - self.cost - sum((amount for _, _, amount, _ in parts), _ZERO)
         if rounded(left, _CENTS):
-            why = "it is not known how many GPUs such an instance has: give it in --map"
-            parts.append(
-                ("unexplained", why if self.gpus is None else "no hours on the bill to tell a rate by", left, None)
-            )
+            why = "no hours of instances, or of their GPUs, on the bill to tell a rate by"
+            if self.instance_hours and not self.gpus:
+                why = "it is not known how many GPUs such an instance has: give it in --map"
+            parts.append(("unexplained", why, left, None))
         billed, cost = rounded(self.total, _CENTS), rounded(self.cost, _CENTS)
         amounts = parts_of(billed - cost, [amount for _, _, amount, _ in parts], _CENTS)
         if not parts and billed != cost:  # by rounding alone
@@ -132,7 +139,7 @@ class _Gap:
 
     def _time(self, recorded: Map[int, float], gpu_part: Decimal) -> list[_Part]:
         """What the time of instances explains; nothing where it cannot be held against ours."""
-        if not self.billed.amortised and not self.instance_hours:
+        if not self.billed.amortised and not self.instance_hours and not self.gpu_hours:
             words = "metered, and the bill has no hours of such instances"
             return [("not_billed", words, -self.cost, self.mine.gpu_hours)] if self.cost else []
         if not self.hours:
@@ -173,7 +180,10 @@ class _Gap:
     def _by_day(self) -> dict[int, tuple[float, float]]:
         gpus = self.gpus or 0
         return {
-            day: (float(self.billed.hours.get(day, _ZERO)) * gpus, self.mine.hours.get(day, 0.0))
+            day: (
+                float(self.billed.hours.get(day, _ZERO)) * gpus + float(self.billed.gpu_hours.get(day, _ZERO)),
+                self.mine.hours.get(day, 0.0),
+            )
             for day in sorted({*self.billed.hours, *self.mine.hours})
         }
 

@@ -7,6 +7,7 @@ _AWS = r"(?:ml\.)?(?:p[2-9][a-z0-9-]*|g[3-9](?!ad)[a-z]*|gr[6-9][a-z]*)\.(?:[0-9
 _AZURE = r"Standard_N[CDV][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*"
 _GOOGLE = r"(?:a[2-9]x?|g[2-9])-[a-z]+gpu-[0-9]+g(?:-[a-z]+)*|g[2-9]-standard-[0-9]+"
 _KNOWN = re.compile(rf"(?<![A-Za-z0-9])(?:{_AWS}|{_AZURE}|{_GOOGLE})(?![A-Za-z0-9])")
+_GOOGLES = re.compile(_GOOGLE)
 _COUNT = re.compile(r"-([0-9]+)g(?:-|$)")
 
 
@@ -30,3 +31,8 @@ def gpus_of(instance_type: str) -> int | None:
     """How many GPUs a type's name tells, as ``a3-highgpu-8g`` does; ``None`` where it does not."""
     found = _COUNT.search(instance_type)
     return int(found.group(1)) if found else None
+
+
+def is_googles(instance_type: str) -> bool:
+    """Whether a type is one of Google's, which are billed in parts: cores, memory and GPUs."""
+    return _GOOGLES.fullmatch(instance_type) is not None

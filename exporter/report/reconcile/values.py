@@ -26,7 +26,7 @@ class BillLine(NamedTuple):
     region: str
     currency: str
     hours: Decimal
-    """Of the instance; 0 where the line is not for time."""
+    """Of the instance; 0 where the line is not for time, or for that of a part of the instance."""
     listed: Decimal
     contracted: Decimal
     """After negotiated discounts, before commitments."""
@@ -36,6 +36,8 @@ class BillLine(NamedTuple):
     """What is on the invoice."""
     gpus: int | None
     """Of one such instance, as the bill tells it."""
+    gpu_hours: Decimal = Decimal(0)
+    """Of the instance's GPUs, where these are a line of their own."""
 
 
 ExplanationKind = Literal[
@@ -81,7 +83,7 @@ class Group:
     metered: Decimal
     """What our ledger has."""
     billed_gpu_hours: float | None
-    """``None`` where it is not known how many GPUs such an instance has."""
+    """``None`` where the bill tells no hours, or it is not known how many GPUs such an instance has."""
     metered_gpu_hours: float
     explanations: tuple[Explanation, ...]
     note: str = ""
