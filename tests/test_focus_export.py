@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from exporter.errors import ConfigError, ExporterError
 from exporter.model import Money
-from exporter.report.fleet.values import Figures, FleetLedger
+from exporter.report.fleet.values import Figures, FleetLedger, LineKey
 from exporter.report.focus import VERSIONS, FocusSettings, check_focus, write_focus
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -181,6 +181,28 @@ def test_names_that_would_be_formulas_are_only_text_and_quotes_and_newlines_surv
     assert row["x_Team"] == f"'{hostile}"
     assert row["x_Namespace"] == "'+1|\"; DROP"
     assert json.loads(row["Tags"])["gpu-cost-exporter/team"] == hostile
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_names_that_are_words_for_nothing_are_names(version: str) -> None:
+    """Kubernetes takes every one of them for a namespace or a workload, and a team may be called NA."""
+    words = ("null", "NULL", "none", "None", "nan", "n/a", "NA")
+    lines: dict[LineKey, Figures] = {}
+    for number, word in enumerate(words):
+        place = {"cluster": word, "node": f"{word}-{number}"}
+        lines[key(word, namespace="ml", team=word, **place)] = held(8.0)
+        lines[key("w", namespace=word, **place)] = held(8.0)
+        # As where no API is asked: the namespace is the owner.
+        lines[key("w", namespace=word, kind="", **place)._replace(workload="")] = held(8.0)
+        lines[key("sole", namespace=word, team=word, cluster=word, node=word)] = held(24.0)
+    text, rows = exported(ledger(lines), version)
+    assert check_focus(io.StringIO(text, newline=""), "gpus.csv").findings == ()
+    split = [row for row in rows if row["x_Workload"] != "sole"]
+    prefix = "x_" if version == "1.2" else ""
+    told = {(row[f"{prefix}AllocatedResourceId"], row[f"{prefix}AllocatedResourceName"]) for row in split}
+    assert {("ml/Deployment/null", "ml/Deployment/null"), ("'null", "'null"), ("none", "none")} <= told
+    assert len(told) == len(split) == 3 * len(words)
+    assert {row["x_Team"] for row in rows} == {"", "'null", "'NULL", *words[2:]}
 
 
 def test_a_simulated_fleet_says_so_on_every_row() -> None:

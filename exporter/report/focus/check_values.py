@@ -17,6 +17,13 @@ Problem = tuple[str, str] | None
 NULLS = frozenset(("", "NULL", "null"))
 """How files write null: the specification's own examples have ``NULL``."""
 _NULL_WORDS = frozenset(("Null", "None", "none", "NaN", "nan", "N/A", "n/a", "NA", "-"))
+# What people name: a team may be NA, and "none" is a namespace that Kubernetes takes.
+_NAMED = frozenset(
+    """
+    AllocatedResourceId AllocatedResourceName ResourceName SubAccountId SubAccountName
+    x_Cluster x_Namespace x_Node x_Team x_Workload
+    """.split()  # noqa: SIM905 - names read better in lines
+)
 _DECIMAL = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?Z")
 _DATA_SIZES = "|".join(
@@ -30,7 +37,7 @@ _RATIO_NAME = re.compile(r"x_\w*Ratio|x_Coverage")
 
 def problem_of(column: Column, value: str) -> Problem:
     """What is wrong with a value that is not null."""
-    if value in _NULL_WORDS:
+    if value in _NULL_WORDS and not {column.name, column.name.removeprefix("x_")} & _NAMED:
         return "VAL-2", "an empty field, or NULL, where there is no value"
     if column.allowed and value not in column.allowed:
         return "VAL-5", ", ".join(column.allowed[:8]) + (", …" if len(column.allowed) > 8 else "")  # noqa: PLR2004

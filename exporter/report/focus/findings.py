@@ -16,7 +16,7 @@ RULES: Mapping[str, str] = {
     "COL-4": "x_ columns stand behind FOCUS' columns",
     "COL-5": "x_ and PascalCase letters and digits, at most 50 characters",
     "VAL-1": "no null where the column allows none",
-    "VAL-2": "null is an empty field or NULL, not another word for it",
+    "VAL-2": "null is an empty field or NULL, not another word for it; a name that people choose may be any word",
     "VAL-3": "numbers are plain decimals",
     "VAL-4": "times are UTC, as 2026-01-31T00:00:00Z",
     "VAL-5": "a word of the column's list",

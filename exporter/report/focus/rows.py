@@ -9,6 +9,7 @@ from decimal import Decimal
 from exporter.errors import ExporterError
 from exporter.report.fleet.values import Dimension, FleetLedger, Window
 from exporter.report.focus.amounts import exact, parts_of, quotient, ratios_of, rounded, written
+from exporter.report.focus.check_values import NULLS
 from exporter.report.focus.origins import Origin, OwnerKey, Part, origins
 from exporter.report.focus.values import FocusRow, FocusSettings, FocusSummary
 
@@ -185,7 +186,8 @@ def _allocated(owner: OwnerKey, ratio: Decimal, paid: Decimal) -> FocusRow:
     row = {"AllocatedMethodId": METHOD_ID, "AllocatedMethodDetails": f'{{"Elements":[{element}]}}'}
     if not owner.is_remainder:
         row["AllocatedResourceId"] = owner.path
-        row["AllocatedResourceName"] = owner.workload or owner.namespace or owner.path
+        name = owner.workload or owner.namespace
+        row["AllocatedResourceName"] = owner.path if name in NULLS else name
         row["AllocatedTags"] = _json(_owner_tags(owner))
     return row
 

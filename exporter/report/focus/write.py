@@ -12,6 +12,7 @@ from exporter import __version__
 from exporter.errors import ConfigError
 from exporter.report.fleet.values import FleetLedger
 from exporter.report.focus.amounts import PLACES, written
+from exporter.report.focus.check_values import NULLS
 from exporter.report.focus.columns import (
     DEFAULT_VERSION,
     OWN_COLUMNS,
@@ -114,7 +115,9 @@ def _fields(row: FocusRow, header: tuple[str, ...]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula, and that UTF-8 and CSV have."""
+    """Text that a spreadsheet does not take for a formula, no reader for null, and that UTF-8 and CSV have."""
+    if text and text in NULLS:
+        return f"'{text}"
     return text if _NUMBER.fullmatch(text) else guarded(encodable(text))
 
 
