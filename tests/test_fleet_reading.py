@@ -302,7 +302,10 @@ async def test_a_limit_of_the_server_is_met_with_smaller_questions(
 
 
 def line(series: str, hours: range | list[int], value: float = 3600, **labels: str) -> str:
-    """Samples of a recorded series, for hours of ``DAY``, the hour being the one at whose end it is stamped."""
+    """Samples of a recorded series, for hours of ``DAY``, the hour being the one at whose end it is stamped.
+
+    Those of one series must come in the order of time: what is late is dropped.
+    """
     inside = ",".join(f'{name}="{text}"' for name, text in labels.items())
     return "".join(f"{series}{{{inside}}} {value} {DAY + (hour + 1) * 3600}\n" for hour in hours)
 
@@ -344,8 +347,8 @@ async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
     hand_written: Callable[..., object],
 ) -> None:
     """One was away from 2 to 5 and the other from 10 to 13: its next value has those hours, which the rules carry."""
-    text = owner([*range(2), *range(6, 24)], replica="a") + owner([5], 4 * 3600, replica="a")
-    text += owner([*range(10), *range(14, 24)], replica="b") + owner([13], 4 * 3600, replica="b")
+    text = owner(range(2), replica="a") + owner([5], 4 * 3600, replica="a") + owner(range(6, 24), replica="a")
+    text += owner(range(10), replica="b") + owner([13], 4 * 3600, replica="b") + owner(range(14, 24), replica="b")
     # Ended while the one was away.
     text += owner(range(2, 4), 600, team="ended", replica="b") + owner([5], 1200, team="ended", replica="a")
     with hand_written(text) as server:  # type: ignore[attr-defined]
@@ -354,6 +357,25 @@ async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
             found = summed(ledger, "team")
             assert {team: total.idle_seconds for (team,), total in found.items()} == {"": 24 * 3600, "ended": 1200}
             assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600 + 1200
+
+
+async def test_two_that_missed_hours_in_a_row_count_each_of_them_once(hand_written: Callable[..., object]) -> None:
+    """One missed hour 3 and the other hour 4: in neither has one both, and the values of 4 and 5 have two hours."""
+    text = owner(range(3), replica="a") + owner([4], 2 * 3600, replica="a") + owner(range(5, 24), replica="a")
+    text += owner(range(4), replica="b") + owner([5], 2 * 3600, replica="b") + owner(range(6, 24), replica="b")
+    # Ended in hour 3: at all, or when it had been seen by the one that missed to record it.
+    text += owner([3], 600, team="unseen", replica="b")
+    text += owner([3], 900, team="seen", replica="b") + owner([4], 900, team="seen", replica="a")
+    # A third that takes the places of both has not what they had.
+    text += owner(range(24, 30), replica="c")
+    with hand_written(text) as server:  # type: ignore[attr-defined]
+        window = Window(start_seconds=DAY, end_seconds=DAY + 30 * 3600)
+        found = summed(await read(server.url, window, "team"), "team")
+        assert {team: total.idle_seconds for (team,), total in found.items()} == {
+            "": 30 * 3600,
+            "unseen": 600,
+            "seen": 900,
+        }
 
 
 async def test_a_pair_over_a_whole_fleet_is_the_same_as_one(small_fleet: FleetPlan, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ _LABELS: Mapping[Dimension, str] = {
 _IDENTITY = ("node", "workload_namespace", KIND, "workload_name", "team", "model", "mode")
 _REGEX_SIGNS = re.compile(r"([\\.+*?()|\[\]{}^$])")
 _HOUR = "3599999ms"
+_CARRIED = "23h"
+"""As far back as the rules look for what they recorded last, from two hours before their value."""
 
 
 def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str, ...]:
@@ -131,22 +133,30 @@ def _once(selector: str, labels: tuple[str, ...], recorder: tuple[str, ...] = ()
     """The largest of an hour; ``recorder``: the labels of a Prometheus, its cluster's first.
 
     One that missed an hour has it in its next value, and the others have it in that hour's: so that value counts only
-    where no other recorded both hours.
+    where no other recorded both hours. Where none did, as those who have this hour all missed the one before, what
+    another had in that one is in the value, too: and does not count there. If the value is of more missed hours than
+    that one, those before it are counted twice.
     """
     last = f"last_over_time({selector}[{_HOUR}])"
     if len(recorder) > 1:
-        place = ", ".join(recorder)
-        before = f"last_over_time({RECORDED}[{_HOUR}] offset 1h)"
-        both = f"(last_over_time({RECORDED}[{_HOUR}]) and on ({place}) {before})"
-        last = f"{last} and on ({place}) {both} or {last} unless on ({recorder[0]}) {both}"
+        place, cluster = ", ".join(recorder), recorder[0]
+        before, now, after = (
+            f"last_over_time({RECORDED}[{_HOUR}]{moved})" for moved in (" offset 1h", "", " offset -1h")
+        )
+        both = f"({now} and on ({place}) {before})"
+        last = f"{last} and on ({place}) ({both} or {now} unless on ({cluster}) {both})"
+        # One that is new has nothing of the hour before: its value counts from when it began.
+        known = f"last_over_time({RECORDED}[{_CARRIED}] offset 1h)"
+        late = f"{after} and on ({place}) {known} unless on ({cluster}) ({after} and on ({place}) {now})"
+        again = f"last_over_time({selector}[{_HOUR}] offset -1h) and on ({place}) ({late})"
+        last = f"({last}) unless on ({', '.join(labels)}) ({again})"
     return f"max by ({', '.join(labels)}) ({last})"
 
 
-def node_info(cluster_label: str, lookback: str, nodes: Iterable[str] = ()) -> str:
+def node_info(cluster_label: str, lookback: str) -> str:
     """What prices go by, of each node that was there within the look-back."""
-    matcher = matches("node", nodes) if (nodes := tuple(nodes)) else ""
     labels = ", ".join((cluster_label, "node", *NODE_INFO_LABELS))
-    return f"max by ({labels}) (last_over_time({NODE_INFO}{{{matcher}}}[{lookback}]))"
+    return f"max by ({labels}) (last_over_time({NODE_INFO}[{lookback}]))"
 
 
 def simulated(lookback: str) -> str:
