@@ -29,7 +29,8 @@ Labels of every device series: {device}.
 `gpu` is the index, `uuid` that of the GPU or MIG instance; `gpu_instance` and `mig_profile` are there on MIG instances
 only. Pod series add {pod}; `pod_uid` and `container_name` only where they are known. Owner series have {owner}; what is
 not known of an owner is absent. `workload_kind` is the workload's, or one of ours: `Unallocated` (nobody held it),
-`Unattributed` (it is not known who held it), `Other` (ended owners, where there are more than 2,000).
+`Unattributed` (it is not known who held it). Ended owners that an agent has folded, where there are more than 2,000,
+have no series any more: what they had, Prometheus has under their names; in the API it is `Other`.
 
 `gpu_pod_info` says whose a pod is in the ledger's words: join other pod series to it on the pod labels. Without
 `--kube-metadata on`, and until a pod's workload is known, `workload_namespace` is all. Labels and annotations that
