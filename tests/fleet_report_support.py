@@ -8,7 +8,6 @@ from exporter.model import Money, NodeFacts
 from exporter.report.fleet.values import (
     DAY_SECONDS,
     HOUR_SECONDS,
-    OTHER,
     UNALLOCATED,
     UNATTRIBUTED,
     Chunk,
@@ -112,7 +111,7 @@ def small_ledger() -> FleetLedger:
         owner("vision", "notebook", "core", kind="Notebook", mode="mig"): hours(idle=12.0, usd=84.0),
         owner("lab", HOSTILE, MARKUP): hours(active=6.0, unknown=18.0, usd=168.0),
         owner("lab", TURNED, "", model=A100): hours(active=10.0, idle=14.0, unpriced=24.0),
-        nobody(OTHER): hours(active=1.0, idle=3.0, usd=28.0),
+        owner("batch", "", kind=""): hours(active=1.0, idle=3.0, usd=28.0),
         nobody(UNATTRIBUTED): hours(active=2.0, usd=14.0),
         nobody(UNALLOCATED): hours(idle=10.0, usd=70.01),
         nobody(UNALLOCATED, model=A100): hours(idle=24.0, eur=33.333),
@@ -152,9 +151,9 @@ def figures(draw: st.DrawFn) -> Figures:
 @st.composite
 def keys(draw: st.DrawFn) -> LineKey:
     """The name of any line."""
-    kind = draw(st.sampled_from(["Job", "Deployment", OTHER, UNATTRIBUTED, UNALLOCATED]))
+    kind = draw(st.sampled_from(["Job", "Deployment", UNATTRIBUTED, UNALLOCATED]))
     place = {name: draw(_NAMES) for name in ("cluster", "node", "pool", "model", "mode")}
-    if kind in {OTHER, UNATTRIBUTED, UNALLOCATED}:
+    if kind in {UNATTRIBUTED, UNALLOCATED}:
         return LineKey(kind=kind, **place)
     whose = {name: draw(_NAMES) for name in ("namespace", "workload", "team")}
     return LineKey(kind=kind, **place, **whose)

@@ -64,7 +64,7 @@ def chunk(day: int, *, seed: int = 0, nodes: int = 3, owners: int = 4, hours: in
                 team = chance.choice(("red", "blue", ""))
                 owner = LineKey(
                     namespace=f"ns-{chance.randrange(3)}",
-                    kind=chance.choice(("Job", "Deployment", "Other")),
+                    kind=chance.choice(("Job", "Deployment", "Pod")),
                     workload=f"w-{chance.randrange(6)}",
                     team=team,
                     **place,
@@ -102,7 +102,7 @@ def summed(
             continue
         whole = dimensions | {"namespace", "kind"} if "workload" in dimensions else dimensions
         kept = {name: getattr(key, name) for name in whole}
-        if key.kind in {UNALLOCATED, UNATTRIBUTED, "Other"}:
+        if key.kind in {UNALLOCATED, UNATTRIBUTED}:
             kept["kind"] = key.kind
         groups.setdefault(LineKey(**kept), []).append(line)
     return {key: added(group) for key, group in groups.items()}

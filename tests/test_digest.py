@@ -31,7 +31,7 @@ from exporter.report.digest.webhook import ATTEMPTS, post, read_url
 from exporter.report.digest.weeks import WEEK_SECONDS, parse_week
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import OTHER, UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
+from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
 from exporter.report.recommend.values import Recommendation
 from exporter.report.store import DayStore, close_due_days
 from exporter.simulator.fleet_truth import FleetTruth
@@ -60,7 +60,7 @@ def weeks(*, before: int = 7, after: Lines | None = None) -> FleetLedger:
         owner("lab", "notebook", "research", cluster="east"): hours(active=1.0, idle=11.0, usd=48.0),
         owner("lab", HOSTILE, MARKUP): hours(idle=24.0, eur=60.0),
         owner("<!channel>&`*_~|", TURNED): hours(idle=12.0, unknown=12.0, usd=36.0),
-        nobody(OTHER): hours(idle=2.0, usd=8.0),
+        owner("batch", "", kind=""): hours(idle=2.0, usd=8.0),
         nobody(UNATTRIBUTED): hours(active=3.0, usd=12.0),
         nobody(UNALLOCATED): hours(idle=12.0, unpriced=2.0, usd=40.0),
     }

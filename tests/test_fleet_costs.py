@@ -13,7 +13,6 @@ from exporter.report.fleet.report import FleetReport, ShareIdle
 from exporter.report.fleet.sharing import close, divide
 from exporter.report.fleet.values import (
     DAY_SECONDS,
-    OTHER,
     UNALLOCATED,
     UNATTRIBUTED,
     Dimension,
@@ -48,7 +47,7 @@ def usd(report: FleetReport) -> list[float]:
 
 def test_lines_are_summed_by_what_is_asked_for_and_stand_dearest_first() -> None:
     report = reported(small_ledger(), "namespace")
-    assert [(line.key.namespace, line.key.kind) for line in report.held] == [("vision", ""), ("lab", ""), ("", OTHER)]
+    assert [(line.key.namespace, line.key.kind) for line in report.held] == [("vision", ""), ("lab", ""), ("batch", "")]
     vision = report.held[0].figures
     assert vision.money["USD"].total == pytest.approx(1344 + 84 + 672)
     assert vision.money["USD"].idle == pytest.approx((1344 + 672) / 10 + 84)
@@ -93,7 +92,7 @@ def test_filters_keep_lines_and_say_that_the_sum_is_of_a_part() -> None:
 
 def test_to_ask_for_no_team_is_not_to_ask_for_what_nobody_held() -> None:
     report = reported(small_ledger(), "namespace", "team", team="")
-    assert [(line.key.namespace, line.key.kind) for line in report.held] == [("", OTHER), ("lab", "")]
+    assert [(line.key.namespace, line.key.kind) for line in report.held] == [("batch", ""), ("lab", "")]
     assert report.apart == ()
 
 
@@ -159,15 +158,6 @@ def test_a_cluster_that_is_new_is_not_expected_to_have_the_hours_before_it() -> 
     two = replace(ledger({new: hours(active=1)}), window=window, chunks=tuple(days))
     trust = make_report(two, ["team"], now_seconds=LATER).trust
     assert (trust.recorded_hours, trust.expected_hours) == (58, 72 + 24)
-
-
-def test_owners_that_the_agent_folded_are_a_part_of_their_place_where_no_owners_are_told_apart() -> None:
-    apart = reported(small_ledger(), "model", "team")
-    folded = reported(small_ledger(), "model")
-    assert OTHER in {line.key.kind for line in apart.held}
-    assert {line.key.kind for line in folded.held} == {""}
-    held = [sum(line.figures.allocated_seconds for line in report.held) for report in (apart, folded)]
-    assert held[0] == pytest.approx(held[1])
 
 
 def test_coverage_of_activity_is_of_what_was_held_and_of_prices_of_all() -> None:

@@ -99,7 +99,7 @@ def apart(truth: FleetTruth, *names: str) -> dict[tuple[str, ...], Totals]:
     """The truth by some fields, in which kinds of known owners were summed away."""
     found: dict[tuple[str, ...], Totals] = {}
     for (kind, *rest), total in truth.total("kind", *names).items():
-        place = (kind if kind in {"Unallocated", "Unattributed", "Other"} else "", *rest)
+        place = (kind if kind in {"Unallocated", "Unattributed"} else "", *rest)
         found[place] = added(found[place], total) if place in found else total
     return found
 

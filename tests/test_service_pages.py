@@ -127,7 +127,7 @@ def month_truth(small_fleet: FleetPlan) -> FleetTruth:
 
 def held(truth: FleetTruth, *names: str, **wanted: str) -> dict[tuple[str, ...], Totals]:
     found = truth.total("kind", *names, **wanted)
-    return {key[1:]: totals for key, totals in found.items() if key[0] not in {"Unallocated", "Unattributed", "Other"}}
+    return {key[1:]: totals for key, totals in found.items() if key[0] not in {"Unallocated", "Unattributed"}}
 
 
 def as_sums(found: dict[tuple[str, ...], Totals], name: str) -> Totals:
@@ -296,12 +296,6 @@ def test_what_an_owner_is_charged_is_its_money_with_what_was_spread_onto_it(serv
         parts = (float(one.replace(",", "")) for one in (cost, shared))
         assert float(charged.replace(",", "")) == pytest.approx(sum(parts), abs=1.01)
     assert "Charged" not in fetch(service.url, f"/by/team?window={MONTH}&currency=USD")[2].decode()
-
-
-def test_the_number_of_teams_is_without_those_beyond_the_ledgers_limit(service: Served, small_fleet: FleetPlan) -> None:
-    shown = page(service, f"/by/team?window={MONTH}")
-    assert f"Teams {len(held(month_truth(small_fleet), 'team'))} " in shown.text
-    assert any(row[0] == "Other" for row in shown.rows if row), "else this shows nothing"
 
 
 def test_an_owner_is_drilled_down_to_from_namespace_to_workload(service: Served, small_fleet: FleetPlan) -> None:

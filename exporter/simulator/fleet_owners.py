@@ -12,7 +12,7 @@ from exporter.simulator.fleet_plan import FleetNode, FleetPlan, TraceTask
 
 
 class FleetOwner(NamedTuple):
-    """Who pays; empty parts are not known. ``kind`` may be Unallocated, Unattributed or Other."""
+    """Who pays; empty parts are not known. ``kind`` may be Unallocated or Unattributed."""
 
     namespace: str = ""
     kind: str = ""
@@ -22,7 +22,6 @@ class FleetOwner(NamedTuple):
 
 NOBODY = FleetOwner(kind="Unallocated")
 UNATTRIBUTED = FleetOwner(kind="Unattributed")
-OTHER = FleetOwner(kind="Other")
 
 _TEAMS = ("vision", "speech", "search", "ads", "robotics", "genomics", "research", "platform", "fraud", "maps")
 _NODES_PER_TEAM = 8
@@ -44,7 +43,7 @@ _LIFETIMES = (
 Those of the GPU pods of Alibaba's public cluster-trace-gpu-v2023 that ran.
 """
 _RANKS = tuple(rank for rank, _ in _LIFETIMES)
-_UNKNOWN_RATIO, _FOLDED_RATIO, _PLAIN_POD_RATIO = 0.01, 0.03, 0.05
+_UNKNOWN_RATIO, _PLAIN_POD_RATIO = 0.01, 0.05
 _CRON_RATIO = 0.6
 _TRACE_COLUMNS = ("num_gpu", "gpu_milli", "deletion_time", "scheduled_time")
 _MILLI = 1000
@@ -77,8 +76,6 @@ def task_owner(node: FleetNode, random: Random, serial: int) -> FleetOwner:
         return owner._replace(name=f"sweep-{node.index:04d}-{serial:05d}")
     if random.random() < _UNKNOWN_RATIO:
         return UNATTRIBUTED
-    if random.random() < _FOLDED_RATIO:
-        return OTHER
     if random.random() < _PLAIN_POD_RATIO:
         return workload(node, random, "Pod", "debug", 3)
     if random.random() < _CRON_RATIO:

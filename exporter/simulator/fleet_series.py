@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from exporter.simulator.fleet_ledger import NodeLedger
-from exporter.simulator.fleet_owners import OTHER, UNATTRIBUTED
+from exporter.simulator.fleet_owners import UNATTRIBUTED
 from exporter.simulator.fleet_plan import HOUR_SECONDS, FleetNode, FleetPlan
 from exporter.simulator.fleet_truth import Row
 from exporter.simulator.identities import stable_uuid
@@ -127,7 +127,7 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
     node = ledger.node
     memory = node.spec.memory_bytes - node.spec.memory_reserved_bytes
     for (slot, owner), hours in ledger.uses.items():
-        if owner in (UNATTRIBUTED, OTHER):
+        if owner == UNATTRIBUTED:
             continue
         part = node.slots[slot]
         device = {

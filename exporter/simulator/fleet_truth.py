@@ -18,7 +18,7 @@ class TruthKey(NamedTuple):
     node: str = ""
     namespace: str = ""
     kind: str = ""
-    """Of the workload, or ``Unallocated``, ``Unattributed``, ``Other``."""
+    """Of the workload, or ``Unallocated``, ``Unattributed``."""
     workload: str = ""
     team: str = ""
     model: str = ""

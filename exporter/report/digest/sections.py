@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 from exporter.report.budget.values import BudgetState
 from exporter.report.digest.values import Digest, Mover, Spend, Waste
-from exporter.report.fleet.values import OTHER, LineKey
+from exporter.report.fleet.values import LineKey
 from exporter.report.recommend.values import Recommendation
 from exporter.report.render.foot import failure_words
 from exporter.report.render.words import HOUR, clean, decimal, encodable, minute, percent
@@ -101,8 +101,6 @@ def _name(text: str, nothing: str) -> str:
 
 
 def _owner_name(key: LineKey) -> str:
-    if key.kind == OTHER and not key.namespace:
-        return "Other"
     place = f"{key.cluster}: " if key.cluster else ""
     workload = f"{key.kind} {key.namespace}/{key.workload}" if key.workload else key.namespace
     return _name(f"{place}{workload}" if workload else "", "(no namespace)")

@@ -6,9 +6,9 @@ from typing import Any
 
 from exporter.model import Money
 from exporter.report.fleet.queries import CURRENCY, KIND, MEASURES, Measure
-from exporter.report.fleet.values import OTHER, UNALLOCATED, UNATTRIBUTED, Dimension, Figures, LineKey
+from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Dimension, Figures, LineKey
 
-APART = frozenset({UNALLOCATED, UNATTRIBUTED, OTHER})
+APART = frozenset({UNALLOCATED, UNATTRIBUTED})
 _PLACE = {measure.figure: place for place, measure in enumerate(MEASURES)}
 _ACTIVE, _IDLE, _UNKNOWN, _UNPRICED, _ENERGY = range(5)
 _FIELD_OF = {"workload_namespace": "namespace", KIND: "kind", "workload_name": "workload"}

@@ -8,7 +8,6 @@ from exporter.report.fleet.report import FleetReport, ReportLine, ShareIdle, Tru
 from exporter.report.fleet.sharing import spread
 from exporter.report.fleet.values import (
     HOUR_SECONDS,
-    OTHER,
     UNALLOCATED,
     UNATTRIBUTED,
     Chunk,
@@ -23,7 +22,6 @@ from exporter.report.fleet.values import (
 APART = (UNATTRIBUTED, UNALLOCATED)
 """Kinds of lines that are nobody's, in the order in which they are told."""
 _OF_OWNERS: frozenset[Dimension] = frozenset({"namespace", "workload", "team"})
-_TELL_OWNERS: frozenset[Dimension] = _OF_OWNERS | {"kind"}
 _TOLERATED_RATIO, _TOLERATED_SECONDS = 1e-9, 1e-6
 _NOTHING = Figures()
 
@@ -190,9 +188,7 @@ def _keeps(kept: Filters, asked: Filters, key: LineKey) -> bool:
 
 def _group(key: LineKey, wanted: frozenset[Dimension]) -> LineKey:
     kept = LineKey(*(value if name in wanted else "" for name, value in zip(key._fields, key, strict=True)))
-    # Where no owners are told apart, those that the agent folded are a part of their place like any other.
-    folded = key.kind == OTHER and not key.namespace and bool(wanted & _TELL_OWNERS)
-    return kept._replace(kind=key.kind) if is_apart(key) or folded else kept
+    return kept._replace(kind=key.kind) if is_apart(key) else kept
 
 
 def _lines(gathered: _Gathered) -> Iterable[ReportLine]:

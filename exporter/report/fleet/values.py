@@ -10,8 +10,8 @@ HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 
 Dimension = Literal["cluster", "node", "pool", "namespace", "kind", "workload", "team", "model", "mode"]
 """What lines can be told apart by. ``workload`` is kind and name within a namespace; ``pool`` is a node's sort."""
-UNALLOCATED, UNATTRIBUTED, OTHER = "Unallocated", "Unattributed", "Other"
-"""Kinds of what no known owner held: see ``exporter.model.ledger``. Other is part of what is held, the two are not."""
+UNALLOCATED, UNATTRIBUTED = "Unallocated", "Unattributed"
+"""Kinds of what no known owner held: see ``exporter.model.ledger``, whose Other no agent sends."""
 
 
 class LineKey(NamedTuple):
@@ -23,7 +23,7 @@ class LineKey(NamedTuple):
     """``p5.48xlarge on-demand``: instance type and capacity type of the node, as far as they are known."""
     namespace: str = ""
     kind: str = ""
-    """Of the workload, or ``Unallocated``, ``Unattributed``, ``Other``; these three are never summed away."""
+    """Of the workload, or ``Unallocated``, ``Unattributed``; these two are never summed away."""
     workload: str = ""
     team: str = ""
     model: str = ""

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.sharing import close
-from exporter.report.fleet.values import OTHER, Dimension, Figures, LineKey
+from exporter.report.fleet.values import Dimension, Figures, LineKey
 from exporter.report.render.words import HOUR, clean, decimal, percent
 
 Sort = Literal["held", "more", "apart", "total"]
@@ -192,7 +192,7 @@ def workload_name(key: LineKey, *, whole: bool) -> str:
 
 
 def _ours(key: LineKey) -> str:
-    return key.kind if is_apart(key) or (key.kind == OTHER and not key.namespace) else ""
+    return key.kind if is_apart(key) else ""
 
 
 def _kind_or(naming: _Naming) -> _Naming:

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from exporter.report.fleet.costs import filter_words, is_apart, is_part
 from exporter.report.fleet.report import FleetReport
-from exporter.report.fleet.values import OTHER, Figures, LineKey
+from exporter.report.fleet.values import Figures, LineKey
 from exporter.report.render.foot import failure_words
 from exporter.report.render.rows import active_ratio, charged, is_shared
 from exporter.report.render.words import HOUR, JOULES_PER_KWH, encodable, guarded, iso
@@ -18,7 +18,7 @@ _Cells = dict[str, str | float]
 
 
 def write_csv(report: FleetReport, stream: TextIO) -> None:
-    """Rows by ``record``: ``Owner``, ``Other``, ``Unattributed``, ``Unallocated``, and then those of no line.
+    """Rows by ``record``: ``Owner``, ``Unattributed``, ``Unallocated``, and then those of no line.
 
     ``Total`` (of the lines), ``Capacity`` (metered GPU-hours), ``Missing`` (what the lines lack of it), ``Coverage``
     (``ratio`` and in ``remark`` of what), ``Failure``, ``Note``, ``Source``. Empty is not known, or summed over.
@@ -36,9 +36,8 @@ def write_csv(report: FleetReport, stream: TextIO) -> None:
 def _lines(report: FleetReport) -> Iterator[_Cells]:
     for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
         key = line.key
-        ours = is_apart(key) or (key.kind == OTHER and not key.namespace)
         yield {
-            "record": key.kind if ours else "Owner",
+            "record": key.kind if is_apart(key) else "Owner",
             **_names(key),
             **_figures(line.figures),
             **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in charges},

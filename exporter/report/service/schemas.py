@@ -44,7 +44,7 @@ _NAMES = {
     "node": _maybe("string", "Name of the node."),
     "pool": _maybe("string", "Instance type and capacity type of the node."),
     "owner_namespace": _maybe("string", "Whose it is."),
-    "owner_kind": _maybe("string", "Of the workload, or Unallocated, Unattributed, Other."),
+    "owner_kind": _maybe("string", "Of the workload, or Unallocated, Unattributed."),
     "owner_name": _maybe("string", "Of the workload."),
     "team": _maybe("string", "Who pays."),
     "model": _maybe("string", "Of the GPU."),

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
-from exporter.report.fleet.values import OTHER, Dimension, Filters, LineKey
+from exporter.report.fleet.values import Dimension, Filters, LineKey
 from exporter.report.service.book import Book
 from exporter.report.service.view_query import NONE, View
 
 GROUPS: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
 """Few enough lines in any fleet to be had with their days, and what the filters of every page offer."""
 MOST_CHOICES = 500
-_OF_PLACES: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model", "mode"})
 _OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
 
 
@@ -92,8 +91,7 @@ def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[Re
 
 def _key(key: LineKey, by: Sequence[Dimension]) -> LineKey:
     kept = LineKey(**{name: getattr(key, name) for name in by})
-    folded = key.kind == OTHER and not key.namespace and not _OF_PLACES.issuperset(by)
-    return kept._replace(kind=key.kind) if is_apart(key) or folded else kept
+    return kept._replace(kind=key.kind) if is_apart(key) else kept
 
 
 def _rank(line: ReportLine) -> tuple[float, float, LineKey]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.costs import is_part
 from exporter.report.fleet.report import FleetReport, ReportLine
-from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, OTHER, Figures
+from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Figures
 from exporter.report.service.book import Book, Funnel
 from exporter.report.service.charts import uses
 from exporter.report.service.readings import Question
@@ -157,11 +157,7 @@ def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
         money = line.figures.money.get(currency)
         return money.idle if money else 0.0 if currency else line.figures.idle_seconds
 
-    lines = [
-        line
-        for line in report.held
-        if line.figures.idle_seconds >= _WASTE_LEAST_SECONDS and size(line) > 0 and line.key.kind != OTHER
-    ]
+    lines = [line for line in report.held if line.figures.idle_seconds >= _WASTE_LEAST_SECONDS and size(line) > 0]
     return sorted(lines, key=size, reverse=True)[:_WASTE]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
-from exporter.report.fleet.values import OTHER, Dimension, Figures, LineKey
+from exporter.report.fleet.values import Dimension, Figures, LineKey
 from exporter.report.render.rows import TITLES
 from exporter.report.service.view_frame import Link
 from exporter.report.service.view_groups import sum_line
@@ -121,8 +121,6 @@ class Table:
     """Lines of all pages."""
     of: int
     """Lines before the search."""
-    nameless: int
-    """Lines among them that are no owner: of those beyond the ledger's limit."""
     first: int
     """Number of the first row shown, from 1."""
     pages: tuple[Link, ...]
@@ -169,7 +167,6 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
         with_shared=report.share_idle != "none",
         found=len(found),
         of=len(rows),
-        nameless=sum(is_nameless(line.key) for line in report.held),
         first=start + 1 if found else 0,
         pages=_pages(view, page, count),
         previous=view.link(None, page=page - 1) if page > 1 else "",
@@ -214,7 +211,7 @@ def make_row(
     return Row(
         name=line.key.kind if apart else name_of(line.key, subject.name),
         beside=_beside(line.key, subject, view, with_clusters=with_clusters),
-        href="" if is_nameless(line.key) else _href(line.key, subject, view),
+        href="" if apart else _href(line.key, subject, view),
         figures=line.figures,
         cost=money.total if money else None,
         idle_cost=None if apart or money is None else money.idle,
@@ -225,8 +222,6 @@ def make_row(
 
 def name_of(key: LineKey, dimension: Dimension) -> str:
     """What a line is called: the value, or in words that there is none."""
-    if key.kind == OTHER and not key.namespace:
-        return OTHER
     if dimension == "workload":
         return key.workload or key.namespace or "(no workload)"
     value = str(getattr(key, dimension))
@@ -235,17 +230,12 @@ def name_of(key: LineKey, dimension: Dimension) -> str:
     return value or f"(no {TITLES[dimension].lower()})"
 
 
-def is_nameless(key: LineKey) -> bool:
-    """Whether a line has no owner that a page could be on: nobody's, and that of owners beyond the ledger's limit."""
-    return is_apart(key) or (key.kind == OTHER and not key.namespace)
-
-
 def _beside(key: LineKey, subject: Subject, view: View, *, with_clusters: bool) -> str:
     """Of a workload kind, namespace and team; of a node its pool; of what has no owner here where it was.
 
     What the page is filtered by is not said again on each line.
     """
-    if is_nameless(key):
+    if is_apart(key):
         where = [str(getattr(key, name)) for name in subject.by if name not in {"kind", "workload", "team"}]
         return " · ".join(model(part) for part in where if part)
     if subject.name not in {"workload", "node"}:

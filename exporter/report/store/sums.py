@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlite3 import Connection
 
 from exporter.model import Money
-from exporter.report.fleet.values import OTHER, UNALLOCATED, UNATTRIBUTED, Dimension, Figures, Filters, LineKey
+from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Dimension, Figures, Filters, LineKey
 
 _COLUMNS: Mapping[Dimension, tuple[str, str]] = {
     "cluster": ("nodes", "cluster"),
@@ -23,7 +23,7 @@ _ID = {"nodes": "node", "owners": "owner", "sorts": "sort"}
 """The column of ``lines`` that names a row of the table."""
 _FIGURES = ("active", "idle", "unknown", "unpriced", "energy", "cost", "idle_cost")
 _SUMS = ", ".join(f"sum({name}) AS {name}" for name in _FIGURES)
-_APART = f"CASE WHEN owners.kind IN ('{UNALLOCATED}', '{UNATTRIBUTED}', '{OTHER}') THEN owners.kind ELSE '' END"
+_APART = f"CASE WHEN owners.kind IN ('{UNALLOCATED}', '{UNATTRIBUTED}') THEN owners.kind ELSE '' END"
 
 
 def sums(
