@@ -5,7 +5,8 @@ from panels import RUNBOOK, Column, Panel, graph, grid, link, number, states
 from promql import CLUSTER, NODES
 
 INSTANCE = "cluster, instance, pod"
-UP = f'up{{job=~"(.*/)?gpu-cost-exporter",{CLUSTER}}}'
+UP = f"(up{{{CLUSTER}}} and on (cluster, job, instance) instance:gpu_exporter_job:info{{{CLUSTER}}})"
+"""Of exporters only, by whichever job they are scraped."""
 
 
 def _of(name: str, by: str = INSTANCE) -> str:
@@ -19,7 +20,7 @@ def exporters() -> list[Panel]:
     return [
         number(
             "Exporters that answer",
-            "Targets of the job gpu-cost-exporter that Prometheus can scrape, and all of them.",
+            "Exporters that Prometheus can scrape, and all that it has as targets.",
             (f"sum({UP})", "answer"),
             (f"count({UP})", "all"),
         ),

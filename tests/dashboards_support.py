@@ -129,14 +129,14 @@ class Engine:
 
 
 def _lines(page: bytes, at: float, instance: str) -> Iterator[str]:
-    """A page's samples as Prometheus would store them, in OpenMetrics."""
+    """A page's samples as Prometheus would store them, in OpenMetrics, by its own job for annotated pods."""
+    target = f'cluster="{CLUSTER}",instance="{instance}",job="kubernetes-pods"'
     for line in page.decode().splitlines():
         if line and not line.startswith("#"):
             name, value = line.rsplit(" ", 1)
             head, brace, labels = name.partition("{")
-            inside = f'cluster="{CLUSTER}",instance="{instance}"' + (f",{labels[:-1]}" if brace else "")
-            yield f"{head}{{{inside}}} {value} {at}\n"
-    yield f'up{{cluster="{CLUSTER}",instance="{instance}",job="gpu-cost-exporter"}} 1 {at}\n'
+            yield f"{head}{{{target}{f',{labels[:-1]}' if brace else ''}}} {value} {at}\n"
+    yield f"up{{{target}}} 1 {at}\n"
 
 
 async def _pages(directory: Path, epoch: float) -> list[str]:

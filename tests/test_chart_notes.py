@@ -61,6 +61,7 @@ TOLD = {
         "monitoring: {podMonitor: {enabled: true}, scrape: {job: gpus}}",
         "monitoring.scrape.job",
     ),
+    "a job of Prometheus' own": ("monitoring: {scrapeAnnotations: true}", "monitoring.scrapeAnnotations"),
     "no metadata": ("", "agent.metadata.enabled"),
     "labels without metadata": ("agent: {config: {pod-labels: [team]}}", "agent.config.pod-labels"),
     "no process data": ("agent: {processes: {enabled: false}}", "agent.processes.enabled"),

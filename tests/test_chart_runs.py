@@ -223,7 +223,7 @@ def test_the_job_that_a_monitor_makes_is_the_one_that_the_alerts_read(kind: str)
     (endpoint,) = spec.get("podMetricsEndpoints") or spec["endpoints"]
     (job,) = [rule["replacement"] for rule in endpoint["relabelings"] if rule.get("targetLabel") == "job"]
     rules = [rule for group in of_kind(found, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
-    (expr,) = (rule["expr"] for rule in rules if rule.get("alert") == "GPUExporterDown")
+    (expr,) = (rule["expr"] for rule in rules if rule.get("record") == "instance:gpu_exporter_job:info")
     pattern = re.search(r'job=~"([^"]+)"', expr)
     assert pattern is not None
     assert re.fullmatch(pattern[1], job)

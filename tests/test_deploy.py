@@ -305,7 +305,8 @@ def selected(monitor: Document, workload: Document, found: list[Document]) -> bo
 
 def test_the_alert_on_a_dead_exporter_matches_the_jobs_that_the_monitors_make() -> None:
     groups = of_kind(built(BASE), "PrometheusRule")["spec"]["groups"]
-    (expr,) = (rule["expr"] for group in groups for rule in group["rules"] if rule.get("alert") == "GPUExporterDown")
+    rules = [rule for group in groups for rule in group["rules"]]
+    (expr,) = (rule["expr"] for rule in rules if rule.get("record") == "instance:gpu_exporter_job:info")
     pattern = re.search(r'job=~"([^"]+)"', expr)
     assert pattern is not None
     assert re.fullmatch(pattern[1], "gpu-cost-exporter")

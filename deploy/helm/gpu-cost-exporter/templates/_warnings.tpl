@@ -15,7 +15,10 @@
 - monitoring.labels: is empty. A Prometheus that selects monitors by a label, as kube-prometheus-stack's does by release, sees none.
 {{- end }}
 {{- if and $monitored (ne $monitoring.scrape.job "gpu-cost-exporter") }}
-- monitoring.scrape.job: is {{ $monitoring.scrape.job }}; the alert GPUExporterDown looks for gpu-cost-exporter.
+- monitoring.scrape.job: is {{ $monitoring.scrape.job }}; by that name the alert GPUExporterDown does not know an agent that was never scraped.
+{{- end }}
+{{- if and $monitoring.scrapeAnnotations (not $monitored) }}
+- monitoring.scrapeAnnotations: the job is one of your Prometheus: the alert GPUExporterDown does not know an agent that was never scraped.
 {{- end }}
 {{- if not $monitoring.rules.enabled }}
 - monitoring.rules.enabled: is false. Alerts, dashboards, reports and the cost service need rules/prometheus-rules.yaml in Prometheus.
