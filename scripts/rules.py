@@ -10,7 +10,7 @@ RULES = ROOT / "rules" / "prometheus-rules.yaml"
 DCGM_RULES = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
 MANIFEST = ROOT / "deploy" / "kustomize" / "base" / "prometheusrule.yaml"
 
-PARTS = ("recording", "ledger", "evidence", "waste", "cost", "health", "exporter")
+PARTS = ("recording", "ledger", "evidence", "waste", "cost", "health", "exporter", "service")
 """In this order: what is recorded comes before what reads it."""
 
 DCGM_GROUPS = (("recording", "gpu-workloads"), ("recording", "gpu-workloads-day"), ("waste", "gpu-waste"))

@@ -10,6 +10,7 @@ from store_support import D1, D2, D3, D4, NOW, Known, chunk
 
 from exporter.errors import PrometheusError, StoreError
 from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.service.keeping import Keeping
 from exporter.report.store import CombinedLedger, DayStore, StoreLedger, close_due_days, oldest_day
 from exporter.report.store.closing import due_days
 from exporter.report.store.values import ALL_OF_A_DAY
@@ -80,6 +81,18 @@ def test_missing_hours_wait_two_days_and_then_for_a_word(tmp_path: Path) -> None
             assert left.waits
             assert "23 of its 24 hours of cluster 'east'" in left.reason
         assert D1 in asyncio.run(close_due_days(store, source, later, from_day=D1, accept_gaps=True)).closed
+
+
+def test_the_service_counts_days_that_cannot_be_closed_and_not_those_that_wait_for_hours(tmp_path: Path) -> None:
+    bare = D2
+    source = Known({D1: chunk(D1), D3: chunk(D3, hours=20), D4: chunk(D4)})
+    source.failing = {D4}
+    keeping = Keeping(prometheus=source, path=tmp_path / "store", history_days=30)
+    asyncio.run(keeping.round(D4 + DAY_SECONDS + 3 * 3600.0))
+    keeping.close()
+    assert {day.window.start_seconds for day in keeping.days}.isdisjoint({bare, D3, D4})
+    assert keeping.not_closed == 1
+    assert "no answer in 60 s" in keeping.problem
 
 
 def test_hours_that_came_late_are_in_the_day(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def selected(monitor: Document, workload: Document, found: list[Document]) -> bo
     )
 
 
-def test_the_alert_on_a_dead_exporter_matches_the_jobs_that_the_monitors_make() -> None:
+def test_the_alerts_on_a_dead_exporter_and_service_match_the_jobs_that_the_monitors_make() -> None:
     groups = of_kind(built(BASE), "PrometheusRule")["spec"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     (expr,) = (rule["expr"] for rule in rules if rule.get("record") == "instance:gpu_exporter_job:info")
@@ -314,6 +314,11 @@ def test_the_alert_on_a_dead_exporter_matches_the_jobs_that_the_monitors_make() 
         "of a PodMonitor that somebody wrote without relabeling"
     )
     assert not re.fullmatch(pattern[1], "gpu-cost-service")
+    (expr,) = (rule["expr"] for rule in rules if rule.get("alert") == "GPUCostServiceDown")
+    pattern = re.search(r'job=~"([^"]+)"', expr)
+    assert pattern is not None
+    assert re.fullmatch(pattern[1], "gpu-cost-service")
+    assert not re.fullmatch(pattern[1], "gpu-cost-exporter")
 
 
 def test_the_image_is_made_of_files_that_exist_and_that_the_build_may_see() -> None:

@@ -33,7 +33,7 @@ class Keeping:
     """Why days are not kept, in one sentence; empty where all is well."""
     days: tuple[ClosedDay, ...] = ()
     not_closed: int | None = None
-    """Days that the last closing left; ``None`` before it, and without a store."""
+    """Days that the last closing left, but for those that wait for hours; ``None`` before it, and without a store."""
     _store: DayStore | None = None
     _oldest_seconds: float | None = None
     _oldest_at: float = 0.0
@@ -111,8 +111,8 @@ class Keeping:
         )
         for left in closing.left:
             LOG.info("a day is not closed", extra={"day": _date(left.day_seconds), "reason": left.reason})
-        self.not_closed = len(closing.left)
         stuck = [left for left in closing.left if not left.waits]
+        self.not_closed = len(stuck)
         self.problem = stuck[0].reason if stuck else ""
         self.days = await asyncio.to_thread(self._store.closed_days)
         self.changed()

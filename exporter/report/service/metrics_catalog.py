@@ -70,7 +70,8 @@ CLOSED_UNTIL = _own(
 )
 DAYS_NOT_CLOSED = _own(
     "gpu_cost_service_days_not_closed",
-    "Days that are over and due, and could not be closed: read the log, or: gpu-cost-exporter store list.",
+    "Days that are over and due, and could not be closed: read the log, or: gpu-cost-exporter store list. Those of "
+    "which hours may still come, and those without any, are not counted.",
 )
 
 OWN: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
