@@ -8,6 +8,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from chaos_schedule import CLOCK_LIKE, Act
 HERE = Path(__file__).parent
 _DISK_BYTES = 512 * 1024
 _CONTROL_BYTES = 16
+BEGINS_SECONDS = 6.0
+"""A process younger than this loads its libraries still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +183,14 @@ def children(pid: int) -> Iterator[int]:
 
 
 def cpu_seconds(pid: int) -> dict[int, float]:
-    """What an agent and each of its children have used of a core, by process id; nothing of those that are gone."""
-    used = {}
+    """What an agent and each of its children have used of a core, by process id; nothing of those that began lately."""
+    used, tick = {}, os.sysconf("SC_CLK_TCK")
     for one in (pid, *children(pid)):
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{one}/stat").read_text(encoding="ascii")
-            user, system = text.rpartition(")")[2].split()[11:13]
-            used[one] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+            fields = Path(f"/proc/{one}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            user, system, began = (int(fields[place]) / tick for place in (11, 12, 19))
+            if time.clock_gettime(time.CLOCK_BOOTTIME) - began >= BEGINS_SECONDS:
+                used[one] = user + system
     return used
 
 

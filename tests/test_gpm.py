@@ -9,8 +9,9 @@ from driver_support import H100, T4, gpu, instance, load, partitioned, simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model import Field
+from exporter.model import DeviceState, Field
 from exporter.simulator import driver as simulated_driver
+from exporter.simulator.truth import Fault
 from exporter.sources import gpm
 from exporter.sources.nvml import NvmlSource
 
@@ -81,6 +82,29 @@ def test_a_clock_that_went_back_starts_again_instead_of_inventing() -> None:
         assert ENGINE not in source.sample(90.0).gpus[0].values
         node.change(at=102.0, load_integral=load(engine=0.75))
         assert source.sample(91.0).gpus[0].values[ENGINE] == pytest.approx(0.25)
+        source.close()
+
+
+@pytest.mark.parametrize("fault", [Fault.UNKNOWN_ERROR, Fault.RESET_REQUIRED, Fault.GPU_LOST])
+def test_no_mean_is_of_a_time_in_which_the_device_was_down(fault: Fault) -> None:
+    """As it was idle while it failed, a mean over that time would call it idle now that it works again."""
+    with simulated(gpu(0), partitioned(instance(1), index=1), init=False) as node:
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        source.sample(100.0)
+        for index in (0, 1):
+            node.change(index, at=101.0, fault=fault)
+        source.sample(101.0)
+        for index in (0, 1):
+            node.change(index, at=113.0, fault=None)
+        back = source.sample(113.0).gpus
+        assert [one.state for one in back] == [DeviceState.UP, DeviceState.UP]
+        assert ENGINE not in back[0].values
+        assert [ENGINE in one.values for one in back[1].instances] == [False]
+        node.change(0, at=114.0, load_integral=load(engine=0.9))
+        after = source.sample(114.0).gpus
+        assert after[0].values[ENGINE] == pytest.approx(0.9)
+        assert [ENGINE in one.values for one in after[1].instances] == [True]
         source.close()
 
 

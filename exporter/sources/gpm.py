@@ -146,6 +146,11 @@ class Sampler:
             self._give_up(error, now)
         return self._values
 
+    def begin_anew(self) -> None:
+        """Tell no mean of a time in which the device was down, for that says little of what it does now."""
+        self._taken_at = None
+        self._values = {}
+
     def close(self) -> None:
         """Free the buffers; to be called before the driver is shut down or the instance's handle is dropped."""
         for sample in (self._old, self._new):
@@ -155,8 +160,8 @@ class Sampler:
                 except pynvml.NVMLError:
                     # Gone with its device or driver; nothing is left to free.
                     continue
-        self._old = self._new = self._taken_at = None
-        self._values = {}
+        self._old = self._new = None
+        self.begin_anew()
 
     def _difference(self, now: float) -> dict[Field, int | float]:
         if self._old is None:
@@ -213,8 +218,7 @@ class Sampler:
 
     def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
         code = driver.code_of(error)
-        self._taken_at = None
-        self._values = {}
+        self.begin_anew()
         if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
             raise error
         self._count(f"gpm_{driver.reason_of(code)}")

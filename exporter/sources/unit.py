@@ -175,6 +175,8 @@ class Unit:
         return {field: value for field, value in values.items() if field in self._wanted.fields}
 
     def _down(self, state: DeviceState, code: int) -> GpuReading:
+        for sampler in (self._sampler, *(one.sampler for one in self._instances)):
+            sampler.begin_anew()
         return GpuReading(gpu=self.gpu, state=state, reason=driver.reason_of(code))
 
     def _follow_layout(self, now: float) -> None:
