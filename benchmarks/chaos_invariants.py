@@ -34,8 +34,6 @@ MUST_BE_COUNTED = (
     ("nvml", {Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING}, 2.0),
 )
 """Parts that cannot have missed faults of these kinds if they lasted for so long without a pause."""
-LOADING_SECONDS = 2.5
-"""Of CPU time it takes 2 to load what reads a kubeconfig; before, the API is not asked."""
 _ENGINE_STOOD = (Fault.HANG, Fault.ENGINE_HANG, Act.CHILD_STOP)
 """The host engine's next mean is over all of it; the simulated one is in the child's process."""
 _CHILD_AWAY = (Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Fault.HANG)
@@ -237,13 +235,14 @@ class Judge:
                 best = max(best, until - max(since, begin))
         return best
 
-    def told(self, page: Page, since: float, t: float, *, children_killed: int) -> None:
+    def told(self, page: Page, since: float, t: float, *, asks_since: float, children_killed: int) -> None:
         """Hold what an agent has counted to what it must have met; nothing of it where this machine had no time.
 
         Args:
             page: Of this agent.
             since: When it began to serve.
             t: Now.
+            asks_since: From when on it can have asked the Kubernetes API; infinite where it cannot yet.
             children_killed: How many of its children were.
         """
         if self.late:
@@ -253,8 +252,8 @@ class Judge:
         for part, kinds, seconds in MUST_BE_COUNTED:
             if part == "nvml" and away:
                 continue
-            asks = since + (LOADING_SECONDS if part == "metadata" else 0.0)
-            if (lasted := self.longest(kinds, asks, t)) >= seconds:
+            lasted = self.longest(kinds, asks_since if part == "metadata" else since, t)
+            if lasted >= seconds:
                 told = f"{part} has no error after {lasted:.1f} s"
                 self.expect("faults are counted", part in counted, t, told)
         restarts = sum(value for _, value in page.rows("gpu_exporter_worker_restarts_total"))

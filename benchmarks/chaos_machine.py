@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import mmap
 import os
 import shutil
@@ -184,14 +185,24 @@ def children(pid: int) -> Iterator[int]:
 
 def cpu_seconds(pid: int) -> dict[int, float]:
     """What an agent and each of its children have used of a core, by process id; nothing of those that began lately."""
-    used, tick = {}, os.sysconf("SC_CLK_TCK")
-    for one in (pid, *children(pid)):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-            user, system, began = (int(fields[place]) / tick for place in (11, 12, 19))
-            if time.clock_gettime(time.CLOCK_BOOTTIME) - began >= BEGINS_SECONDS:
-                used[one] = user + system
-    return used
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    family = ((one, *_times(one)) for one in (pid, *children(pid)))
+    return {one: used for one, used, began in family if now - began >= BEGINS_SECONDS}
+
+
+def used_seconds(pid: int) -> float:
+    """What a process has used of a core; 0 where it is gone."""
+    return _times(pid)[0]
+
+
+def _times(pid: int) -> tuple[float, float]:
+    """CPU seconds of a process, and when it began, in seconds since boot: never, where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return 0.0, math.inf
+    user, system, began = (int(fields[place]) / os.sysconf("SC_CLK_TCK") for place in (11, 12, 19))
+    return user + system, began
 
 
 def _pss_kib(pid: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any, Self
 import aiohttp
 from chaos_clients import half_open, storm
 from chaos_invariants import Judge, Page
-from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, weigh
+from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, used_seconds, weigh
 from chaos_schedule import Act, Injection
 from chaos_world import NODE, World
 
@@ -32,6 +33,8 @@ SCRAPE_LIMIT_SECONDS = 10.0
 STARVED_SECONDS = 300.0
 START_SECONDS, END_SECONDS = 120.0, 30.0
 """As the kubelet waits by default for the end."""
+LOADING_SECONDS = 2.5
+"""Of CPU time it takes an agent 2 to load what reads a kubeconfig; before, the API is not asked."""
 _PRICES = "currency: USD\nrows:\n  - {model: '*', per_gpu_hour: 3.6, source: chaos, as_of: 2026-01-01}\n"
 _WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
 _GARBAGE = "{[\x00 this is no YAML"
@@ -70,6 +73,7 @@ class ChaosNode:
     _saved_at: float = -1e9
     _killed: int = 0
     _serving_since: float = 0.0
+    _asks_since: float = math.inf
 
     async def __aenter__(self) -> Self:
         """Make the node and start the agent."""
@@ -180,7 +184,9 @@ class ChaosNode:
                 async with self._session.get(self._url("/healthz")) as answer:
                     if answer.status == 200:  # noqa: PLR2004 - OK
                         self._serving, self._serving_since, self._killed = True, self.now(), 0
+                        self._asks_since = math.inf
                         self._spawn(self._watch(process))
+                        self._spawn(self._see_it_load(process))
                         return
             await asyncio.sleep(0.05)
         ended = f"ended with code {process.returncode}" if process.returncode is not None else "does not listen"
@@ -191,6 +197,15 @@ class ChaosNode:
         if process is self._process and not self._told:
             self._serving = False
             self.judge.note(f"agent lives: it ended by itself with code {code}: {self._last_words()}", self.now())
+
+    async def _see_it_load(self, process: asyncio.subprocess.Process) -> None:
+        """Note from when on an agent can ask the Kubernetes API: it has asked, or has had time to load what asks."""
+        asked = self._api.requests.total()
+        while process.returncode is None and process is self._process:
+            if self._api.requests.total() > asked or used_seconds(process.pid) >= LOADING_SECONDS:
+                self._asks_since = self.now()
+                return
+            await asyncio.sleep(0.05)
 
     def _last_words(self) -> str:
         return " | ".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])[-600:]
@@ -374,7 +389,13 @@ class ChaosNode:
         if self.newest is not None:
             self.judge.shares(self.newest, self.now())
             if self._serving:
-                self.judge.told(self.newest, self._serving_since, self.now(), children_killed=self._killed)
+                self.judge.told(
+                    self.newest,
+                    self._serving_since,
+                    self.now(),
+                    asks_since=self._asks_since,
+                    children_killed=self._killed,
+                )
 
     def weigh(self) -> Weight | None:
         """What the agent takes now; ``None`` where it is not there."""

@@ -1,5 +1,6 @@
 """Chaos: a short piece of it with real processes, and whether its judge sees what it must not miss."""
 
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -253,20 +254,25 @@ def test_a_driver_that_was_away_for_seconds_and_nobody_counted_is_a_violation() 
         Injection(kind=Fault.DRIVER_UNLOADED, at=5.0, seconds=1.5),
         Injection(kind=Fault.LIBRARY_MISSING, at=6.0, seconds=2.0),
     )
-    judge.told(parse("a 1"), 0.0, 6.4, children_killed=0)
+    judge.told(parse("a 1"), 0.0, 6.4, asks_since=0.0, children_killed=0)
     assert not judge.violations
-    judge.told(parse('gpu_exporter_errors_total{part="nvml",reason="x"} 1'), 0.0, 20.0, children_killed=0)
+    judge.told(
+        parse('gpu_exporter_errors_total{part="nvml",reason="x"} 1'), 0.0, 20.0, asks_since=0.0, children_killed=0
+    )
     assert not judge.violations
-    judge.told(parse("a 1"), 0.0, 20.0, children_killed=0)
-    judge.told(parse('gpu_exporter_errors_total{part="nvml",reason="x"} 1'), 0.0, 20.0, children_killed=1)
+    judge.told(parse("a 1"), 0.0, 20.0, asks_since=0.0, children_killed=0)
+    judge.told(
+        parse('gpu_exporter_errors_total{part="nvml",reason="x"} 1'), 0.0, 20.0, asks_since=0.0, children_killed=1
+    )
     assert [one.kind for one in judge.violations] == ["faults are counted"] * 2
 
 
 def test_an_api_that_was_away_and_nobody_counted_is_a_violation_once_the_agent_can_have_asked_it() -> None:
     judge = judge_of(Injection(kind=Fault.API_DOWN, at=5.0, seconds=3.0))
-    judge.told(parse("a 1"), 4.0, 20.0, children_killed=0)
+    for since in (6.5, math.inf):
+        judge.told(parse("a 1"), 4.0, 20.0, asks_since=since, children_killed=0)
     assert not judge.violations
-    judge.told(parse("a 1"), 3.0, 20.0, children_killed=0)
+    judge.told(parse("a 1"), 4.0, 20.0, asks_since=5.5, children_killed=0)
     assert kinds(judge) == {"faults are counted"}
 
 
