@@ -243,7 +243,7 @@ class Judge:
             since: When it began to serve.
             t: Now.
             asks_since: From when on it can have asked the Kubernetes API; infinite where it cannot yet.
-            children_killed: How many of its children were.
+            children_killed: How many of its children were, that had not been told to go.
         """
         if self.late:
             return
@@ -256,8 +256,6 @@ class Judge:
             if lasted >= seconds:
                 told = f"{part} has no error after {lasted:.1f} s"
                 self.expect("faults are counted", part in counted, t, told)
-        if self.touched({Act.RELEASE}, since, t):
-            return  # a child that was told to go is no loss, however it ends
         restarts = sum(value for _, value in page.rows("gpu_exporter_worker_restarts_total"))
         self.expect(
             "faults are counted", restarts > 0 or not children_killed, t, f"{children_killed} killed, none told"

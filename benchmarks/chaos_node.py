@@ -33,6 +33,8 @@ SCRAPE_LIMIT_SECONDS = 10.0
 STARVED_SECONDS = 300.0
 START_SECONDS, END_SECONDS = 120.0, 30.0
 """As the kubelet waits by default for the end."""
+GOES_SECONDS = 2.0
+"""A child that was told to go is gone after this, killed if need be."""
 LOADING_SECONDS = 2.5
 """Of CPU time it takes an agent 2 to load what reads a kubeconfig; before, the API is not asked."""
 _PRICES = "currency: USD\nrows:\n  - {model: '*', per_gpu_hour: 3.6, source: chaos, as_of: 2026-01-01}\n"
@@ -74,6 +76,7 @@ class ChaosNode:
     _killed: int = 0
     _serving_since: float = 0.0
     _asks_since: float = math.inf
+    _released_at: float = -math.inf
 
     async def __aenter__(self) -> Self:
         """Make the node and start the agent."""
@@ -302,10 +305,12 @@ class ChaosNode:
                 case Act.AGENT_KILL | Act.AGENT_TERM:
                     await self._restart(signal.SIGKILL if act is Act.AGENT_KILL else signal.SIGTERM)
                 case Act.CHILD_KILL:
-                    self._killed += bool(self._signal_child(signal.SIGKILL) and self._serving)
+                    told_to_go = self.now() - self._released_at < GOES_SECONDS  # no loss, however it ends
+                    self._killed += bool(self._signal_child(signal.SIGKILL) and self._serving and not told_to_go)
                 case Act.HANGUP:
                     self._signal(signal.SIGHUP)
                 case Act.RELEASE:
+                    self._released_at = self.now()
                     self._signal(signal.SIGUSR1)
                 case Act.STORM:
                     await self._storm(one.seconds)

@@ -267,14 +267,6 @@ def test_a_driver_that_was_away_for_seconds_and_nobody_counted_is_a_violation() 
     assert [one.kind for one in judge.violations] == ["faults are counted"] * 2
 
 
-def test_a_child_that_was_killed_and_nobody_counted_is_a_violation_unless_it_was_told_to_go() -> None:
-    released = judge_of(Injection(kind=Act.RELEASE, at=5.0, seconds=0.0))
-    released.told(parse("a 1"), 0.0, 20.0, asks_since=0.0, children_killed=1)
-    assert not released.violations
-    released.told(parse("a 1"), 6.0, 20.0, asks_since=0.0, children_killed=1)
-    assert kinds(released) == {"faults are counted"}
-
-
 def test_an_api_that_was_away_and_nobody_counted_is_a_violation_once_the_agent_can_have_asked_it() -> None:
     judge = judge_of(Injection(kind=Fault.API_DOWN, at=5.0, seconds=3.0))
     for since in (6.5, math.inf):

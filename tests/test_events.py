@@ -135,14 +135,15 @@ class Retried:
 
     def until(self, *told: tuple[int, int]) -> list[str]:
         """Wait until just these Xids, as (GPU, code), have been told since the start; return the errors meanwhile."""
-        end = time.monotonic() + PATIENCE_SECONDS
         errors: list[str] = []
-        while len(self.told) < len(told):
-            assert time.monotonic() < end
+
+        def all_told() -> bool:
             events, some = self.watch.drain()
             self.told.extend((event.uuid, event.xid) for event in events)
             errors.extend(some)
-            time.sleep(0.005)
+            return len(self.told) >= len(told)
+
+        self.wait(all_told)
         assert self.told == [(gpu(index).uuid, xid) for index, xid in told]
         return errors
 
