@@ -406,6 +406,38 @@ def test_an_instance_that_cannot_be_described_for_a_moment_keeps_its_place_besid
         assert reading.errors == {}
 
 
+@pytest.mark.parametrize("function", ["nvmlDeviceGetAttributes_v2", "nvmlDeviceGetUUID"])
+def test_an_instance_that_cannot_be_described_for_a_minute_hides_no_other_and_is_told_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    with watched(partitioned(instance(1), instance(2))) as it:
+        assert it.after(1).gpus[0].lacks_instances is False
+        it.node.change(instances=(instance(3), instance(4), instance(5)))
+        real, refused = getattr(pynvml, function), pynvml.NVMLError(999)
+        bad = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 1)
+
+        def answer(handle: object) -> object:
+            if driver.address(handle) == driver.address(bad):
+                raise refused
+            return real(handle)
+
+        monkeypatch.setattr(pynvml, function, answer)
+        reading = it.after(5)
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [1, 2]
+        assert reading.gpus[0].lacks_instances
+        assert reading.errors["mig_unknown_error"] == 1
+        it.after(50)
+        assert [one.instance.gpu_instance_id for one in it.after(5).gpus[0].instances] == [1, 2]
+        reading = it.after(6)
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [3, 5]
+        assert reading.gpus[0].lacks_instances
+        assert it.after(1).errors == {}  # asked for again with the layout, not with each sample
+        monkeypatch.setattr(pynvml, function, real)
+        reading = it.after(5)
+        assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [3, 4, 5]
+        assert reading.gpus[0].lacks_instances is False
+
+
 def test_an_instance_that_is_destroyed_while_the_instances_are_described_is_left_out_alone() -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         it.after(1)

@@ -302,6 +302,31 @@ def test_a_gpu_in_mig_mode_without_instances_is_not_unallocated_while_one_is_lis
     assert allocation_state(attribution, "GPU-0", GpuReading(gpu=gpu())) is AllocationState.UNALLOCATED
 
 
+def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_describe() -> None:
+    part = MigReading(instance=mig(7))
+    entry = Unresolved(
+        namespace="ml",
+        pod="a",
+        container="main",
+        resource="nvidia.com/mig-1g.10gb",
+        device_id="MIG-00000000-0000-5000-8000-000000000009",
+        reason="unknown_uuid",
+    )
+    attribution = Attribution(known=True, unresolved=(entry,))
+    whole = GpuReading(gpu=gpu(mig_enabled=True), instances=(part,))
+    lacking = replace(whole, lacks_instances=True)
+    uuid = part.instance.uuid
+    assert allocation_state(attribution, uuid, whole) is AllocationState.UNALLOCATED
+    assert allocation_state(attribution, uuid, lacking) is AllocationState.UNKNOWN
+    dark = darkened(reading(lacking), "hung")
+    assert allocation_state(attribution, uuid, dark.gpus[0]) is AllocationState.UNKNOWN
+    record = SourceRecord()
+    record.add(reading(lacking))
+    record.add(reading())
+    assert record.newest is not None
+    assert allocation_state(attribution, uuid, record.newest.gpus[0]) is AllocationState.UNKNOWN
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_use_belongs_to_nobody_only_where_the_holders_are_known(viewer: Viewer, *, known: bool) -> None:
     host = ProcessUse(pid=103, memory_used_bytes=100 * MIB, sm_ratio=0.8)

@@ -80,6 +80,7 @@ def gpu_readings(draw: st.DrawFn) -> GpuReading:
             draw(st.lists(st.builds(MigReading, instance=instance, values=VALUES, processes=PROCESSES), max_size=2))
         ),
         processes=draw(PROCESSES),
+        lacks_instances=draw(st.booleans()),
     )
 
 

@@ -246,7 +246,7 @@ def is_doubtful(attribution: Attribution, gpu: GpuReading) -> bool:
 
 
 def _may_be_part_of(gpu: GpuReading, entry: Unresolved) -> bool:
-    """Tell whether an id may name a MIG instance of a GPU whose driver does not tell its instances (yet)."""
-    if not gpu.gpu.mig_enabled or gpu.instances:
+    """Tell whether an id may name a MIG instance of a GPU whose driver does not tell (all of) its instances (yet)."""
+    if not gpu.gpu.mig_enabled or (gpu.instances and not gpu.lacks_instances):
         return False
     return entry.reason == "unknown_instance" or (entry.reason == "unknown_uuid" and entry.device_id.startswith("MIG-"))

@@ -86,7 +86,11 @@ class SourceRecord:
         gone = [gpu for uuid, gpu in self.known.items() if uuid not in here]
         completed.extend(
             GpuReading(
-                gpu=gpu.gpu, state=DeviceState.MISSING, reason="not_enumerated", instances=_identities(gpu.instances)
+                gpu=gpu.gpu,
+                state=DeviceState.MISSING,
+                reason="not_enumerated",
+                instances=_identities(gpu.instances),
+                lacks_instances=gpu.lacks_instances,
             )
             for gpu in gone
         )
@@ -96,7 +100,7 @@ class SourceRecord:
         before = self.known.get(gpu.gpu.uuid)
         if gpu.state is DeviceState.UP or gpu.instances or before is None:
             return gpu
-        return replace(gpu, instances=_identities(before.instances))
+        return replace(gpu, instances=_identities(before.instances), lacks_instances=before.lacks_instances)
 
 
 def _identities(instances: tuple[MigReading, ...]) -> tuple[MigReading, ...]:

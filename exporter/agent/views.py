@@ -176,6 +176,7 @@ def darkened(reading: Reading, reason: str) -> Reading:
                 state=DeviceState.FAILED if gpu.state is DeviceState.UP else gpu.state,
                 reason=gpu.reason or reason,
                 instances=tuple(MigReading(instance=part.instance) for part in gpu.instances),
+                lacks_instances=gpu.lacks_instances,
             )
             for gpu in reading.gpus
         ),

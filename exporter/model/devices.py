@@ -139,6 +139,8 @@ class GpuReading:
     """As of ``MigReading``."""
     profiling: ProfilingState | None = None
     """``None`` where DCGM was not asked for a profiling field, or did not answer."""
+    lacks_instances: bool = False
+    """Whether there are MIG instances that the driver fails to describe, so that ``instances`` are not all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

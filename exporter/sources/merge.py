@@ -153,6 +153,7 @@ def _unseen(gpu: GpuReading, reason: str) -> GpuReading:
         state=DeviceState.FAILED if up else gpu.state,
         reason=reason if up else gpu.reason,
         instances=tuple(MigReading(instance=part.instance) for part in gpu.instances),
+        lacks_instances=gpu.lacks_instances,
     )
 
 

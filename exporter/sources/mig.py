@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -28,6 +28,14 @@ class Shape:
     memory_slices: int = 0
     memory_mib: int = 0
     """Of the largest profile."""
+
+
+class Layout(NamedTuple):
+    """What a GPU told of its MIG instances."""
+
+    found: tuple["Found", ...]
+    failed: pynvml.NVMLError | None
+    """The first refusal to describe an instance; without one they are all there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,24 +97,28 @@ def uuids(handle: Any) -> frozenset[str]:  # noqa: ANN401 - a handle is whatever
     Raises:
         pynvml.NVMLError: an instance vanished meanwhile, or the device does not tell.
     """
-    return frozenset(str(pynvml.nvmlDeviceGetUUID(one)) for one in _handles(handle))
+    handles, failed = _handles(handle)
+    if failed is not None:
+        raise failed
+    return frozenset(str(pynvml.nvmlDeviceGetUUID(one)) for one in handles)
 
 
-def instances(handle: Any, parent_uuid: str, of: Shape) -> tuple[Found, ...]:  # noqa: ANN401 - a handle is whatever pynvml gave
+def instances(handle: Any, parent_uuid: str, of: Shape) -> Layout:  # noqa: ANN401 - a handle is whatever pynvml gave
     """Return every compute instance of a GPU, in the driver's order; one that vanishes meanwhile is left out.
 
     Raises:
-        pynvml.NVMLError: the device does not tell, or not of every instance: without the one that failed to be
-            described its holder's part would look free.
+        pynvml.NVMLError: the GPU is lost, the driver gone, or it does not tell how many there can be.
     """
     result = []
-    for one in _handles(handle):
+    handles, failed = _handles(handle)
+    for one in handles:
         try:
             result.append(_describe(handle, one, parent_uuid, of))
         except pynvml.NVMLError as error:
+            _reraise_fatal(error)
             if driver.code_of(error) not in _VANISHED:
-                raise
-    return tuple(result)
+                failed = failed or error
+    return Layout(tuple(result), failed)
 
 
 def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, total_mib: int) -> str:
@@ -117,20 +129,24 @@ def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, 
     return f"{prefix}{instance_slices}g.{gigabytes}gb"
 
 
-def _handles(handle: Any) -> list[Any]:  # noqa: ANN401 - a handle is whatever pynvml gave
+def _handles(handle: Any) -> tuple[list[Any], pynvml.NVMLError | None]:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return the handles that there are, and the first refusal of one that is no hole."""
     found: list[Any] = []
+    failed: pynvml.NVMLError | None = None
     try:
         count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except pynvml.NVMLError as error:
         _reraise_unless_not_offered(error)
-        return found
+        return found, None
     for index in range(count):
         try:
             found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
         except pynvml.NVMLError as error:
-            # A hole: instances keep their index when another one is destroyed.
-            _reraise_unless_not_offered(error)
-    return found
+            _reraise_fatal(error)
+            # Else a hole: instances keep their index when another one is destroyed.
+            if driver.code_of(error) not in _NOT_OFFERED:
+                failed = failed or error
+    return found, failed
 
 
 def _describe(parent: Any, handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - handles are whatever pynvml gave

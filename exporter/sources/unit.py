@@ -17,6 +17,8 @@ from exporter.sources.processes import Poller
 _PROCESS_SECONDS = 1.9
 """A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
 _LAYOUT_SECONDS = 4.9
+_PATIENCE_SECONDS = 60.0
+"""So long the layout of before is told while an instance cannot be described."""
 _RETRY_SECONDS = 600.0
 
 
@@ -109,6 +111,7 @@ class Unit:
         self._instances: tuple[_Instance, ...] = ()
         self._layout: frozenset[str] | None = None
         self._layout_at = -math.inf
+        self._undescribed_since: float | None = None
 
     def _new_poller(self) -> Poller | None:
         """Begin to follow processes; of a partitioned GPU only the instances say who uses them."""
@@ -163,6 +166,7 @@ class Unit:
             values=values,
             instances=instances,
             processes=self._processes,
+            lacks_instances=self._undescribed_since is not None,
         )
 
     def close(self) -> None:
@@ -187,11 +191,37 @@ class Unit:
         try:
             if mig.enabled(self.handle) != self.gpu.mig_enabled:
                 self.out_of_date = True
-            elif self.gpu.mig_enabled and mig.uuids(self.handle) != self._layout:
-                self._adopt(mig.instances(self.handle, self.gpu.uuid, mig.shape(self.handle)))
+            elif self.gpu.mig_enabled and self._may_have_changed():
+                self._look_at_instances(now)
         except pynvml.NVMLError as error:
             # Not told is not changed: what was there before is still held by somebody.
             self._note_of_mig(error)
+
+    def _may_have_changed(self) -> bool:
+        """Tell whether the instances are to be described: there are others, or not all of them say who they are."""
+        if self._undescribed_since is not None:
+            return True
+        try:
+            return mig.uuids(self.handle) != self._layout
+        except pynvml.NVMLError:
+            return True  # which one fails, and how, shows when each is described
+
+    def _look_at_instances(self, now: float) -> None:
+        """Adopt the layout, at once where every instance is described; else there is patience with the one that fails.
+
+        Without it its holder's part would look free. For ever, a GPU would show instances that are gone.
+        """
+        found, failed = mig.instances(self.handle, self.gpu.uuid, mig.shape(self.handle))
+        if failed is None:
+            self._undescribed_since = None
+            self._adopt(found)
+            return
+        if self._undescribed_since is None:
+            self._undescribed_since = now
+        patient = 0 <= now - self._undescribed_since < _PATIENCE_SECONDS
+        self._note_of_mig(failed, again_soon=patient)
+        if not patient:
+            self._adopt(found)
 
     def _adopt(self, found: tuple[mig.Found, ...]) -> None:
         """Follow a new layout; instances that are the same as before keep what they have measured."""
@@ -225,9 +255,10 @@ class Unit:
         self._instances = ()
         self._layout = None
 
-    def _note_of_mig(self, error: pynvml.NVMLError) -> None:
+    def _note_of_mig(self, error: pynvml.NVMLError, *, again_soon: bool = True) -> None:
         code = driver.code_of(error)
         if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
             raise error
         self._wanted.count(f"mig_{driver.reason_of(code)}")
-        self.layout_changed()
+        if again_soon:
+            self.layout_changed()

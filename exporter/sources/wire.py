@@ -133,6 +133,7 @@ def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
         "parts": [_instance_out(part) for part in reading.instances],
         "procs": _processes_out(reading.processes),
         "profiling": reading.profiling,
+        "lacks": reading.lacks_instances,
     }
 
 
@@ -158,6 +159,7 @@ def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
         instances=tuple(_instance_in(part, uuid) for part in row["parts"]),
         processes=_processes_in(row["procs"]),
         profiling=None if row["profiling"] is None else ProfilingState(row["profiling"]),
+        lacks_instances=bool(row["lacks"]),
     )
 
 
