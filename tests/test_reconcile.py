@@ -398,6 +398,14 @@ def test_an_instance_that_is_billed_in_parts_has_the_hours_of_its_gpus_and_the_m
     assert amounts(group) == {"price_book": "96.00", "other": "2.00"}
 
 
+def test_an_instance_of_another_cloud_with_an_image_that_google_publishes_keeps_its_hours(tmp_path: Path) -> None:
+    path = bill_file(
+        tmp_path, {**FOCUS_LINE, "ServiceProviderName": "AWS", "PublisherName": ""}, {"PublisherName": "Google LLC"}
+    )
+    group = only(compared(path, ledger(whole_node()))[0])
+    assert group.billed_gpu_hours == 192
+
+
 def test_gpus_that_are_billed_by_themselves_need_no_number_of_them(tmp_path: Path) -> None:
     name = "g2-standard-96"
     path = bill_file(tmp_path, GOOGLE_LINE, *google_parts("Nvidia L4 GPU running in Iowa", x_InstanceType=name))

@@ -15,7 +15,8 @@ NEEDED = frozenset(("BilledCost", "EffectiveCost", "ChargePeriodStart", "ChargeP
 _MOST_GPUS = 1024
 _HOUR_UNITS = frozenset(("hour", "hours", "hrs", "hr", "1 hour", "1 hours", "compute-hours", "instance-hours"))
 _GOOGLE = "google"
-_PROVIDERS = ("ProviderName", "ServiceProviderName", "PublisherName", "InvoiceIssuerName")
+# Not the publisher: Google publishes images that others' instances run.
+_PROVIDERS = ("ServiceProviderName", "ProviderName")
 # Google names a SKU "Nvidia H100 80GB GPU attached to ...", "A3 Instance Core running in ...", "... Instance Ram ...".
 _SKU_NAMES = ("SkuMeter", "x_SkuDescription", "ChargeDescription")
 _GPU_PART = re.compile(r"\bGPUs?\b", re.IGNORECASE)
