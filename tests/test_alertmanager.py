@@ -268,20 +268,26 @@ async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(t
         assert not any("budget%3D%22b%22" in one and "GPUBudgetBurn" in one for one in budgets)
 
 
-async def test_while_no_cost_service_answers_no_budget_is_told_to_be_well_again(tmp_path: Path) -> None:
+async def test_while_a_budget_has_no_figures_it_is_not_told_to_be_well_again(tmp_path: Path) -> None:
     async with alertmanager(tmp_path) as running:
         month = {"budget": "b", "period": "month", "currency": "USD", "workload_namespace": "research"}
-        burns = [alert("GPUBudgetBurn", "warning", cluster=name, node=name, **month) for name in ("c", "other")]
+        burns = [alert("GPUBudgetBurn", "warning", cluster=name, node=name, **month) for name in ("east", "west")]
         await running.post(burns)
         await running.receivers.until(lambda all_of: len(all_of.of("research-chat")) == 2)
-        await running.post([alert("GPUCostServiceDown", "warning", cluster="c")])
+        # One service, elsewhere, has the budgets of several clusters.
+        await running.post(
+            [
+                alert("GPUCostServiceDown", "warning", cluster="management"),
+                alert("GPUBudgetInhibitor", "none", cluster="east", **month),
+            ]
+        )
         await running.receivers.until(lambda all_of: bool(all_of.of("finops-chat")))
         await running.post(burns, over=True)
         await running.receivers.until(lambda all_of: len(all_of.of("research-chat")) == 3)
         await asyncio.sleep(QUIET_SECONDS)
         titles = [one["attachments"][0]["title"] for one in running.receivers.of("research-chat")]
         assert [title for title in titles if title.startswith("resolved")] == [
-            "resolved GPUBudgetBurn in other, namespace research"
+            "resolved GPUBudgetBurn in west, namespace research"
         ]
 
 

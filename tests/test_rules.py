@@ -25,7 +25,7 @@ PROMETHEUS_OWN = {"up"}
 # Of kube-state-metrics; where it is absent a rule must do without.
 KUBERNETES_OWN = {"kube_node_info"}
 # Sent to nobody; for inhibition in Alertmanager.
-INHIBITING = {"GPUWasteInhibitor"}
+INHIBITING = {"GPUBudgetInhibitor", "GPUWasteInhibitor"}
 # Labels that target relabelling, a rule or the cost service brings.
 RULES_OWN_LABELS = {
     "cluster",
@@ -209,7 +209,8 @@ def test_money_and_idleness_never_page() -> None:
         groups = yaml.safe_load((ROOT / "rules" / "src" / f"{part}.yaml").read_text(encoding="utf-8"))["groups"]
         alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
         assert alerts
-        assert all(alert["labels"]["severity"] in {"info", "warning"} for alert in alerts)
+        told = [alert["labels"]["severity"] for alert in alerts if alert["alert"] not in INHIBITING]
+        assert set(told) <= {"info", "warning"}
 
 
 def test_the_runbook_has_a_heading_for_every_alert_and_no_other() -> None:
@@ -260,6 +261,22 @@ def test_rules_use_only_labels_that_some_series_has(rule: dict[str, Any]) -> Non
     used = re.findall(r"\b(?:by|on|group_left|ignoring|without)\s*\(([^)]*)\)", rule["expr"])
     used += [",".join(re.findall(r"([a-z_]+)\s*[=!]~?\"", rule["expr"]))]
     assert {label.strip() for labels in used for label in labels.split(",") if label.strip()} <= known
+
+
+# What Prometheus puts to a series: its name, labels of the target, and how it calls one of the page that those have.
+TARGET_LABELS = {"__name__", "cluster", "job", "instance", "namespace", "pod", "exported_pod"}
+LABEL = re.compile(r"([a-z_]+)=\"")
+
+
+@pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
+def test_a_unit_test_has_a_series_with_the_labels_that_it_has_on_a_page_and_no_other(path: Path) -> None:
+    made = {**catalog.BY_NAME, **{metric.name: metric for metric in metrics_catalog.ALL}}
+    for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+        for series in test["input_series"]:
+            name, _, labels = series["series"].partition("{")
+            if name in made:
+                others = set(LABEL.findall(labels)) - set(made[name].labels) - TARGET_LABELS
+                assert others == set(), f"{test['name']}: {series['series']}"
 
 
 def test_the_head_of_the_recording_rules_lists_what_they_record() -> None:

@@ -368,7 +368,9 @@ LEDGER_WITHHELD_SECONDS = _own(
     "many; with gpu_ledger_allocated_seconds_total they sum to gpu_exporter_ledger_capacity_seconds_total.",
 )
 LEDGER_START_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_ledger_start_timestamp_seconds", "Unix time from which the ledger counts, in seconds."
+    "gpu_exporter_ledger_start_timestamp_seconds",
+    "Unix time from which the ledger of the node counts, in seconds. A later one than before: the ledger began anew.",
+    "node",
 )
 STATE_SAVED = _own(
     "gpu_exporter_state_saved",

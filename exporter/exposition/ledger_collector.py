@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from exporter.exposition import catalog
 from exporter.exposition.builder import PageBuilder
-from exporter.exposition.family import NO_LABELS, LabelNames, Labels, plus
+from exporter.exposition.family import NO_LABELS, LabelNames, Labels, labels, plus
 from exporter.exposition.metric import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, Metric
 from exporter.model import OTHER, Account, LedgerView, Money, PodAccount, Snapshot, Totals
 
@@ -42,7 +42,7 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
         return
     _pods(page, ledger, snapshot.node, series_limit)
     _owners(page, ledger, snapshot.node)
-    _itself(page, ledger)
+    _itself(page, ledger, snapshot.node)
 
 
 def energy_joules(totals: Totals) -> float | None:
@@ -87,9 +87,9 @@ def _owners(page: PageBuilder, ledger: LedgerView, node: str) -> None:
 def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], list[Money]]:
     """The sums of each currency."""
     priced, money = [], []
-    for labels, totals in zip(carried, shown, strict=True):
+    for one, totals in zip(carried, shown, strict=True):
         for currency in sorted(totals.money):
-            priced.append(plus(labels, ("currency", currency)))
+            priced.append(plus(one, ("currency", currency)))
             money.append(totals.money[currency])
     return priced, money
 
@@ -114,11 +114,12 @@ def _owner_labels(account: Account, node: str) -> Labels:
     return _OWNER.of(node, owner.namespace, owner.kind, owner.name, owner.team, account.model, account.mode)
 
 
-def _itself(page: PageBuilder, ledger: LedgerView) -> None:
+def _itself(page: PageBuilder, ledger: LedgerView, node: str) -> None:
     page.metric(catalog.CONSERVATION_ERROR_SECONDS, NO_LABELS, ledger.conservation_error_seconds)
     page.metric(catalog.LEDGER_CAPACITY_SECONDS_TOTAL, NO_LABELS, ledger.capacity_seconds)
     folded = sum(totals.allocated_seconds for account, totals in ledger.accounts.items() if account.owner == OTHER)
     page.metric(catalog.LEDGER_WITHHELD_SECONDS, NO_LABELS, ledger.withheld_seconds + folded)
-    page.metric(catalog.LEDGER_START_TIMESTAMP_SECONDS, NO_LABELS, ledger.started_at_seconds)
+    # The rules join it to the owners' series, which Prometheus tells nothing of the node that they could be joined by.
+    page.metric(catalog.LEDGER_START_TIMESTAMP_SECONDS, labels(("node", node)), ledger.started_at_seconds)
     page.metric(catalog.STATE_SAVED, NO_LABELS, int(ledger.saved_at_seconds is not None))
     page.metric(catalog.STATE_SAVED_TIMESTAMP_SECONDS, NO_LABELS, ledger.saved_at_seconds)
