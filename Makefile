@@ -14,7 +14,7 @@ SCENARIO ?= demo
 # One file or test instead of all of them: make test TESTS=tests/test_rules.py
 TESTS ?= tests
 # How many test processes run side by side; a third of their time is waiting. 0 runs them in this one, for a debugger.
-JOBS ?= $(shell echo $$(($$(nproc) + 2)))
+JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 # Prometheus, promtool and vmalert live for seconds here: collecting garbage less often saves a seventh of their time.
 test: export GOGC ?= 400
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
