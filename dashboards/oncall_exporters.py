@@ -5,7 +5,7 @@ from panels import RUNBOOK, Column, Panel, graph, grid, link, number, states
 from promql import CLUSTER, NODES
 
 INSTANCE = "cluster, instance, pod"
-UP = f"(up{{{CLUSTER}}} and on (cluster, job, namespace, pod, instance) instance:gpu_exporter_job:info{{{CLUSTER}}})"
+UP = f"(up{{{CLUSTER}}} and on (cluster, job, namespace, instance) instance:gpu_exporter_job:info{{{CLUSTER}}})"
 """Of exporters only, by whichever job they are scraped."""
 
 

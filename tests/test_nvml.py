@@ -438,6 +438,18 @@ def test_an_instance_that_cannot_be_described_for_a_minute_hides_no_other_and_is
         assert reading.gpus[0].lacks_instances is False
 
 
+def test_where_nothing_was_told_before_the_instances_that_can_be_described_are_told_at_once() -> None:
+    with simulated(partitioned(instance(1), instance(2)), init=False) as node:
+        simulated_driver.fail("nvmlDeviceGetAttributes_v2", 999, times=1)
+        source = NvmlSource(ALL)
+        source.open()
+        reading = source.sample(1000.0)
+        source.close()
+    assert node
+    assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [2]
+    assert reading.gpus[0].lacks_instances
+
+
 def test_an_instance_that_is_destroyed_while_the_instances_are_described_is_left_out_alone() -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         it.after(1)

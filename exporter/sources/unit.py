@@ -218,7 +218,8 @@ class Unit:
             return
         if self._undescribed_since is None:
             self._undescribed_since = now
-        patient = 0 <= now - self._undescribed_since < _PATIENCE_SECONDS
+        # Where nothing was told before, there is nothing to be patient for.
+        patient = self._layout is not None and 0 <= now - self._undescribed_since < _PATIENCE_SECONDS
         self._note_of_mig(failed, again_soon=patient)
         if not patient:
             self._adopt(found)
