@@ -60,7 +60,7 @@ def test_agents_under_seeded_faults_show_nothing_that_is_not_so(tmp_path: Path) 
     lines = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 4]
     checked = {cells[1].strip(): cells[2].strip() for cells in lines}
     for invariant in ("page served", "no false idle", "attribution is the kubelet's", "owners sum to capacity"):
-        assert int(checked[invariant]) > 5, told  # on a machine that is slow to answer
+        assert int(checked[invariant]) > 20, told
 
 
 def test_a_seed_always_gives_the_same_schedule_and_another_one_another() -> None:

@@ -29,7 +29,7 @@ PROF, TEMPERATURE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_TEMP"
 GROWTH_BYTES = 3 * 2**20
 """What may come and go in a process's memory between the first third of the kills and the last."""
 LATE_SECONDS = 0.5
-"""What a busy machine may add; and as much again for two of the many kills."""
+"""What a busy machine may add."""
 SHORTLY_LATE_SECONDS = 0.3
 """The same where nothing else is measured at that moment."""
 MOST_INTERVALS_AWAY = 2
@@ -240,9 +240,7 @@ def test_an_engine_killed_a_hundred_times_costs_its_own_fields_and_leaves_nothin
     for name in processes:
         assert (after[name].descriptors, after[name].threads) == (before[name].descriptors, before[name].threads), name
         assert after[name].memory_bytes - before[name].memory_bytes < GROWTH_BYTES, name
-    *most, _, latest = sorted(away)
-    assert max(most) <= MOST_INTERVALS_AWAY * INTERVAL_SECONDS + LATE_SECONDS
-    assert latest <= MOST_INTERVALS_AWAY * INTERVAL_SECONDS + 2 * LATE_SECONDS
+    assert max(away) <= MOST_INTERVALS_AWAY * INTERVAL_SECONDS + LATE_SECONDS
 
 
 @pytest.mark.parametrize("node", [LONG_INTERVAL_SECONDS], indirect=True)

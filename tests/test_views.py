@@ -287,23 +287,7 @@ def test_unallocated_is_said_only_where_no_unresolved_id_could_be_the_device() -
     assert allocation_state(attribution("unknown_uuid"), "GPU-0", whole) is AllocationState.UNALLOCATED
 
 
-def test_a_gpu_in_mig_mode_without_instances_is_not_unallocated_while_one_is_listed_that_nobody_sees() -> None:
-    entry = Unresolved(
-        namespace="ml",
-        pod="a",
-        container="main",
-        resource="nvidia.com/mig-1g.10gb",
-        device_id="MIG-00000000-0000-5000-8000-000000000001",
-        reason="unknown_uuid",
-    )
-    attribution = Attribution(known=True, unresolved=(entry,))
-    partitioned = GpuReading(gpu=gpu(mig_enabled=True))
-    assert allocation_state(attribution, "GPU-0", partitioned) is AllocationState.UNKNOWN
-    assert allocation_state(attribution, "GPU-0", GpuReading(gpu=gpu())) is AllocationState.UNALLOCATED
-
-
-def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_describe() -> None:
-    part = MigReading(instance=mig(7))
+def with_an_instance_that_nobody_sees() -> Attribution:
     entry = Unresolved(
         namespace="ml",
         pod="a",
@@ -312,7 +296,19 @@ def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_de
         device_id="MIG-00000000-0000-5000-8000-000000000009",
         reason="unknown_uuid",
     )
-    attribution = Attribution(known=True, unresolved=(entry,))
+    return Attribution(known=True, unresolved=(entry,))
+
+
+def test_a_gpu_in_mig_mode_without_instances_is_not_unallocated_while_one_is_listed_that_nobody_sees() -> None:
+    attribution = with_an_instance_that_nobody_sees()
+    partitioned = GpuReading(gpu=gpu(mig_enabled=True))
+    assert allocation_state(attribution, "GPU-0", partitioned) is AllocationState.UNKNOWN
+    assert allocation_state(attribution, "GPU-0", GpuReading(gpu=gpu())) is AllocationState.UNALLOCATED
+
+
+def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_describe() -> None:
+    part = MigReading(instance=mig(7))
+    attribution = with_an_instance_that_nobody_sees()
     whole = GpuReading(gpu=gpu(mig_enabled=True), instances=(part,))
     lacking = replace(whole, lacks_instances=True)
     uuid = part.instance.uuid
