@@ -26,8 +26,8 @@ from chaos_schedule import Injection, Schedule
 
 WELL_SECONDS = 30.0
 """A node that is not well so long after the last fault has not recovered."""
-AFTER_SECONDS = 1.2
-"""It is looked at for so long after it is well."""
+AFTER_SECONDS, AFTER_SECONDS_MOST, AFTER_PAGES = 1.2, 12.0, 12
+"""It is looked at for so long and so many pages after it is well, but no longer than at most."""
 BUSY_RATIO = 0.5
 """Of a core: more than twice what any of its processes needs at five samples a second."""
 BETWEEN_SECONDS = 14.0
@@ -87,7 +87,7 @@ async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: O
         outcome.recovered_seconds.append(took)
     node.judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
     before, began = node.cpu_seconds(), node.now()
-    await asyncio.sleep(AFTER_SECONDS)
+    await asyncio.gather(asyncio.sleep(AFTER_SECONDS), node.until_pages(AFTER_PAGES, AFTER_SECONDS_MOST))
     lasted = node.now() - began
     for pid, used in node.cpu_seconds().items():
         if pid in before:

@@ -297,6 +297,12 @@ class ChaosNode:
         while self._lasting.total() or self._restarting.locked():  # noqa: ASYNC110 - many ways to end, looking is plain
             await asyncio.sleep(0.05)
 
+    async def until_pages(self, count: int, seconds: float) -> None:
+        """Wait for pages that are held to the truth, but no longer than so many seconds."""
+        wanted, until = self.pages + count, self.now() + seconds
+        while self.pages < wanted and self.now() < until:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.05)
+
     async def _act(self, one: Injection) -> None:
         act = Act(one.kind)
         self._lasting[act] += 1

@@ -51,6 +51,11 @@ async def tell(stack: AlertStack) -> Story:
         stack.until_told(FIRST_SECONDS, alertname="GPUIdle", workload_name="forgotten-7d4b9"),
     )
     notebook, refused, server, instance, sharer, without_api = first
+
+    async def both_known() -> bool:
+        return {("GPUIdle", "orphan-9x2k1"), ("GPUUnderutilised", "orphan-9x2k1")} <= (await stack.held()).keys()
+
+    await until(both_known, "Alertmanager knows both alerts of a pod that does nothing", LATER_SECONDS)
     held_before, told_before = await stack.held(), tuple(stack.summaries())
     nobody_down = not await stack.alerts('ALERTS{alertname="GPUExporterDown", alertstate="firing"}')
     await stack.kill("doomed")
