@@ -140,6 +140,8 @@ def test_a_partitioned_gpu_is_the_slice_weighted_mean_of_its_instances() -> None
     assert whole.activity is not None
     assert whole.activity.ratio == pytest.approx(4 / 7)
     assert partitioned_activity(gpu, unknown, [(3, engine(1.0)), (2, unknown)]).activity is None
+    assert partitioned_activity(gpu, unknown, [(3, engine(1.0))], lacks_some=True) == unknown
+    assert partitioned_activity(gpu, engine(0.5), [(3, engine(1.0))], lacks_some=True) == engine(0.5)
 
 
 def test_sharers_get_their_part_by_process_samples() -> None:

@@ -111,6 +111,16 @@ def test_stranded_slices_are_idle_and_unallocated() -> None:
     assert (pod.gpu_instance, pod.mig_profile, pod.gpu_uuid) == ("1", "2g.20gb", "GPU-0")
 
 
+@pytest.mark.parametrize(("free", "owner"), [(False, "Unattributed"), (True, "Unallocated")])
+def test_slices_of_an_instance_that_the_driver_does_not_describe_are_not_idle_and_free_only_if_nobody_may_hold_them(
+    *, free: bool, owner: str
+) -> None:
+    board, *parts = partitioned(("2g.20gb", "1g.10gb"), {0: ("a", 0.5), 1: ("b", 1.0)})
+    lacking = [replace(board, lacks_instances=True, rest_is_free=free), *parts]
+    portions = after(Meter(10.0, namespace_owner), lacking, dt=7.0)
+    assert figures(portions) == {"a": (1.0, 1.0, 0.0), "b": (1.0, 0.0, 0.0), owner: (0.0, 0.0, 4.0)}
+
+
 def test_what_is_free_is_unknown_where_the_device_is_down_or_not_measured() -> None:
     blind = whole(use(*shared("a", None)), busy=None)
     assert figures(after(Meter(1.0, namespace_owner), [blind])) == {"a": (0, 0, 0.25), "Unallocated": (0, 0, 0.75)}

@@ -306,7 +306,7 @@ def test_a_gpu_in_mig_mode_without_instances_is_not_unallocated_while_one_is_lis
     assert allocation_state(attribution, "GPU-0", GpuReading(gpu=gpu())) is AllocationState.UNALLOCATED
 
 
-def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_describe() -> None:
+def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_describe(viewer: Viewer) -> None:
     part = MigReading(instance=mig(7))
     attribution = with_an_instance_that_nobody_sees()
     whole = GpuReading(gpu=gpu(mig_enabled=True), instances=(part,))
@@ -314,6 +314,10 @@ def test_an_instance_that_nobody_sees_may_be_the_one_that_the_driver_does_not_de
     uuid = part.instance.uuid
     assert allocation_state(attribution, uuid, whole) is AllocationState.UNALLOCATED
     assert allocation_state(attribution, uuid, lacking) is AllocationState.UNKNOWN
+    assert [(one.lacks_instances, one.rest_is_free) for one in views(viewer, [lacking], attribution)] == [
+        (True, False),
+        (False, False),
+    ]
     dark = darkened(reading(lacking), "hung")
     assert allocation_state(attribution, uuid, dark.gpus[0]) is AllocationState.UNKNOWN
     record = SourceRecord()

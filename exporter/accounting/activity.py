@@ -128,18 +128,21 @@ def judge_sample(values: Mapping[Field, int | float], from_dcgm: frozenset[Field
     return Judgement(activity=compute)
 
 
-def partitioned_activity(gpu: Gpu, own: Judgement, instances: Sequence[tuple[int, Judgement]]) -> Judgement:
+def partitioned_activity(
+    gpu: Gpu, own: Judgement, instances: Sequence[tuple[int, Judgement]], *, lacks_some: bool = False
+) -> Judgement:
     """Activity of a GPU that is partitioned, from its own counters or else from its instances.
 
     Args:
         gpu: The GPU.
         own: What the GPU's own values say.
         instances: Compute slices and judgement of each instance; slices of no instance are idle.
+        lacks_some: There are others, of which nothing is known.
 
     Returns:
         The slice-weighted mean, unknown as soon as one instance is unknown; DCGM's as soon as one instance's is.
     """
-    if own.activity is not None or not gpu.compute_slices:
+    if own.activity is not None or not gpu.compute_slices or lacks_some:
         return own
     total = 0.0
     source, measured_by = ActivitySource.ENGINE, "nvml"

@@ -67,7 +67,8 @@ class Viewer:
         own = self._judge_gpu(gpu, new=new)
         shares: Mapping[str, PartOfGpu] = {}
         if parts:
-            own = partitioned_activity(gpu.gpu, own, [(part.instance.compute_slices, j) for part, j in parts])
+            judged = [(part.instance.compute_slices, judgement) for part, judgement in parts]
+            own = partitioned_activity(gpu.gpu, own, judged, lacks_some=gpu.lacks_instances)
             shares = instance_parts(gpu.gpu, [part.instance for part in gpu.instances])
         yield self._view(gpu, None, own, attribution, xids, now)
         for part, judgement in parts:
@@ -125,6 +126,7 @@ class Viewer:
             allocation=None if partitioned else allocation,
             pods=use.pods,
             rest_is_free=not attribution.unresolved or not is_doubtful(attribution, gpu),
+            lacks_instances=part is None and gpu.lacks_instances,
             unattributed_activity_ratio=use.unattributed_activity_ratio if told and not partitioned else None,
             unattributed_memory_bytes=use.unattributed_memory_bytes if told else None,
             unattributed_processes=use.unattributed_processes if told else None,

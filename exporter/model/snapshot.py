@@ -77,6 +77,8 @@ class DeviceView:
     pods: tuple[PodUse, ...] = ()
     rest_is_free: bool = True
     """Of a device that is held in part: whether nobody holds the rest, or somebody may who cannot be told."""
+    lacks_instances: bool = False
+    """Of a partitioned GPU: whether it has instances that the driver does not describe, of which there is no view."""
     unattributed_activity_ratio: float | None = None
     """Activity of the device that belongs to no listed pod; ``None`` where it cannot be told."""
     unattributed_memory_bytes: int | None = None
