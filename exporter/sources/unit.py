@@ -194,7 +194,9 @@ class Unit:
             elif self.gpu.mig_enabled and self._may_have_changed():
                 self._look_at_instances(now)
         except pynvml.NVMLError as error:
-            # Not told is not changed: what was there before is still held by somebody.
+            # Not told is not changed: what was there before is still held by somebody. But there may be others by now.
+            if self.gpu.mig_enabled and self._undescribed_since is None:
+                self._undescribed_since = now
             self._note_of_mig(error)
 
     def _may_have_changed(self) -> bool:
