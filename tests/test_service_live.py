@@ -25,6 +25,8 @@ class Gate:
         self.open = asyncio.Event()
         self.open.set()
         self.refuses = False
+        self.refused: tuple[bytes, ...] = ()
+        """Questions with all of these words are refused."""
         self.headers: set[str] = set()
         """Names of all headers that questions had, in small letters, and their values."""
 
@@ -32,7 +34,7 @@ class Gate:
         self.headers |= {part for name, value in request.headers.items() for part in (name.lower(), value)}
         body = await request.read()
         await self.open.wait()
-        if self.refuses:
+        if self.refuses or (self.refused and all(word in body for word in self.refused)):
             return web.json_response({"status": "error", "errorType": "unavailable", "error": "overloaded"}, status=503)
         kind = request.headers.get("Content-Type")
         async with (
@@ -225,6 +227,25 @@ async def test_a_part_of_the_month_is_not_told_as_all_of_it(own_prometheus: Flee
         gate.refuses = False
         await site.round()
         assert (await site.json("/api/v1/months"))["months"]
+
+
+async def test_a_budget_that_could_not_be_read_is_counted_again_before_there_is_a_newer_hour(
+    fleet_prometheus: FleetServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "budgets.yaml"
+    file.write_text("budgets:\n  - {name: vision, amount: 1000, currency: USD, period: month, owner: {team: vision}}\n")
+    async with gated(fleet_prometheus.url) as (url, gate), running(url, budgets=file) as site:
+        gate.refused = (b"gpu_cost%3Adelta1h", b"team")
+        await site.round()
+        assert 'gpu_budget_limit{budget="vision"' in (page := (await site.get("/metrics")).text)
+        assert "gpu_budget_spent{" not in page
+        assert "gpu_cost_service_last_read_timestamp_seconds " not in page, "GPUCostServiceStale is told in the end"
+        assert 'gpu_cost_service_read_errors_total{reason="budgets_unread"} 1' in page
+        gate.refused = ()
+        await site.round()
+        page = (await site.get("/metrics")).text
+        assert 'gpu_budget_spent{budget="vision"' in page
+        assert "gpu_cost_service_last_read_timestamp_seconds " in page
 
 
 async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(fleet_prometheus: FleetServer) -> None:

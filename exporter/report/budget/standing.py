@@ -13,6 +13,7 @@ from exporter.report.fleet.values import (
     UNATTRIBUTED,
     Chunk,
     Dimension,
+    Failure,
     Figures,
     FleetLedger,
     LineKey,
@@ -57,7 +58,7 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
     spent = _money(figures, budget.currency)
     notes = _notes(budget, period, ledger, own, figures)
     others = {code for line in figures for code in line.money} - {budget.currency}
-    unread = any(failure.window.end_seconds > period.start_seconds for failure in ledger.failures)
+    unread = _unread(period, ledger)
     known = (
         not unread
         and _is_recorded(budget, period, own, end)
@@ -74,7 +75,12 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
         passed=tuple(part for part in budget.thresholds if known and spent >= part * budget.amount),
         known=known,
         notes=notes,
+        unread=unread[0].reason if unread else "",
     )
+
+
+def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
+    return [failure for failure in ledger.failures if failure.window.end_seconds > period.start_seconds]
 
 
 def _is_recorded(budget: Budget, period: Window, own: Sequence[Chunk], end: int) -> bool:
@@ -117,8 +123,7 @@ def _notes(
     budget: Budget, period: Window, ledger: FleetLedger, own: Sequence[Chunk], figures: Sequence[Figures]
 ) -> tuple[str, ...]:
     notes = []
-    unread = [failure for failure in ledger.failures if failure.window.end_seconds > period.start_seconds]
-    if unread:
+    if unread := _unread(period, ledger):
         notes.append(f"{len(unread)} questions about the period stayed unanswered, first: {unread[0].reason}.")
     hours = (ledger.window.end_seconds - period.start_seconds) // HOUR_SECONDS
     recorded = sum(_hours(budget, chunk) for chunk in own)

@@ -43,3 +43,5 @@ class BudgetState:
     """False where a part of the period could not be read, or its money is in other currencies: ``spent`` is not it."""
     notes: tuple[str, ...] = ()
     """What a reader must know of the figures, one sentence each, with the mend."""
+    unread: str = ""
+    """Why a question about the period stayed unanswered; it may be answered when it is asked again."""

@@ -125,8 +125,14 @@ class Refreshing:
         await self.book.months()
 
     async def _budgets(self, now: float) -> None:
-        if self._count is not None:
-            self.book.learn(budgets=await self._count(now))
+        if self._count is None:
+            return
+        states = await self._count(now)
+        self.book.learn(budgets=states)
+        # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
+        if unread := [state for state in states if state.unread]:
+            what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
+            raise PrometheusError("budgets_unread", what, retriable=True)
 
     async def _advice(self, now: float) -> None:
         self.book.learn(recommendations=await self.questions.recommendations(now))
