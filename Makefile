@@ -17,6 +17,8 @@ TESTS ?= tests
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 # Prometheus, promtool and vmalert live for seconds here: collecting garbage less often saves a seventh of their time.
 test: export GOGC ?= 400
+# Where a container forbids it, each of the hundreds of programs that tests start would compile all of its modules.
+test: export PYTHONDONTWRITEBYTECODE :=
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 
 help: ## Say what can be made
@@ -37,14 +39,15 @@ install: .venv/.runtime .venv/.develop .tools/.demo .tools/.deploy .tools/.test 
 	$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
-# The script leaves these files when nothing is missing; what was skipped is tried again next time.
-.tools/.demo: scripts/setup_tools.sh
+# The script leaves these files when nothing is missing; what was skipped is tried again next time. What may ask apt is done
+# one after the other, also by make --jobs, for apt has one lock.
+.tools/.demo: scripts/setup_tools.sh | .venv/bin/python
 	@./scripts/setup_tools.sh demo
 
 .tools/.deploy: scripts/setup_tools.sh scripts/schemas.py .venv/.develop
 	@./scripts/setup_tools.sh deploy
 
-.tools/.test: scripts/setup_tools.sh
+.tools/.test: scripts/setup_tools.sh | .tools/.demo
 	@./scripts/setup_tools.sh test
 
 demo: .venv/.runtime .tools/.demo ## Show a simulated node with Prometheus, Alertmanager and the cost service; Ctrl-C ends all of it
