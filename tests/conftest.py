@@ -56,7 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
-@pytest.fixture(scope="session")
+# Not for all the files of a process: for the quarter of an hour that they take it would sample and be sampled.
+@pytest.fixture(scope="module")
 def demo_agent() -> Iterator[AgentProcess]:
     """The agent on the demo scenario, for tests that only look."""
     with running_agent("--simulate", "demo") as agent:

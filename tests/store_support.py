@@ -137,6 +137,9 @@ class Known:
     days: dict[int, Chunk]
     failing: set[int] = field(default_factory=set)
     """Days of which a question stays unanswered."""
+    unanswered: str = "owner:gpu_cost:delta1h"
+    """What it asks for."""
+    retriable: bool = False
     down: bool = False
     asked: list[Window] = field(default_factory=list)
 
@@ -167,7 +170,9 @@ class Known:
             chunks=tuple(chunks),
             nodes={("east", "node-0"): FACTS},
             failures=tuple(
-                Failure(window=piece, what="owner:gpu_cost:delta1h", reason="no answer in 60 s; try again")
+                Failure(
+                    window=piece, what=self.unanswered, reason="no answer in 60 s; try again", retriable=self.retriable
+                )
                 for piece in pieces
                 if piece.start_seconds in self.failing
             ),

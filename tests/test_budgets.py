@@ -1,8 +1,10 @@
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
+from book_support import PodsOf
 from hypothesis import given
 from hypothesis import strategies as st
 from store_support import Known
@@ -13,7 +15,10 @@ from exporter.report.budget.file import load, parse
 from exporter.report.budget.periods import period_at
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.fleet.values import DAY_SECONDS, Chunk, Figures, LineKey
+from exporter.report.fleet.values import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window
+from exporter.report.service.keeping import Keeping
+from exporter.report.service.live_book import LiveBook, Sources
+from exporter.report.service.refreshing import Count, Questions, Refreshing
 from exporter.report.store.values import day_window
 
 ONE = """\
@@ -232,6 +237,62 @@ def test_a_day_that_cannot_be_read_is_told_and_projects_nothing() -> None:
     assert state.notes == ("1 questions about the period stayed unanswered, first: no answer in 60 s; try again.",)
     (week,) = stand(source, Budget(name="w", amount=1.0, currency="USD", period="week"))
     assert week.known, "the day lies before the week"
+
+
+@pytest.mark.parametrize("series", ["owner:gpu_energy_joules:delta1h", "gpu_exporter_simulated", "gpu_node_info"])
+def test_what_makes_no_difference_to_money_makes_no_budget_unknown(series: str) -> None:
+    source = october()
+    source.failing, source.unanswered, source.retriable = {int(at("2026-10-04"))}, series, True
+    (state,) = stand(source, budget(team="red"))
+    assert (state.known, state.unread) == (True, "")
+
+
+async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[int]]:
+    """Looks at these times, in all of which the newest hour is the same; and how often budgets were counted by each."""
+
+    async def newest(_now: float) -> float:
+        return NOW // 3600 * 3600
+
+    async def advice(_now: float) -> tuple[()]:
+        return ()
+
+    async def unasked(_window: Window, _filters: Filters) -> None:
+        return None
+
+    def count() -> Count:
+        return partial(standings, [budget(team="red")], source)
+
+    sources = Sources(ledger=source, pods=PodsOf(None, ""), at_work_ratio=unasked)
+    questions = Questions(newest_hour=newest, recommendations=advice, load_budgets=count)
+    keeping = Keeping(prometheus=source, path=None, history_days=1)
+    looking = Refreshing(book=LiveBook(sources, lambda: NOW), questions=questions, keeping=keeping)
+    looking.load_budgets()
+    counted = []
+    for second in seconds:
+        await looking.round(NOW + second)
+        counted.append(sum(window.label == "budgets" for window in source.asked))
+    return looking, counted
+
+
+async def test_a_budget_of_which_a_question_stays_unanswered_is_counted_again_less_and_less_often() -> None:
+    source = october()
+    source.failing, source.retriable = {int(at("2026-10-04"))}, True
+    looking, counted = await rounds_of(source, 0, 60, 300, 600, 900, 1800, 2100)
+    assert counted == [1, 1, 2, 2, 3, 3, 4]
+    assert looking.last_read_seconds is None
+    assert "1 of 1 budgets could not be counted: no answer in 60 s" in looking.book.freshness().problem
+    source.failing = set()
+    assert await looking.round(NOW + 2100 + 2400)
+    assert looking.last_read_seconds == NOW + 4500
+    assert "budgets" not in looking.book.freshness().problem
+
+
+async def test_a_question_that_will_never_be_answered_is_not_asked_again_before_there_is_a_newer_hour() -> None:
+    source = october()
+    source.failing = {int(at("2026-10-04"))}
+    looking, counted = await rounds_of(source, 0, 300, 3000)
+    assert counted == [1, 1, 1]
+    assert looking.last_read_seconds == NOW + 3000
 
 
 def test_hours_that_were_not_recorded_are_told() -> None:

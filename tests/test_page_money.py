@@ -47,6 +47,14 @@ def test_where_holders_are_not_known_nothing_is_said_to_be_nobodys() -> None:
     assert "/h" not in read(priced(unknown)).text
 
 
+def test_the_rest_of_a_gpu_that_somebody_may_hold_is_not_said_to_be_nobodys() -> None:
+    views = [
+        replace(view, rest_is_free=False, lacks_instances=not view.instance) for view in made.partitioned(0, made.MIXED)
+    ]
+    assert page_money.unheld(priced(*views)) == {}
+    assert page_money.unheld(priced(*made.partitioned(0, made.MIXED))) != {}
+
+
 def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
     view = priced(made.held(0, "a", 0.0, 7200.0), price=PRICE, prices={}, unpriced_gpus=1)
     text = read(view).text

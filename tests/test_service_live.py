@@ -242,6 +242,7 @@ async def test_a_budget_that_could_not_be_read_is_counted_again_before_there_is_
         assert "gpu_cost_service_last_read_timestamp_seconds " not in page, "GPUCostServiceStale is told in the end"
         assert 'gpu_cost_service_read_errors_total{reason="budgets_unread"} 1' in page
         gate.refused = ()
+        site.clock.now += 300.0
         await site.round()
         page = (await site.get("/metrics")).text
         assert 'gpu_budget_spent{budget="vision"' in page

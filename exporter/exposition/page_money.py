@@ -45,13 +45,13 @@ def unheld_rates(snapshot: Snapshot) -> Rates:
 
 
 def unheld(snapshot: Snapshot) -> Mapping[str, float]:
-    """The part of each GPU, by UUID, that nobody holds; a GPU of which holders are not known is left out."""
+    """The part of each GPU, by UUID, that nobody holds; a GPU of which not all holders are known is left out."""
     held: dict[str, float] = {}
     for view in snapshot.devices:
         share = sum(use.holder.share_ratio for use in view.pods)
         held[view.gpu.uuid] = held.get(view.gpu.uuid, 0.0) + share
     for view in snapshot.devices:
-        if view.allocation is AllocationState.UNKNOWN:
+        if view.allocation is AllocationState.UNKNOWN or not view.rest_is_free:
             held.pop(view.gpu.uuid, None)
     return {uuid: 1 - share for uuid, share in held.items() if 1 - share > _A_LITTLE_SHARE}
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from exporter.report.budget.periods import period_at
 from exporter.report.budget.values import Budget, BudgetState
 from exporter.report.fleet.forecast import complete_days, forecast
+from exporter.report.fleet.queries import NODE_INFO, SIMULATED
+from exporter.report.fleet.reading import ENERGY
 from exporter.report.fleet.sources import LedgerSource
 from exporter.report.fleet.values import (
     DAY_SECONDS,
@@ -22,6 +24,7 @@ from exporter.report.fleet.values import (
 
 _DAYS_BEFORE = 28
 """What a projection looks back on, even where the period is younger."""
+_NOT_MONEY = {ENERGY, NODE_INFO, SIMULATED}
 _LATE_HOURS = 1
 """The last hour is recorded at any moment of the next."""
 
@@ -75,12 +78,14 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
         passed=tuple(part for part in budget.thresholds if known and spent >= part * budget.amount),
         known=known,
         notes=notes,
-        unread=unread[0].reason if unread else "",
+        unread=next((failure.reason for failure in unread if failure.retriable), ""),
     )
 
 
 def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
-    return [failure for failure in ledger.failures if failure.window.end_seconds > period.start_seconds]
+    """What of the period is not known; energy, and what nodes are, make no difference to money."""
+    failures = (failure for failure in ledger.failures if failure.what not in _NOT_MONEY)
+    return [failure for failure in failures if failure.window.end_seconds > period.start_seconds]
 
 
 def _is_recorded(budget: Budget, period: Window, own: Sequence[Chunk], end: int) -> bool:

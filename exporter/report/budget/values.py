@@ -44,4 +44,4 @@ class BudgetState:
     notes: tuple[str, ...] = ()
     """What a reader must know of the figures, one sentence each, with the mend."""
     unread: str = ""
-    """Why a question about the period stayed unanswered; it may be answered when it is asked again."""
+    """Why a question about the period stayed unanswered that may be answered when it is asked again; else empty."""

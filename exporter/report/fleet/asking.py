@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from exporter.errors import PrometheusError
@@ -160,7 +161,10 @@ class Asking:
         if len(self._in_a_row) >= _LOST_HOPE_AFTER and len(set(self._in_a_row)) >= _OF_SERIES and error.retriable:
             # It is down rather than flaky: waiting out all retries of all other questions would tell no more.
             self._hopeless = error
-        self._failures += [Failure(window=self.windows[chunk], what=what, reason=str(error)) for chunk in block]
+        self._failures += [
+            Failure(window=self.windows[chunk], what=what, reason=str(error), retriable=error.retriable)
+            for chunk in block
+        ]
 
     def failures(self) -> tuple[Failure, ...]:
         """What stayed unanswered; days in a row that failed alike are one."""
@@ -170,7 +174,7 @@ class Asking:
             same = last is not None and (last.what, last.reason) == (failure.what, failure.reason)
             if last is not None and same and last.window.end_seconds == failure.window.start_seconds:
                 window = Window(start_seconds=last.window.start_seconds, end_seconds=failure.window.end_seconds)
-                merged[-1] = Failure(window=window, what=failure.what, reason=failure.reason)
+                merged[-1] = replace(failure, window=window)
             else:
                 merged.append(failure)
         return tuple(merged)

@@ -115,6 +115,8 @@ class Failure:
     """The series that was asked for."""
     reason: str
     """In words, with the mend."""
+    retriable: bool = False
+    """Whether it may be answered when it is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

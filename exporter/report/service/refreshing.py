@@ -20,6 +20,8 @@ RETRY_SECONDS = 15.0
 """Between two looks while Prometheus does not answer."""
 WARM_SECONDS = 7200.0
 """Reports that were read within this are read again as soon as there is something newer."""
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 300.0, 3600.0
+"""Before budgets that could not be counted are counted again: twice as long each time, as each costs many questions."""
 MOST_WARM = 8
 """Of these the ones that were looked at last, no more: each costs Prometheus the questions of a report."""
 
@@ -56,6 +58,11 @@ class Refreshing:
     _newest: float | None = None
     _seen: object = None
     _due: set[str] = field(default_factory=set)
+    _problems: dict[str, str] = field(default_factory=dict)
+    """Of the parts that are due still, why."""
+    _budgets_from: float = 0.0
+    """They are not counted before."""
+    _pause_seconds: float = 0.0
 
     def load_budgets(self) -> None:
         """Read the file of budgets; where it has mistakes and there are budgets already, these stay.
@@ -71,6 +78,7 @@ class Refreshing:
             for problem in error.problems:
                 LOG.warning("the budgets stay as they were: %s", problem)
         self._due.add("budgets")
+        self._budgets_from = 0.0
 
     async def round(self, now: float) -> bool:
         """One look; false where Prometheus did not answer."""
@@ -83,11 +91,13 @@ class Refreshing:
         if not down and state != self._seen:
             self._seen = state
             self._due |= {"budgets", "months", "advice", "reports"}
+            self._budgets_from = 0.0
             self.book.renew()
         self._tell(now, down)
         self.looked = True
         if not down:
             await self._count_what_is_due(now)
+            self._tell(now, down)
             if not self._due:
                 self.last_read_seconds = now
         return not down
@@ -101,7 +111,7 @@ class Refreshing:
                 first_day_seconds=self.keeping.first_day_seconds,
                 closed_until_seconds=self.keeping.closed_until_seconds,
                 read_until_seconds=self._newest,
-                problem="; ".join(one for one in (down, late, self.keeping.problem) if one),
+                problem="; ".join(one for one in (down, late, self.keeping.problem, *self._problems.values()) if one),
             ),
         )
 
@@ -113,13 +123,15 @@ class Refreshing:
             "reports": self._reports,
         }
         for name, part in parts.items():
-            if name not in self._due:
+            # A clock that was set back makes no pause longer.
+            if name not in self._due or (name == "budgets" and 0 < self._budgets_from - now <= MOST_PAUSE_SECONDS):
                 continue
             try:
                 await part(now)
                 self._due.discard(name)
+                self._problems.pop(name, None)
             except ExporterError as error:
-                self.failed(error)
+                self._problems[name] = self.failed(error)
 
     async def _months(self, _now: float) -> None:
         await self.book.months()
@@ -130,7 +142,12 @@ class Refreshing:
         states = await self._count(now)
         self.book.learn(budgets=states)
         # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
-        if unread := [state for state in states if state.unread]:
+        unread = [state for state in states if state.unread]
+        if not unread:
+            self._pause_seconds = 0.0
+        else:
+            self._pause_seconds = min(max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS), MOST_PAUSE_SECONDS)
+            self._budgets_from = now + self._pause_seconds
             what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
             raise PrometheusError("budgets_unread", what, retriable=True)
 

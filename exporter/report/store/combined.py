@@ -80,7 +80,9 @@ def _of_part(
 
 
 def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusError) -> FleetLedger:
-    failures = tuple(Failure(window=piece, what="ledger", reason=str(problem)) for piece in days_of(run))
+    failures = tuple(
+        Failure(window=piece, what="ledger", reason=str(problem), retriable=problem.retriable) for piece in days_of(run)
+    )
     return FleetLedger(window=run, dimensions=dimensions, chunks=(), failures=failures)
 
 
