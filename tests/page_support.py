@@ -114,6 +114,7 @@ def partitioned(index: int, profiles: tuple[tuple[str, int, int], ...]) -> tuple
             DeviceView(
                 gpu=parent,
                 instance=instance,
+                share_ratio=compute / 7,
                 values={Field.FB_USED: 3_000, Field.FB_TOTAL: 9_984},
                 activity=Activity(ratio=min(ratio, 1.0), source=ActivitySource.ENGINE),
                 allocation=AllocationState.UNALLOCATED if free else AllocationState.ALLOCATED,

@@ -139,7 +139,7 @@ class Known:
     """Days of which a question stays unanswered."""
     unanswered: str = "owner:gpu_cost:delta1h"
     """What it asks for."""
-    retriable: bool = False
+    may_pass: bool = True
     down: bool = False
     asked: list[Window] = field(default_factory=list)
 
@@ -171,7 +171,7 @@ class Known:
             nodes={("east", "node-0"): FACTS},
             failures=tuple(
                 Failure(
-                    window=piece, what=self.unanswered, reason="no answer in 60 s; try again", retriable=self.retriable
+                    window=piece, what=self.unanswered, reason="no answer in 60 s; try again", may_pass=self.may_pass
                 )
                 for piece in pieces
                 if piece.start_seconds in self.failing

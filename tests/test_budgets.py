@@ -239,10 +239,18 @@ def test_a_day_that_cannot_be_read_is_told_and_projects_nothing() -> None:
     assert week.known, "the day lies before the week"
 
 
-@pytest.mark.parametrize("series", ["owner:gpu_energy_joules:delta1h", "gpu_exporter_simulated", "gpu_node_info"])
+@pytest.mark.parametrize(
+    "series",
+    [
+        "owner:gpu_energy_joules:delta1h",
+        "owner:gpu_allocated_seconds:delta1h",
+        "gpu_exporter_simulated",
+        "gpu_node_info",
+    ],
+)
 def test_what_makes_no_difference_to_money_makes_no_budget_unknown(series: str) -> None:
     source = october()
-    source.failing, source.unanswered, source.retriable = {int(at("2026-10-04"))}, series, True
+    source.failing, source.unanswered = {int(at("2026-10-04"))}, series
     (state,) = stand(source, budget(team="red"))
     assert (state.known, state.unread) == (True, "")
 
@@ -276,20 +284,22 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
 
 async def test_a_budget_of_which_a_question_stays_unanswered_is_counted_again_less_and_less_often() -> None:
     source = october()
-    source.failing, source.retriable = {int(at("2026-10-04"))}, True
-    looking, counted = await rounds_of(source, 0, 60, 300, 600, 900, 1800, 2100)
-    assert counted == [1, 1, 2, 2, 3, 3, 4]
+    source.failing = {int(at("2026-10-04"))}
+    looking, counted = await rounds_of(source, 0, 30, 60, 120, 180, 400, 420, 890)
+    assert counted == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert looking.pause_seconds == 480
     assert looking.last_read_seconds is None
     assert "1 of 1 budgets could not be counted: no answer in 60 s" in looking.book.freshness().problem
     source.failing = set()
-    assert await looking.round(NOW + 2100 + 2400)
-    assert looking.last_read_seconds == NOW + 4500
+    assert await looking.round(NOW + 900)
+    assert looking.last_read_seconds == NOW + 900
+    assert looking.pause_seconds == 0
     assert "budgets" not in looking.book.freshness().problem
 
 
 async def test_a_question_that_will_never_be_answered_is_not_asked_again_before_there_is_a_newer_hour() -> None:
     source = october()
-    source.failing = {int(at("2026-10-04"))}
+    source.failing, source.may_pass = {int(at("2026-10-04"))}, False
     looking, counted = await rounds_of(source, 0, 300, 3000)
     assert counted == [1, 1, 1]
     assert looking.last_read_seconds == NOW + 3000

@@ -48,11 +48,13 @@ def test_where_holders_are_not_known_nothing_is_said_to_be_nobodys() -> None:
 
 
 def test_the_rest_of_a_gpu_that_somebody_may_hold_is_not_said_to_be_nobodys() -> None:
-    views = [
-        replace(view, rest_is_free=False, lacks_instances=not view.instance) for view in made.partitioned(0, made.MIXED)
-    ]
-    assert page_money.unheld(priced(*views)) == {}
-    assert page_money.unheld(priced(*made.partitioned(0, made.MIXED))) != {}
+    doubtful = [replace(view, rest_is_free=False) for view in made.partitioned(0, made.MIXED)]
+    lacking = [replace(view, lacks_instances=not view.instance) for view in doubtful]
+    shared = replace(made.shared(0), rest_is_free=False)
+    assert page_money.unheld(priced(*lacking)) == page_money.unheld(priced(shared)) == {}
+    stranded = page_money.unheld(priced(*made.partitioned(0, made.MIXED)))
+    assert stranded
+    assert page_money.unheld(priced(*doubtful)) == stranded, "as the ledger has it: slices of no instance are nobody's"
 
 
 def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:

@@ -51,9 +51,16 @@ def unheld(snapshot: Snapshot) -> Mapping[str, float]:
         share = sum(use.holder.share_ratio for use in view.pods)
         held[view.gpu.uuid] = held.get(view.gpu.uuid, 0.0) + share
     for view in snapshot.devices:
-        if view.allocation is AllocationState.UNKNOWN or not view.rest_is_free:
+        if view.allocation is AllocationState.UNKNOWN or _may_hide_a_holder(view):
             held.pop(view.gpu.uuid, None)
     return {uuid: 1 - share for uuid, share in held.items() if 1 - share > _A_LITTLE_SHARE}
+
+
+def _may_hide_a_holder(view: DeviceView) -> bool:
+    """Whether somebody unknown may hold the rest of what is held in part, or an instance that is not described."""
+    held = sum(use.holder.share_ratio for use in view.pods)
+    in_part = bool(view.pods) and held < view.share_ratio - _A_LITTLE_SHARE
+    return not view.rest_is_free and (in_part or view.lacks_instances)
 
 
 def _sum(parts: Iterable[tuple[Price | None, float]]) -> Rates:

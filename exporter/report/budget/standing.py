@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from exporter.report.budget.periods import period_at
 from exporter.report.budget.values import Budget, BudgetState
 from exporter.report.fleet.forecast import complete_days, forecast
-from exporter.report.fleet.queries import NODE_INFO, SIMULATED
+from exporter.report.fleet.queries import ALLOCATED, NODE_INFO, SIMULATED
 from exporter.report.fleet.reading import ENERGY
 from exporter.report.fleet.sources import LedgerSource
 from exporter.report.fleet.values import (
@@ -24,7 +24,7 @@ from exporter.report.fleet.values import (
 
 _DAYS_BEFORE = 28
 """What a projection looks back on, even where the period is younger."""
-_NOT_MONEY = {ENERGY, NODE_INFO, SIMULATED}
+_NOT_MONEY = {ALLOCATED, ENERGY, NODE_INFO, SIMULATED}
 _LATE_HOURS = 1
 """The last hour is recorded at any moment of the next."""
 
@@ -78,12 +78,12 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
         passed=tuple(part for part in budget.thresholds if known and spent >= part * budget.amount),
         known=known,
         notes=notes,
-        unread=next((failure.reason for failure in unread if failure.retriable), ""),
+        unread=next((failure.reason for failure in unread if failure.may_pass), ""),
     )
 
 
 def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
-    """What of the period is not known; energy, and what nodes are, make no difference to money."""
+    """What of the period is not known; capacity, energy and what nodes are make no difference to money."""
     failures = (failure for failure in ledger.failures if failure.what not in _NOT_MONEY)
     return [failure for failure in failures if failure.window.end_seconds > period.start_seconds]
 

@@ -162,7 +162,9 @@ class Asking:
             # It is down rather than flaky: waiting out all retries of all other questions would tell no more.
             self._hopeless = error
         self._failures += [
-            Failure(window=self.windows[chunk], what=what, reason=str(error), retriable=error.retriable)
+            Failure(
+                window=self.windows[chunk], what=what, reason=str(error), may_pass=prometheus_errors.may_pass(error)
+            )
             for chunk in block
         ]
 

@@ -28,6 +28,7 @@ _BAD, _UNAUTHORISED, _FORBIDDEN, _NOT_FOUND, _WRONG_METHOD, _TOO_LONG, _BUSY, _S
     429,
     500,
 )
+_ALWAYS = frozenset({"too_many_samples", "too_large", "bad_query"})
 _UNPROCESSABLE, _REDIRECTS = 422, range(300, 400)
 _MOST_SAID = 300
 
@@ -41,6 +42,11 @@ class Refusal(PrometheusError):  # noqa: N818 - a word for what it is
         """Keep what the next attempt goes by."""
         super().__init__(reason, message, retriable=retriable)
         self.retry_after_seconds = retry_after_seconds
+
+
+def may_pass(error: PrometheusError) -> bool:
+    """Whether it may yet be answered within the hour: a token, a name or an ingress may come right by then."""
+    return error.reason not in _ALWAYS
 
 
 def refusal(settings: PrometheusSettings, path: str, status: int, body: bytes, headers: dict[str, str]) -> Refusal:  # noqa: PLR0911 - a status each

@@ -115,8 +115,8 @@ class Failure:
     """The series that was asked for."""
     reason: str
     """In words, with the mend."""
-    retriable: bool = False
-    """Whether it may be answered when it is asked again."""
+    may_pass: bool = True
+    """Whether it may be answered within the hour; not where it asks too much, or for a day that is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

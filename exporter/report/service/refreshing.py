@@ -20,7 +20,7 @@ RETRY_SECONDS = 15.0
 """Between two looks while Prometheus does not answer."""
 WARM_SECONDS = 7200.0
 """Reports that were read within this are read again as soon as there is something newer."""
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 300.0, 3600.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 60.0, 3600.0
 """Before budgets that could not be counted are counted again: twice as long each time, as each costs many questions."""
 MOST_WARM = 8
 """Of these the ones that were looked at last, no more: each costs Prometheus the questions of a report."""
@@ -54,6 +54,8 @@ class Refreshing:
     """Whether the first look is over, however it went."""
     last_read_seconds: float | None = None
     """When all of a round was answered last."""
+    pause_seconds: float = 0.0
+    """Between the last count of budgets, which failed, and the next one; 0 where it did not fail."""
     _count: Count | None = None
     _newest: float | None = None
     _seen: object = None
@@ -62,7 +64,6 @@ class Refreshing:
     """Of the parts that are due still, why."""
     _budgets_from: float = 0.0
     """They are not counted before."""
-    _pause_seconds: float = 0.0
 
     def load_budgets(self) -> None:
         """Read the file of budgets; where it has mistakes and there are budgets already, these stay.
@@ -78,7 +79,7 @@ class Refreshing:
             for problem in error.problems:
                 LOG.warning("the budgets stay as they were: %s", problem)
         self._due.add("budgets")
-        self._budgets_from = 0.0
+        self._rest(0.0, 0.0)
 
     async def round(self, now: float) -> bool:
         """One look; false where Prometheus did not answer."""
@@ -91,7 +92,7 @@ class Refreshing:
         if not down and state != self._seen:
             self._seen = state
             self._due |= {"budgets", "months", "advice", "reports"}
-            self._budgets_from = 0.0
+            self._rest(0.0, now)
             self.book.renew()
         self._tell(now, down)
         self.looked = True
@@ -132,6 +133,11 @@ class Refreshing:
                 self._problems.pop(name, None)
             except ExporterError as error:
                 self._problems[name] = self.failed(error)
+                if name == "budgets":
+                    self._rest(min(max(2 * self.pause_seconds, FIRST_PAUSE_SECONDS), MOST_PAUSE_SECONDS), now)
+
+    def _rest(self, seconds: float, now: float) -> None:
+        self.pause_seconds, self._budgets_from = seconds, now + seconds
 
     async def _months(self, _now: float) -> None:
         await self.book.months()
@@ -142,14 +148,10 @@ class Refreshing:
         states = await self._count(now)
         self.book.learn(budgets=states)
         # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
-        unread = [state for state in states if state.unread]
-        if not unread:
-            self._pause_seconds = 0.0
-        else:
-            self._pause_seconds = min(max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS), MOST_PAUSE_SECONDS)
-            self._budgets_from = now + self._pause_seconds
+        if unread := [state for state in states if state.unread]:
             what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
             raise PrometheusError("budgets_unread", what, retriable=True)
+        self._rest(0.0, now)
 
     async def _advice(self, now: float) -> None:
         self.book.learn(recommendations=await self.questions.recommendations(now))
@@ -180,7 +182,8 @@ async def rounds(
             LOG.exception("a round has failed")
             refreshing.errors["internal"] += 1
             good = False
-        pause = interval_seconds if good else min(RETRY_SECONDS, interval_seconds)
+        wanted = (refreshing.pause_seconds or interval_seconds) if good else RETRY_SECONDS
+        pause = min(wanted, interval_seconds)
         try:
             await asyncio.wait_for(wake.wait(), pause)
         except TimeoutError:

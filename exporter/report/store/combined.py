@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import groupby
 
 from exporter.errors import PrometheusError
+from exporter.report.fleet import prometheus_errors
 from exporter.report.fleet.sources import LedgerSource, Progress
 from exporter.report.fleet.values import Dimension, Failure, Filters, FleetLedger, Window
 from exporter.report.store.ledger import StoreLedger
@@ -81,7 +82,8 @@ def _of_part(
 
 def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusError) -> FleetLedger:
     failures = tuple(
-        Failure(window=piece, what="ledger", reason=str(problem), retriable=problem.retriable) for piece in days_of(run)
+        Failure(window=piece, what="ledger", reason=str(problem), may_pass=prometheus_errors.may_pass(problem))
+        for piece in days_of(run)
     )
     return FleetLedger(window=run, dimensions=dimensions, chunks=(), failures=failures)
 

@@ -86,12 +86,16 @@ class StoreLedger:
 def _failure(piece: Window) -> Failure:
     if is_day(piece):
         return Failure(
-            window=piece, what="closed day", reason=f"{piece.label} is not closed; close it, or ask Prometheus"
+            window=piece,
+            what="closed day",
+            reason=f"{piece.label} is not closed; close it, or ask Prometheus",
+            may_pass=False,
         )
     return Failure(
         window=piece,
         what="closed day",
         reason=f"the store has whole UTC days only, and this is a part of {piece.label}; ask for whole days",
+        may_pass=False,
     )
 
 
