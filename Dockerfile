@@ -1,5 +1,5 @@
 # Two images from one file: the agent (the default) and, with --target service, the cost service.
-# The base, or a mirror of it: --build-arg BASE_IMAGE=...; it needs Python 3.11 or later, a shell, glibc, which the driver's
+# The base, or a mirror of it: --build-arg BASE_IMAGE=..., for a release with its digest (`make image RELEASE=1`); it needs Python 3.11 or later, a shell, glibc, which the driver's
 # library uses, and libstdc++, which gRPC does. `make image` builds both and fills in the labels.
 ARG BASE_IMAGE=python:3.13-slim-bookworm
 
@@ -32,9 +32,11 @@ RUN sh finish.sh requirements/report.txt
 FROM ${BASE_IMAGE} AS runtime
 # hadolint ignore=DL3002
 USER 0:0
+ARG BASE_IMAGE
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN find / -xdev \( -path '*-packages/pip' -o -path '*-packages/pip-*' -o -path '*-packages/setuptools*' -o -path '*/ensurepip' \

@@ -87,8 +87,8 @@ chaos: JOBS = 1
 chaos: .venv/.develop ## Real agents under random faults, every page held to the truth; see docs/reliability.md
 	$(RUN) benchmarks/chaos.py --seeds $(SEEDS) --faults $(FAULTS) --seconds $(WITHIN) --jobs $(JOBS) $(CHAOS_OPTIONS)
 
-bench-accuracy: .venv/.develop .tools/.test ## A day of a real trace through meters, ledger and Prometheus, against the truth; 6 minutes
-	$(RUN) benchmarks/accuracy.py
+bench-accuracy: .venv/.develop .tools/.test ## A day of a real trace through meters, ledger and Prometheus, against the truth; 20 times, an hour
+	$(RUN) benchmarks/accuracy.py --seeds 20
 
 accuracy: .venv/.develop ## Compare with recorded GPUs and a replayed trace, where they are at hand
 	$(RUN) benchmarks/capture_compare.py
@@ -139,7 +139,10 @@ FORMAT = $(if $(filter podman buildah,$(notdir $(firstword $(BUILDER)))),--forma
 # More for the builder, such as a folder of wheels: docs/install.md, "Air-gapped".
 BUILD_OPTIONS ?=
 
-image: ## Build the images of the agent and of the cost service
+# RELEASE=1: a tag is whatever it is moved to, so a release names its base by digest.
+image: ## Build the images of the agent and of the cost service (RELEASE=1 needs BASE_IMAGE=...@sha256:...)
+	@test -z "$(RELEASE)" || echo "$(BASE_IMAGE)" | grep -Eq '@sha256:[0-9a-f]{64}$$' || { \
+	  echo "BASE_IMAGE: '$(BASE_IMAGE)' has no digest; give python:3.13-slim-bookworm@sha256:...; see docs/release.md" >&2; exit 1; }
 	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target agent --tag $(IMAGE):$(VERSION) .
 	$(BUILDER) build $(FORMAT) $(LABELS) $(BASE) $(BUILD_OPTIONS) --target service --tag $(IMAGE)-service:$(VERSION) .
 

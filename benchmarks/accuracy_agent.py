@@ -4,20 +4,21 @@ import math
 import random
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from accuracy_day import DAY_SECONDS, WARM_SECONDS, Job, NodeDay
-from accuracy_prometheus import Samples
+from accuracy_prometheus import OPENS_AT, Samples
 
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers, kept_of
 from exporter.accounting.slots import slot_of
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.model import (
+    Account,
     Activity,
     ActivitySource,
     AllocationState,
@@ -28,6 +29,7 @@ from exporter.model import (
     Owner,
     PodUse,
     ShareMode,
+    Totals,
 )
 
 SAMPLE_SECONDS = 1.0
@@ -38,28 +40,20 @@ SCRAPE_SECONDS = 30.0
 DOWN_SECONDS = 20.0
 """How long a restarting agent is away."""
 STEADY_AT_START = 100_000.0
-
-
-def by_namespace(holder: Holder) -> Owner:
-    """One owner per namespace, as without Kubernetes metadata."""
-    return Owner(namespace=holder.namespace)
+STATES = ("active_unprofiled", "idle", "unknown")
 
 
 def by_job(holder: Holder) -> Owner:
-    """One owner per pod: the one-shot jobs at their worst."""
+    """One owner per pod: the worst that can be, as most of its series begin within the day."""
     return Owner(namespace=holder.namespace, kind="Job", name=holder.pod)
-
-
-SCHEMES: dict[str, Callable[[Holder], Owner]] = {"namespace": by_namespace, "job": by_job}
 
 
 @dataclass(slots=True)
 class Books:
-    """Meter and ledger under one way to name owners, and what of it was shown last."""
+    """Meter and ledger, and what of it was shown last."""
 
-    scheme: str
     meter: Meter
-    ledger: Ledger
+    ledgers: Ledgers
     saved: LedgerView = field(default_factory=LedgerView)
 
 
@@ -78,22 +72,17 @@ class Recorder:
         values.append(value)
 
     def books(self, books: Books, at: float) -> None:
-        """Keep what a scrape at ``at`` finds of the owners, and of the pods once."""
-        for account, totals in books.saved.accounts.items():
-            names = self._names.get((books.scheme, account))
-            if names is None:
-                owner = account.owner
-                labels = (
-                    f'ledger="{books.scheme}",mode="{account.mode.value}",model="{account.model}",node="{self.node}",'
-                    f'workload_kind="{owner.kind}",workload_name="{owner.name}",workload_namespace="{owner.namespace}"'
-                )
-                names = tuple(
-                    f"gpu_ledger_{kind}_seconds_total{{{labels}}}" for kind in ("allocated", "active", "unknown")
-                )
-                self._names[books.scheme, account] = names
-            self._totals(names, at, totals.allocated_seconds, totals.active_seconds, totals.unknown_seconds)
-        if books.scheme != "namespace":
-            return
+        """Keep what a scrape at ``at`` finds of owners and pods."""
+        for ledger in books.saved.ledgers:
+            for account, totals in ledger.accounts.items():
+                names = self._names.get((ledger.identity, account))
+                if names is None:
+                    names = self._names[ledger.identity, account] = self._of_owner(ledger.identity, account)
+                for name, value in zip(names, _by_state(totals), strict=True):
+                    if value:  # a state is shown from its first second on
+                        self.add(name, at, value)
+            created = f'gpu_ledger_created_timestamp_seconds{{ledger="{ledger.identity}",node="{self.node}"}}'
+            self.add(created, at, ledger.created_at_seconds)
         for pod, totals in books.saved.pods.items():
             names = self._names.get((pod,))
             if names is None:
@@ -103,11 +92,14 @@ class Recorder:
                 )
                 names = tuple(f"gpu_pod_{kind}_seconds_total{{{labels}}}" for kind in ("allocated", "active"))
                 self._names[(pod,)] = names
-            self._totals(names, at, totals.allocated_seconds, totals.active_seconds)
+            for name, value in zip(names, (totals.allocated_seconds, totals.active_seconds), strict=True):
+                self.add(name, at, value)
 
-    def _totals(self, names: tuple[str, ...], at: float, *values: float) -> None:
-        for name, value in zip(names, values, strict=True):
-            self.add(name, at, value)
+    def _of_owner(self, identity: str, account: Account) -> tuple[str, ...]:
+        owner = account.owner
+        head = f'ledger="{identity}",mode="{account.mode.value}",model="{account.model}",node="{self.node}"'
+        tail = f'workload_kind="{owner.kind}",workload_name="{owner.name}",workload_namespace="{owner.namespace}"'
+        return tuple(f'gpu_ledger_seconds_total{{{head},state="{state}",{tail}}}' for state in STATES)
 
     def gauges(self, views: Iterable[DeviceView], at: float) -> None:
         """Keep what dcgm-exporter would show: the device's utilisation with the labels of each holder."""
@@ -137,7 +129,7 @@ class VirtualAgent:
     day: NodeDay
     seed: int
     recorder: Recorder
-    books: list[Books]
+    books: Books
     _random: random.Random = field(init=False)
     _gpus: list[Gpu] = field(init=False)
     _poll_phase: float = field(init=False)
@@ -162,9 +154,9 @@ class VirtualAgent:
             for index in range(self.day.gpu_count)
         ]
 
-    def run(self, first: float, last: float, dump_before: float = math.inf) -> list[dict[str, Any]] | None:
+    def run(self, first: float, last: float, dump_before: float = math.inf) -> dict[str, Any] | None:
         """Sample from ``first`` to ``last`` and keep the scrapes between; return the save before ``dump_before``."""
-        dumped: list[dict[str, Any]] | None = None
+        dumped: dict[str, Any] | None = None
         scrape = self.scrape_phase + SCRAPE_SECONDS * math.ceil((first - self.scrape_phase) / SCRAPE_SECONDS)
         before, save, number = first - SAMPLE_SECONDS, first, 0
         while (now := first + number * SAMPLE_SECONDS + self._random.uniform(0, JITTER_SECONDS)) <= last:
@@ -178,15 +170,13 @@ class VirtualAgent:
                 continue
             save = now + SAVE_SECONDS
             if scrape < save + SAMPLE_SECONDS:
-                for books in self.books:
-                    books.saved = books.ledger.view(STEADY_AT_START + now)
+                self.books.saved = self.books.ledgers.view()
             if now < dump_before <= save + SAMPLE_SECONDS:
-                dumped = [_state(books, STEADY_AT_START + now) for books in self.books]
+                dumped = _state(self.books, now)
         return dumped
 
     def _scrape(self, at: float) -> None:
-        for books in self.books:
-            self.recorder.books(books, at)
+        self.recorder.books(self.books, at)
         self.recorder.gauges(self._views, at)
 
     def _sample(self, before: float, now: float) -> None:
@@ -201,9 +191,8 @@ class VirtualAgent:
             change = min((job.next_change(before) for job in self.day.jobs), default=math.inf)
             self._views = self._look(before, now)
             self._fresh_until = change if change > now else -math.inf
-        for books in self.books:
-            portions = books.meter.add(self._views, STEADY_AT_START + now)
-            books.ledger.charge(portions, {}, STEADY_AT_START + now)
+        portions = self.books.meter.add(self._views, STEADY_AT_START + now)
+        self.books.ledgers.charge(portions, {}, now=OPENS_AT + now, steady=STEADY_AT_START + now)
 
     def _look(self, before: float, now: float) -> tuple[DeviceView, ...]:
         span = now - before
@@ -229,6 +218,10 @@ class VirtualAgent:
         )
 
 
+def _by_state(totals: Totals) -> tuple[float, ...]:
+    return totals.active_seconds, totals.idle_seconds, totals.unknown_seconds
+
+
 def _use(job: Job, gpu: Gpu, ratio: float) -> PodUse:
     holder = Holder(
         namespace=job.namespace,
@@ -245,17 +238,16 @@ def _use(job: Job, gpu: Gpu, ratio: float) -> PodUse:
     return PodUse(holder=holder, age_seconds=0.0, activity=activity)
 
 
-def _new_books(scheme: str) -> Books:
-    return Books(scheme, Meter(SAMPLE_SECONDS, SCHEMES[scheme]), Ledger())
+def new_books(seed: int) -> Books:
+    """Books of an agent that starts, under an identity of the seed."""
+    return Books(Meter(SAMPLE_SECONDS, by_job), Ledgers(new_identity=lambda: f"{seed:012x}"))
 
 
-def _state(books: Books, steady: float) -> dict[str, Any]:
-    return {
-        "scheme": books.scheme,
-        "steady": steady,
-        "ledger": books.ledger.dump(),
-        "slots": [asdict(slot) for slot in books.meter.slots()],
-    }
+def _state(books: Books, now: float) -> dict[str, Any]:
+    steady = STEADY_AT_START + now
+    saved = books.ledgers.begin_save(lambda owner, _: owner, now=OPENS_AT + now, steady=steady)
+    books.ledgers.saved()
+    return {**saved, "steady": steady, "slots": [asdict(slot) for slot in books.meter.slots()]}
 
 
 def _restored(state: dict[str, Any]) -> Books:
@@ -265,7 +257,8 @@ def _restored(state: dict[str, Any]) -> Books:
         read = StateFile(Path(directory)).load()
     if read is None:
         raise RuntimeError("what was saved is not there")
-    books = Books(read["scheme"], Meter(SAMPLE_SECONDS, SCHEMES[read["scheme"]]), Ledger.load(read["ledger"]))
+    books = Books(Meter(SAMPLE_SECONDS, by_job), Ledgers())
+    books.ledgers.restore(kept_of(read))
     books.meter.resume([slot_of(slot) for slot in read["slots"]], read["steady"])
     return books
 
@@ -285,12 +278,12 @@ def record(day: NodeDay, seed: int, length: float = DAY_SECONDS) -> NodeRecord:
     chance = random.Random(seed)  # noqa: S311 - not for secrets
     killed = chance.uniform(0.3, 0.7) * length
     recorder = Recorder(day.name)
-    agent = VirtualAgent(day, seed, recorder, [_new_books(scheme) for scheme in SCHEMES])
+    agent = VirtualAgent(day, seed, recorder, new_books(seed))
     first = -WARM_SECONDS + chance.uniform(0, SAMPLE_SECONDS)
-    states = agent.run(first, length + SAMPLE_SECONDS, dump_before=killed)
-    if states is None:
+    state = agent.run(first, length + SAMPLE_SECONDS, dump_before=killed)
+    if state is None:
         raise RuntimeError("no save before the restart")
-    second = VirtualAgent(day, seed, recorder.before(killed), [_restored(state) for state in states])
+    second = VirtualAgent(day, seed, recorder.before(killed), _restored(state))
     second.run(killed + DOWN_SECONDS, length + SAMPLE_SECONDS)
-    worst = max(b.ledger.conservation_error_seconds for b in (*agent.books, *second.books))
+    worst = max(one.books.saved.conservation_error_seconds for one in (agent, second))
     return NodeRecord(recorder.series, second.recorder.series, worst, int(length + WARM_SECONDS))

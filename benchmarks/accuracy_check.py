@@ -4,13 +4,11 @@ import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from accuracy import everything
+from accuracy import cases, judge
 from accuracy_agent import record
 from accuracy_day import busiest_day, nodes_of_day
-from accuracy_prometheus import serving, write_openmetrics
-from accuracy_score import ask, score
+from accuracy_score import RECORDED
 from trace_replay import TRACE, read_pods
 
 HOURS, GPUS, WORKERS = 1, 16, 2
@@ -36,16 +34,11 @@ def run() -> Found | None:
     length = HOURS * 3600.0
     with ProcessPoolExecutor(WORKERS) as pool:
         records = list(pool.map(record, nodes, range(len(nodes)), [length] * len(nodes)))
-    jobs = [job for node in nodes for job in node.jobs]
-    with TemporaryDirectory() as name:
-        text = Path(name) / "samples"
-        write_openmetrics(text, [one.clean for one in records], everything)
-        with serving(text, Path(name)) as server:
-            rows = [score(told, jobs, length) for told in ask(server, jobs, length)]
+    found = judge(cases(records, length)["clean"], nodes, length, 0)
     lost = (
         one.conservation_error_seconds / (node.gpu_count * length) for node, one in zip(nodes, records, strict=True)
     )
     return Found(
-        total_ratio=next(row.total for row in rows if row.way == "ledger, owner = namespace"),
+        total_ratio=next(row.total for row in found.rows if row.way == RECORDED),
         conservation_ratio=max(lost),
     )

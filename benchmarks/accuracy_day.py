@@ -89,11 +89,11 @@ def nodes_of_day(pods: Iterable[TracePod], day: int, least_gpus: int) -> list[No
     return [_node_day(node, number, opens) for number, node in enumerate(placed)]
 
 
-def truth_of(job: Job, length: float = DAY_SECONDS) -> Truth:
-    """What the job is owed for within the day."""
-    held = max(0.0, min(job.end_seconds, length) - max(job.start_seconds, 0.0))
+def truth_of(job: Job, first: float, last: float) -> Truth:
+    """What the job is owed for between two instants, in seconds since the day's start."""
+    held = max(0.0, min(job.end_seconds, last) - max(job.start_seconds, first))
     weight = job.share_ratio * len(job.gpus)
-    return Truth(allocated_seconds=weight * held, active_seconds=weight * job.busy_seconds(0.0, length))
+    return Truth(allocated_seconds=weight * held, active_seconds=weight * job.busy_seconds(first, last))
 
 
 def _node_day(node: Node, number: int, opens: float) -> NodeDay:

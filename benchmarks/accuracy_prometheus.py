@@ -48,14 +48,34 @@ class Server:
 
     def query(self, expression: str, at: float) -> dict[tuple[str, ...], float]:
         """Values of an instant query by label values, in order of label name; ``at`` counts from the day's start."""
-        rows = self._ask("query", query=expression, time=str(OPENS_AT + at))
-        return {_key(row["metric"]): float(row["value"][1]) for row in rows}
+        return {_key(labels): value for labels, value in self.rows(expression, at)}
+
+    def rows(self, expression: str, at: float) -> Iterator[tuple[dict[str, str], float]]:
+        """Labels and values of an instant query."""
+        for row in self._ask("query", query=expression, time=str(OPENS_AT + at)):
+            yield row["metric"], float(row["value"][1])
+
+    def range(
+        self, expression: str, first: float, last: float, step: float
+    ) -> Iterator[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Labels, and Unix times with values, of a range query."""
+        times = {"start": f"{OPENS_AT + first:.3f}", "end": f"{OPENS_AT + last:.3f}", "step": f"{step:g}"}
+        for row in self._ask("query_range", query=expression, **times):
+            yield row["metric"], [(float(at), float(value)) for at, value in row["values"]]
 
     def hourly_sum(self, expression: str, hours: int) -> dict[tuple[str, ...], float]:
         """Sum of a query over the full hours of the day."""
-        times = {"start": str(OPENS_AT + 3600), "end": str(OPENS_AT + 3600 * hours), "step": "3600"}
-        rows = self._ask("query_range", query=expression, **times)
-        return {_key(row["metric"]): sum(float(value) for _, value in row["values"]) for row in rows}
+        rows = self.range(expression, 3600.0, 3600.0 * hours, 3600.0)
+        return {_key(labels): sum(value for _, value in values) for labels, values in rows}
+
+    def newest(self, series: str, at: float) -> float:
+        """When the newest sample of the last five minutes was taken, of all series of a name.
+
+        Raises:
+            ValueError: There is none.
+        """
+        rows = self._ask("query", query=f"{series}[5m]", time=str(OPENS_AT + at))
+        return max(float(time) for row in rows for time, _ in row["values"]) - OPENS_AT
 
     def _ask(self, path: str, **query: str) -> list[dict[str, Any]]:
         body = urllib.parse.urlencode(query).encode()
@@ -68,20 +88,28 @@ def _key(labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(value for name, value in sorted(labels.items()) if name != "__name__")
 
 
-@contextmanager
-def serving(text: Path, directory: Path) -> Iterator[Server]:
-    """Make blocks of the text and serve them until the block ends.
+def make_blocks(text: Path, data: Path) -> None:
+    """Make blocks of samples.
 
     Raises:
-        RuntimeError: promtool or Prometheus fails; their words are in the message.
+        RuntimeError: promtool fails; its words are in the message.
     """
-    data = directory / "data"
     command = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=768h", "openmetrics", text, data]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         raise RuntimeError(f"promtool: {made.stderr[-500:]}")
+
+
+@contextmanager
+def serving(data: Path) -> Iterator[Server]:
+    """Serve a folder of blocks until the context ends.
+
+    Raises:
+        RuntimeError: Prometheus fails; its words are in the message.
+    """
+    directory = data.parent
     config = directory / "prometheus.yml"
-    config.write_text("global: {}\n")
+    config.write_text("storage: {tsdb: {out_of_order_time_window: 1000d}}\n")  # rules record older samples
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -93,6 +121,7 @@ def serving(text: Path, directory: Path) -> Iterator[Server]:
                 f"--config.file={config}",
                 f"--storage.tsdb.path={data}",
                 "--storage.tsdb.retention.time=100y",
+                "--web.enable-remote-write-receiver",
                 f"--web.listen-address=127.0.0.1:{port}",
             ],
             stdout=output,

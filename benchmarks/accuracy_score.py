@@ -5,20 +5,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accuracy_agent import SCRAPE_SECONDS
-from accuracy_day import DAY_SECONDS, Job, NodeDay, Truth, truth_of
+from accuracy_day import Job, NodeDay, Truth, truth_of
 from accuracy_prometheus import Server
+from accuracy_rules import Span
 
+RECORDED = "ledger, recorded hours"
+"""The way of the reports."""
 BRIEF_SECONDS = 60.0
 SHORT_SECONDS = 300.0
-TAIL_SECONDS = 300.0
-"""Brief jobs of the last minutes are left out of their class: what is told of them later is not of this day's query."""
+TAIL_SECONDS = 60.0
+"""Brief jobs of the last minute are not in their class: a scrape shows them after the end of the query."""
+CHECKPOINT_SECONDS = 300.0
+"""The rules record an hour within so long after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """GPU-seconds by one way to ask; a way that asks by namespace tells no pods."""
+    """GPU-seconds by one way to ask."""
 
     way: str
+    span: Span
+    """The time to which they are held."""
     by_namespace: Mapping[str, float]
     by_pod: Mapping[str, float]
     active_seconds: float | None
@@ -26,10 +33,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The ledger of a whole day beside capacity, in GPU-seconds."""
+    """The recorded ledger of a whole day beside capacity, in GPU-seconds."""
 
     capacity: float
     told: float
+    workloads: float
+    """The sum of what is recorded by workload."""
+    marker: float
+    """The sum of what is recorded as capacity."""
     unknown: float
     unallocated_error: float
     unattributed: float
@@ -48,51 +59,44 @@ class Row:
     active: float | None
 
 
+def recorded_span(server: Server, length: float) -> Span:
+    """Return the times whose values the first and the last checkpoint hold: the last evaluations before the hours."""
+    return server.newest("owner:gpu_seconds_total:max", 0.0), server.newest("owner:gpu_seconds_total:max", length)
+
+
 def ask(server: Server, jobs: Sequence[Job], length: float) -> list[Told]:
     """Every way to ask for the same day."""
     whole = f"{length / 3600:g}h"
-    hours = int(length // 3600)
+    day = (0.0, length)
     namespace_of = {job.name: job.namespace for job in jobs}
     weight = {job.name: job.share_ratio for job in jobs}
 
-    def pods(way: str, by_pod: Mapping[str, float], active: float | None) -> Told:
+    def pods(way: str, by_pod: Mapping[str, float], active: float | None, span: Span = day) -> Told:
         sums: dict[str, float] = defaultdict(float)
         for pod, seconds in by_pod.items():
             sums[namespace_of[pod]] += seconds
-        return Told(way=way, by_namespace=sums, by_pod=by_pod, active_seconds=active)
-
-    def hourly(kind: str, scheme: str, label: str, *, guarded: bool = True) -> dict[str, float]:
-        series = f'gpu_ledger_{kind}_seconds_total{{ledger="{scheme}",workload_namespace!=""}}'
-        return _plain(server.hourly_sum(f"sum by ({label}) ({_difference(series, guarded=guarded)})", hours))
+        return Told(way=way, span=span, by_namespace=sums, by_pod=by_pod, active_seconds=active)
 
     def daily(series: str) -> dict[str, float]:
         first = f"(last_over_time({series}[15m] offset {whole}) or min_over_time({series}[{whole}]))"
         return _plain(server.query(f"sum by (pod_name) (last_over_time({series}[{whole}]) - {first})", length))
 
-    job_series = 'gpu_ledger_allocated_seconds_total{ledger="job",workload_namespace!=""}'
-    increases = _plain(server.hourly_sum(f"sum by (workload_name) (increase({job_series}[1h]))", hours))
+    def recorded(series: str) -> dict[str, float]:
+        query = f"sum by (workload_name) (sum_over_time({series}[{whole}]))"
+        return _plain(server.query(query, length + CHECKPOINT_SECONDS))
+
+    hours = recorded('owner:gpu_seconds:delta1h{workload_namespace!=""}')
+    active = sum(recorded('owner:gpu_seconds:delta1h{workload_namespace!="",state=~"active.*"}').values())
+    jobs_series = 'gpu_ledger_seconds_total{workload_namespace!=""}'
+    increases = _plain(server.hourly_sum(f"sum by (workload_name) (increase({jobs_series}[1h]))", int(length // 3600)))
     counters = _plain(server.query(f"sum by (pod_name) (increase(gpu_pod_allocated_seconds_total[{whole}]))", length))
     counted = _plain(server.query(f"sum by (pod) (count_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}]))", length))
     average = f"avg_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}]) * count_over_time(DCGM_FI_DEV_GPU_UTIL[{whole}])"
     busy = _plain(server.query(f"sum by (pod) ({average})", length))
     return [
-        Told(
-            way="ledger, owner = namespace",
-            by_namespace=hourly("allocated", "namespace", "workload_namespace"),
-            by_pod={},
-            active_seconds=sum(hourly("active", "namespace", "workload_namespace").values()),
-        ),
-        pods(
-            "ledger, owner = each job",
-            hourly("allocated", "job", "workload_name"),
-            sum(hourly("active", "job", "workload_name").values()),
-        ),
-        pods(
-            "the same without the guard",
-            hourly("allocated", "job", "workload_name", guarded=False),
-            sum(hourly("active", "job", "workload_name", guarded=False).values()),
-        ),
-        pods("the same by `increase()`", increases, None),
+        pods(RECORDED, hours, active, recorded_span(server, length)),
+        pods("the same, against the day itself", hours, active),
+        pods("the ledger by `increase()`", increases, None),
         pods(
             "pod counters, last - first",
             daily("gpu_pod_allocated_seconds_total"),
@@ -108,31 +112,36 @@ def ask(server: Server, jobs: Sequence[Job], length: float) -> list[Told]:
 
 
 def balance(server: Server, nodes: Sequence[NodeDay], length: float) -> Balance:
-    """Hold the namespace ledger, Unallocated and Unattributed included, to the capacity of the day."""
-    hours = int(length // 3600)
-    expression = 'gpu_ledger_{0}_seconds_total{{ledger="namespace"}}'
-    allocated = _difference(expression.format("allocated"))
-    told = _plain(server.hourly_sum(f"sum by (workload_kind) ({allocated})", hours))
-    unknown = server.hourly_sum(f"sum ({_difference(expression.format('unknown'))})", hours)
-    capacity = sum(node.gpu_count for node in nodes) * length
-    held = sum(truth_of(job, length).allocated_seconds for node in nodes for job in node.jobs)
+    """Hold the recorded ledger, Unallocated and Unattributed included, to the capacity of the day."""
+    window = f"[{length / 3600:g}h]"
+
+    def recorded(series: str, by: str = "") -> dict[str, float]:
+        return _plain(server.query(f"sum by ({by}) (sum_over_time({series}{window}))", length + CHECKPOINT_SECONDS))
+
+    told = recorded("owner:gpu_seconds:delta1h", "workload_kind")
+    span = recorded_span(server, length)
+    capacity = sum(node.gpu_count for node in nodes) * (span[1] - span[0])
+    held = sum(truth_of(job, *span).allocated_seconds for node in nodes for job in node.jobs)
     return Balance(
         capacity=capacity,
         told=sum(told.values()),
-        unknown=sum(unknown.values()),
+        workloads=sum(recorded("workload:gpu_seconds:delta1h").values()),
+        marker=sum(recorded("cluster:gpu_capacity_seconds:delta1h").values()),
+        unknown=sum(recorded('owner:gpu_seconds:delta1h{state="unknown"}').values()),
         unallocated_error=told.get("Unallocated", 0.0) - (capacity - held),
         unattributed=told.get("Unattributed", 0.0),
     )
 
 
-def score(told: Told, jobs: Sequence[Job], length: float = DAY_SECONDS) -> Row:
+def score(told: Told, jobs: Sequence[Job]) -> Row:
     """Compare one way with the truth."""
-    truth = {job.name: truth_of(job, length) for job in jobs}
+    first, last = told.span
+    truth = {job.name: truth_of(job, first, last) for job in jobs}
     owed: dict[str, float] = defaultdict(float)
     for job in jobs:
         owed[job.namespace] += truth[job.name].allocated_seconds
     active = sum(one.active_seconds for one in truth.values())
-    inside = [job for job in jobs if job.start_seconds > 0 and job.end_seconds < length - TAIL_SECONDS]
+    inside = [job for job in jobs if job.start_seconds > first and job.end_seconds < last - TAIL_SECONDS]
     brief = [job for job in inside if job.end_seconds - job.start_seconds < BRIEF_SECONDS]
     short = [job for job in inside if job.end_seconds - job.start_seconds < SHORT_SECONDS]
     by_namespace = told.by_namespace
@@ -144,16 +153,14 @@ def score(told: Told, jobs: Sequence[Job], length: float = DAY_SECONDS) -> Row:
         ),
         brief=_class_error(told.by_pod, brief, truth),
         short=_class_error(told.by_pod, short, truth),
-        worst_pod_seconds=max((_apart(told.by_pod, job, truth) for job in inside), key=abs, default=None)
-        if told.by_pod
-        else None,
+        worst_pod_seconds=max((_apart(told.by_pod, job, truth) for job in inside), key=abs, default=None),
         active=None if told.active_seconds is None or not active else told.active_seconds / active - 1,
     )
 
 
 def _class_error(by_pod: Mapping[str, float], jobs: Iterable[Job], truth: Mapping[str, Truth]) -> float | None:
     owed = sum(truth[job.name].allocated_seconds for job in jobs)
-    if not by_pod or not owed:
+    if not owed:
         return None
     return sum(by_pod.get(job.name, 0.0) for job in jobs) / owed - 1
 
@@ -162,19 +169,6 @@ def _apart(by_pod: Mapping[str, float], job: Job, truth: Mapping[str, Truth]) ->
     """Seconds of holding that a pod is told too many or too few, whatever its share."""
     weight = job.share_ratio * len(job.gpus)
     return (by_pod.get(job.name, 0.0) - truth[job.name].allocated_seconds) / weight
-
-
-def _difference(series: str, *, guarded: bool = True) -> str:
-    """The hour's last value less the last before it.
-
-    A series without a value before the hour starts from its least one. With the guard it starts from 0 where its node's
-    ledger was seen before: then the series was born since, whatever scrapes were lost meanwhile.
-    """
-    last = f"last_over_time({series}[1h])"
-    seen = "last_over_time(gpu_ledger_allocated_seconds_total[24h] offset 1h)"
-    born = f"or (0 * {last} and on (node) {seen}) " if guarded else ""
-    before = f"last_over_time({series}[24h] offset 1h) {born}or min_over_time({series}[1h])"
-    return f"({last} - ({before})) >= 0 or increase({series}[1h])"
 
 
 def _plain(rows: Mapping[tuple[str, ...], float]) -> dict[str, float]:

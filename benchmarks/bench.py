@@ -153,6 +153,7 @@ def _agent(directory: Path, environment: dict[str, str], *, devices: int, api: s
     command = [sys.executable, *start, "agent", "--listen", f"127.0.0.1:{port}", "--node-name", "bench"]
     command += ["--kubelet-socket", str(directory / "kubelet.sock"), "--proc-root", str(directory / "proc")]
     command += ["--pod-log-root", str(directory / "pods"), "--sample-interval", "1s"]
+    command += ["--lock-dir", str(directory / "lock")]
     if api:
         command += ["--kube-metadata", "on", "--kube-start-jitter", "0s"]
     owned = devices if api else 0

@@ -7,7 +7,6 @@ agent waits for in seconds is a fifth, too, so that twenty seconds show what tak
 import argparse
 import asyncio
 import faulthandler
-import importlib
 import os
 import sys
 import time
@@ -27,12 +26,12 @@ def hurry_child() -> None:
     from exporter.sources import nvml  # noqa: PLC0415 - the child of DCGM does without
 
     nvml.NvmlSource.waits_seconds = (1.0 / HASTE, 10.0 / HASTE)
-    _shorten(nvml.NvmlSource.__init__, "retry_seconds", "reopen_seconds")
+    _shorten(nvml.NvmlSource.__init__, "retry_seconds")
 
 
 def hurry() -> None:
-    """Shorten the patience of the agent: deadlines of children and kubelet, pauses after failures, births of series."""
-    from exporter.agent import metering, missing  # noqa: PLC0415 - a child does without
+    """Shorten the patience of the agent: deadlines of children and kubelet, pauses after failures."""
+    from exporter.agent import metering, workers  # noqa: PLC0415 - a child does without
     from exporter.attribution import api_errors, list_watch, podresources  # noqa: PLC0415
     from exporter.sources import worker  # noqa: PLC0415
 
@@ -42,14 +41,13 @@ def hurry() -> None:
         (list_watch, ("GONE_SPREAD_SECONDS", "SHORTEST_WATCH_SECONDS")),
         (podresources, ("LONGEST_WAIT_SECONDS", "LEAST_RETRY_SECONDS")),
         (worker, ("_GRACE_SECONDS", "_LAST_CHANCE_SECONDS")),
+        (worker, ("_FIRST_RENEWAL_SECONDS", "_LONGEST_RENEWAL_SECONDS")),
         (worker, ("_FIRST_BACKOFF_SECONDS", "_LONGEST_BACKOFF_SECONDS", "_SETTLED_SECONDS")),
     ):
         for name in names:
             setattr(module, name, getattr(module, name) / HASTE)
-    # A page without figures could show nothing wrong; the package shows its function under the module's name.
-    vars(importlib.import_module("exporter.agent.run"))["SEEN_AT_ZERO_SECONDS"] = 1.0
     _shorten(worker.Worker.__init__, "deadline_seconds", "start_deadline_seconds")
-    _shorten(missing.MissingGpus.__init__, "first_seconds", "longest_seconds")
+    _shorten(workers.MissingGpus.__init__, "first_seconds", "longest_seconds")
 
 
 def _shorten(function: object, *names: str) -> None:

@@ -6,14 +6,18 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from chaos_schedule import Act, Injection
-from chaos_world import EXACT_SECONDS, STEADY, World
+from chaos_schedule import GPU_HANG, GPUS, OF_ALL_GPUS, OF_ONE_GPU, Act, Injection
+from chaos_world import EXACT_SECONDS, HELD_MODEL, STEADY, World
 
 from exporter.simulator.scenario_faults import GPU_FAULTS
-from exporter.simulator.truth import Fault, NodeTruth
+from exporter.simulator.truth import Fault, Load, NodeTruth
 
 ALLOWED_RATIO = 0.15
 """So much lower than the truth may an activity be before it is a false idle."""
+IDLE_RATIO = 0.05
+"""The agent's idle threshold."""
+OF_ENGINE = "(engine)"
+"""In place of a pod: the activity of a GPU's engine alone."""
 SHARE_RATIO = 0.05
 """What a pod was metered to have done may be off by so much over all that was measured."""
 BEFORE_SAMPLE_SECONDS = 1.6
@@ -37,17 +41,37 @@ MUST_BE_COUNTED = (
 _ENGINE_STOOD = (Fault.HANG, Fault.ENGINE_HANG, Act.CHILD_STOP)
 """The host engine's next mean is over all of it; the simulated one is in the child's process."""
 _CHILD_AWAY = (Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Fault.HANG)
+HUNG_START_SECONDS = 16.0
+"""The same while a GPU hangs: a child that opens the driver then has 12 s before it is replaced."""
+GPU_SLICES = 7
+"""Compute slices of every GPU of the chaos node."""
+DRIVER_RECOVERS_SECONDS = 8.0
+"""For so long after a fault of the whole driver, or a start of the agent, GPUs may still be dark."""
+HUNG_GPU_FOUND_SECONDS = 6.0
+"""Within this after a GPU's calls hang, the child that reads it is replaced and the other GPUs are read again."""
+PER_GPU_HOUR = 3.6
+"""What the price book asks for a GPU of this node's instance type."""
 LATE_SECONDS = 10.0
 """For so long a machine that had no time is taken for one that has not."""
 KUBELET_FAULTS = frozenset(one for one in Fault if one.value.startswith("kubelet_"))
+_STARTING = (Fault.KUBELET_STARTING, Fault.KUBELET_PARTIAL)
+"""Faults of a kubelet that does not list all its pods."""
+STARTED_SECONDS = 1.5
+"""An agent asks its kubelet for the first time so long before it serves, at most; and again after as long."""
+SHOWN_SECONDS = 3.0
+"""Within this the ledger's seconds are on a page: it is saved each second, and a new series is at 0 for a second."""
 EXPIRY_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 
 Labels = Mapping[str, str]
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _OF_A_POD = re.compile(r"gpu_pod_\w+_total\b")
-_KEPT = ("gpu_ledger_", "gpu_pod_", "gpu_exporter_ledger_")
-"""Counters that outlive the agent."""
+_PROMISED = ("gpu_ledger_", "gpu_exporter_ledger_capacity_")
+"""Counters under an identity: no agent that shows it again shows less."""
+_KEPT = "gpu_pod_"
+"""Counters that outlive an agent that has saved them."""
+SAVE_SECONDS, HUNG_SAVE_SECONDS = 1.0, 6.0
+"""How often the agent saves, and how long it waits for a disk that hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +165,32 @@ class Judge:
     world: World
     injections: tuple[Injection, ...]
     with_dcgm: bool
+    in_pod: bool = True
+    """Whether the agent has the name of its own pod, by which it judges whether an answer is complete."""
     checks: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
     steps: list[tuple[float, float, float]] = field(default_factory=lambda: [(-1.0, math.inf, 0.0)])
     """From when to when at most the wall clock was off, and by how much."""
     late: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     """When this machine had no time for the node's servers."""
+    agent_since: float = math.inf
+    """When the agent that serves began; infinite before."""
+    unsaved_ends: int = 0
+    """How many agents ended whose last totals had not been saved."""
     _last: dict[str, float] = field(default_factory=dict)
+    _ledgers: dict[str, float] = field(default_factory=dict)
+    """The most seconds that were shown under each identity."""
+    _page_at: float = 0.0
+    _withheld: float = 0.0
+    """Seconds that the page before had not entered yet, as their owner was not known."""
+    _believed_until: float | None = None
+    """Until when the agent's first answer and those like it were given; ``None`` before it has one."""
+    _believed_at: float = -math.inf
+    """When a page told of such an answer."""
+    _unallocated_before: float = 0.0
+    """Seconds of the held model that are ``Unallocated`` for such answers."""
+    _settled: bool = True
+    """Whether a page has shown all of them."""
 
     def stepped(self, begin: float, end: float, seconds: float) -> None:
         """Take note that at some instant of a time the wall clock was set to be off by so much."""
@@ -155,8 +198,14 @@ class Judge:
         self.steps += [(since, end, off), (begin, math.inf, seconds)]
 
     def agent_began(self, *, all_was_saved: bool) -> None:
-        """Take note that another agent process goes on: its own counters begin anew, the ledger's only if unsaved."""
-        self._last = {key: v for key, v in self._last.items() if all_was_saved and key.startswith(_KEPT)}
+        """Note the start of another agent process: its own counters begin at 0, an identity goes on or is over."""
+        self.unsaved_ends += not all_was_saved
+        self._last = {
+            key: value
+            for key, value in self._last.items()
+            if key.startswith(_PROMISED) or (all_was_saved and key.startswith(_KEPT))
+        }
+        self._believed_until = None
 
     def note(self, what: str, t: float) -> None:
         """Take down what must not be."""
@@ -176,14 +225,19 @@ class Judge:
             self.expect("page valid", False, seen_at, str(error)[:300])  # noqa: FBT003 - as above
             return None
         self.checks["page valid"] += 1
+        self._identities(page, seen_at)
         self._counters(page, seen_at)
         self._conservation(page, seen_at)
         took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
         sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at, took)
         answered = self.world_time(page.one("gpu_exporter_attribution_timestamp_seconds"), seen_at)
+        self._money(page, seen_at)
         self._activity(page, sampled, seen_at)
-        self._holders(page, sampled, answered, seen_at)
-        self._unallocated(page, answered, seen_at)
+        believes = self._believes(page, answered, seen_at)
+        if not believes:
+            self._holders(page, sampled, answered, seen_at)
+        self._unallocated(page, answered, seen_at, believes=believes)
+        self._others(page, seen_at)
         return page
 
     def world_time(self, stamp: float | None, seen_at: float, took: float = 0.0) -> float | None:
@@ -261,6 +315,34 @@ class Judge:
             "faults are counted", restarts > 0 or not children_killed, t, f"{children_killed} killed, none told"
         )
 
+    def _identities(self, page: Page, t: float) -> None:
+        """Hold every ledger to its promise: it begins at 0, and none of them has a second of another."""
+        sums = Counter[str]()
+        for carried, value in page.rows("gpu_ledger_seconds_total"):
+            sums[carried["ledger"]] += value
+        created = {carried["ledger"]: value for carried, value in page.rows("gpu_ledger_created_timestamp_seconds")}
+        told = f"{sorted(sums.keys() - created.keys())}"
+        self.expect("every ledger has a beginning", sums.keys() <= created.keys(), t, told)
+        shown = bool(sums or created)
+        right = page.one("gpu_exporter_ledger_writer") != 0 or not shown
+        self.expect("only the writer shows the ledger", right, t)
+        for identity in sums.keys() & created.keys() - self._ledgers.keys():
+            # Its first charges are those since the last save that the page before can have shown.
+            began = self.world_time(created[identity], t)
+            since = min(self._page_at - SAVE_SECONDS - HUNG_SAVE_SECONDS, began or self._page_at)
+            if any(at >= since for at in self.late):
+                continue  # a save that gets no time comes later, with more to enter
+            # What waited for its owner is entered in the ledger that is open when the owner is known.
+            most = GPUS * (t - max(0.0, since) + AROUND_SECONDS) + self._withheld
+            self.expect("a ledger begins at 0", sums[identity] <= most, t, f"{sums[identity]:.3f} s of {most:.3f}")
+        for identity, seconds in sums.items():
+            self._ledgers[identity] = max(seconds, self._ledgers.get(identity, 0.0))
+        withheld = page.one("gpu_exporter_ledger_withheld_seconds") or 0.0
+        total = sum(self._ledgers.values()) + withheld
+        most = GPUS * (t + AROUND_SECONDS + self.unsaved_ends * 2 * SAVE_SECONDS)
+        self.expect("no second is in two ledgers", total <= most, t, f"{total:.3f} s of {most:.3f}")
+        self._page_at, self._withheld = t, withheld
+
     def _counters(self, page: Page, t: float) -> None:
         wrong = []
         for key, value in page.values.items():
@@ -273,20 +355,32 @@ class Judge:
         self.expect("counters never go back", not wrong, t, f"{len(wrong)}: {wrong[:2]}")
 
     def _conservation(self, page: Page, t: float) -> None:
-        capacity = page.one("gpu_exporter_ledger_capacity_seconds_total")
-        if capacity is None:
-            return
-        allocated: dict[str, float] = {}
-        for kind in ("allocated", "active", "idle", "unknown"):
-            allocated[kind] = sum(value for _, value in page.rows(f"gpu_ledger_{kind}_seconds_total"))
-        allowed = 1e-6 + 1e-9 * capacity
-        withheld = page.one("gpu_exporter_ledger_withheld_seconds") or 0.0
-        off = allocated["allocated"] + withheld - capacity
-        self.expect("owners sum to capacity", abs(off) <= allowed, t, f"off by {off!r} of {capacity!r} s")
-        parts = allocated["active"] + allocated["idle"] + allocated["unknown"]
-        self.expect("active, idle and unknown sum", abs(parts - allocated["allocated"]) <= allowed, t, f"{allocated}")
+        allocated, whole = Counter[str](), 0.0
+        for carried, value in page.rows("gpu_ledger_seconds_total"):
+            allocated[carried["ledger"]] += value
+        for carried, capacity in page.rows("gpu_exporter_ledger_capacity_seconds_total"):
+            off = allocated.pop(carried["ledger"], 0.0) - capacity
+            right = abs(off) <= 1e-6 + 1e-9 * capacity
+            self.expect("owners sum to capacity", right, t, f"off by {off!r} of {capacity!r} s")
+            whole += capacity
+        self.expect("every ledger has a capacity", not allocated, t, f"{sorted(allocated)}")
         error = page.one("gpu_exporter_conservation_error_seconds") or 0.0
-        self.expect("conservation error", error <= allowed, t, f"{error!r} s")
+        self.expect("conservation error", error <= 1e-6 + 1e-9 * whole, t, f"{error!r} s")
+
+    def _money(self, page: Page, t: float) -> None:
+        """Hold the cost to the price of the node's instance type: before its labels are read, nothing is charged."""
+        cost = sum(value for _, value in page.rows("gpu_ledger_cost_total"))
+        priced = sum(value for _, value in page.rows("gpu_ledger_seconds_total")) - sum(
+            value for _, value in page.rows("gpu_ledger_unpriced_seconds_total")
+        )
+        most = priced * PER_GPU_HOUR / 3600
+        self.expect("no price is guessed", cost <= most + 1e-6, t, f"{cost:.4f} for {most:.4f} at most")
+        metered = {frozenset(carried.items()) for carried, _ in page.rows("gpu_ledger_seconds_total")}
+        paid = {
+            frozenset(pair for pair in carried.items() if pair[0] != "currency")
+            for carried, _ in page.rows("gpu_ledger_cost_total")
+        }
+        self.expect("money is for seconds", paid <= metered, t, f"{[dict(one) for one in paid - metered][:2]}")
 
     def _activity(self, page: Page, sampled: float | None, t: float) -> None:
         shown = [
@@ -306,16 +400,25 @@ class Judge:
         least_of_share = _least(self.truths(begin - LOOK_SECONDS, end))
         least_of_mean = _least(self.truths(self._mean_begins(begin, end), end))
         by_dcgm = {carried["uuid"] for _, carried, _ in shown if carried.get("measured_by") == "dcgm"}
+        in_part = self._measured_in_part(page)
         dark = self._dark(sampled, took)
         for name, carried, value in shown:
             key = carried["uuid"], carried.get("pod_name", "")
             divided = carried.get("source") == "process_samples"
             lowest = least_of_share if divided else least_of_mean if carried["uuid"] in by_dcgm else least
             floor = lowest.get(key, 0.0) - ALLOWED_RATIO
+            if carried["uuid"] in in_part:
+                floor = max(min(floor, IDLE_RATIO), lowest.get((carried["uuid"], OF_ENGINE), 0.0) - ALLOWED_RATIO)
             told = f"{name} {key} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
             self.expect("no false idle", value >= floor, t, told)
             self.expect("ratio", 0.0 <= value <= 1.0, t, f"{key} {value}")
             self.expect("dark while faulty", carried["uuid"] not in dark, t, f"{name} {key} {value}")
+
+    def _measured_in_part(self, page: Page) -> frozenset[str]:
+        """GPUs of which an instance has no activity: what they show is of their engine, and not idle, but no more."""
+        measured = {carried["uuid"] for carried, _ in page.rows("gpu_activity_ratio")}
+        parts = ((carried.get("parent_uuid", ""), carried["uuid"]) for carried, _ in page.rows("gpu_info"))
+        return frozenset(parent for parent, uuid in parts if parent and uuid not in measured)
 
     def _mean_begins(self, begin: float, end: float) -> float:
         """Since when a mean of the host engine's may be, that is to be from ``begin`` to ``end``."""
@@ -357,7 +460,22 @@ class Judge:
         told = f"{sorted(extra)} too many, {sorted(missing)} missing, answered {t - answered:.2f} s before"
         self.expect("attribution is the kubelet's", not extra and not missing, t, told)
 
-    def _unallocated(self, page: Page, answered: float | None, t: float) -> None:
+    def _believes(self, page: Page, answered: float | None, t: float) -> bool:
+        """Return whether the holders may be those of a kubelet that did not know its pods when the agent began.
+
+        Outside a pod nothing contradicts a first answer, as docs/reliability.md says; the next full one ends it.
+        """
+        if self.in_pod or page.one("gpu_exporter_attribution_timestamp_seconds") is None:
+            return False
+        if self._believed_until is None:
+            begin = reached = self.agent_since - STARTED_SECONDS
+            for one in self.injections:  # in order of their begin
+                if one.kind in _STARTING and one.at <= max(reached + STARTED_SECONDS, t) and one.end >= begin:
+                    reached = max(reached, one.end)
+            self._believed_until = reached if reached > begin else -math.inf
+        return self._believed_until > -math.inf and (answered is None or answered <= self._believed_until)
+
+    def _unallocated(self, page: Page, answered: float | None, t: float, *, believes: bool) -> None:
         free = {
             carried["uuid"]
             for carried, value in page.rows("gpu_allocation_state")
@@ -365,7 +483,39 @@ class Judge:
         }
         begin = answered - AROUND_SECONDS if answered is not None else t - 8.0
         always = set.intersection(*({one.device_uuid for one in truth.holders} for truth in self.truths(begin, t)))
-        self.expect("never unallocated while held", not free & always, t, f"{sorted(free & always)}")
+        self.expect("never unallocated while held", believes or not free & always, t, f"{sorted(free & always)}")
+        charged = sum(
+            value
+            for carried, value in page.rows("gpu_ledger_seconds_total")
+            if carried.get("workload_kind") == "Unallocated" and carried.get("model") == HELD_MODEL
+        )
+        if believes:
+            self._settled, self._believed_at = False, t
+        if not self._settled:
+            self._unallocated_before = charged
+            shown = t > self._believed_at + SHOWN_SECONDS
+            self._settled = shown and page.one("gpu_exporter_state_saved") == 1.0
+        more = charged - self._unallocated_before
+        self.expect("no held time is Unallocated", more <= 0, t, f"{more:.3f} s of {HELD_MODEL}")
+
+    def _others(self, page: Page, t: float) -> None:
+        """Hold GPUs to be up and measured while nothing but other GPUs, or what is no part of the driver, is faulty."""
+        hangs = any(one.kind == GPU_HANG and one.at <= t <= one.end + HUNG_START_SECONDS for one in self.injections)
+        recovers = HUNG_START_SECONDS if hangs else DRIVER_RECOVERS_SECONDS
+        lately = [one for one in self.injections if one.at <= t and one.end >= t - recovers]
+        faulty = {one.gpu for one in lately if one.kind in OF_ONE_GPU}
+        if len(faulty) != 1 or any(one.kind in OF_ALL_GPUS for one in lately) or t < self.agent_since + recovers:
+            return
+        if any(at >= t - recovers for at in self.late):  # a child that gets no time takes longer to be replaced
+            return
+        # Another fault of the GPU can hide that its calls hang until it ends.
+        if hangs and any(t - HUNG_GPU_FOUND_SECONDS < at <= t for one in lately for at in (one.at, one.end)):
+            return
+        up = {carried["uuid"] for carried, value in page.rows("gpu_up") if value}
+        measured = {carried["uuid"] for carried, _ in page.rows("gpu_activity_ratio")}
+        others = {gpu.uuid for gpu in self.world.at(t).gpus if gpu.index not in faulty and not gpu.instances}
+        told = f"GPU {faulty} is faulty; not up {sorted(others - up)}, not measured {sorted(others - measured)}"
+        self.expect("a fault of one GPU is its own", others <= up & measured, t, told)
 
     def is_well(self, page: Page, t: float) -> str:
         """Say what keeps a page from being the whole truth; empty when nothing does."""
@@ -415,10 +565,19 @@ def _least(truths: list[NodeTruth]) -> dict[tuple[str, str], float]:
     return least
 
 
+def _busiest(load: Load) -> float:
+    """Return the activity of the busiest engine: a transcoder is not idle."""
+    return max(load.engine, load.encode, load.decode, load.jpeg, load.optical_flow)
+
+
 def _loads(truth: NodeTruth) -> Iterator[tuple[tuple[str, str], float]]:
     for gpu in truth.gpus:
-        yield (gpu.uuid, ""), gpu.load.engine
-        for part in gpu.instances:
-            yield (part.uuid, ""), part.load.engine
+        parts = [(part, _busiest(part.load)) for part in gpu.instances]
+        divided = sum(part.compute_slices * busy for part, busy in parts) / GPU_SLICES
+        yield (gpu.uuid, ""), divided if parts else _busiest(gpu.load)
+        engine = sum(part.compute_slices * part.load.engine for part in gpu.instances) / GPU_SLICES
+        yield (gpu.uuid, OF_ENGINE), engine if parts else gpu.load.engine
+        for part, busy in parts:
+            yield (part.uuid, ""), busy
     for one in truth.holders:
         yield (one.device_uuid, one.pod), one.activity_ratio

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import aiohttp
 from chaos_clients import half_open, storm
-from chaos_invariants import Judge, Page
+from chaos_invariants import PER_GPU_HOUR, Judge, Page
 from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, used_seconds, weigh
 from chaos_schedule import Act, Injection
-from chaos_world import NODE, World
+from chaos_world import INSTANCE_TYPE, NODE, World
 
 from exporter.simulator import api_objects, filesystem
 from exporter.simulator.api_server import ApiServer
@@ -30,14 +30,19 @@ SCRAPE_SECONDS = 0.5
 LATE_SECONDS = 0.2
 SCRAPE_LIMIT_SECONDS = 10.0
 """Prometheus waits as long by default."""
-STARVED_SECONDS = 300.0
+STARVED_SECONDS, STARVED_PAGES_SECONDS = 300.0, 60.0
+"""A machine without time is waited for as long, at most: until the node is well, and for the pages after that."""
 START_SECONDS, END_SECONDS = 120.0, 30.0
 """As the kubelet waits by default for the end."""
 GOES_SECONDS = 2.0
 """A child that was told to go is gone after this, killed if need be."""
 LOADING_SECONDS = 2.5
 """Of CPU time it takes an agent 2 to load what reads a kubeconfig; before, the API is not asked."""
-_PRICES = "currency: USD\nrows:\n  - {model: '*', per_gpu_hour: 3.6, source: chaos, as_of: 2026-01-01}\n"
+_PRICES = f"""currency: USD
+rows:
+  - {{model: '*', instance_type: {INSTANCE_TYPE}, per_gpu_hour: {PER_GPU_HOUR}, source: chaos, as_of: 2026-01-01}}
+  - {{model: '*', per_gpu_hour: 36, source: a general row that must not be charged, as_of: 2026-01-01}}
+"""
 _WEB = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
 _GARBAGE = "{[\x00 this is no YAML"
 _AGENT = (
@@ -66,7 +71,8 @@ class ChaosNode:
     newest: Page | None = None
     _process: asyncio.subprocess.Process | None = None
     _serving: bool = False
-    _agents: int = 0
+    _started: list[asyncio.subprocess.Process] = field(default_factory=list)
+    _ended: int = 0
     _told: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _restarting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -109,9 +115,10 @@ class ChaosNode:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        for process in self._started:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         await self._session.close()
         await self._api.stop()
         await self._kubelet.stop()
@@ -154,15 +161,16 @@ class ChaosNode:
 
     # The agent
 
-    def _command(self) -> list[str]:
+    def _command(self, port: int) -> list[str]:
         files = ("--kubelet-socket", "kubelet.sock"), ("--proc-root", "proc"), ("--pod-log-root", "pods")
-        made = [*files, ("--kubeconfig", "kubeconfig"), ("--state-dir", "state"), ("--price-book", "prices.yaml")]
+        made = [*files, ("--kubeconfig", "kubeconfig"), ("--state-dir", "state"), ("--lock-dir", "lock")]
+        made += [("--price-book", "prices.yaml")]
         given = [word for flag, name in made for word in (flag, str(self.directory / name))]
         if self._has_web_config:
             given += ["--web-config", str(self.directory / "web.yaml")]
         if self.judge.with_dcgm:
             given += ["--dcgm-address", "localhost:5555"]
-        plain = ["--listen", f"127.0.0.1:{self._port}", "--node-name", NODE, "--kube-metadata", "on"]
+        plain = ["--listen", f"127.0.0.1:{port}", "--node-name", NODE, "--kube-metadata", "on"]
         plain += ["--kube-start-jitter", "0ms", "--release-seconds", "1s"]
         launcher = [sys.executable, str(HERE / "chaos_agent.py"), "agent", str(self.directory / "plan.json")]
         return [*launcher, *_AGENT, *plain, *given]
@@ -173,27 +181,43 @@ class ChaosNode:
 
     async def _start(self) -> None:
         """Start an agent and wait until it listens."""
+        began = await self._launch(self._port)
+        if began is not None:
+            self._serve(*began)
+
+    def _serve(self, process: asyncio.subprocess.Process, since: float) -> None:
+        """Let an agent that listens since a time of the world be the one of the node."""
+        self._process, self._told, self._killed = process, False, 0
+        self._serving, self._serving_since = True, since
+        self._asks_since, self.judge.agent_since = math.inf, since
+        self._spawn(self._watch(process))
+        self._spawn(self._see_it_load(process))
+
+    async def _launch(self, port: int) -> tuple[asyncio.subprocess.Process, float] | None:
+        """Start an agent; return it and the time at which it listens, ``None`` where it never does."""
         (self.directory / "prices.yaml").write_text(_PRICES, encoding="utf-8")
         (self.directory / "web.yaml").write_text(_WEB, encoding="utf-8")
-        self._told = False
+        own = next(one for one in self.truth().pods if one.owner_kind == "DaemonSet" and one.namespace == "kube-system")
+        names = {"POD_NAMESPACE": own.namespace, "POD_NAME": own.name} if self.judge.in_pod else {}
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self.machine.environment
+            process = await asyncio.create_subprocess_exec(
+                *self._command(port),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.machine.environment | names,
             )
-        self._agents += 1
-        process, until = self._process, time.monotonic() + START_SECONDS
+        self._started.append(process)
+        until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and process.returncode is None:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._session.get(self._url("/healthz")) as answer:
+                async with self._session.get(f"http://127.0.0.1:{port}/healthz") as answer:
                     if answer.status == 200:  # noqa: PLR2004 - OK
-                        self._serving, self._serving_since, self._killed = True, self.now(), 0
-                        self._asks_since = math.inf
-                        self._spawn(self._watch(process))
-                        self._spawn(self._see_it_load(process))
-                        return
+                        return process, self.now()
             await asyncio.sleep(0.05)
         ended = f"ended with code {process.returncode}" if process.returncode is not None else "does not listen"
         self.judge.note(f"agent starts: {ended}: {self._last_words()}", self.now())
+        return None
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
@@ -219,28 +243,50 @@ class ChaosNode:
     async def _restart(self, number: signal.Signals) -> None:
         """End the agent and start another one at once."""
         async with self._restarting:
-            process = self._process
-            if process is None or process.returncode is not None:
+            if await self._end(number):
+                await self._start()
+
+    async def _overlap(self) -> None:
+        """Start another agent beside the first one, and end the first one when both have shown a page."""
+        async with self._restarting:
+            port = free_port(0)
+            began = await self._launch(port)
+            if began is None or self._process is None or self._process.returncode is not None:
                 return
-            saved = self._all_is_saved()
-            self._told, self._serving = True, False
-            process.send_signal(number)
-            try:
-                code = await asyncio.wait_for(process.wait(), END_SECONDS)
-                self.judge.expect(
-                    "agent ends as told",
-                    code == (-number if number == signal.SIGKILL else 0),
-                    self.now(),
-                    f"{number.name}: exit code {code}: {self._last_words()}",
-                )
-            except TimeoutError:
-                self.judge.note(f"agent ends as told: not within {END_SECONDS:g} s of {number.name}", self.now())
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGABRT)
-                await process.wait()
-            saved = saved and self._all_is_saved()
-            self.judge.agent_began(all_was_saved=saved)
-            await self._start()
+            text = ""
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                    text = await answer.text() if answer.status == 200 else ""  # noqa: PLR2004 - OK
+            shown = [line for line in text.splitlines() if line.startswith("gpu_ledger_")]
+            self.judge.expect("one agent shows the ledger", not shown, self.now(), f"{shown[:2]}")
+            if await self._end(signal.SIGTERM):
+                self._port = port
+                self._serve(*began)
+
+    async def _end(self, number: signal.Signals) -> bool:
+        """End the agent; return whether there was one."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return False
+        saved = self._all_is_saved()
+        self._told, self._serving = True, False
+        process.send_signal(number)
+        try:
+            code = await asyncio.wait_for(process.wait(), END_SECONDS)
+            self.judge.expect(
+                "agent ends as told",
+                code == (-number if number == signal.SIGKILL else 0),
+                self.now(),
+                f"{number.name}: exit code {code}: {self._last_words()}",
+            )
+        except TimeoutError:
+            self.judge.note(f"agent ends as told: not within {END_SECONDS:g} s of {number.name}", self.now())
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGABRT)
+            await process.wait()
+        self.judge.agent_began(all_was_saved=saved and self._all_is_saved())
+        self._ended += 1
+        return True
 
     def _all_is_saved(self) -> bool:
         """Whether what has been shown has been saved: the last page said so, and no disk failed since long before."""
@@ -259,7 +305,7 @@ class ChaosNode:
             await asyncio.sleep(max(0.05, SCRAPE_SECONDS - (time.monotonic() - began)))
 
     async def _scrape(self, headers: dict[str, str]) -> None:
-        agents = self._agents
+        ended = self._ended
         told = ""
         try:
             async with self._session.get(self._url("/metrics"), headers=headers) as answer:
@@ -268,7 +314,7 @@ class ChaosNode:
                     told = f"status {answer.status}: {text[:200]}"
         except (aiohttp.ClientError, TimeoutError) as error:
             text, told = "", f"{error!r}"
-        if not self._serving or agents != self._agents:
+        if not self._serving or ended != self._ended:
             return
         seen_at = self.now()
         self.judge.expect("page served", not told, seen_at, told)
@@ -298,10 +344,15 @@ class ChaosNode:
             await asyncio.sleep(0.05)
 
     async def until_pages(self, count: int, seconds: float) -> None:
-        """Wait for pages that are held to the truth, but no longer than so many seconds."""
-        wanted, until = self.pages + count, self.now() + seconds
-        while self.pages < wanted and self.now() < until:  # noqa: ASYNC110 - as above
+        """Wait for pages that are held to the truth, for so many seconds of a machine that has time at most."""
+        began, wanted, until = self.now(), self.pages + count, self.now() + seconds
+        while self.pages < wanted and (now := self.now()) < until:
+            if self._had_no_time(max(began, now - 1.0)):
+                until = min(now + seconds, began + STARVED_PAGES_SECONDS)
             await asyncio.sleep(0.05)
+
+    def _had_no_time(self, since: float) -> bool:
+        return bool(self.judge.late) and self.judge.late[-1] > since
 
     async def _act(self, one: Injection) -> None:
         act = Act(one.kind)
@@ -310,6 +361,8 @@ class ChaosNode:
             match act:
                 case Act.AGENT_KILL | Act.AGENT_TERM:
                     await self._restart(signal.SIGKILL if act is Act.AGENT_KILL else signal.SIGTERM)
+                case Act.AGENT_OVERLAP:
+                    await self._overlap()
                 case Act.CHILD_KILL:
                     told_to_go = self.now() - self._released_at < GOES_SECONDS  # no loss, however it ends
                     self._killed += bool(self._signal_child(signal.SIGKILL) and self._serving and not told_to_go)
@@ -375,7 +428,8 @@ class ChaosNode:
 
     def _spoiler(self, name: str, good: str, *, hangup: bool) -> tuple[Callable[[], None], Callable[[], None]]:
         def write(text: str) -> None:
-            if self._serving:  # one that starts with garbage says so and ends, as it should
+            # An agent that starts with garbage reports it and ends, as it should.
+            if self._serving and not self._restarting.locked():
                 (self.directory / name).write_text(text, encoding="utf-8")
             if hangup:
                 self._signal(signal.SIGHUP)
@@ -434,7 +488,7 @@ class ChaosNode:
                 looked = self.newest
                 if not (why := self.judge.is_well(looked, now)):
                     return None if starved else now - began, ""
-            if self.judge.late and self.judge.late[-1] > max(began, now - 1.0):
+            if self._had_no_time(max(began, now - 1.0)):
                 starved, until = True, min(now + seconds, began + STARVED_SECONDS)
             await asyncio.sleep(0.05)
         return seconds, why

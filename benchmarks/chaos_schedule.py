@@ -1,7 +1,7 @@
 """What goes wrong with a node under chaos, and when: drawn from a seed, the same for the same seed, and printable."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from exporter.simulator.scenario_faults import GPU_FAULTS
@@ -28,6 +28,8 @@ class Act(StrEnum):
     AGENT_KILL = "agent_kill"
     """SIGKILL, and another agent at once."""
     AGENT_TERM = "agent_term"
+    AGENT_OVERLAP = "agent_overlap"
+    """Another agent beside the first one, which then gets SIGTERM: a rolling update with a surge."""
     HANGUP = "hangup"
     """SIGHUP: the price book is read again."""
     RELEASE = "release"
@@ -44,6 +46,9 @@ class Act(StrEnum):
     WEB = "web_config_garbage"
 
 
+GPU_HANG = "gpu_hang"
+"""Calls to one GPU do not return; ``Fault.HANG`` is of the whole driver."""
+OF_ONE_GPU = GPU_FAULTS | {GPU_HANG}
 _ENGINE = (Fault.ENGINE_DOWN, Fault.ENGINE_HANG, Fault.ENGINE_SLOW, Fault.PROFILING_PAUSED)
 _PARAMETERS = {
     Fault.SLOW: (0.002, 0.03),
@@ -52,9 +57,42 @@ _PARAMETERS = {
     Fault.API_TOO_MANY: (0.3, 1.5),
 }
 _CLOCK_STEPS = (-86_400.0, -3_600.0, -61.0, -5.0, -1.0, 1.0, 5.0, 61.0, 3_600.0, 86_400.0)
-_INSTANTS = frozenset({Act.CHILD_KILL, Act.AGENT_KILL, Act.AGENT_TERM, Act.HANGUP, Act.RELEASE, Act.XID})
-_RARE: dict[str, int] = {Act.AGENT_KILL: 1, Act.AGENT_TERM: 1, Act.RELEASE: 2, Act.CHILD_KILL: 5, Fault.HANG: 3}
+_INSTANTS = frozenset(
+    {Act.CHILD_KILL, Act.AGENT_KILL, Act.AGENT_TERM, Act.AGENT_OVERLAP, Act.HANGUP, Act.RELEASE, Act.XID}
+)
+_RARE: dict[str, int] = {
+    Act.AGENT_KILL: 1,
+    Act.AGENT_TERM: 1,
+    Act.AGENT_OVERLAP: 1,
+    Act.RELEASE: 2,
+    Act.CHILD_KILL: 5,
+    Fault.HANG: 3,
+    GPU_HANG: 1,
+}
 """What ends the agent or its children takes all that is seen with it: no more often than this in a schedule."""
+OF_ALL_GPUS = frozenset(
+    {
+        *(Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING, Fault.HANG, Fault.SLOW),
+        *(Act.CHILD_KILL, Act.CHILD_STOP, Act.RELEASE, Act.MIG, Act.CLOCK),
+        *(Act.AGENT_KILL, Act.AGENT_TERM, Act.AGENT_OVERLAP),
+        *(Fault.ENGINE_DOWN, Fault.ENGINE_HANG, Fault.ENGINE_SLOW, Fault.PROFILING_PAUSED),
+    }
+)
+"""Faults that concern every GPU of the node."""
+_NOT_DRAWN = frozenset({Fault.API_OTHER_NODE_NAME, Fault.API_UPGRADED})
+"""A wrong name holds from the start, see ``WRONG_NAME_CHANCE``; an upgrade concerns claims, which this node lacks."""
+WRONG_NAME_CHANCE = 0.1
+"""Of a schedule in which the API has the node under another name than the agent, until the first burst is over."""
+PARTIAL_SECONDS = 0.8
+"""For so long after its start a kubelet lists some of its pods only, beside an agent outside a pod: such an agent takes
+two answers in a row, a second apart, for the truth. A real kubelet knows all its pods within a tenth of a second after
+the first, see docs/reliability.md."""
+BEFORE_SECONDS = 3.0
+"""A schedule begins so long after the node."""
+ONE_GPU_CHANCE = 0.2
+"""Of a schedule in which a single GPU is faulty, and nothing that concerns the others."""
+HUNG_SECONDS = (8.0, 14.0)
+"""How long a GPU's calls hang: longer than it takes to find that out, so that the others are seen to go on."""
 CLOCK_LIKE = (Act.CLOCK, Act.DISK_HANG)
 """They need the library in front of the agent's C library."""
 
@@ -95,6 +133,11 @@ class Schedule:
     with_dcgm: bool
     """Whether the node has a host engine and the agent asks it."""
 
+    @property
+    def in_pod(self) -> bool:
+        """Whether the agent has the name of its own pod, by which it judges whether an answer is complete."""
+        return bool(self.seed % 2)
+
     def text(self) -> str:
         """All of it, one thing per line."""
         head = f"seed {self.seed}: {len(self.injections)} faults in {self.seconds:.1f} s"
@@ -109,8 +152,8 @@ def kinds(*, with_dcgm: bool, without: frozenset[str] = frozenset()) -> tuple[st
         without: What this machine cannot do.
     """
     engine = frozenset(_ENGINE)
-    found: list[str] = [one for one in Fault if with_dcgm or one not in engine]
-    return tuple(one for one in [*found, *Act] if one not in without)
+    found: list[str] = [one for one in Fault if (with_dcgm or one not in engine) and one not in _NOT_DRAWN]
+    return tuple(one for one in [*found, GPU_HANG, *Act] if one not in without)
 
 
 def draw(seed: int, *, faults: int = 54, seconds: float = 12.0, without: frozenset[str] = frozenset()) -> Schedule:
@@ -125,16 +168,25 @@ def draw(seed: int, *, faults: int = 54, seconds: float = 12.0, without: frozens
     chance = random.Random(seed)  # noqa: S311 - a schedule, not a secret
     with_dcgm = bool(chance.randrange(2))
     possible = kinds(with_dcgm=with_dcgm, without=without)
+    one_gpu = chance.randrange(GPUS) if chance.random() < ONE_GPU_CHANCE else None
+    if one_gpu is not None:
+        possible = tuple(one for one in possible if one not in OF_ALL_GPUS)
     some = chance.sample(possible, min(len(possible), chance.randint(*_KINDS_OF_A_SEED)))
+    if one_gpu is not None:
+        some = sorted({*some, *OF_ONE_GPU})
     begun: dict[str, int] = {}
     found: list[Injection] = []
+    if chance.random() < WRONG_NAME_CHANCE:
+        found.append(
+            Injection(kind=Fault.API_OTHER_NODE_NAME, at=-BEFORE_SECONDS, seconds=BEFORE_SECONDS + seconds / BURSTS)
+        )
     while len(found) < faults:
         kind = chance.choice(some)
         begun[kind] = begun.get(kind, 0) + 1
         if begun[kind] > _RARE.get(kind, faults):
             some = [one for one in some if one != kind] or list(possible)
             continue
-        found.append(_injection(kind, _moment(chance, seconds), chance))
+        found.append(_injection(kind, _moment(chance, seconds), chance, one_gpu))
     found.sort(key=lambda one: one.at)
     end = max(one.end for one in found)
     return Schedule(seed=seed, seconds=end, injections=tuple(found), with_dcgm=with_dcgm)
@@ -147,8 +199,10 @@ def _moment(chance: random.Random, seconds: float) -> float:
     return round(burst * (length + CALM_SECONDS) + chance.uniform(0.0, length), 2)
 
 
-def _injection(kind: str, at: float, chance: random.Random) -> Injection:
-    gpu = chance.randrange(GPUS) if kind in GPU_FAULTS or kind == Act.XID else None
+def _injection(kind: str, at: float, chance: random.Random, one_gpu: int | None) -> Injection:
+    gpu = chance.randrange(GPUS) if kind in OF_ONE_GPU or kind == Act.XID else None
+    if gpu is not None and one_gpu is not None:
+        gpu = one_gpu
     low, high = _PARAMETERS.get(Fault(kind), (0.0, 0.0)) if kind in {one.value for one in Fault} else (0.0, 0.0)
     parameter = round(chance.uniform(low, high), 3)
     if kind == Act.CLOCK:
@@ -158,12 +212,11 @@ def _injection(kind: str, at: float, chance: random.Random) -> Injection:
     lasts = 0.0 if kind in _INSTANTS else min(LONGEST_SECONDS, SHORTEST_SECONDS + chance.expovariate(1.0))
     if kind == Act.MIG:
         lasts = max(lasts, 1.0)
+    elif kind == GPU_HANG:
+        lasts = chance.uniform(*HUNG_SECONDS)
     return Injection(kind=kind, at=at, seconds=round(lasts, 2), gpu=gpu, parameter=parameter)
 
 
 def shifted(schedule: Schedule, seconds: float) -> tuple[Injection, ...]:
     """Everything of a schedule, that much later."""
-    return tuple(
-        Injection(kind=one.kind, at=one.at + seconds, seconds=one.seconds, gpu=one.gpu, parameter=one.parameter)
-        for one in schedule.injections
-    )
+    return tuple(replace(one, at=one.at + seconds) for one in schedule.injections)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos_schedule import Act, Injection
+from chaos_schedule import GPU_HANG, Act, Injection
 
 from exporter.simulator import scenario, scenario_file
 from exporter.simulator.truth import Fault, Load, NodeTruth
@@ -19,9 +19,16 @@ MIG_GPU = 2
 STEADY = {"steady": (0.8, 0.8), "half-a": (0.7, 1.0), "half-b": (0.4, 0.7)}
 """Pods that are there throughout, and what part of their time they are busy throughout; where the driver has not told
 of processes yet, those who share a GPU are estimated to be as busy as the other."""
+INSTANCE_TYPE = "sim.chaos"
 _LAYOUTS = (["3g.40gb", "3g.40gb"], ["2g.20gb", "1g.10gb", "1g.10gb"])
 EXACT_SECONDS = 0.02
 """Whoever asks twice within this gets one answer."""
+
+
+HELD_MODEL = "NVIDIA H200"
+"""The model of GPUs 0 and 3, which steady pods hold throughout: no second of this model is ever unallocated."""
+_DECODES = {"engine": 0.05, "sm": 0.03, "utilisation": 0.05, "decode": 1.0}
+_DECODES_JPEG = {"engine": 0.05, "sm": 0.03, "utilisation": 0.05, "jpeg": 1.0}
 
 
 def _pod(name: str, device: dict[str, Any], activity: float, **more: object) -> dict[str, Any]:
@@ -45,14 +52,16 @@ def _plan(segment: int, since: float, injections: tuple[Injection, ...] = ()) ->
     pods = [
         _pod("steady", {"gpu": 0}, 0.8, owner={"kind": "StatefulSet", "name": "steady"}),
         _pod("short", {"gpu": 1}, 0.9, owner={"kind": "Job", "name": "short"}, start=0.3, end=3.3, every=5.5),
-        _pod("half-a", {"gpu": 3, "replicas": [0]}, 0.5, owner={"kind": "DaemonSet", "name": "half"}),
-        _pod("half-b", {"gpu": 3, "replicas": [1]}, 0.2),
-        _pod(f"slice-{segment}", {"gpu": MIG_GPU, "mig": 0}, 0.6, start=since - (0 if segment else 100)),
+        _pod(
+            "half-a", {"gpu": 3, "replicas": [0]}, 0.5, owner={"kind": "DaemonSet", "name": "half"}, mix=_DECODES_JPEG
+        ),
+        _pod("half-b", {"gpu": 3, "replicas": [1]}, 0.2, mix=_DECODES_JPEG),
+        _pod(f"slice-{segment}", {"gpu": MIG_GPU, "mig": 0}, 0.6, start=since - (0 if segment else 100), mix=_DECODES),
         _pod(f"part-{segment}", {"gpu": MIG_GPU, "mig": 1}, 0.7, owner={"kind": "Job", "name": "part"}, **short),
     ]
-    known = {one.value for one in Fault}
+    known = {GPU_HANG: Fault.HANG.value} | {one.value: one.value for one in Fault}
     faults = [
-        {"kind": str(one.kind), "from": one.at, "to": one.end}
+        {"kind": known[one.kind], "from": one.at, "to": one.end}
         | ({"gpu": one.gpu} if one.gpu is not None else {})
         | ({"seconds": one.parameter} if one.parameter else {})
         for one in injections
@@ -60,9 +69,10 @@ def _plan(segment: int, since: float, injections: tuple[Injection, ...] = ()) ->
     ]
     xids = [{"gpu": one.gpu, "code": int(one.parameter), "at": one.at} for one in injections if one.kind == Act.XID]
     gpus = [
-        {"model": "h100", "count": 2},
+        {"model": "h200"},
+        {"model": "h100"},
         {"model": "h100", "mig": _LAYOUTS[segment % len(_LAYOUTS)]},
-        {"model": "h100", "sharing": {"strategy": "time-slicing", "replicas": 2}},
+        {"model": "h200", "sharing": {"strategy": "time-slicing", "replicas": 2}},
     ]
     return json.dumps(
         {
@@ -70,6 +80,7 @@ def _plan(segment: int, since: float, injections: tuple[Injection, ...] = ()) ->
             "node": NODE,
             "runtime": "mixed",
             "other_pods": 3,
+            "node_labels": {"node.kubernetes.io/instance-type": INSTANCE_TYPE},
             "gpus": gpus,
             "pods": pods,
             "faults": faults,

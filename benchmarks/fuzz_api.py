@@ -19,7 +19,9 @@ from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
 from exporter.errors import ApiError
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds, PodMetadata
 
-_RULES = OwnerRules(team_keys=("team",), exported_labels=("app",), exported_annotations=("cost-code",))
+_RULES = OwnerRules(
+    team_keys=("team",), cost_labels=("app", "team"), exported_labels=("app",), exported_annotations=("cost-code",)
+)
 _WANTED = wanted_annotations(_RULES)
 _CLAIM_UID = "0a0a0a0a-1111-2222-3333-444444444444"
 _CDI = f"k8s.gpu.nvidia.com/claim={_CLAIM_UID}-gpu-0"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fuzz_targets import require, require_json
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.attributor import Attributor
@@ -164,12 +164,12 @@ class NoPids:
 
 
 def metering(owners: Owners | None = None, file: StateFile | None = None) -> Metering:
-    """A meter with the bundled prices, whose series show from the first sample on."""
+    """A meter with the bundled prices."""
     owners = owners or Owners()
     return Metering(
         node="node-a",
         meter=Meter(1.0, owners.owner_of),
-        ledger=Ledger(birth_seconds=0.0),
+        ledgers=Ledgers(saves=file is not None),
         book=price_book.load(None),
         facts=NodeFacts(),
         owners=owners,

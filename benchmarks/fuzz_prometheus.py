@@ -3,7 +3,6 @@
 import asyncio
 import io
 from collections.abc import Mapping
-from typing import get_args
 
 from fuzz_targets import require, require_finite, require_json, target
 
@@ -14,7 +13,7 @@ from exporter.report.fleet import costs, prometheus_errors
 from exporter.report.fleet.live import live_pods
 from exporter.report.fleet.prometheus import Answer, PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import Dimension, Figures, Filters, Window
+from exporter.report.fleet.values import Dimension, Figures, Filters, LineKey, Window
 from exporter.report.lines import BY
 from exporter.report.render import FLEET_FORMATS, write_fleet
 from exporter.report.write import FORMATS, write
@@ -23,7 +22,7 @@ _SETTINGS = PrometheusSettings(url="http://prometheus:9090", retries=0)
 _START = 1_790_812_800
 WINDOW = Window(start_seconds=_START, end_seconds=_START + 86_400 + 3600, label="2026-10-01")
 """A day and an hour: asked for by a range and by an instant query, or by two instant ones."""
-_BY: frozenset[Dimension] = frozenset(get_args(Dimension))
+_BY: frozenset[Dimension] = frozenset(LineKey._fields)
 
 
 class FedPrometheus(PrometheusClient):
@@ -55,7 +54,7 @@ def _ledger(data: bytes) -> None:
         require(all(0 <= hours <= chunk.window.hours for hours in chunk.recorded_hours.values()), "hours of a chunk")
         for figures in chunk.lines.values():
             _check(figures)
-    found = costs.make_report(ledger, ("namespace", "team"), now_seconds=WINDOW.end_seconds + 600.0)
+    found = costs.make_report(ledger, ("namespace", "team"))
     _check(found.total)
     for form in FLEET_FORMATS:
         text = io.StringIO()

@@ -8,8 +8,8 @@ from pathlib import Path
 from fuzz_page import NOW, lived, metering, node
 from fuzz_targets import BrokenPromise, Scratch, require, target
 
-from exporter.accounting.ledger import Ledger
-from exporter.accounting.state_file import StateFile, encode
+from exporter.accounting.ledger import ledger_of
+from exporter.accounting.state_file import VERSION, StateFile, encode
 from exporter.agent.owners import Owners
 from exporter.errors import StateError, StoreError
 from exporter.report.fleet.values import Chunk, Figures, FleetLedger, LineKey, Window
@@ -46,7 +46,7 @@ def _content(data: bytes) -> None:
     file = written(folder, data)
     as_read = file.path.read_bytes()
     meter = metering(file=file)
-    meter.restore(Ledger.load, 10.0)
+    meter.restore(10.0)
     one, source = node(meter=meter)
     lived(one, source, steady=20.0, conserved=False)
     meter.save_now(NOW + 30, 30.0)
@@ -57,9 +57,9 @@ def _content(data: bytes) -> None:
 
 def written(folder: Path, state: bytes) -> StateFile:
     """A file of this state, its checksum right."""
-    checksum = hashlib.sha256(b"1\n" + state).hexdigest().encode()
+    checksum = hashlib.sha256(b"%d\n" % VERSION + state).hexdigest().encode()
     file = StateFile(folder)
-    file.path.write_bytes(b'{"version":1,"sha256":"%b","state":%b}\n' % (checksum, state))
+    file.path.write_bytes(b'{"version":%d,"sha256":"%b","state":%b}\n' % (VERSION, checksum, state))
     return file
 
 
@@ -68,8 +68,9 @@ def _reread(folder: Path) -> None:
     saved = StateFile(folder).load()
     if saved is None:
         raise BrokenPromise("nothing was saved")
-    again = Ledger.load(saved["ledger"]).dump()
-    require(json.dumps(again, sort_keys=True) == json.dumps(saved["ledger"], sort_keys=True), "the ledger changed")
+    for ledger in (saved["ledger"], *saved["former_ledgers"]):
+        again = ledger_of(ledger).dump()
+        require(json.dumps(again, sort_keys=True) == json.dumps(ledger, sort_keys=True), "the ledger changed")
 
 
 def state_of_a_node(folder: Path) -> bytes:

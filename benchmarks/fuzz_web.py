@@ -26,6 +26,7 @@ from exporter.exposition.web_access import WebAccess
 from exporter.exposition.web_config import WebSettings
 from exporter.report.fleet.prometheus import Answer, PrometheusClient
 from exporter.report.fleet.prometheus_errors import Refusal
+from exporter.report.fleet.windows import Now
 from exporter.report.service import allocation_query, parameters
 from exporter.report.service.run import Service
 from exporter.report.service.settings import load_settings
@@ -107,6 +108,7 @@ def _agent_face(*, guarded: bool) -> _Face:
         metrics=lambda accept: renderer.metrics(snapshot, accept),
         release=lambda _seconds: None,
         guard=guard,
+        steady=lambda: snapshot.taken_steady_seconds or 0.0,  # readiness judges the snapshot's age, which stays 0 here
     )
     return _Face(app, _loop())
 
@@ -187,7 +189,7 @@ def _query(data: bytes) -> None:
     refused: ConfigError | None = None
     for table in _TABLES:
         try:
-            values = parameters.read(table, pairs, NOW)
+            values = parameters.read(table, pairs, Now(NOW))
             parameters.filters_of(values)
             if table is allocation_query.PARAMETERS:
                 allocation_query.wanted_of(values)

@@ -75,3 +75,7 @@ class Sender:
         if answer.status >= http.client.BAD_REQUEST:
             raise RuntimeError(f"remote write: {answer.status} {text[:500]}")
         self._waiting, self._bytes = [], 0
+
+    def close(self) -> None:
+        """Close the connection; what waits is not sent."""
+        self._connection.close()

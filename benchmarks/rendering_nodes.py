@@ -27,6 +27,7 @@ from exporter.model import (
     PodUse,
     Price,
     ShareMode,
+    ShownLedger,
     Snapshot,
     SourceState,
     SourceStatus,
@@ -99,9 +100,7 @@ def _snapshot(shape: Shape, number: int, chance: random.Random) -> Snapshot:
         devices=views,
         expected_devices=GPUS,
         sources=(SourceStatus(name="nvml", state=SourceState.UP),),
-        events={
-            (_gpu(shape, i).uuid, None): DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0)) for i in range(GPUS)
-        },
+        events={_gpu(shape, i).uuid: DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0)) for i in range(GPUS)},
         attribution_known=True,
         attribution_at_seconds=now - 2,
         advertised_devices=GPUS,
@@ -255,11 +254,16 @@ def _ledger(shape: Shape, views: tuple[DeviceView, ...], number: int, chance: ra
         owner = Owner(namespace=f"team-{place % 7}", kind="Job", name=f"nightly-evaluation-{place:05d}", team="vision")
         accounts[Account(owner=owner, model=MODEL, mode=ShareMode.MIG)] = _totals(1, still)
     return LedgerView(
-        accounts=accounts,
+        ledgers=(
+            ShownLedger(
+                identity="0123456789ab",
+                created_at_seconds=EPOCH_SECONDS,
+                capacity_seconds=GPUS * SCRAPE_SECONDS * number,
+                accounts=accounts,
+            ),
+        ),
         pods=pods,
         conservation_error_seconds=1e-12,
-        capacity_seconds=GPUS * SCRAPE_SECONDS * number,
-        started_at_seconds=EPOCH_SECONDS,
         saved_at_seconds=now - 3,
     )
 
@@ -286,5 +290,5 @@ def _totals(number: int, chance: random.Random) -> Totals:
         idle_seconds=idle,
         unknown_seconds=chance.random(),
         energy_joules=active * 512.3,
-        money={"USD": Money(total=(active + idle) * 2.9925 / 3600, idle=idle * 2.9925 / 3600)},
+        money={"USD": Money(active=active * 2.9925 / 3600, idle=idle * 2.9925 / 3600)},
     )

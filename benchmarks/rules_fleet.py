@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from remote_write import encode_labels
-from rules_labels import ON_INSTANCES, is_there, own_labels
+from rules_labels import ON_INSTANCES, STATES, is_there, own_labels
 
 from exporter.exposition import catalog
 from exporter.exposition.collectors_file import DEFAULT
 from exporter.exposition.metric import Metric
+from exporter.model import WINDOWS, shown_windows
 
 GPUS_PER_NODE = 8
 JOB_SECONDS, POD_SECONDS = 12 * 3600, 6 * 3600
@@ -19,6 +20,7 @@ JOB_SECONDS, POD_SECONDS = 12 * 3600, 6 * 3600
 STEP_SECONDS = 1800
 """Pods begin and end at multiples of this, so that samples can be sent in slices."""
 IDLE_PERCENT = 15
+_AT_WORK = 0.05
 PRICE = 4.0
 MODEL = "NVIDIA H100 80GB HBM3"
 
@@ -33,6 +35,7 @@ class Pattern(NamedTuple):
 DEVICE_PATTERNS = {
     "gpu_info": Pattern("level", 1.0),
     "gpu_up": Pattern("level", 1.0),
+    "gpu_shared_idle_gpus": Pattern("level", 0.5),
     "gpu_hourly_price": Pattern("level", PRICE),
     "gpu_energy_joules_total": Pattern("ramp", 400.0),
     "gpu_power_watts": Pattern("noise", 400.0),
@@ -114,6 +117,11 @@ class Fleet:
                 ended = self._ended if slot.workload_name(0) != slot.workload_name(1) else 0
                 for back in range(ended + 1):
                     yield from _owner_series(index, slot, share, generation - back, running=back == 0)
+
+
+def _node(index: int) -> dict[str, str]:
+    """A node and its ledger."""
+    return {"node": f"gpu-{index:04d}", "ledger": f"{index:012x}"}
 
 
 def _target(index: int) -> dict[str, str]:
@@ -245,7 +253,7 @@ def _fixed(index: int) -> Iterator[Series]:
     for metric in catalog.BY_NAME.values():
         if {"pod_name", "workload_name"} & set(metric.labels):
             continue
-        devices: list[dict[str, str]] = [{"node": f"gpu-{index:04d}"}]
+        devices: list[dict[str, str]] = [_node(index)]
         if "uuid" in metric.labels:
             devices = _boards(index) + (_instances(index) if metric.name in ON_INSTANCES else [])
         for device in devices:
@@ -265,7 +273,7 @@ def _fixed(index: int) -> Iterator[Series]:
 def _fixed_pattern(metric: Metric, own: Mapping[str, str]) -> Pattern:
     if "uuid" in metric.labels:
         return _device_pattern(metric, own)
-    if metric.name.endswith("timestamp_seconds") and "start" not in metric.name:
+    if metric.name.endswith("timestamp_seconds") and "created" not in metric.name:
         return Pattern("clock", 0.0)
     if metric.name in {
         "gpu_exporter_source_up",
@@ -274,7 +282,7 @@ def _fixed_pattern(metric: Metric, own: Mapping[str, str]) -> Pattern:
         "gpu_node_info",
     }:
         return Pattern("level", 1.0)
-    if metric.name == "gpu_devices":
+    if metric.name in {"gpu_devices", "gpu_pool_gpus"}:
         return Pattern("level", float(GPUS_PER_NODE))
     if metric.name == "gpu_exporter_ledger_capacity_seconds_total":
         return Pattern("ramp", float(GPUS_PER_NODE))
@@ -288,9 +296,7 @@ def _rates(share: float, activity: float) -> dict[str, Pattern]:
         "active_seconds_total": Pattern("ramp", round(share * activity, 3)),
         "idle_seconds_total": Pattern("ramp", round(share * (1 - activity), 3)),
         "unknown_seconds_total": Pattern("level", 0.0),
-        "unpriced_seconds_total": Pattern("level", 0.0),
         "energy_joules_total": Pattern("ramp", round(share * (100 + 500 * activity), 1)),
-        "idle_cost_total": Pattern("ramp", round(share * (1 - activity) * PRICE / 3600, 6)),
         "cost_total": Pattern("ramp", round(share * PRICE / 3600, 6)),
         "share_ratio": Pattern("level", share),
         "activity_ratio": Pattern("noise" if activity else "level", round(share * activity, 3)),
@@ -299,11 +305,27 @@ def _rates(share: float, activity: float) -> dict[str, Pattern]:
         "memory_used_bytes": Pattern("level", 2e10),
         "info": Pattern("level", 1.0),
         "timestamp_seconds": Pattern("level", 253402300799.0),
+        "owner_gpus": Pattern("level", share),
+        "active_gpus": Pattern("level", share if activity >= _AT_WORK else 0.0),
+        "underused_gpus": Pattern("level", share),
+        "unused_gpus": Pattern("level", share),
+        "estimated_gpus": Pattern("level", share),
+        "active_gpu_seconds": Pattern("noise" if activity else "level", round(3600 * share * activity, 1)),
+        "measured_gpu_seconds": Pattern("level", 3600 * share),
+        "policy": Pattern("level", 1.0),
+        "idle_cost_per_hour": Pattern("level", round(share * (1 - activity) * PRICE, 3)),
+        "cost_per_hour": Pattern("level", share * PRICE),
     }
 
 
-def _rate(metric: Metric, rates: Mapping[str, Pattern]) -> Pattern:
-    return next(pattern for end, pattern in rates.items() if metric.name.endswith(end))
+def _rate(metric: Metric, rates: Mapping[str, Pattern], own: Mapping[str, str]) -> Pattern:
+    """The pattern of a metric; money by state is the seconds of the state at the price of an hour."""
+    if metric.name in STATES:
+        state = rates["active_seconds_total" if own["state"] == "active_unprofiled" else "idle_seconds_total"]
+        per_second = PRICE / 3600 if "cost" in metric.name else 1.0
+        return Pattern("ramp", round(state.size * per_second, 6))
+    shape, size = next(pattern for end, pattern in rates.items() if metric.name.endswith(end))
+    return Pattern(shape, size * WINDOWS.get(own.get("window", ""), 3600.0) / 3600.0)
 
 
 @lru_cache(maxsize=1 << 20)
@@ -323,7 +345,7 @@ def _pod_series(index: int, slot: Slot, generation: int) -> tuple[Series, ...]:
     names = {"pod_namespace": slot.namespace, "pod_name": pod, "container_name": "main", "pod_uid": f"{pod}-4be1-a0c2"}
     rates = _rates(slot.share, slot.activity)
     return tuple(
-        _made(metric, {**device, **names, **owner, **own}, index, _rate(metric, rates))
+        _made(metric, {**device, **names, **owner, **own}, index, _rate(metric, rates, own))
         for metric in catalog.BY_NAME.values()
         if "pod_name" in metric.labels and is_there(metric.name, pod)
         for device in slot.devices
@@ -331,22 +353,34 @@ def _pod_series(index: int, slot: Slot, generation: int) -> tuple[Series, ...]:
     )
 
 
+def _is_shown(name: str, slot: Slot, *, running: bool) -> bool:
+    """Whether an owner has a series: all is priced and measured, and few are idle or opted out."""
+    if not name.startswith("gpu_owner_"):
+        return name != "gpu_ledger_unpriced_seconds_total"
+    if name in {"gpu_owner_underused_gpus", "gpu_owner_unused_gpus"}:
+        return running and not slot.activity
+    return running and is_there(name, slot.name)
+
+
 @lru_cache(maxsize=1 << 20)
 def _owner_series(index: int, slot: Slot, share: float, generation: int, *, running: bool) -> tuple[Series, ...]:
     """The ledger of one owner on one node, all its pods there together; of one that has ended the last values."""
     owner = {
-        "node": slot.devices[0]["node"],
+        **_node(index),
         "workload_namespace": slot.namespace,
         "workload_kind": slot.kind,
         "workload_name": slot.workload_name(generation),
         "team": slot.namespace,
         "model": MODEL,
         "mode": slot.mode,
+        "policy": slot.workload_class or "default",
     }
     rates = _rates(round(share, 3), slot.activity)
     return tuple(
-        _made(metric, {**owner, **own}, index, _rate(metric, rates) if running else Pattern("level", 7200.0))
+        _made(metric, {**owner, **own}, index, _rate(metric, rates, own) if running else Pattern("level", 7200.0))
         for metric in catalog.BY_NAME.values()
         if "workload_name" in metric.labels and "pod_name" not in metric.labels
+        if _is_shown(metric.name, slot, running=running)
         for own in own_labels(metric, owner)
+        if own.get("window", "1h") in shown_windows(owner["policy"])
     )

@@ -22,6 +22,9 @@ PER_THOUSAND = {
     "gpu_xid_errors_total": 10,
     "gpu_xid_last_seen_timestamp_seconds": 10,
     "gpu_pod_alerts_off_until_timestamp_seconds": 30,
+    "gpu_owner_alerts_off_until_timestamp_seconds": 30,
+    "gpu_owner_estimated_gpus": 0,
+    "gpu_shared_idle_gpus": 10,
     "gpu_pod_unresolved_devices": 0,
     "gpu_exporter_pod_metadata_problems": 0,
     "gpu_retired_pages": 0,
@@ -41,6 +44,8 @@ REASONS = {
 STATES = {
     "gpu_devices": ("present", "expected", "advertised", "allocated"),
     "gpu_allocation_state": ("allocated", "unallocated", "unknown"),
+    "gpu_ledger_seconds_total": ("active_unprofiled", "idle"),
+    "gpu_ledger_cost_total": ("active_unprofiled", "idle"),
 }
 VALUES = {
     "type": ("corrected", "uncorrected"),
@@ -52,6 +57,7 @@ VALUES = {
     "generation": ("0", "1", "2"),
     "xid": ("13",),
     "part": ("kubelet", "nvml"),
+    "window": ("15m", "30m", "1h", "2h", "24h"),
 }
 
 

@@ -39,7 +39,7 @@ from exporter.errors import AttributionError
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
-from exporter.model import OTHER, SourceState
+from exporter.model import SourceState
 from exporter.simulator import kubelet as simulated_kubelet
 from exporter.sources import wire
 
@@ -64,7 +64,7 @@ class Point:
     threads: int
     accounts: int
     is_full: bool
-    """Whether the ledger has come to its limit and folded accounts."""
+    """Whether the ledger has come to its limit of owners, so that another one has begun."""
     pods: int
     objects: int
     """Python objects that can refer to others."""
@@ -139,7 +139,7 @@ class Week:
         self.agent.tick(self.wall, self.world.t)
         self.figures.tick_ms.append((time.process_time() - started) * 1000)
         pipe.taken.clear()
-        self.agent.ledger.taken()
+        self.agent.ledgers.taken()
         save = self.agent.metering.begin_save(self.wall, self.world.t)
         if save is not None:
             await self._save(save)
@@ -194,7 +194,8 @@ class Week:
                 descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - a count, thousands of times
                 threads=len(os.listdir("/proc/self/task")),  # noqa: PTH208 - as above
                 accounts=len(ledger.accounts) if ledger else 0,
-                is_full=bool(ledger and any(account.owner == OTHER for account in ledger.accounts)),
+                is_full=bool(ledger and len(ledger.ledgers) > 1)
+                or any(point.is_full for point in self.figures.points[-1:]),
                 pods=len(ledger.pods) if ledger else 0,
                 objects=len(gc.get_objects()),
                 state_bytes=self.state_file.stat().st_size if self.state_file.exists() else 0,
@@ -213,14 +214,12 @@ async def soak(days: float, settings: virtual_node.Settings, figures: Figures, *
     directory = settings.directory
     world = week_world(Random(7), directory)  # noqa: S311 - not for secrets
     (directory / "state").mkdir()
-    agent = virtual_node.start(
-        settings, world, price_book.load(None), boot_id="week", wall=EPOCH_SECONDS, steady=world.t
-    )
+    agent = virtual_node.start(settings, world, price_book.load(None), boot_id="week", steady=world.t)
     simulated_kubelet.CALLS_PER_SECOND = math.inf  # its bucket fills by real time, and the week is compressed
     server = simulated_kubelet.KubeletServer(directory / "kubelet.sock", world.truth)
     await server.start()
     renderer = Renderer(ExpositionOptions())
-    runner = web.AppRunner(_app(agent, renderer), access_log=None)
+    runner = web.AppRunner(_app(agent, renderer, world), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -262,13 +261,13 @@ def _traced() -> tracemalloc.Snapshot:
     return tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, tracemalloc.__file__)])  # noqa: FBT003 - its own order
 
 
-def _app(agent: virtual_node.Agent, renderer: Renderer) -> web.Application:
+def _app(agent: virtual_node.Agent, renderer: Renderer, world: World) -> web.Application:
     def metrics(accept: str) -> Any:  # noqa: ANN401 - whatever the app takes
         if agent.snapshot is None:
             raise RuntimeError("a scrape before the first tick")
         return renderer.metrics(agent.snapshot, accept)
 
-    return create_app(snapshot=lambda: agent.snapshot, metrics=metrics, release=None)
+    return create_app(snapshot=lambda: agent.snapshot, metrics=metrics, release=None, steady=lambda: world.t)
 
 
 def slope(points: list[Point]) -> tuple[float, float]:
@@ -287,7 +286,8 @@ def show(figures: Figures, world: World, agent: virtual_node.Agent, days: float)
     is_full = len(full) > len(points) // 4
     settled = full if is_full else points[len(points) // 2 :]
     steepness, within = slope(settled)
-    when = f"with a full ledger, from day {full[0].day:.1f} on" if is_full else "while the ledger fills"
+    ledger = agent.metering.shown
+    when = f"after the first full ledger, from day {full[0].day:.1f} on" if is_full else "while the ledger fills"
     each_day = [next(p.mib for p in points if p.day >= day) for day in range(1, int(days))]
     rows = [
         ("virtual days, ticks", f"{days:g}, {len(figures.tick_ms):,}"),
@@ -307,7 +307,7 @@ def show(figures: Figures, world: World, agent: virtual_node.Agent, days: float)
         ("the same, first and last tenth, mean, ms", _ends(figures.tick_ms)),
         (
             "conservation error, s",
-            f"{agent.ledger.conservation_error_seconds:.1e} of {agent.ledger.capacity_seconds:,.0f}",
+            f"{ledger.conservation_error_seconds:.1e} of {ledger.capacity_seconds:,.0f}" if ledger else "",
         ),
     ]
     print("| what | figure |\n|---|---:|")
@@ -346,7 +346,6 @@ def main() -> int:
             directory=Path(directory),
             interval_seconds=options.interval,
             save_seconds=SAVE_SECONDS,
-            birth_seconds=75.0,
             account_limit=options.accounts,
         )
         asyncio.run(soak(options.days, settings, Figures(), trace=options.trace))

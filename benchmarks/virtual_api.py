@@ -10,7 +10,6 @@ from virtual_world import Pod, World
 from exporter.attribution import pod_objects
 from exporter.attribution.endings import Endings, PodName
 from exporter.attribution.evidence import Evidence
-from exporter.attribution.list_watch import REMOVED_SECONDS
 from exporter.attribution.owners import OwnerRules, facts_of
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
 
@@ -22,9 +21,7 @@ class Followed:
     """The API's pods as a watch has them."""
 
     items: Mapping[PodName, PodMetadata] = field(default_factory=dict)
-    removed: Mapping[PodName, float] = field(default_factory=dict)
     known: bool = False
-    complete: bool = True
     at_seconds: float | None = None
     problem: str = ""
 
@@ -68,17 +65,13 @@ class Api:
                 items[parsed[0]] = parsed[1]
         before = self._followed
         if items != before.items:
-            removed = {
-                key: at for key, at in before.removed.items() if key not in items and wall - at < REMOVED_SECONDS
-            }
-            removed |= {key: wall for key in before.items if key not in items}
-            before.items, before.removed = MappingProxyType(items), MappingProxyType(removed)
+            before.items = MappingProxyType(items)
         before.known, before.problem, before.at_seconds = True, "", wall
 
     @property
     def ended(self) -> frozenset[PodName]:
         """Whom the kubelet lists still and the API no more."""
-        return self._endings.ended
+        return self._endings.left
 
     @property
     def known(self) -> bool:
@@ -98,17 +91,17 @@ class Api:
     def note(self, allocations: Allocations, now: float) -> None:
         """Take note of a new answer of the kubelet."""
         self._advance(now)
-        self._endings.note({(one.namespace, one.pod) for one in allocations.containers}, now, self._steady)
+        self._endings.note((one.namespace, one.pod) for one in allocations.containers)
 
     def evidence(self, now: float) -> Evidence:
         """Give what the join looks at."""
         self._advance(now)
         listed = self._followed.at_seconds is not None
-        self._endings.update(self._followed, self._steady)
+        self._endings.update(self._followed.items, self._steady)
         new = Evidence(
             pods=self._endings.pods if listed else None,
             is_followed=self._followed.known and not self._followed.problem,
-            ended=self._endings.ended,
+            ended=self._endings.left,
         )
         if new != self._evidence:
             self._evidence = new

@@ -63,8 +63,8 @@ def chaos(seed: int, directory: Path, faults: int = FAULTS) -> Run:
     settings = Settings(
         directory=directory,
         with_api=random.random() < 0.7,  # noqa: PLR2004 - two in three
+        in_pod=random.random() < 0.5,  # noqa: PLR2004 - every other
         save_seconds=random.choice((2.0, 5.0, 20.0)),
-        birth_seconds=random.choice((0.0, 75.0)),
         account_limit=12 if with_limits else 2000,
         series_limit=150 if with_limits else 20_000,
     )
@@ -74,7 +74,7 @@ def chaos(seed: int, directory: Path, faults: int = FAULTS) -> Run:
         random=random,
         world=world,
         settings=settings,
-        checks=Checks(world, settings.interval_seconds, folds=with_limits),
+        checks=Checks(world, settings.interval_seconds),
     )
     kinds = sorted(KINDS)
     for _ in range(faults):

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from virtual_node import EXPIRY_SECONDS, Agent
-from virtual_world import BUSY_WATTS, HISTORY_SECONDS, IDLE_WATTS, Board, Held, Span, World
+from virtual_node import EXPIRY_SECONDS, Agent, Charge
+from virtual_world import BUSY_WATTS, HISTORY_SECONDS, IDLE_WATTS, Board, Held, Span, World, place_of
 
-from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, DeviceState, Field, Portion, Price, Reading
+from exporter.accounting.ledger import Sheet
+from exporter.model import UNALLOCATED, UNATTRIBUTED, DeviceState, Field, Portion, Price, Reading
 
 RELATIVE = 1e-9
 BUSY_RATIO = 0.06
@@ -20,15 +21,11 @@ ASKED_SECONDS = 6.0
 """By then the kubelet has been asked again."""
 Owner = tuple[str, str, str, str]
 _SERIES = re.compile(rb'[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*\})?')
-_NEVER_FOLDED = frozenset((one.namespace, one.kind, one.name, one.team) for one in (OTHER, UNALLOCATED, UNATTRIBUTED))
-_MONOTONIC = (b"gpu_ledger_", b"gpu_pod_", b"gpu_exporter_ledger_")
-
-
-def _may_be_folded(series: bytes) -> bool:
-    """Tell whether a series is of an owner that makes way when there are too many."""
-    return series.startswith(b"gpu_ledger_") and not any(
-        f'="{kind}"'.encode() in series for _, kind, _, _ in _NEVER_FOLDED
-    )
+_LEDGER = re.compile(rb'ledger="(\w+)"')
+_MONOTONIC = b"gpu_pod_"
+_SECONDS, _CAPACITY = b"gpu_ledger_seconds_total{", b"gpu_exporter_ledger_capacity_seconds_total"
+MOST_FORMER = 9
+"""Ledgers that have ended and stay."""
 
 
 def near(one: float, other: float, absolute: float = 1e-6) -> bool:
@@ -49,8 +46,18 @@ class Expected:
     boot: str = ""
     counted: dict[str, float] = field(default_factory=dict)
     """True time at which each GPU's energy counter was last read."""
+    watched: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """True times, from and to, in which each GPU was sampled without a gap."""
+    dropped: dict[str, Sheet] = field(default_factory=dict)
+    """Ledgers that had ended long enough ago, or were too many, by identity."""
     replicas: dict[str, int] = field(default_factory=dict)
     """Into how many each GPU was divided when the kubelet last advertised it to who wrote these books."""
+
+    def go_on_from(self, noted: "Expected") -> None:
+        """Meter from where another process had shown time that it could not save, if that is later."""
+        if self.boot != noted.boot or max(noted.last.values()) > max(self.last.values()):
+            self.last, self.boot = dict(noted.last), noted.boot
+            self.counted, self.watched = dict(noted.counted), dict(noted.watched)
 
     def copy(self) -> Self:
         """Return one that goes on by itself."""
@@ -87,10 +94,18 @@ class Checks:
     violations: list[tuple[float, str, str]] = field(default_factory=list)
     """(true time, check, what)."""
     page_before: dict[bytes, float] = field(default_factory=dict)
+    promised: dict[bytes, float] = field(default_factory=dict)
+    """The most that was ever shown of each series of a ledger."""
+    metered: float = 0.0
+    """Seconds of all GPUs that any agent has metered, each once."""
+    metered_until: dict[str, float] = field(default_factory=dict)
+    """True time up to which each GPU was metered."""
     valid: set[bytes] = field(default_factory=set)
     """Series whose form has been checked."""
-    folds: bool = False
-    """Whether there are more owners than the ledger may hold."""
+
+    def lose_unsaved(self) -> None:
+        """Take note that an agent ended whose last page was not on the disk: all but ledgers may go back."""
+        self.page_before = {}
 
     def hold(self, name: str, what: str, *, true: bool) -> None:
         """Note one check."""
@@ -103,14 +118,14 @@ class Checks:
     def reading(
         self,
         reading: Reading,
-        charged: tuple[tuple[Portion, ...], Mapping[str, Price]],
+        charged: list[Charge],
         expected: Expected,
         agent: Agent,
         boot_t: float,
         known: set[str],
     ) -> None:
         """Check what was charged for one reading, and enter what must have been."""
-        portions, prices = charged
+        portions = tuple(portion for parts, _ in charged for portion in parts)
         steady = reading.steady_seconds or 0.0
         states = {gpu.gpu.uuid: gpu.state for gpu in reading.gpus}
         devices = {
@@ -118,6 +133,9 @@ class Checks:
             for gpu in reading.gpus
         }
         known |= {uuid for uuid, state in states.items() if state is DeviceState.UP}
+        # Another GPU in the place of one is evidence that it was taken out: it has no seconds any more.
+        places = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in reading.gpus if gpu.state is DeviceState.UP}
+        known -= {uuid for uuid in known if places.get(place_of(uuid), uuid) != uuid}
         by_gpu: dict[str, list[Portion]] = {}
         for portion in portions:
             by_gpu.setdefault(portion.gpu_uuid, []).append(portion)
@@ -140,13 +158,18 @@ class Checks:
                 devices=devices.get(uuid, frozenset([uuid])),
                 spans=list(self.world.spans(boot_t + before, boot_t + steady)),
             )
+            until = self.metered_until.get(uuid, one.start)
+            self.metered += max(0.0, one.end - max(one.start, until))
+            self.metered_until[uuid] = max(one.end, until)
             self._interval(one, by_gpu.pop(uuid, []), agent, expected)
+            expected.watched[uuid] = self._watched(expected.watched.get(uuid, ()), one)
         for gpu in reading.gpus:
             if Field.TOTAL_ENERGY_CONSUMPTION in gpu.values and expected.last.get(gpu.gpu.uuid) == steady:
                 expected.counted[gpu.gpu.uuid] = boot_t + steady
         for uuid in by_gpu.keys() - states.keys() - known:
             self.hold("conservation", f"{uuid} is nobody's GPU", true=False)
-        self._money(portions, prices, expected)
+        for parts, prices in charged:
+            self._money(parts, prices, expected)
 
     def _interval(self, one: Interval, portions: list[Portion], agent: Agent, expected: Expected) -> None:
         total = sum(portion.allocated_seconds for portion in portions)
@@ -216,6 +239,8 @@ class Checks:
                 # Of a shared GPU that was never advertised it may be unknown who has what, but it is not free.
                 is_unknown = told is None and max(divided, default=1) > 1 and charged == free == 0
                 self.hold("nobody forgotten", what, true=is_unknown or near(charged, shares * one.seconds))
+                most = (1 - shares) * one.seconds
+                self.hold("no held time is Unallocated", what, true=free <= most + 1e-6 * one.seconds)
         return not is_outdated and self._is_exact(one, kubelet.held, ended, age)
 
     def _is_exact(self, one: Interval, held: frozenset[Held], ended: frozenset[tuple[str, str]], age: float) -> bool:
@@ -260,12 +285,13 @@ class Checks:
 
     def books(self, agent: Agent, expected: Expected) -> None:
         """Check that the ledger's sums are those that were worked out beside it."""
-        ledger = agent.ledger
-        totals = [one for _, one in ledger.totals()]
+        sheets = agent.ledgers.sheets()
+        totals = [tally.totals() for sheet in sheets for tally in sheet.accounts.values()]
         allocated = sum(one.allocated_seconds for one in totals)
-        what = f"{allocated} allocated, {ledger.capacity_seconds} capacity, {expected.capacity} in truth"
-        self.hold("books", what, true=near(allocated, ledger.capacity_seconds))
-        self.hold("books", what, true=near(ledger.capacity_seconds, expected.capacity))
+        capacity = sum(one.capacity_seconds + one.provisional_seconds for one in sheets)
+        what = f"{allocated} allocated, {capacity} capacity, {expected.capacity} in truth"
+        self.hold("books", what, true=near(allocated, capacity))
+        self.hold("books", what, true=near(capacity, expected.capacity))
         money: dict[str, float] = {}
         for one in totals:
             for currency, paid in one.money.items():
@@ -280,47 +306,66 @@ class Checks:
     def owners(self, agent: Agent, expected: Expected) -> None:
         """Check that every owner has what his pods had, once everything is known.
 
-        A pod of which the API never told in its life pays for itself, under its own name and without a team.
+        A pod of which the API never told in its life pays for itself, under its own name and without a team. Pods that
+        had one name after another are then one line, and only their sum can be told.
         """
-        jobs = {(pod.namespace, "Pod", pod.name, ""): pod.owner for pod in self.world.known.values()}
+        jobs: dict[Owner, set[Owner]] = {}
+        for pod in self.world.known.values():
+            jobs.setdefault((pod.namespace, "Pod", pod.name, ""), set()).add(pod.owner)
         found: dict[Owner, float] = {}
-        for account, totals in agent.ledger.totals():
+        for account, tally in (line for sheet in agent.ledgers.sheets() for line in sheet.accounts.items()):
             owner = account.owner
             key = (owner.namespace, owner.kind, owner.name, owner.team)
-            key = jobs.get(key, key) if agent.api else key
-            found[key] = found.get(key, 0.0) + totals.allocated_seconds
-        folded = found.pop((OTHER.namespace, OTHER.kind, OTHER.name, OTHER.team), 0.0)
-        missing = 0.0
+            found[key] = found.get(key, 0.0) + tally.allocated_seconds
+        for name in jobs.keys() & found.keys() if agent.api else ():
+            self._share_out(found, found.pop(name), jobs[name], expected)
         for owner in found.keys() | expected.owners.keys():
             mine, truly = found.get(owner, 0.0), expected.owners.get(owner, 0.0)
-            missing += truly - mine
-            may_miss = self.folds and mine < truly and owner not in _NEVER_FOLDED
-            what = f"{owner}: {mine:.3f} s, {truly:.3f} in truth"
-            self.hold("owners", what, true=may_miss or near(mine, truly, 1e-6))
-        self.hold("owners", f"{folded:.3f} s folded, {missing:.3f} missing", true=near(folded, missing, 1e-4))
+            self.hold("owners", f"{owner}: {mine:.3f} s, {truly:.3f} in truth", true=near(mine, truly, 1e-6))
 
-    def idle(self, agent: Agent) -> None:
-        """Check that nobody is said to be idle for longer than since he was last busy, where that was to be seen."""
+    def _share_out(self, found: dict[Owner, float], seconds: float, owners: set[Owner], expected: Expected) -> None:
+        """Add what stands on the name of pods to their owners, to none more than is missing there but to the last."""
+        for number, owner in enumerate(sorted(owners), 1):
+            mine = found.get(owner, 0.0)
+            part = seconds if number == len(owners) else min(seconds, max(0.0, expected.owners.get(owner, 0.0) - mine))
+            if part:
+                found[owner], seconds = mine + part, seconds - part
+
+    def _watched(self, before: tuple[tuple[float, float], ...], one: Interval) -> tuple[tuple[float, float], ...]:
+        """Add an interval to the times in which a GPU was sampled, and leave out what is history."""
+        recent = tuple(run for run in before if run[1] > self.world.t - HISTORY_SECONDS)
+        if not one.seen or one.state is not DeviceState.UP:
+            return recent
+        if recent and near(recent[-1][1], one.start):
+            return (*recent[:-1], (recent[-1][0], one.end))
+        return (*recent, (one.start, one.end))
+
+    def idle(self, agent: Agent, expected: Expected) -> None:
+        """Check that no holder is idle for longer than since it was last busy, where a sample must have seen that."""
         held = {(namespace, pod, device): uid for namespace, pod, uid, device in agent.kubelet.held}
         for view in agent.snapshot.devices if agent.snapshot else ():
             for use in view.pods:
                 uid = held.get((use.holder.namespace, use.holder.pod, view.uuid))
                 if use.idle_for_seconds is None or uid is None or self.world.known[uid].unit.of_device < 1:
                     continue
-                busy_at = self._busy_at(self.world.known[uid].held, view.gpu.uuid)
+                watched = expected.watched.get(view.gpu.uuid, ())
+                busy_at = self._busy_at(self.world.known[uid].held, view.gpu.uuid, watched)
                 what = (
                     f"{use.holder.pod}: idle for {use.idle_for_seconds:.0f} s, busy {self.world.t - busy_at:.0f} s ago"
                 )
                 self.hold("idle for", what, true=use.idle_for_seconds <= self.world.t - busy_at + ASKED_SECONDS)
 
-    def _busy_at(self, held: Held, gpu_uuid: str) -> float:
+    def _busy_at(self, held: Held, gpu_uuid: str, watched: tuple[tuple[float, float], ...]) -> float:
         """When a holder was last busy for long enough that a sample must have seen it."""
-        busy_at, lasted = -1e18, 0.0
-        for span in self.world.history:
-            is_busy = span.levels.get(held, 0.0) > BUSY_RATIO and gpu_uuid in span.up
-            lasted = lasted + span.end - span.start if is_busy else 0.0
-            if lasted > UNSEEN_SECONDS:
-                busy_at = span.end
+        busy_at = -1e18
+        for start, end in watched:
+            lasted = 0.0
+            for span in self.world.spans(start, end):
+                is_busy = span.levels.get(held, 0.0) > BUSY_RATIO and gpu_uuid in span.up
+                until = min(span.end, end)
+                lasted = lasted + until - max(span.start, start) if is_busy else 0.0
+                if lasted > UNSEEN_SECONDS:
+                    busy_at = until
         return busy_at
 
     def page(self, page: bytes) -> None:
@@ -337,35 +382,43 @@ class Checks:
             series[name] = float(value)
         self.valid.update(series)
         self.hold("page", f"{bad!r}", true=not bad)
+        self._ledgers(series)
         backwards = [
             (name, value, series[name])
             for name, value in self.page_before.items()
             if name in series and series[name] < value
         ]
-        if self.folds:  # an owner that was folded and has pods again begins anew
-            backwards = [one for one in backwards if not _may_be_folded(one[0])]
         self.hold("nothing goes back", f"{backwards[:2]}", true=not backwards)
-        gone = [name for name in self.page_before if name.startswith(b"gpu_ledger_allocated") and name not in series]
-        if self.folds:
-            gone = [name for name in gone if not _may_be_folded(name)]
-        self.hold("no owner vanishes", f"{gone[:2]}", true=not gone)
-        allocated = sum(
-            value for name, value in series.items() if name.startswith(b"gpu_ledger_allocated_seconds_total{")
-        )
-        withheld = series.get(b"gpu_exporter_ledger_withheld_seconds", 0.0)
-        capacity = series.get(b"gpu_exporter_ledger_capacity_seconds_total")
-        if capacity is not None:
-            what = f"{allocated} + {withheld} of {capacity}"
-            self.hold("page adds up", what, true=near(allocated + withheld, capacity))
         self.page_before = {
             name: value
             for name, value in series.items()
             if name.startswith(_MONOTONIC) and b"_total" in name.partition(b"{")[0]
         }
 
+    def _ledgers(self, series: Mapping[bytes, float]) -> None:
+        """Check that no ledger takes back what it ever showed, and that the ledgers have all of the capacity."""
+        ledgers = {name: value for name, value in series.items() if name.startswith((b"gpu_ledger_", _CAPACITY))}
+        here = {found[1] for name in ledgers if (found := _LEDGER.search(name))}
+        wrong = [
+            (name, value, series.get(name))
+            for name, value in self.promised.items()
+            if (found := _LEDGER.search(name)) and found[1] in here and series.get(name, -1.0) < value
+        ]
+        self.hold("an identity never goes back", f"{wrong[:2]}", true=not wrong)
+        for name, value in ledgers.items():
+            if b"_total{" in name:
+                self.promised[name] = max(value, self.promised.get(name, 0.0))
+        ever = sum(value for name, value in self.promised.items() if name.startswith(_SECONDS))
+        self.hold(
+            "no second is in two ledgers", f"{ever} of {self.metered}", true=ever <= self.metered * (1 + 1e-9) + 1e-3
+        )
+        allocated = sum(value for name, value in ledgers.items() if name.startswith(_SECONDS))
+        capacity = sum(value for name, value in ledgers.items() if name.startswith(_CAPACITY))
+        self.hold("page adds up", f"{allocated} of {capacity}", true=near(allocated, capacity))
+
     def bounds(self, agent: Agent, account_limit: int) -> None:
         """Check that nothing grows without end."""
-        accounts, pods, names = agent.ledger.sizes
+        accounts, former = agent.ledgers.sizes
         live = len(self.world.pods) + 20
-        self.hold("bounds", f"{accounts} accounts", true=accounts <= account_limit + live)
-        self.hold("bounds", f"{names} names of {pods} pods", true=names <= pods + 1)
+        self.hold("bounds", f"{accounts} accounts", true=accounts <= account_limit + 2 * live)
+        self.hold("bounds", f"{former} ledgers that have ended", true=former <= MOST_FORMER)

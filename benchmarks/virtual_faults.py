@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from virtual_run import LAST_WALL, Run
 from virtual_world import LAYOUTS
 
+from exporter.accounting.state_file import VERSION
 from exporter.model import DeviceState
 
 MOMENTS = (
@@ -30,7 +31,7 @@ DAMAGES: Mapping[str, Callable[[Run, bytes], bytes]] = {
     "a bit flipped": _flipped,
     "garbage": lambda run, _: run.random.randbytes(200),
     "empty": lambda _run, _: b"",
-    "newer": lambda _run, content: content.replace(b'{"version":1', b'{"version":9', 1),
+    "newer": lambda _run, content: content.replace(b'{"version":%d' % VERSION, b'{"version":9', 1),
 }
 
 
@@ -243,6 +244,7 @@ KINDS: Mapping[str, Callable[[Run], None]] = {
     "MIG changes": _mig_changes,
     "kubelet away, shorter than expiry": _kubelet("refused", 5.0, 30.0),
     "kubelet away, longer than expiry": _kubelet("deadline", 70.0, 150.0),
+    "kubelet lists no pod": _kubelet("starting", 2.0, 30.0, 150.0),
     "kubelet answers garbage": _kubelet("garbage", 5.0, 70.0),
     "API away": _api_down,
     "metadata late": _api_late,

@@ -1,19 +1,20 @@
 """The real agent in virtual time: tick, meters, ledger, state file, join, owners and pages over a made-up world."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from virtual_api import Api
-from virtual_world import NODE, Held, World
+from virtual_world import AGENT_POD, NODE, Held, World
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledger import Ledger, Sheet
+from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.pricing import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
+from exporter.accounting.writer_lock import WriterLock
 from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, stale_after_seconds
@@ -24,17 +25,15 @@ from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.errors import AttributionError, SourceError
 from exporter.model import (
-    Account,
     Allocations,
-    Money,
     NodeFacts,
+    Owner,
     Portion,
     Price,
     Reading,
     Snapshot,
     SourceState,
     SourceStatus,
-    Totals,
 )
 from exporter.simulator.kubelet import allocatable_response, list_response
 from exporter.sources import wire
@@ -80,61 +79,76 @@ class Pipe:
         return tuple(readings)
 
 
-class WatchedLedger(Ledger):
-    """A ledger that keeps what it was told for whoever checks it."""
+Charge = tuple[tuple[Portion, ...], dict[str, Price]]
+"""Portions and the prices by GPU at which they were charged."""
 
-    __slots__ = ("charged",)
 
-    def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], now_steady: float) -> None:
-        """Enter portions and remember them."""
-        if not hasattr(self, "charged"):
-            self.charged: list[tuple[tuple[Portion, ...], dict[str, Price]]] = []
-        self.charged.append((tuple(portions), dict(prices)))
-        super().charge(portions, prices, now_steady)
+class WatchedLedgers(Ledgers):
+    """Ledgers that keep what was charged for each reading, and those that were dropped, for the checks."""
 
-    def taken(self) -> list[tuple[tuple[Portion, ...], dict[str, Price]]]:
-        """Give what was charged since the last look."""
-        charged = getattr(self, "charged", [])
-        self.charged = []
-        return charged
+    __slots__ = ("_charges", "_readings", "dropped")
 
-    def totals(self) -> list[tuple[Account, Totals]]:
-        """Give every account with what stands on it, shown or not; changes nothing."""
-        return [
-            (
-                account,
-                Totals(
-                    active_seconds=tally.active_seconds,
-                    idle_seconds=tally.idle_seconds,
-                    unknown_seconds=tally.unknown_seconds,
-                    unpriced_seconds=tally.unpriced_seconds,
-                    energy_joules=tally.energy_joules,
-                    money={name: Money(total=purse.total, idle=purse.idle) for name, purse in tally.purses.items()},
-                ),
-            )
-            for account, tally in self._accounts.items()
-        ]
+    dropped: dict[str, Sheet]
+    """By identity; one that was dropped for a save that failed is still there."""
+
+    def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], *, now: float, steady: float) -> None:
+        """Enter portions and remember them; a gap over a change of price comes in parts."""
+        self._charges = [*getattr(self, "_charges", []), (tuple(portions), dict(prices))]
+        super().charge(portions, prices, now=now, steady=steady)
+
+    def settle(self, owner_of: Callable[[Owner, float], Owner], steady: float) -> None:
+        """Settle owners, which ends what is charged for a reading."""
+        self._readings = [*getattr(self, "_readings", []), getattr(self, "_charges", [])]
+        self._charges = []
+        super().settle(owner_of, steady)
+
+    def taken(self) -> list[list[Charge]]:
+        """Return what was charged for each reading since the last call."""
+        readings: list[list[Charge]] = getattr(self, "_readings", [])
+        self._readings = []
+        return readings
+
+    def sheets(self) -> list[Sheet]:
+        """Give all that was ever charged and not lost, shown or not."""
+        saving = self._saving
+        there = [one for one in (self._ledger, self._memory, saving and saving.memory, *self._former) if one]
+        waiting = [self._waiting, self._doubtful, *([saving.charged] if saving else [])]
+        gone = self.dropped.keys() - {ledger.identity for ledger in there}
+        return [*(ledger.sheet for ledger in there), *waiting, *(self.dropped[identity] for identity in gone)]
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Accounts that may be folded, pods, and names of pods that are remembered."""
-        return sum(not account.owner.provisional for account in self._accounts), len(self._pods), len(self._pod_now)
+    def sizes(self) -> tuple[int, int]:
+        """Most accounts of a ledger, and how many ledgers have ended."""
+        accounts = max(len(ledger.sheet.accounts) for ledger in (self._ledger, *self._former))
+        return accounts, len(self._former)
+
+    def _kept(self, former: Sequence[Ledger], now: float) -> tuple[Ledger, ...]:
+        kept = super()._kept(former, now)
+        here = {ledger.identity for ledger in kept}
+        self.dropped = {**self.dropped, **{one.identity: one.sheet for one in former if one.identity not in here}}
+        return kept
 
 
 class Told(KubeletClient):
     """The real client and decoder, with the wire cut short: the answer's bytes are made here."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__("/virtual/kubelet.sock")
+    def __init__(self, world: World, *, in_pod: bool) -> None:
+        super().__init__("/virtual/kubelet.sock", canary=AGENT_POD if in_pod else None)
         self._world = world
+        self._in_pod = in_pod
+        self._has_answered = False
         self.trouble = ""
 
     async def _once(self, method: str, *, wait: bool) -> bytes:
         del wait
         if self.trouble == "garbage":
             return b"\xff\xfe not a message"
+        # An agent outside a pod believes a first answer without pods: it has nothing to compare it with.
+        if self.trouble == "starting" and (self._in_pod or self._has_answered):
+            return b""
         if self.trouble:
             raise AttributionError(self.trouble, f"kubelet: {self.trouble}")
+        self._has_answered = True
         truth = self._world.truth()
         return list_response(truth) if method == LIST_METHOD else allocatable_response(truth)
 
@@ -177,9 +191,10 @@ class Settings:
 
     directory: Path
     with_api: bool = True
+    in_pod: bool = True
+    """Whether the agent has the name of its own pod."""
     interval_seconds: float = 1.0
     save_seconds: float = 5.0
-    birth_seconds: float = 0.0
     account_limit: int = 2000
     series_limit: int = 20_000
 
@@ -197,12 +212,22 @@ class Agent:
     snapshot: Snapshot | None = None
 
     @property
-    def ledger(self) -> WatchedLedger:
-        """The ledger, which is watched."""
-        ledger = self.metering.ledger
-        if not isinstance(ledger, WatchedLedger):
-            raise TypeError(f"not watched: {ledger!r}")
-        return ledger
+    def ledgers(self) -> WatchedLedgers:
+        """The ledgers, which are watched."""
+        ledgers = self.metering.ledgers
+        if not isinstance(ledgers, WatchedLedgers):
+            raise TypeError(f"not watched: {ledgers!r}")
+        return ledgers
+
+    def end(self) -> None:
+        """Let go of the lock, as the kernel does when the process ends."""
+        if self.metering.lock is not None:
+            self.metering.lock.release()
+
+    @property
+    def noted_steady(self) -> float | None:
+        """Monotonic instant in the lock file: time up to it was shown and not saved. None where there is none."""
+        return self.metering.lock.noted().get("metered_steady") if self.metering.lock else None
 
     def tick(self, wall: float, steady: float) -> Snapshot:
         """Tick once."""
@@ -211,41 +236,47 @@ class Agent:
         return self.snapshot
 
 
-class _Loader:
-    """Makes watched ledgers of what was kept."""
+def start(
+    settings: Settings,
+    world: World,
+    book: PriceBook,
+    *,
+    boot_id: str,
+    steady: float,
+    dropped: Mapping[str, Sheet] | None = None,
+) -> Agent:
+    """Start the agent's process, as ``agent.run`` does.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def __call__(self, data: Mapping[str, Any]) -> Ledger:
-        return WatchedLedger.load(
-            data, birth_seconds=self._settings.birth_seconds, account_limit=self._settings.account_limit
-        )
-
-
-def start(settings: Settings, world: World, book: PriceBook, *, boot_id: str, wall: float, steady: float) -> Agent:
-    """Start the agent's process, as ``agent.run`` does."""
-    pipe, client = Pipe(), Told(world)
+    Args:
+        settings: Its options.
+        world: Its node.
+        book: Prices.
+        boot_id: Of the machine.
+        steady: Monotonic time in seconds.
+        dropped: Ledgers that the state had once and has no more.
+    """
+    pipe, client = Pipe(), Told(world, in_pod=settings.in_pod)
     kubelet = Kubelet(client, world)
     api = Api(world) if settings.with_api else None
     owners = Owners(tenancy=api)
+    clock = IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=stale_after_seconds(settings.interval_seconds))
+    ledgers = WatchedLedgers(saves=True, account_limit=settings.account_limit)
+    ledgers.dropped = dict(dropped or {})
     metering = Metering(
         node=NODE,
         meter=Meter(settings.interval_seconds, owners.owner_of),
         owners=owners,
-        ledger=WatchedLedger(
-            started_at_seconds=max(0.0, wall),
-            birth_seconds=settings.birth_seconds,
-            account_limit=settings.account_limit,
-        ),
+        ledgers=ledgers,
         book=book,
         facts=NodeFacts(),
+        clock=clock,
         file=StateFile(settings.directory / "state"),
+        lock=WriterLock(node=NODE, directory=settings.directory / "lock"),
         boot_id=boot_id,
         simulated=True,
         save_interval_seconds=settings.save_seconds,
     )
-    metering.restore(_Loader(settings), steady)
+    metering.take(steady)
     viewer = Viewer(
         attributor=Attributor(
             kubelet=kubelet,
@@ -256,7 +287,7 @@ def start(settings: Settings, world: World, book: PriceBook, *, boot_id: str, wa
             metadata_wait_seconds=15.0,
             replicas=metering.replicas,
         ),
-        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=stale_after_seconds(settings.interval_seconds)),
+        clock=clock,
         owners=owners,
     )
     node = Node(

@@ -29,6 +29,7 @@ EPOCH = 1_800_000_000
 LAST_WALL = 253_402_000_000.0
 """Shortly before the year 10000, beyond which no date can be written."""
 KUBELET_SECONDS = 5.0
+ROUNDING_SECONDS = 1e-3
 PAGE_STEPS = 5
 DOCUMENT_STEPS = 40
 
@@ -69,6 +70,9 @@ class Run:
     prices: tuple[PriceSpan, ...] = ()
     expected: Expected = field(default_factory=Expected)
     on_disk: Expected = field(default_factory=Expected)
+    noted: Expected | None = None
+    """What was metered by the instant in the lock file."""
+    noted_steady: float | None = None
     saving: Saving | None = None
     disk: str = ""
     """What is wrong with it."""
@@ -113,12 +117,19 @@ class Run:
         if self.agent is not None:
             return
         self.expected = self.on_disk.copy()
+        if self.noted is not None and self.expected.last:
+            self.expected.go_on_from(self.noted)
         if self.expected.boot != str(self.boot):
             self.expected.last = {}
         self.expected.boot = str(self.boot)
         self._known = set()
         self.agent = start(
-            self.settings, self.world, self.book(), boot_id=f"boot-{self.boot}", wall=self.wall, steady=self.steady
+            self.settings,
+            self.world,
+            self.book(),
+            boot_id=f"boot-{self.boot}",
+            steady=self.steady,
+            dropped=self.expected.dropped,
         )
         self._next_ask = self.world.t
 
@@ -127,10 +138,11 @@ class Run:
         if self.agent is None:
             return
         shown = self.agent.metering.shown
-        if shown is not None and shown.saved_at_seconds is None:  # alone then a kill may take back what was shown
-            self.checks.page_before = {}
+        if shown is not None and shown.saved_at_seconds is None:
+            self.checks.lose_unsaved()
         if self.saving is not None and self.random.random() < 0.5:  # noqa: PLR2004 - a coin
             self._write(self.saving)
+        self.agent.end()
         self.agent = self.saving = None
 
     def terminate(self) -> None:
@@ -141,15 +153,16 @@ class Run:
             self._finish(self.saving)
         last = self.agent.metering.begin_save(self.wall, self.steady, last=True)
         if last is not None:
-            self._finish(Saving(last, self.expected.copy(), 0.0))
+            self._finish(Saving(last, self._expected_of(self.agent), 0.0))
         if self.agent.metering.problem:
-            self.checks.page_before = {}
+            self.checks.lose_unsaved()
+        self.agent.end()
         self.agent = self.saving = None
 
     def lose_state(self) -> None:
         """Take note that what was on the disk cannot be read any more."""
         self.on_disk = Expected()
-        self.checks.page_before = {}
+        self.checks.lose_unsaved()
 
     # ---- prices
 
@@ -190,12 +203,13 @@ class Run:
         text = json.dumps({"currency": currency, "list_prices": "off", "rows": rows})
         return price_book.parse(text, "prices.yaml")
 
-    def price(self) -> tuple[float, str] | None:
-        """Work out the price of now beside the book."""
-        for span in self.prices:
-            if span.start <= self.wall < span.end:
-                return span.per_hour, span.currency
-        return None
+    def prices_within(self, seconds: float) -> set[tuple[float, str]]:
+        """Work out the prices of the last seconds apart from the book."""
+        return {
+            (span.per_hour, span.currency)
+            for span in self.prices
+            if span.start <= self.wall and span.end > self.wall - seconds - ROUNDING_SECONDS
+        }
 
     # ---- a step
 
@@ -231,6 +245,7 @@ class Run:
         self.ticks += 1
         self._check(agent)
         self._save(agent)
+        self._look_at_note(agent.noted_steady)
         if self.ticks % PAGE_STEPS == 0:
             self.look(agent)
 
@@ -262,17 +277,18 @@ class Run:
     def _check(self, agent: Agent) -> None:
         readings: list[Reading] = agent.pipe.taken
         agent.pipe.taken = []
-        charged = agent.ledger.taken()
+        charged = agent.ledgers.taken()
         if len(charged) != len(readings):
             what = f"{len(charged)} charged of {len(readings)} readings"
             self.checks.hold("books", what, true=not charged and not agent.metering.begun)
             for reading in readings:  # who was up is known, metered or not
                 self._known |= {gpu.gpu.uuid for gpu in reading.gpus if gpu.state == "up"}
         else:
-            price = self.price()
             for reading, one in zip(readings, charged, strict=True):
-                found = {(price.per_hour, price.currency) for price in one[1].values()}
-                self.checks.hold("price", f"{found}, {price} in truth", true=found <= ({price} if price else set()))
+                found = {(price.per_hour, price.currency) for _, prices in one for price in prices.values()}
+                lasted = sum(max((each.interval_seconds or 0.0 for each in parts), default=0.0) for parts, _ in one)
+                truth = self.prices_within(lasted)
+                self.checks.hold("price", f"{found}, {truth} in truth", true=found <= truth)
                 self.checks.reading(reading, one, self.expected, agent, self.boot_t, self._known)
         self.checks.books(agent, self.expected)
         self.checks.bounds(agent, self.settings.account_limit)
@@ -284,7 +300,7 @@ class Run:
         options = ExpositionOptions(series_limit=self.settings.series_limit)
         body = render(families(agent.snapshot, options), openmetrics=bool(self.ticks % (2 * PAGE_STEPS)))
         self.checks.page(body)
-        self.checks.idle(agent)
+        self.checks.idle(agent, self.expected)
         if self.ticks % DOCUMENT_STEPS == 0:
             json.loads(api.device_document(agent.snapshot))
             json.loads(ledger_api.ledger_document(agent.snapshot))
@@ -298,9 +314,18 @@ class Run:
         save = agent.metering.begin_save(self.wall, self.steady)
         if save is not None:
             takes = self.save_takes or self.random.choice((0.0, 0.0, 0.0, 3.0))
-            self.saving = Saving(save, self.expected.copy(), self.world.t + takes)
+            self.saving = Saving(save, self._expected_of(agent), self.world.t + takes)
             if not takes:
                 self._finish(self.saving)
+
+    def _look_at_note(self, steady: float | None) -> None:
+        if steady != self.noted_steady:
+            self.noted, self.noted_steady = None if steady is None else self.expected.copy(), steady
+
+    def _expected_of(self, agent: Agent) -> Expected:
+        """What the books must be when they are read again from a save that begins now."""
+        self.expected.dropped = agent.ledgers.dropped
+        return self.expected.copy()
 
     def _finish(self, saving: Saving) -> None:
         if self.agent is not None:

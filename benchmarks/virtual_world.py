@@ -20,6 +20,7 @@ from exporter.model import (
 from exporter.simulator.truth import HolderTruth, NodeTruth
 
 NODE = "virtual"
+AGENT_POD = ("gpu-cost", "gpu-cost-exporter-x")
 MODELS = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
 SLICES: Mapping[str, tuple[int, int]] = {"1g.10gb": (1, 1), "2g.20gb": (2, 2), "3g.40gb": (3, 4), "4g.40gb": (4, 4)}
 LAYOUTS = (("1g.10gb",) * 7, ("3g.40gb", "4g.40gb"), ("3g.40gb", "3g.40gb"), ("2g.20gb", "1g.10gb"))
@@ -34,6 +35,12 @@ TELLING_CHANCE = 0.8
 
 Held = tuple[str, str, str, str]
 """(namespace, pod, uid, device uuid)."""
+
+
+def place_of(gpu_uuid: str) -> str:
+    """Return the PCI bus id of a GPU: its index is a part of its UUID."""
+    index = int(gpu_uuid.rpartition("-")[2][:4])
+    return f"00000000:{index:02X}:00.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +104,7 @@ class Board:
             index=self.index,
             minor=self.index,
             model=self.model,
-            pci_bus_id=f"00000000:{self.index:02X}:00.0",
+            pci_bus_id=place_of(self.uuid),
             mig_enabled=bool(self.layout),
             compute_slices=7,
             memory_slices=8,
@@ -371,6 +378,7 @@ class World:
             node=NODE,
             driver_version="590.48.01",
             holders=holders,
+            other_pods=((*AGENT_POD, "agent"),),
             allocatable={name: tuple(ids) for name, ids in allocatable.items()},
         )
 

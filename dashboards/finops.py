@@ -9,48 +9,56 @@ from panels import MONEY, Column, Panel, graph, grid, link, number, periods
 from promql import (
     CLUSTER,
     DAY,
+    HELD,
+    HELD_IN_CLUSTER,
     HOUR,
-    OWNER,
     RANGE,
     WORKLOAD,
     Window,
     gained,
-    held_money,
-    money,
+    hours_recorded,
     of_one_currency,
     of_top,
 )
 
 CHOSEN = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team",model=~"$model"'
-HELD_BY = f'{CHOSEN},workload_kind!~"Unallocated|Unattributed"'
+HELD_BY = f"{CHOSEN},{HELD}"
 RECOMMENDATIONS = "${cost_page}/recommendations"
-WEEK = Window("7d", "-1s")
+WEEK = Window("7d", "-5m")
 REST_OF_MONTH_HOURS = "scalar((days_in_month() - day_of_month() + 1) * 24 - hour() - minute() / 60)"
 BUDGET = "cluster, budget, period, currency, team, workload_namespace"
 HOURS = "GPU-hours"
 
 
-def _total(window: Window) -> str:
-    return f"sum by (currency) ({money(window)})"
+PARTS = (
+    ("Active", f'{HELD_IN_CLUSTER},state=~"active.*"'),
+    ("Idle", f'{HELD_IN_CLUSTER},state="idle"'),
+    ("Unknown", f'{HELD_IN_CLUSTER},state="unknown"'),
+    *((kind, f'{CLUSTER},workload_kind="{kind}"') for kind in ("Unattributed", "Unallocated")),
+)
+"""What becomes of GPUs, with matchers; together they are all there is."""
+IDLE, UNALLOCATED = dict(PARTS)["Idle"], dict(PARTS)["Unallocated"]
+
+
+def _money(window: Window, matchers: str = CLUSTER) -> str:
+    """By currency: held, Unallocated and Unattributed, or what matches."""
+    return gained("gpu_cost", "currency", window, matchers)
 
 
 def _forecast() -> str:
     """This month's money, and for its rest what an hour of the last seven days cost, of those that were recorded."""
-    hours = f"max by (cluster) (count_over_time(cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}{WEEK}))"
-    pace = f"sum by (currency) ({money(WEEK)} / on (cluster) group_left () {hours})"
-    rest = f"{pace} * {REST_OF_MONTH_HOURS}"
-    return f"({_total(RANGE)}) + on (currency) ({rest}) or {rest}"
+    week = gained("gpu_cost", "cluster, currency", WEEK, CLUSTER)
+    rest = f"sum by (currency) ({week} / on (cluster) group_left () {hours_recorded(WEEK)}) * {REST_OF_MONTH_HOURS}"
+    return f"{_money(RANGE)} + on (currency) ({rest}) or {rest}"
 
 
 def _month() -> list[Panel]:
-    idle = gained("cluster:gpu_idle_cost", "cluster, currency", RANGE)
-    free = gained("cluster:gpu_unallocated_cost", "cluster, currency", RANGE)
     by_currency, month = "{{currency}}", "now/M"
     return [
         number(
             "Today",
             "Since midnight UTC, until the last recorded hour: held, Unallocated and Unattributed.",
-            (_total(RANGE), by_currency),
+            (_money(RANGE), by_currency),
             unit=MONEY,
             time_from="now/d",
             decimals=2,
@@ -58,7 +66,7 @@ def _month() -> list[Panel]:
         number(
             "Month to date",
             "Since the first of the month, UTC, until the last recorded hour: held, Unallocated and Unattributed.",
-            (_total(RANGE), by_currency),
+            (_money(RANGE), by_currency),
             unit=MONEY,
             time_from=month,
             decimals=2,
@@ -75,7 +83,7 @@ def _month() -> list[Panel]:
         number(
             "Idle, month to date",
             "Of what was held: money for time in which it did nothing.",
-            (f"sum by (currency) ({idle})", by_currency),
+            (_money(RANGE, IDLE), by_currency),
             unit=MONEY,
             time_from=month,
             decimals=2,
@@ -83,7 +91,7 @@ def _month() -> list[Panel]:
         number(
             "Unallocated, month to date",
             "Money for GPUs that nobody held.",
-            (f"sum by (currency) ({free})", by_currency),
+            (_money(RANGE, UNALLOCATED), by_currency),
             unit=MONEY,
             time_from=month,
             decimals=2,
@@ -107,25 +115,16 @@ def _month() -> list[Panel]:
 
 
 def _stack(window: Window) -> list[tuple[str, str]]:
-    """Money by what the GPUs did."""
-    active, idle, unknown = held_money(window)
-    apart = [
-        (f"sum by (currency) ({gained(f'cluster:gpu_{name.lower()}_cost', 'cluster, currency', window)})", name)
-        for name in ("Unattributed", "Unallocated")
-    ]
-    named = [(active, "Active"), (idle, "Idle"), (unknown, "Unknown"), *apart]
-    return [(expression, name + " {{currency}}") for expression, name in named]
+    """Money by what became of the GPUs."""
+    return [(_money(window, matchers), name + " {{currency}}") for name, matchers in PARTS]
 
 
 def _over_time() -> list[Panel]:
-    names = ("active", "idle", "unknown", "unattributed", "unallocated")
-    idle = gained("cluster:gpu_idle_cost", "cluster, currency", DAY)
-    cost = gained("cluster:gpu_cost", "cluster, currency", DAY)
     return [
         periods(
             "Money by day",
             "A bar for each day (UTC), the last one until now. Unknown: held, and nobody could measure whether it "
-            "worked; its part of the money that is not idle is told by seconds, model by model.",
+            "worked.",
             "1d",
             *_stack(DAY),
             span=24,
@@ -135,16 +134,13 @@ def _over_time() -> list[Panel]:
             "GPU-hours by day",
             "A bar for each day (UTC), the last one until now; together they are the capacity that was recorded.",
             "1d",
-            *(
-                (f"sum({gained(f'cluster:gpu_{name}_seconds', 'cluster', DAY)}) / 3600", name.capitalize())
-                for name in names
-            ),
+            *((f"sum({gained('gpu_seconds', 'cluster', DAY, matchers)}) / 3600", name) for name, matchers in PARTS),
             unit="short",
         ),
         graph(
             "Idle part of what was held",
             "Day by day: idle money as a part of the money of what pods held.",
-            (f"sum by (currency) ({idle}) / sum by (currency) ({cost})", "{{currency}}"),
+            (f"{_money(DAY, IDLE)} / {_money(DAY, HELD_IN_CLUSTER)}", "{{currency}}"),
             unit="percentunit",
         )
         .interval("1d")
@@ -152,7 +148,7 @@ def _over_time() -> list[Panel]:
         graph(
             "Energy by day",
             "Used by what was held, in kWh.",
-            (f"sum({gained('cluster:gpu_energy_joules', 'cluster', DAY)}) / 3600000", "energy"),
+            (f"sum({gained('gpu_energy_joules', 'cluster', DAY)}) / 3600000", "energy"),
             unit="kwatth",
         )
         .interval("1d")
@@ -160,15 +156,11 @@ def _over_time() -> list[Panel]:
     ]
 
 
-def _by(level: str, label: str, title: str, variable: str, links: tuple[dict[str, Any], ...] = ()) -> Panel:
-    matchers = f'{CLUSTER},{label}=~"${variable}"'
-    cost, idle = (
-        f"sum by ({label}, currency) ({gained(f'{level}:gpu_{name}', f'cluster, {label}, currency', RANGE, matchers)})"
-        for name in ("cost", "idle_cost")
-    )
-    hours = (
-        f"sum by ({label}) ({gained(f'{level}:gpu_allocated_seconds', f'cluster, {label}', RANGE, matchers)}) / 3600"
-    )
+def _by(label: str, title: str, variable: str, links: tuple[dict[str, Any], ...] = ()) -> Panel:
+    held = f'{HELD_IN_CLUSTER},{label}=~"${variable}"'
+    cost = gained("gpu_cost", f"{label}, currency", RANGE, held)
+    idle = gained("gpu_cost", f"{label}, currency", RANGE, f'{held},state="idle"')
+    hours = f"{gained('gpu_seconds', label, RANGE, held)} / 3600"
     return grid(
         f"By {title.lower()}",
         f"Money and GPU-hours of what pods held in the range, by {title.lower()}; an empty name is what has none. "
@@ -192,25 +184,20 @@ def _who() -> list[Panel]:
     pods = link("Pods of the namespace", TO_PODS)
     service = link("Cost page", "${cost_page}/owner?namespace=${__data.fields.Namespace:percentencode}")
     return [
-        _by("team", "team", "Team", "team"),
-        _by("namespace", "workload_namespace", "Namespace", "namespace", (pods, service)),
-        _by("model", "model", "Model", "model"),
+        _by("team", "Team", "team"),
+        _by("workload_namespace", "Namespace", "namespace", (pods, service)),
+        _by("model", "Model", "model"),
     ]
 
 
-def _owner(name: str, by: str) -> str:
-    """What owners gained in the range, over nodes, models and modes."""
-    series = f"{OWNER}, currency" if "currency" in by else OWNER
-    return f"sum by ({by}) ({gained(f'owner:gpu_{name}', series, RANGE, HELD_BY)})"
-
-
 def _waste() -> list[Panel]:
-    by = f"{WORKLOAD}, currency"
-    top = f"topk by (currency) (20, {_owner('idle_cost', by)})"
+    by, idle = f"{WORKLOAD}, currency", f'{HELD_BY},state="idle"'
+    top = f"topk by (currency) (20, {gained('gpu_cost', by, RANGE, idle)})"
+    hours = gained("gpu_seconds", WORKLOAD, RANGE, HELD_BY)
     columns = (
-        _owner("cost", by),
-        f"{_owner('idle_seconds', WORKLOAD)} / {_owner('allocated_seconds', WORKLOAD)}",
-        f"{_owner('allocated_seconds', WORKLOAD)} / 3600",
+        gained("gpu_cost", by, RANGE, HELD_BY),
+        f"{gained('gpu_seconds', WORKLOAD, RANGE, idle)} / {hours}",
+        f"{hours} / 3600",
     )
     return [
         grid(
@@ -236,7 +223,7 @@ def _waste() -> list[Panel]:
             "Could be saved",
             "Idle money of the range, of the clusters, namespaces, teams and models chosen. What to do about it, "
             "workload by workload and with its risk, is on the cost page: Recommendations.",
-            (f"sum by (currency) ({_owner('idle_cost', by)})", "{{currency}}"),
+            (_money(RANGE, idle), "{{currency}}"),
             unit=MONEY,
             decimals=2,
             span=6,
@@ -282,17 +269,18 @@ def _budgets() -> list[Panel]:
 
 
 def _trust() -> list[Panel]:
-    def seconds(name: str) -> str:
-        return f"sum({gained(f'cluster:gpu_{name}_seconds', 'cluster', RANGE)})"
-
-    held = seconds("allocated")
-    recorded = f"max by (cluster) (count_over_time(cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}{RANGE}))"
+    held = gained("gpu_seconds", "cluster", RANGE)
+    known = gained("gpu_seconds", "cluster", RANGE, f'{HELD_IN_CLUSTER},state!="unknown"')
+    unpriced = gained("gpu_unpriced_seconds", "cluster, model", RANGE)
+    by_model = gained("gpu_seconds", "cluster, model", RANGE)
+    joules = gained("gpu_energy_joules", "cluster, model", RANGE)
+    priced = f"({by_model} - ({unpriced} or 0 * {by_model}))"
     return [
         number(
             "Hours recorded",
             "Part of the range's hours that the ledger has, of the cluster that has fewest. Money of the others is in "
             "no sum here.",
-            (f"clamp_max(min({recorded}) / ($__range_s / 3600), 1)", ""),
+            (f"clamp_max(min({hours_recorded(RANGE)}) / ($__range_s / 3600), 1)", ""),
             unit="percentunit",
             bad_below=0.9,
             decimals=1,
@@ -300,7 +288,7 @@ def _trust() -> list[Panel]:
         number(
             "Price known",
             "Part of the held GPU-hours that had a price. Money of the others is in no sum: it is missing, not 0.",
-            (f"1 - ({seconds('unpriced')} or 0 * {held}) / {held}", ""),
+            (f"sum({priced}) / sum({held})", ""),
             unit="percentunit",
             bad_below=0.99,
             decimals=1,
@@ -308,7 +296,7 @@ def _trust() -> list[Panel]:
         number(
             "Activity known",
             "Part of the held GPU-hours of which it was measured whether they worked.",
-            (f"1 - ({seconds('unknown')} or 0 * {held}) / {held}", ""),
+            (f"(sum({known}) or vector(0)) / sum({held})", ""),
             unit="percentunit",
             bad_below=0.9,
             decimals=1,
@@ -317,7 +305,7 @@ def _trust() -> list[Panel]:
             "Per GPU-hour",
             "Money for each GPU-hour that was held and priced, by model. Absent where a model was paid in several "
             "currencies in one cluster.",
-            (of_one_currency("gpu_allocated_seconds", RANGE, 3600), "{{model}} {{currency}}"),
+            (of_one_currency(priced, RANGE, 3600), "{{model}} {{currency}}"),
             unit=MONEY,
             decimals=2,
             span=6,
@@ -326,7 +314,7 @@ def _trust() -> list[Panel]:
             "Per kWh",
             "Money of what was held for each kWh that it used, by model. Absent as beside, and where energy was not "
             "measured.",
-            (of_one_currency("gpu_energy_joules", RANGE, 3_600_000), "{{model}} {{currency}}"),
+            (of_one_currency(joules, RANGE, 3_600_000), "{{model}} {{currency}}"),
             unit=MONEY,
             decimals=2,
             span=6,
@@ -357,10 +345,10 @@ def build() -> dict[str, Any]:
             choice(
                 "namespace",
                 "Namespace",
-                f"label_values(namespace:gpu_allocated_seconds:delta1h{{{CLUSTER}}}, workload_namespace)",
+                f"label_values(workload:gpu_seconds:delta1h{{{CLUSTER}}}, workload_namespace)",
             ),
-            choice("team", "Team", f"label_values(team:gpu_allocated_seconds:delta1h{{{CLUSTER}}}, team)"),
-            choice("model", "Model", f"label_values(model:gpu_allocated_seconds:delta1h{{{CLUSTER}}}, model)"),
+            choice("team", "Team", f"label_values(workload:gpu_seconds:delta1h{{{CLUSTER}}}, team)"),
+            choice("model", "Model", f"label_values(workload:gpu_seconds:delta1h{{{CLUSTER}}}, model)"),
         ),
         rows=rows,
     )

@@ -4,15 +4,13 @@ from typing import Any
 
 from board import Rows, board, choice, text
 from panels import RUNBOOK, Column, Panel, bars, graph, grid, heat, link, number
-from promql import CLUSTER, DEVICE, HOLDER, NODES, WORKLOAD, of_top, price
+from promql import CLUSTER, DEVICE, HOLDER, NODES, WORKLOAD, of_top
 
 MODELS = f'{CLUSTER},model=~"$model"'
 PODS = f'{NODES},pod_namespace=~"$namespace"'
 WORKLOADS = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team"'
 POOL = "model, instance_type, capacity_type"
 POOL_NAME = "{{model}} {{instance_type}} {{capacity_type}}"
-SHARES = f"pod_device:gpu_share:ratio{{{CLUSTER}}}"
-AT_WORK = f"({SHARES} and on ({HOLDER}) (pod_device:gpu_active:rate15m / pod_device:gpu_measured:rate15m >= 0.05))"
 ACTIVITY_OF_BOARDS = f'gpu_activity_ratio{{{NODES},gpu_instance=""}}'
 FUNNEL = ("Capacity", "Allocated", "Active", "Effective")
 FREE = (
@@ -39,11 +37,14 @@ def _used(weight: str, by: str) -> str:
 
 def _funnel() -> list[Panel]:
     physical = f"max by (cluster, node, uuid) (gpu_up{{{CLUSTER}}})"
+    held, idle = (
+        f"sum by (currency) (workload:gpu_{name}{{{CLUSTER}}})"
+        for name in ("cost_per_hour:sum", "idle_cost_per_hour:rate15m")
+    )
     costs = {
-        "Capacity": f"sum by (currency) (node_gpu:gpu_hourly_price:max{{{CLUSTER}}})",
-        "Allocated": price(SHARES),
-        "Active": price(AT_WORK),
-        "Effective": price(f"pod_device:gpu_active:rate15m{{{CLUSTER}}}"),
+        "Capacity": f"sum by (currency) (max by (cluster, node, gpu, currency) (gpu_hourly_price{{{CLUSTER}}}))",
+        "Allocated": held,
+        "Not idle": f"{held} - ({idle} or 0 * {held})",
     }
     return [
         bars(
@@ -54,7 +55,8 @@ def _funnel() -> list[Panel]:
         ),
         bars(
             "The same in money per hour",
-            "At prices of now, by currency. GPUs without a price are not in it.",
+            "At prices of now, by currency. GPUs without a price are not in it. Not idle: what is allocated, less how "
+            "idle it was in the last 15 minutes; unknown activity is not idle.",
             *((expression, name + " {{currency}}") for name, expression in costs.items()),
             unit="locale",
         ),
@@ -222,8 +224,12 @@ def _idle_workloads() -> Panel:
     columns = (
         f"sum by ({WORKLOAD}) (workload:gpu_held:sum{{{WORKLOADS}}})",
         *(
-            f"max by ({WORKLOAD}) (workload:gpu_{name}{{{WORKLOADS}}})"
-            for name in ("active:ratio1h", "idle_for_seconds:min", "age_seconds:max")
+            f"max by ({WORKLOAD}) (workload:gpu_{name}{{{window}{WORKLOADS}}})"
+            for name, window in (
+                ("active:ratio", 'window="1h",'),
+                ("idle_for_seconds:min", ""),
+                ("age_seconds:max", ""),
+            )
         ),
     )
     return grid(

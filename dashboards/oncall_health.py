@@ -5,9 +5,7 @@ from panels import RUNBOOK, Column, Panel, graph, grid, link, states
 from promql import GPU, NODES
 
 CRITICAL_XIDS = "46|48|62|64|74|79|95|109|110|119|120|136|140|143|151|155|156|158"
-APPLICATION_XIDS = (
-    "8|11|13|25|31|32|39|40|41|60|68|69|70|71|72|75|76|77|80|82|83|84|85|86|88|89|9[6-9]|10[0-5]|12[6-9]|13[0-5]|139"
-)
+APPLICATION_XIDS = "8|11|13|25|31|32|39|40|41|60|68|69|7[0-2]|7[5-7]|80|8[2-6]|88|89|9[6-9]|10[0-5]|12[6-9]|13[0-5]|139"
 QUIET_XIDS = "14|37|38|43|44|45|63|66|67|92|93|106|107|108|121|137|141|152|153|157|160|161"
 """The tiers of rules/src/health.yaml; all others are warnings."""
 TIERS = {"critical": "red", "warning": "orange", "application": "blue", "none": "text"}

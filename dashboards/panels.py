@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-RUNBOOK = "https://github.com/example/gpu-cost-exporter/blob/main/docs/runbook.md"
+RUNBOOK = "${cost_page}/runbook"
 MONEY = "locale"
 """A number without a currency's sign: which currency it is stands in the legend or in a column of its own."""
 ALL_DAYS = 1100

@@ -26,6 +26,10 @@ class SourceError(ExporterError):
         self.reason = reason
 
 
+class NoValuesError(SourceError):
+    """A source answers and has no values now: nothing is wrong with its devices. It stays open and is asked again."""
+
+
 class AttributionError(ExporterError):
     """The kubelet could not be asked, or its answer not be read. ``reason`` becomes a label value."""
 

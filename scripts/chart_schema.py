@@ -10,7 +10,7 @@ import yaml
 
 from exporter.config import kinds
 from exporter.config.kinds import Kind
-from exporter.config.load import EXPORTED_KEYS, MOST_EXPORTED_KEYS
+from exporter.config.load import MOST_KEYS
 from exporter.config.options import OPTIONS, Option
 from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
 
@@ -112,7 +112,7 @@ PEERS = each(
         }
     )
 )
-MAXIMUM: Schema = {"type": ["integer", "string"], "pattern": "^[1-9][0-9]?%$|^100%$", "minimum": 1}
+MAXIMUM: Schema = {"type": ["integer", "string"], "pattern": "^[1-9]?[0-9]%$|^100%$", "minimum": 0}
 
 RELABELINGS = each(
     closed(
@@ -190,7 +190,7 @@ def of_kind(kind: Kind) -> Schema:
 
 def of_options(options: tuple[Option, ...]) -> Schema:
     """The schema of a file of options."""
-    most = {key: {"maxItems": MOST_EXPORTED_KEYS} for key in EXPORTED_KEYS}
+    most = {key: {"maxItems": count} for key, count in MOST_KEYS.items()}
     return closed({one.key: of_kind(one.kind) | {"description": one.help} | most.get(one.key, {}) for one in options})
 
 
@@ -248,7 +248,7 @@ FRAGMENTS: dict[str, Schema] = {
     "agent.nodeAffinity.allOf": EXPRESSIONS,
     "agent.updateStrategy.type": one_of("RollingUpdate", "OnDelete"),
     "agent.updateStrategy.rollingUpdate.maxUnavailable": MAXIMUM,
-    "agent.updateStrategy.rollingUpdate.maxSurge": {"enum": [0, "0%"]},
+    "agent.updateStrategy.rollingUpdate.maxSurge": MAXIMUM,
     "agent.livenessProbe": PROBE,
     "agent.readinessProbe": PROBE,
     "agent.service.type": SERVICE_TYPE,

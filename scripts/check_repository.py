@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULE_LINES = 400
+MODULE_LINES = 600
 FUNCTION_LINES = 50
 ADDRESS = re.compile(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host")
 

@@ -22,8 +22,8 @@ environment, the environment over dcgm-exporter's own flags and variables, those
 defaults. The file is named by `--config` or `GPU_COST_EXPORTER_CONFIG`. `doctor` takes the same options.
 
 All mistakes are told at once, one line each, with where they stand and what is allowed; the exit code is 2 and nothing
-has been started. Where another process has the port or the state directory it is 1: that may pass by itself, and
-systemd and Kubernetes try again. A duration needs its unit: `ms`, `s`, `m` or `h`.
+has been started. Where another process has the port it is 1: that may pass by itself, and systemd and Kubernetes
+try again. A duration needs its unit: `ms`, `s`, `m` or `h`.
 """
 
 EXAMPLE = """\

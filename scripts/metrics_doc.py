@@ -9,16 +9,19 @@ from exporter.exposition.dcgm_fields import TABLE, DcgmField
 from exporter.exposition.family import Kind
 from exporter.report.service import metrics_catalog
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "metrics.md"
+RECORDED = ROOT / "rules" / "src" / "recorded.md"
 
 HEAD = """\
 # Metrics
 
-Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py`, `dcgm_table.py` and
-`exporter/report/service/metrics_catalog.py`; do not edit.
+Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py`, `dcgm_table.py`,
+`exporter/report/service/metrics_catalog.py` and `rules/src/recorded.md`; do not edit.
 
-A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device whose readings contradict each
-other is absent, too, and `gpu_exporter_errors_total{part="activity",reason="contradiction"}` counts each beginning;
+A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device is also absent while
+its readings contradict each other, and while only an unmeasured engine could be busy;
+`gpu_exporter_errors_total{part="activity"}` counts each beginning (reasons `contradiction` and `incomplete`);
 [troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons. `/metrics` speaks text format
 0.0.4 and OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no work in driver or kubelet:
 `gpu_exporter_sample_timestamp_seconds` tells how old it is.
@@ -29,8 +32,16 @@ Labels of every device series: {device}.
 `gpu` is the index, `uuid` that of the GPU or MIG instance; `gpu_instance` and `mig_profile` are there on MIG instances
 only. Pod series add {pod}; `pod_uid` and `container_name` only where they are known. Owner series have {owner}; what is
 not known of an owner is absent. `workload_kind` is the workload's, or one of ours: `Unallocated` (nobody held it),
-`Unattributed` (it is not known who held it). Ended owners that an agent has folded, where there are more than 2,000,
-have no series any more: what they had, Prometheus has under their names; in the API it is `Other`.
+`Unattributed` (it is not known who held it).
+
+`ledger` is the identity of the ledger that an owner's series is of. An identity is a promise: its series begin at 0,
+never go back and have one writer; `gpu_ledger_created_timestamp_seconds` is the time at which it began. A node shows
+one ledger as a rule. It shows another one while its state cannot be saved, after more than 2,000 owners, and for 25
+hours after that. Sum over `ledger`.
+
+`cost_labels` has the labels that `--cost-labels` names as `key=value` pairs, sorted by key and joined with commas:
+`example.com/cost-center=42,project=llm`. It is absent where neither the pod nor its namespace has one of them. Beyond
+200 combinations in a ledger each value is `__other__`: [owners.md](owners.md#costs-by-label).
 
 `gpu_pod_info` says whose a pod is in the ledger's words: join other pod series to it on the pod labels. Without
 `--kube-metadata on`, and until a pod's workload is known, `workload_namespace` is all. Labels and annotations that
@@ -38,11 +49,26 @@ have no series any more: what they had, Prometheus has under their names; in the
 None of these collides with a target label of Prometheus, so `honorLabels` makes no difference. The tables list the
 labels that a metric has beside those.
 
-A pod's or owner's series is shown at 0 for its first 75 seconds (70 and a `--state-interval`), so that `increase()`
-over scrapes of up to 30 seconds sees its first step; nothing is lost, it is only shown later. With `--state-dir`,
-what is shown has been saved: a counter does not go back when the agent is killed. Money is in the currency of the
+`increase()` and `rate()` do not count the first value of a series. With `gpu_pod_*_total` that is 29 % of the time of
+pods under 60 s ([accuracy.md](accuracy.md#gpu-seconds-through-a-real-prometheus)). Ask the ledger for totals. A pod's
+counters begin at 0 with the pod, so of one of them, `M`, subtract the value before the window, or 0:
+`last_over_time(M[1d]) - (last_over_time(M[15m] offset 1d) or 0 * last_over_time(M[1d]))`. Pages have no `_created`
+lines: Prometheus stores them as more series, unless it runs with `created-timestamp-zero-ingestion`.
+
+An owner's series is there from its first second, joule or cent on. With `--state-dir`, what a ledger shows has been
+saved: its counters do not go back when the agent is killed. Money is in the currency of the
 price book, at the price of the moment; where there was no price there is no series, rather than 0. Do not add up
 currencies.
+"""
+
+NOW = """\
+Owner series of the present are per node, and alert rules read them without a join on devices. Their labels: {workload}.
+The labels of a pool: {pool}.
+
+A pod whose workload is not known is its own owner, with the kind `Pod`. GPUs are weighted by share. A window ends now.
+It includes an owner's ended pods, moves with a pod to its owner when that becomes known, and with `--state-dir`
+continues after a restart of the agent in the same boot (`windows.json`, saved once a minute). The agent makes these
+figures every 15 seconds, and at once when the holders change.
 """
 
 SERVICE = """\
@@ -64,6 +90,13 @@ the unit. It takes every other field of DCGM that is of a GPU, of an instance or
 name, DCGM 4.6's or by number (`exporter/exposition/dcgm_ids.txt`): DCGM alone measures those, in units of its own, so
 they need `--dcgm-address`. Fields of vGPUs, NVSwitches, single links, CPUs and network cards, and binary ones, are
 warned of and show nothing.
+
+`--collectors wide` is a preset (`exporter/exposition/collectors-wide.csv`): the default set, and what the public
+dashboards of GKE, OKE and OpenShift and the GPU operator's rules read in addition: SM activity and occupancy, FP64,
+FP32 and FP16 pipes, NVLink rates, `FB_TOTAL`, limits of clocks, power and temperature, throttling, ECC and NVLink
+errors, the health status, counts of Xids and clock events. On Hopper and later NVML measures all of it. Panels that
+read kube-state-metrics (`kube_node_status_capacity`, `kube_node_status_condition`, which OKE's node problem detector
+sets) or node-exporter (InfiniBand, CPU) stay empty without these.
 
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
 then `Hostname` (`hostname` with 4.9 names; `--hostname-label` decides), the label rows, and where one container holds
@@ -104,13 +137,17 @@ What differs from dcgm-exporter, on purpose:
 
 - A sample is one of this agent's, one per `--sample-interval`; dcgm-exporter's own interval is 30 s by default. A count
   of clock events is so many times higher; its share of the window is the same.
-- Clock events stand on the row of the board, not again on each MIG instance. An Xid stands on the GPU instance it
-  is of; where several compute instances share that one, on each of them, as nobody says of which it is.
+- Clock events stand on the row of the board, not again on each MIG instance. An Xid stands on one row: that of the MIG
+  instance it is of; on the board's row where that instance is not listed, or where several compute instances share a
+  GPU instance and the event names none of them.
 - A window moves on by a 60th of its length. What was before the agent's start is in none.
 - The totals start with the agent; a reason that holds clocks down at the start counts once it begins again.
   `gpu_xid_errors_total` and `gpu_clock_events_total` are the same without a collectors file.
 - A GPU that does not answer keeps its Xids: they may say why. It has no row that says 0.
-- `DCGM_EXP_GPU_HEALTH_STATUS` and `DCGM_EXP_P2P_STATUS` are not made: a row is warned of with what to use instead.
+- `DCGM_EXP_GPU_HEALTH_STATUS` is derived, not read from DCGM's health check: the watches `ALL`, `MEM`, `NVLINK` and
+  `INFOROM` from Xids of the window of `--xid-count-window`, `MEM` also from row remapping, `DRIVER` from the recovery
+  action; the worst of each. A lost GPU fails `ALL`. The other watches are absent: nothing is known of them here.
+- `DCGM_EXP_P2P_STATUS` is not made: a row is warned of with what to use instead.
 """
 
 
@@ -125,7 +162,13 @@ def document() -> str:
         _own("Devices", [metric for metric in catalog.ALL if _level(metric) == "device"]),
         _own("Pods", [metric for metric in catalog.ALL if _level(metric) == "pod"]),
         _own("Owners: the ledger", [metric for metric in catalog.ALL if _level(metric) == "owner"]),
+        _own(
+            "Owners and pools: now",
+            [metric for metric in catalog.ALL if _level(metric) == "now"],
+            NOW.format(workload=_code(catalog.WORKLOAD_LABELS), pool=_code(catalog.POOL_LABELS)),
+        ),
         _own("The exporter itself", [metric for metric in catalog.ALL if _level(metric) == "itself"]),
+        RECORDED.read_text(encoding="utf-8"),
         SERVICE.format(budget=_code(metrics_catalog.BUDGET_LABELS)),
         _own("Money and budgets", [metric for metric in metrics_catalog.OWN if not _is_about_service(metric)]),
         _own("The service itself", [metric for metric in metrics_catalog.OWN if _is_about_service(metric)]),
@@ -142,6 +185,8 @@ def _level(metric: catalog.Metric) -> str:
         return "pod"
     if metric.name.startswith("gpu_ledger_"):
         return "owner"
+    if metric.name.startswith(("gpu_owner_", "gpu_pool_", "gpu_shared_")):
+        return "now"
     return "itself" if metric.name.startswith(("gpu_exporter_", "process_", "python_")) else "device"
 
 
@@ -149,11 +194,13 @@ def _is_about_service(metric: catalog.Metric) -> bool:
     return metric.name.startswith("gpu_cost_service_")
 
 
-def _own(title: str, metrics: Iterable[catalog.Metric]) -> str:
+def _own(title: str, metrics: Iterable[catalog.Metric], text: str = "") -> str:
     levels = (
         (*catalog.DEVICE_LABELS, *catalog.POD_LABELS),
         catalog.DEVICE_LABELS,
         catalog.OWNER_LABELS,
+        catalog.WORKLOAD_LABELS,
+        catalog.POOL_LABELS,
         metrics_catalog.BUDGET_LABELS,
     )
     rows = []
@@ -162,7 +209,8 @@ def _own(title: str, metrics: Iterable[catalog.Metric]) -> str:
         more = [label for label in metric.labels if label not in usual]
         more += [f"{prefix}*" for prefix in metric.prefixes]
         rows.append((f"`{metric.name}`", metric.kind, _code(more), metric.help))
-    return _table(f"### {title}", ("Metric", "Type", "Labels", "Meaning"), rows)
+    head = f"### {title}" + (f"\n\n{text.rstrip()}" if text else "")
+    return _table(head, ("Metric", "Type", "Labels", "Meaning"), rows)
 
 
 def _fields(title: str, fields: Iterable[DcgmField]) -> str:
@@ -180,6 +228,8 @@ def _events() -> str:
     for count in dcgm_exp.EventCount:
         row = dcgm_exp.row(count, "")
         own = ("clock_event",) if "CLOCK" in count else ("xid",)
+        if count is dcgm_exp.EventCount.HEALTH:
+            own = ("health_error_code", "health_watch")
         window = ("window_size_in_ms",) if count in dcgm_exp.RECENT else ()
         rows.append((f"`{row.name}`", row.kind, _code(sorted((*own, *window))), row.help))
     head = ("Metric", "Type", "Labels", "Meaning")

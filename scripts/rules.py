@@ -1,27 +1,32 @@
-"""Makes the rules files from their parts in ``rules/src``; ``--check`` only compares."""
+"""Makes the rules files and the runbook's page from ``rules/src`` and ``docs``; ``--check`` only compares."""
 
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "rules" / "src"
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
 DCGM_RULES = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
 MANIFEST = ROOT / "deploy" / "kustomize" / "base" / "prometheusrule.yaml"
+RUNBOOK = ROOT / "docs" / "runbook.md"
+RUNBOOK_PAGE = ROOT / "exporter" / "report" / "service" / "templates" / "runbook.html"
 
 PARTS = ("recording", "ledger", "evidence", "waste", "cost", "health", "exporter", "service")
 """In this order: what is recorded comes before what reads it."""
 
-DCGM_GROUPS = (("recording", "gpu-workloads"), ("recording", "gpu-workloads-day"), ("waste", "gpu-waste"))
+DCGM_GROUPS = (("recording", "gpu-workloads"), ("waste", "gpu-waste"))
 """What judges, of the parts: the same for those who keep dcgm-exporter; dcgm-exporter.yaml makes what it reads."""
 
 DCGM_LACKS = frozenset(
     {
-        "workload:gpu_alerts_off_until_seconds:max",
         "workload:gpu_idle_for_seconds:min",
         "workload:gpu_age_seconds:max",
-        "device:gpu_shared_idle:sum",
         "GPUSharedIdle",
         "GPUUnallocated",
     }
@@ -32,8 +37,17 @@ GROUPS = "groups:\n"
 
 HEADER = """\
 # Recording and alerting rules on the agent's own series; for Prometheus 2.42 or later, and vmalert 1.112 or later.
-# Made from rules/src/*.yaml by scripts/rules.py; change those, then: make golden
-# Every alert has a heading in docs/runbook.md and tests in tests/rules/: promtool test rules tests/rules/*.yaml
+# Made from rules/src/*.yaml by scripts/rules.py; change those, then: make golden. They give the reason for each rule.
+#
+# - The agent measures. Windows, policies and prices are its own, per owner and node (gpu_owner_*, gpu_pool_*).
+# - A recording rule adds nodes up: max first, so that a second scrape of an agent adds nothing, then sum.
+#   last_over_time bridges missed scrapes. An outage of Prometheus changes no verdict.
+# - gpu-ledger records each hour as a plain difference: a ledger starts at 0, never goes back and has one writer.
+# - gpu-waste and gpu-idle-cost judge workloads and pools, gpu-budgets and gpu-new-cost money, gpu-health hardware.
+# - gpu-exporter, gpu-exporter-slow and gpu-cost-service report what is not watched. While a part of a workload is not
+#   watched, GPUWasteInhibitor lets Alertmanager hold back its waste alerts.
+# - What was not measured is absent. It is in no ratio and raises no alert.
+# - docs/runbook.md has a heading for every alert, docs/metrics.md the recorded series, tests/rules/ the unit tests.
 """
 
 DCGM_HEADER = """\
@@ -53,37 +67,64 @@ spec:
 """
 
 
+PAGE = """\
+{{# Made from docs/runbook.md by scripts/rules.py; change that, then: make golden #}}
+{{% extends "base.html" %}}
+{{% block title %}}Runbook{{% endblock %}}
+{{% block heading %}}<h1>Runbook</h1>{{% endblock %}}
+{{% block period %}}{{% endblock %}}
+{{% block filters %}}{{% endblock %}}
+{{% block content %}}
+<section class="panel prose">
+{{% raw %}}
+{body}{{% endraw %}}
+</section>
+{{% endblock %}}
+"""
+
+
 def indented(text: str, width: int) -> str:
     """Text with every line that is not empty moved to the right."""
     return "".join(f"{' ' * width}{line}" if line.strip() else line for line in text.splitlines(keepends=True))
 
 
-def part(name: str) -> str:
-    """The groups of one part, its head comment before them, as they stand below ``groups:``."""
-    comment, groups = (SOURCE / f"{name}.yaml").read_text(encoding="utf-8").split(GROUPS, 1)
-    return indented(comment, 2) + groups.rstrip() + "\n"
+def compact(text: str) -> str:
+    """Rules as users load them: without the comments of the sources, with empty lines between groups only."""
+    text = re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"expr: \|\n +", "expr: ", text)
+    text = re.sub(r"\n +(\))(?=\n)", r"\1", text)
+    return re.sub(r"\n\n(?=      - )", "\n", text)
+
+
+def groups_of(name: str) -> str:
+    """The groups of one part, as they stand below ``groups:``."""
+    return compact((SOURCE / f"{name}.yaml").read_text(encoding="utf-8").split(GROUPS, 1)[1].rstrip() + "\n")
 
 
 def joined() -> str:
-    """The rules file: all parts, comments and all."""
-    return HEADER + GROUPS + "\n".join(part(name) for name in PARTS if (SOURCE / f"{name}.yaml").is_file())
+    """The rules file: all parts."""
+    return HEADER + GROUPS + "\n".join(groups_of(name) for name in PARTS)
 
 
 def group(part_name: str, name: str, without: frozenset[str]) -> str:
     """One group of a part, rules apart by empty lines, less those that are named."""
-    groups = (SOURCE / f"{part_name}.yaml").read_text(encoding="utf-8").split(GROUPS, 1)[1]
-    text = re.split(r"\n+(?=  (?:#|- name:))", groups)
+    text = re.split(r"\n+(?=  - name:)", groups_of(part_name))
     (found,) = (one for one in text if re.search(rf"^  - name: {name}$", one, flags=re.MULTILINE))
     head, rules = found.rstrip().split("    rules:\n", 1)
-    kept = [rule for rule in rules.split("\n\n") if without.isdisjoint(re.findall(r"- (?:record|alert): (\S+)", rule))]
-    return head + "    rules:\n" + "\n\n".join(kept) + "\n"
+    kept = [
+        rule
+        for rule in re.split(r"\n+(?=      - )", rules)
+        if without.isdisjoint(re.findall(r"- (?:record|alert): (\S+)", rule))
+    ]
+    return compact(head + "    rules:\n" + "\n\n".join(kept) + "\n")
 
 
 def for_dcgm_exporter() -> str:
     """The waste alerts on what dcgm-exporter and kube-state-metrics tell."""
-    adapter = (SOURCE / "dcgm-exporter.yaml").read_text(encoding="utf-8")
-    text = "\n".join([DCGM_HEADER + adapter, *(group(part, name, DCGM_LACKS) for part, name in DCGM_GROUPS)])
-    return re.sub(r"annotate a pod\s+or the namespace: gpu-cost-exporter/alerts-until=<[^>]+>", MUTE, text)
+    head, _ = (SOURCE / "dcgm-exporter.yaml").read_text(encoding="utf-8").split(GROUPS, 1)
+    adapter = DCGM_HEADER + head + GROUPS + groups_of("dcgm-exporter")
+    text = "\n".join([adapter, *(group(part, name, DCGM_LACKS) for part, name in DCGM_GROUPS)])
+    return re.sub(r"annotate\s+a\s+pod\s+or\s+the\s+namespace:\s+gpu-cost-exporter/alerts-until=<[^>]+>", MUTE, text)
 
 
 def manifest(rules: str) -> str:
@@ -91,10 +132,37 @@ def manifest(rules: str) -> str:
     return MANIFEST_HEADER + indented(rules[rules.index(GROUPS) :], 2)
 
 
+def page(markdown: str) -> str:
+    """Return the template of the runbook's page: headings have anchors, links to other files are plain text."""
+    parser = MarkdownIt("commonmark").enable("table")
+    tokens = parser.parse(markdown.partition("\n")[2])
+    for opened, text in pairwise(tokens):
+        if opened.type == "heading_open":
+            opened.attrSet("id", re.sub(r"[^a-z0-9 -]", "", text.content.lower()).replace(" ", "-"))
+        if text.children:
+            text.children = list(_without_files(text.children))
+    return PAGE.format(body=parser.renderer.render(tokens, parser.options, {}))
+
+
+def _without_files(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Yield the tokens of a line, without links to files that the service does not have."""
+    dropped = False
+    for token in tokens:
+        if token.type == "link_open":
+            dropped = not str(token.attrGet("href")).startswith(("#", "https://"))
+        if not (dropped and token.type in {"link_open", "link_close"}):
+            yield token
+
+
 def outputs() -> dict[Path, str]:
     """What each generated file must hold."""
     rules = joined()
-    return {RULES: rules, DCGM_RULES: for_dcgm_exporter(), MANIFEST: manifest(rules)}
+    return {
+        RULES: rules,
+        DCGM_RULES: for_dcgm_exporter(),
+        MANIFEST: manifest(rules),
+        RUNBOOK_PAGE: page(RUNBOOK.read_text(encoding="utf-8")),
+    }
 
 
 def main() -> int:
@@ -107,7 +175,7 @@ def main() -> int:
             path.write_text(outputs()[path], encoding="utf-8")
         return 0
     for path in differing:
-        print(f"{path.relative_to(ROOT)} is not what rules/src gives; run: make golden")
+        print(f"{path.relative_to(ROOT)} is not what it is made from; run: make golden")
     return 1 if differing else 0
 
 

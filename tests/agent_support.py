@@ -1,11 +1,13 @@
 """The agent as a process of its own, on a simulated node, for tests that see what a user sees."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -17,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 _LISTENING = re.compile(r"listening on \S*:(\d+)")
 
 
@@ -50,12 +52,13 @@ class AgentProcess:
         return {name: float(value) for name, value in rows}
 
     def until(self, check: Callable[[dict[str, float]], object], what: str) -> dict[str, float]:
-        """The first scrape for which ``check`` holds."""
+        """The first scrape for which ``check`` holds; one that is not answered in time is asked for again."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            page = self.series()
-            if check(page):
-                return page
+            with contextlib.suppress(TimeoutError), _timeouts():
+                page = self.series()
+                if check(page):
+                    return page
             time.sleep(0.05)
         raise AssertionError(f"not seen within {PATIENCE_SECONDS} s: {what}; the agent said: {self.lines[-5:]}")
 
@@ -68,6 +71,17 @@ class AgentProcess:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout=seconds)
+
+
+@contextmanager
+def _timeouts() -> Iterator[None]:
+    """Raises TimeoutError for a connection that is not made in time, too, which urllib wraps."""
+    try:
+        yield
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, TimeoutError):
+            raise TimeoutError from error
+        raise
 
 
 async def until(check: Callable[[], object]) -> None:
@@ -92,6 +106,12 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
             thread.join(timeout=5)
 
 
+def gpu_seconds(page: dict[str, float]) -> float:
+    """All GPU-seconds that a page shows as metered, those of owners that are not known yet included."""
+    capacity = matching(page, "gpu_exporter_ledger_capacity_seconds_total")
+    return sum(capacity.values(), page.get("gpu_exporter_ledger_withheld_seconds", 0.0))
+
+
 def matching(page: dict[str, float], name: str, **labels: str) -> dict[str, float]:
     """Series of one metric that carry all of the labels."""
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
@@ -106,12 +126,23 @@ def matching(page: dict[str, float], name: str, **labels: str) -> dict[str, floa
 def running_agent(
     *arguments: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None
 ) -> Iterator[AgentProcess]:
-    """Start an agent on a free port and wait until it listens; it is gone when the block ends."""
+    """Start an agent on a free port and wait until it listens; it is gone when the block ends.
+
+    Without a simulated node it has a directory of its own for the node's lock: tests side by side are all on one node.
+    """
+    with tempfile.TemporaryDirectory() as lock:
+        own = {} if "--simulate" in arguments else {"GPU_COST_EXPORTER_LOCK_DIR": lock}
+        with _running(arguments, prefix, {**own, **(env or {})}) as agent:
+            yield agent
+
+
+@contextmanager
+def _running(arguments: Sequence[str], prefix: Sequence[str], env: dict[str, str]) -> Iterator[AgentProcess]:
     command = [*prefix, sys.executable, "-m", "exporter", "agent", "--listen", "127.0.0.1:0", *arguments]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -24,6 +24,7 @@ from exporter.report.recommend.values import Recommendation
 from exporter.report.service.app import Face, create_app
 from exporter.report.service.book import Freshness, PodUse
 from exporter.report.service.live_book import LiveBook, Sources
+from exporter.report.service.probe import label_values
 from exporter.report.service.settings import ServeSettings
 
 HOUR_SECONDS = 3600
@@ -98,6 +99,7 @@ async def served(
                 read_until_seconds=hour,
                 problem=problem,
             ),
+            labels={} if problem else await label_values(client, now_seconds),
             recommendations=await read_recommendations(client, ledger, now_seconds)
             if recommendations is None
             else recommendations,

@@ -10,8 +10,14 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 import pytest
 from agent_support import AgentProcess, matching, running_agent
 from fleet_support import fleet_prometheus, fleet_truth, fleet_victoria, small_fleet
+from hypothesis import HealthCheck, settings
 
 __all__ = ["fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
+
+# Tests do not time: an example that takes long only shows that the machine is busy. The settings of a test change this
+# profile, as it is loaded before the modules of tests.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # Files go to a few processes one by one: who is given a slow one last works on alone, for minutes. These take 20 s and
 # more, the slowest first, and so that one that mostly waits (a demonstration, alerts that are to come, engines that are
@@ -48,6 +54,7 @@ _SLOWEST_FIRST = (
     "test_metering.py",
     "test_fleet_reading.py",
     "test_web_end_to_end.py",
+    "test_sharing.py",
     "test_alertmanager.py",
     "test_service_api.py",
     "test_fleet_simulator.py",

@@ -63,11 +63,8 @@ def fleets(shapes: Sequence[Shape], step: float = 120.0) -> tuple[Fleet, ...]:
     return tuple(fleet for fleet in made if fleet.shapes)
 
 
-def needed(rules: Path, alerts: frozenset[str], step: float) -> dict[str, Any]:
-    """The alerts and the recorded series that they read, as a rules file without the words that nobody reads here.
-
-    Rules that count values are told how often they run: promtool runs all groups of a file equally often.
-    """
+def needed(rules: Path, alerts: frozenset[str]) -> dict[str, Any]:
+    """The alerts and the recorded series that they read, as a rules file without the words that nobody reads here."""
     groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
     records = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
     wanted = set(alerts)
@@ -87,7 +84,6 @@ def needed(rules: Path, alerts: frozenset[str], step: float) -> dict[str, Any]:
             "name": group["name"],
             "rules": [
                 {key: value for key, value in rule.items() if key != "annotations"}
-                | {"expr": rule["expr"].replace("* 30 /", f"* {step:.0f} /")}
                 for rule in group["rules"]
                 if {rule.get("alert"), rule.get("record")} & wanted
             ],
@@ -112,7 +108,7 @@ def evaluate(
         All alerts that fired, with the times.
     """
     count = int(fleet.lasts // fleet.scrape_seconds) + 1
-    text = json.dumps(needed(rules, alerts, fleet.step_seconds))
+    text = json.dumps(needed(rules, alerts))
     times = [fleet.scrape_seconds * number for number in range(count)]
     named = frozenset(re.findall(r"[A-Za-z_]\w*", text))
     series = Series(times, wanted=None if "__name__" in named else named)

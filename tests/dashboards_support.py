@@ -142,7 +142,9 @@ def _lines(page: bytes, at: float, instance: str) -> Iterator[str]:
 async def _pages(directory: Path, epoch: float) -> list[str]:
     node = scenario.build(scenario_file.parse(SCENARIO.read_text(encoding="utf-8"), SCENARIO.name))
     found: list[str] = []
-    async with pipeline_support.pipeline(node, directory, with_api=True) as pipeline:
+    # The rules' hour is a minute, and so is the windows'.
+    agent = pipeline_support.AgentSettings(pace=60.0)
+    async with pipeline_support.pipeline(node, directory, with_api=True, agent=agent) as pipeline:
         for second in range(0, SECONDS + 1, STEP_SECONDS):
             # What only a child process that hangs, or an exporter that is full, would count.
             pipeline.direct.errors = {"timeout": second // 20}

@@ -125,13 +125,16 @@ class StubControl(ctypes.Structure):
         ("connect_code", ctypes.c_int32),
         ("module_present", ctypes.c_uint32),
         ("module_status", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("foreign_groups", ctypes.c_uint32),
         ("per_callback", ctypes.c_uint32),
         ("refused_field", ctypes.c_uint32),
         ("refused_code", ctypes.c_int32),
         ("clock_ahead_micros", ctypes.c_int64),
         ("deliveries", ctypes.c_uint64),
         ("records", ctypes.c_uint64),
+        ("paused_micros", ctypes.c_int64),
+        ("most_fields", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         ("embedded", ctypes.c_uint32),
         ("override_count", ctypes.c_uint32),
         ("engine", StubEngine),
@@ -161,6 +164,14 @@ class StubControl(ctypes.Structure):
         one = StubOverride(field_id, what, *entity, code, 0, self.now_micros(), number)
         self.overrides[self.override_count] = one
         self.override_count += 1
+
+    def pause(self) -> None:
+        """Pause telemetry, as the engine does for a diagnosis."""
+        self.paused_micros = self.now_micros()
+
+    def resume(self) -> None:
+        """Go on with it."""
+        self.paused_micros = 0
 
     def now_micros(self) -> int:
         """Time by the engine's clock."""

@@ -1,5 +1,8 @@
 """Hand-made snapshots for the exposition's tests: one node with every kind of device and holder."""
 
+from collections.abc import Mapping
+from math import inf
+
 from exporter.model import (
     CLOCK_EVENTS,
     UNALLOCATED,
@@ -19,12 +22,17 @@ from exporter.model import (
     Money,
     NodeFacts,
     Owner,
+    OwnersView,
+    OwnerUse,
     PodAccount,
     PodFacts,
     PodUse,
+    PoolUse,
     Price,
     ProfilingState,
+    SharedIdle,
     ShareMode,
+    ShownLedger,
     Snapshot,
     SourceState,
     SourceStatus,
@@ -115,8 +123,15 @@ def holder(pod: str, device_uuid: str, mode: ShareMode = ShareMode.EXCLUSIVE, *,
     )
 
 
+RESNET = Owner(
+    namespace="vision",
+    kind="Job",
+    name="resnet",
+    team="perception",
+    cost_labels="example.com/cost-center=42,project=resnet",
+)
 FACTS = PodFacts(
-    owner=Owner(namespace="vision", kind="Job", name="resnet", team="perception"),
+    owner=RESNET,
     queue="research",
     workload_class="batch",
     opt_out_until_seconds=1_760_003_600.0,
@@ -201,20 +216,18 @@ def lost(index: int = 3) -> DeviceView:
 
 
 EVENTS = {
-    (gpu(0).uuid, None): DeviceEvents(
+    gpu(0).uuid: DeviceEvents(
         recent_xids={31: 2},
         clock_events=dict.fromkeys(CLOCK_EVENTS, 0) | {"power_cap": 3, "hw_thermal": 1},
         recent_clock_events={"power_cap": 12},
     ),
-    (gpu(1).uuid, None): DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0), recent_clock_events={}),
-    (gpu(2).uuid, None): DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0)),
-    (gpu(2).uuid, 9): DeviceEvents(recent_xids={43: 1}),
-    (gpu(3).uuid, None): DeviceEvents(recent_xids={79: 1}, clock_events=dict.fromkeys(CLOCK_EVENTS, 0)),
+    gpu(1).uuid: DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0), recent_clock_events={}),
+    gpu(2).uuid: DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0)),
+    "MIG-290": DeviceEvents(recent_xids={43: 1}),
+    gpu(3).uuid: DeviceEvents(recent_xids={79: 1}, clock_events=dict.fromkeys(CLOCK_EVENTS, 0)),
 }
 PRICE = Price(per_hour=2.5, currency="USD", source="fleet:h100", as_of="2026-10-01")
-TRAINING = Account(
-    owner=Owner(namespace="vision", kind="Job", name="resnet", team="perception"), model=H100, mode=ShareMode.EXCLUSIVE
-)
+TRAINING = Account(owner=RESNET, model=H100, mode=ShareMode.EXCLUSIVE)
 UNMEASURED = Account(owner=UNATTRIBUTED, model=H100, mode=ShareMode.MIG)
 IN_USE = PodAccount(
     device_uuid=gpu(0).uuid,
@@ -239,6 +252,23 @@ ENDED = PodAccount(
 )
 
 
+def one_ledger(
+    accounts: Mapping[Account, Totals],
+    created_at_seconds: float = 0.0,
+    *,
+    identity: str = "0123456789ab",
+    capacity_seconds: float = 0.0,
+) -> tuple[ShownLedger, ...]:
+    return (
+        ShownLedger(
+            identity=identity,
+            created_at_seconds=created_at_seconds,
+            capacity_seconds=capacity_seconds,
+            accounts=accounts,
+        ),
+    )
+
+
 def ledger(at_seconds: float) -> LedgerView:
     """Three owners over an hour of two GPUs: one that works, one that nobody is known for, and nobody."""
     work = Totals(
@@ -246,19 +276,48 @@ def ledger(at_seconds: float) -> LedgerView:
         idle_seconds=600.0,
         unknown_seconds=300.0,
         energy_joules=1_800_000.5,
-        money={"USD": Money(total=2.5, idle=0.4166666)},
+        money={"USD": Money(active=1.875, idle=0.4166666, unknown=0.2083334)},
     )
     short = Totals(unknown_seconds=72.0, energy_unknown_seconds=72.0, unpriced_seconds=72.0)
-    free = Totals(idle_seconds=3528.0, energy_joules=250_000.0, money={"USD": Money(total=2.45, idle=2.45)})
+    free = Totals(idle_seconds=3528.0, energy_joules=250_000.0, money={"USD": Money(idle=2.45)})
     nobody = Account(owner=UNALLOCATED, model=H100, mode=ShareMode.EXCLUSIVE)
     return LedgerView(
-        accounts={TRAINING: work, UNMEASURED: short, nobody: free},
+        ledgers=one_ledger(
+            {TRAINING: work, UNMEASURED: short, nobody: free}, at_seconds - 3600, capacity_seconds=7200.0
+        ),
         pods={IN_USE: work, ENDED: short},
         conservation_error_seconds=1e-12,
-        capacity_seconds=7200.0,
-        started_at_seconds=at_seconds - 3600,
         saved_at_seconds=at_seconds - 3,
     )
+
+
+OWNERS = OwnersView(
+    owners=(
+        OwnerUse(
+            owner=TRAINING.owner,
+            active_seconds={"15m": 700.0, "30m": 1500.0, "24h": 40_000.0},
+            measured_seconds={"15m": 900.0, "30m": 1799.12345, "24h": 80_000.0},
+            gpus=1.0,
+            estimated_gpus=0.25,
+            underused_gpus=0.5,
+            unused_gpus={"30m": 0.25, "2h": 0.125},
+            active_gpus=0.5,
+            idle_for_seconds=5.0,
+            age_seconds=3600.0,
+            policy="batch",
+            opt_out_until_seconds=inf,
+            cost_per_hour={"USD": 2.5},
+            idle_cost_per_hour={"USD": 0.5},
+        ),
+        OwnerUse(
+            owner=Owner(namespace="vision", kind="Pod", name="short-job"),
+            active_seconds={"24h": 30.0},
+            measured_seconds={"24h": 60.0},
+        ),
+    ),
+    pools=(PoolUse(model=H100, gpus=4, unallocated_gpus=1.5, unallocated_cost_per_hour={"USD": 3.75}),),
+    shared_idle=(SharedIdle(gpu_index=2, uuid="MIG-290", gpu_instance="9", gpus=0.125),),
+)
 
 
 def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snapshot:
@@ -302,6 +361,8 @@ def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snap
         tick_duration_seconds=0.001,
         ready=True,
         ledger=ledger(at_seconds),
+        owners=OWNERS,
+        ledger_writer=True,
         prices={gpu(index).uuid: PRICE for index in range(3)},
         price_book="fleet (GPUs are 80% of a node's price)",
         unpriced_gpus=1,

@@ -21,9 +21,7 @@ from exporter.report.fleet.values import (
 
 START = 1_790_812_800
 """2026-10-01T00:00Z."""
-ALL: frozenset[Dimension] = frozenset(
-    {"cluster", "node", "pool", "namespace", "kind", "workload", "team", "model", "mode"}
-)
+ALL: frozenset[Dimension] = frozenset(LineKey._fields)
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 HOSTILE = '=cmd|"/c calc"!A1'
 MARKUP = "<script>alert(1)</script>"
@@ -46,9 +44,9 @@ def hours(
     eur: float | None = None,
     kwh: float | None = None,
 ) -> Figures:
-    """Figures by GPU-hours and by what the money came to; idle money is by idle hours."""
+    """Figures by GPU-hours and by what the money came to; money of a state is by its hours."""
     whole = active + idle + unknown
-    part = idle / whole if whole else 0.0
+    idle_part, unknown_part = (idle / whole, unknown / whole) if whole else (0.0, 0.0)
     amounts = {"USD": usd, "EUR": eur}
     return Figures(
         active_seconds=active * HOUR_SECONDS,
@@ -56,7 +54,11 @@ def hours(
         unknown_seconds=unknown * HOUR_SECONDS,
         unpriced_seconds=unpriced * HOUR_SECONDS,
         energy_joules=None if kwh is None else kwh * 3.6e6,
-        money={name: Money(total=one, idle=one * part) for name, one in amounts.items() if one is not None},
+        money={
+            name: Money(active=one * (1 - idle_part - unknown_part), idle=one * idle_part, unknown=one * unknown_part)
+            for name, one in amounts.items()
+            if one is not None
+        },
     )
 
 
@@ -123,7 +125,7 @@ def small_ledger() -> FleetLedger:
     }
     failure = Failure(
         window=day(1),
-        what="owner:gpu_energy_joules:delta1h",
+        what="workload:gpu_energy_joules:delta1h",
         reason="HTTP 503 after 4 retries; give --prometheus-timeout more time",
     )
     return ledger(first, second, failures=(failure,), notes=(f"hours are missing on {MARKUP}",))
@@ -144,7 +146,9 @@ def figures(draw: st.DrawFn) -> Figures:
         unknown_seconds=draw(_SECONDS),
         unpriced_seconds=draw(_SECONDS),
         energy_joules=draw(st.none() | _SECONDS),
-        money={currency: Money(total=total, idle=total * part) for currency, (total, part) in money.items()},
+        money={
+            currency: Money(active=total * (1 - part), idle=total * part) for currency, (total, part) in money.items()
+        },
     )
 
 

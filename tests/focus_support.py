@@ -54,8 +54,8 @@ def held(
     seconds = hours * 3600
     money = {}
     if per_hour is not None:
-        paid = hours - unpriced_hours
-        money[currency] = Money(total=paid * per_hour, idle=paid * per_hour * idle)
+        paid = (hours - unpriced_hours) * per_hour
+        money[currency] = Money(active=paid * active, idle=paid * idle, unknown=paid * max(0.0, 1 - active - idle))
     return Figures(
         active_seconds=seconds * active,
         idle_seconds=seconds * idle,

@@ -9,28 +9,31 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from metering_support import holder, namespace_pays, use, whole
 
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.pricing import Match, PriceBook, PriceRow
-from exporter.accounting.state_file import StateFile
+from exporter.accounting.state_file import UNSYNCED, StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.metering import Metering, Save
-from exporter.model import DeviceView, LedgerView, NodeFacts, Price, ShareMode
+from exporter.errors import StateError
+from exporter.model import DeviceView, LedgerView, NodeFacts, Price, ShareMode, Totals
 
 SPEED = 200.0
 """Virtual seconds per second: a sample every 5 ms, a save every 25 ms."""
 GPUS = 4
+FAILS_SECONDS = 12.0
+"""For so long of each 20 the disk fails, in some rounds."""
 LIFE_SECONDS = 37.0
 """Of a pod: another one after it."""
 LONGEST_ROUND_SECONDS = 0.15
-BIRTH_SECONDS = 4.0
-"""Shorter than most lives, or nothing but zeros would be seen."""
 
 
 def views_at(steady: float) -> list[DeviceView]:
@@ -48,7 +51,28 @@ def views_at(steady: float) -> list[DeviceView]:
     return [*wholes, whole(*shared, busy=busy, index=GPUS - 1)]
 
 
-def metering_of(directory: Path, steady: float) -> Metering:
+@dataclass(slots=True)
+class FaultyFile(StateFile):
+    """A state file that at times cannot be written, or is written and reported as lost."""
+
+    trouble: Callable[[], str] = str
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Save, or fail with the reason of the trouble."""
+        trouble = self.trouble()
+        if trouble != "state_full":
+            StateFile.save(self, state)
+        if trouble:
+            raise StateError(trouble, f"state: {trouble}")
+
+
+def trouble_at(number: int, steady: float) -> str:
+    """What is wrong with the disk in a round, at a virtual time; empty where nothing is."""
+    kind = ("", "state_full", "", UNSYNCED)[number % 4]
+    return kind if steady % 20.0 < FAILS_SECONDS else ""
+
+
+def metering_of(file: StateFile, steady: float) -> Metering:
     """What the agent makes at its start."""
     row = PriceRow(
         number=1,
@@ -59,34 +83,53 @@ def metering_of(directory: Path, steady: float) -> Metering:
     made = Metering(
         node="n",
         meter=Meter(1.0, namespace_pays),
-        ledger=Ledger(birth_seconds=BIRTH_SECONDS),
+        ledgers=Ledgers(saves=True),
         book=PriceBook(name="test", currency="USD", rows=(row,)),
         facts=NodeFacts(),
-        file=StateFile(directory),
+        file=file,
         boot_id="boot",
     )
-    made.restore(partial(Ledger.load, birth_seconds=BIRTH_SECONDS), steady)
+    made.restore(steady)
     return made
+
+
+def gpus_and_capacity(directory: Path) -> tuple[int, float, float]:
+    """GPUs, GPU-seconds and the instant up to which they were metered, as the state has them."""
+    state = StateFile(directory).load()
+    assert state is not None
+    totals = [account["totals"] for account in state["ledger"]["accounts"]]
+    metered = sum(entry[f"{kind}_seconds"] for entry in totals for kind in ("active", "idle", "unknown"))
+    gpus = len({slot["gpu_uuid"] for slot in state["slots"]})
+    return gpus, metered, state["metered_steady"]
 
 
 def flat(view: LedgerView) -> dict[str, float]:
     """Every counter of a view under a name of its own."""
-    lines = [("account", account, totals) for account, totals in view.accounts.items()]
-    pods = [("pod", pod, totals) for pod, totals in view.pods.items()]
-    counters = {"capacity": view.capacity_seconds}
-    for kind, key, totals in [*lines, *pods]:
-        for name in ("active_seconds", "idle_seconds", "unknown_seconds"):
-            counters[f"{kind} {key} {name}"] = getattr(totals, name)
-        for currency, money in totals.money.items():
-            counters[f"{kind} {key} {currency}"] = money.total
-            counters[f"{kind} {key} idle {currency}"] = money.idle
+    lines: list[tuple[str, object, Totals]] = [
+        (f"ledger {ledger.identity}", account, totals)
+        for ledger in view.ledgers
+        for account, totals in ledger.accounts.items()
+    ]
+    counters = {f"ledger {ledger.identity} capacity": ledger.capacity_seconds for ledger in view.ledgers}
+    for kind, key, totals in [*lines, *(("pod", pod, totals) for pod, totals in view.pods.items())]:
+        for state in ("active", "idle", "unknown"):
+            counters[f"{kind} {key} {state}"] = getattr(totals, f"{state}_seconds")
+            for currency, money in totals.money.items():
+                counters[f"{kind} {key} {state} {currency}"] = getattr(money, state)
     return counters
 
 
-def meter(directory: Path, log: Path, zero: float) -> None:
-    """Meter until killed; ``zero`` is where virtual time began."""
+def meter(directory: Path, log: Path, zero: float, number: int) -> None:
+    """Meter until killed.
+
+    Args:
+        directory: Of the state.
+        log: Where what is shown is written.
+        zero: When virtual time began.
+        number: Of the round.
+    """
     clock = partial(lambda: (time.monotonic() - zero) * SPEED)
-    metering = metering_of(directory, clock())
+    metering = metering_of(FaultyFile(directory, trouble=lambda: trouble_at(number, clock())), clock())
     assert not metering.problem, metering.problem
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     pool = ThreadPoolExecutor(1)
@@ -104,7 +147,8 @@ def meter(directory: Path, log: Path, zero: float) -> None:
             written = pool.submit(save.write)
         view = metering.view(steady)
         if view:
-            os.write(descriptor, json.dumps({"shown": flat(view)}).encode() + b"\n")
+            entry = {"shown": flat(view), "saved": view.saved_at_seconds is not None}
+            os.write(descriptor, json.dumps(entry).encode() + b"\n")
         time.sleep(max(0.0, 1 / SPEED - (clock() - steady) / SPEED))
 
 
@@ -116,24 +160,26 @@ class Judge:
         self.began: float | None = None
         self.until = 0.0
         self.unknown_expected = self.unknown = self.capacity = 0.0
+        self.saved: dict[str, tuple[float, float]] = {}
+        """Seconds, and those that are unknown, of every ledger that was ever on disk."""
+        self.ledgers: set[str] = set()
         self.rounds_that_saved = 0
         self.visible = 0
 
     def look(self, directory: Path, log: Path) -> None:
         """Judge what one killed process showed and left."""
         entries = [json.loads(line) for line in log.read_bytes().split(b"\n")[:-1]] if log.exists() else []
-        for entry in entries:
-            for name, value in entry.get("shown", {}).items():
-                assert value >= self.shown.get(name, 0.0), f"went back from {self.shown[name]}: {name} {value}"
-                self.shown[name] = value
-                self.visible += name.startswith("account") and value > 0
+        self._shown(entries)
         state = StateFile(directory).load()
         if state is None:
             return
-        accounts = [account["totals"] for account in state["ledger"]["accounts"]]
-        total = sum(a["active_seconds"] + a["idle_seconds"] + a["unknown_seconds"] for a in accounts)
-        self.capacity = capacity = state["ledger"]["capacity_seconds"]
-        assert abs(total - capacity) <= 1e-9 * capacity
+        for ledger in (state["ledger"], *state["former_ledgers"]):
+            accounts = [account["totals"] for account in ledger["accounts"]]
+            total = sum(a["active_seconds"] + a["idle_seconds"] + a["unknown_seconds"] for a in accounts)
+            assert abs(total - ledger["capacity_seconds"]) <= 1e-6
+            # One that has ended stays what it was, however soon it leaves the file.
+            self.saved[ledger["id"]] = (total, sum(a["unknown_seconds"] for a in accounts))
+        self.capacity = capacity = sum(total for total, _ in self.saved.values())
         steady = state["metered_steady"]
         began = steady - capacity / GPUS
         if self.began is None:
@@ -147,8 +193,22 @@ class Judge:
                     self.unknown_expected += GPUS * interval if interval > 3.0 else 0.0
                     self.until = sample
             assert self.until == steady, "a saved sample was never taken"
-        self.unknown = sum(a["unknown_seconds"] for a in accounts)
+        self.unknown = sum(unknown for _, unknown in self.saved.values())
         assert abs(self.unknown - self.unknown_expected) <= 1e-6, "other seconds are unknown than those not seen"
+
+    def _shown(self, entries: list[dict[str, Any]]) -> None:
+        """Hold what a process has shown to all that was shown before."""
+        seen = dict(self.shown)
+        for entry in entries:
+            for name, value in entry.get("shown", {}).items():
+                assert value >= seen.get(name, 0.0), f"went back from {seen[name]}: {name} {value}"
+                seen[name] = value
+                is_ledger = name.startswith("ledger")
+                if is_ledger or entry["saved"]:  # pods are not under an identity
+                    self.shown[name] = value
+                if is_ledger and value > 0:
+                    self.visible += 1
+                    self.ledgers.add(name.split()[1])
 
 
 def main(directory: Path, rounds: int, seed: int) -> None:
@@ -164,7 +224,7 @@ def main(directory: Path, rounds: int, seed: int) -> None:
         child = os.fork()
         if child == 0:
             try:
-                meter(directory / "state", log, zero)
+                meter(directory / "state", log, zero, number)
             finally:
                 os._exit(1)
         time.sleep(chance.uniform(0.0, LONGEST_ROUND_SECONDS))
@@ -181,6 +241,7 @@ def main(directory: Path, rounds: int, seed: int) -> None:
                 "gpu_seconds": judge.capacity,
                 "unknown": judge.unknown,
                 "visible": judge.visible,
+                "ledgers": len(judge.ledgers),
                 "left": left,
             }
         )

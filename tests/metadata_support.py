@@ -1,6 +1,7 @@
 """A small cluster of one node behind the simulator's API server, for tests of what is read from it."""
 
 import asyncio
+import importlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 NODE = "n1"
 CLAIM_UID = "11111111-2222-3333-4444-555555555555"
 DEADLINE_SECONDS = 15.0
+for _module in ("client.configuration", "config.kube_config"):
+    # The agent loads it when it first needs it: seconds on a busy machine, and not what is waited for here.
+    importlib.import_module(f"kubernetes.aio.{_module}")
 
 
 class Cluster:

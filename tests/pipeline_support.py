@@ -5,14 +5,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
-from exporter.agent.node import STALE_INTERVALS, Node
+from exporter.agent.node import Node, stale_after_seconds
+from exporter.agent.owner_windows import FILE_NAME, OwnerWindows
 from exporter.agent.owners import Owners
 from exporter.agent.run import sees_host_processes
 from exporter.agent.views import Viewer
@@ -21,7 +25,7 @@ from exporter.attribution.metadata import Metadata, MetadataSettings
 from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
-from exporter.errors import AttributionError, SourceError
+from exporter.errors import AttributionError, NoValuesError, SourceError
 from exporter.exposition.collectors_file import DEFAULT, Collectors
 from exporter.model import Allocations, Field, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
 from exporter.simulator import dcgm, driver, filesystem
@@ -78,6 +82,19 @@ class Clock:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What a test changes of the agent."""
+
+    interval_seconds: float = 1.0
+    state_dir: Path | None = None
+    pace: float = 1.0
+    """How many times faster the windows of owners pass than the node's time."""
+    boot_id: str = "boot-1"
+    own_pod: tuple[str, str] | None = None
+    """Namespace and name of the agent's pod."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Sampled:
     """A source of readings and where they go; what a child process does between the two."""
@@ -95,7 +112,8 @@ class Sampled:
             self.direct.readings.append(self.source.sample(now))
             self.direct.state, self.direct.reason = SourceState.UP, ""
         except SourceError as error:
-            self.close()
+            if not isinstance(error, NoValuesError):
+                self.close()
             self.direct.state, self.direct.reason = SourceState.FAILED, error.reason
 
     def close(self) -> None:
@@ -159,7 +177,7 @@ class Pipeline:
         self.node.attributor.join(None, now, self.clock.seconds)  # tells it what the kubelet lists
         deadline = time.monotonic() + FOLLOW_SECONDS
         while time.monotonic() < deadline:
-            if _is_followed(metadata, self.truth, now):
+            if _is_followed(metadata, self.truth, self.kubelet.latest, now):
                 return
             await asyncio.sleep(0.01)
         raise AssertionError(f"the API was not followed within {FOLLOW_SECONDS} s: {metadata.problem}")
@@ -179,14 +197,17 @@ class Pipeline:
         return await self.step(seconds)
 
 
-def _is_followed(metadata: Metadata, truth: NodeTruth, now: float) -> bool:
+def _is_followed(metadata: Metadata, truth: NodeTruth, listed: Allocations | None, now: float) -> bool:
     evidence = metadata.evidence(now)
+    finished = {(pod.namespace, pod.name) for pod in truth.pods if pod.phase != "Running"}
+    listed_pods = {(one.namespace, one.pod) for one in listed.containers} if listed else set()
     pods = {(pod.namespace, pod.name) for pod in truth.pods if pod.phase == "Running"}
     holders = {(holder.namespace, holder.pod) for holder in truth.holders}
     return (
         metadata.node_facts is not None
         and evidence.pods is not None
         and set(evidence.pods) == pods
+        and finished & listed_pods <= evidence.ended
         and all(metadata.facts(*name) for name in holders & pods)
         and (not truth.cluster.claims or evidence.devices is not None)
         and len(evidence.claims) >= len(truth.cluster.claims)
@@ -250,6 +271,7 @@ async def pipeline(
     collectors: Collectors = DEFAULT,
     with_api: bool = False,
     source: str = "nvml",
+    agent: AgentSettings = AgentSettings(),
 ) -> AsyncIterator[Pipeline]:
     """Set the node up at ``start`` seconds of the scenario; the kubelet's socket and all trees are in ``directory``.
 
@@ -257,7 +279,14 @@ async def pipeline(
     """
     async with AsyncExitStack() as stack:
         yield await _made(
-            stack, scenario, directory, start=start, collectors=collectors, with_api=with_api, source=source
+            stack,
+            scenario,
+            directory,
+            start=start,
+            collectors=collectors,
+            with_api=with_api,
+            source=source,
+            agent=agent,
         )
 
 
@@ -270,6 +299,7 @@ async def _made(
     collectors: Collectors,
     with_api: bool,
     source: str,
+    agent: AgentSettings,
 ) -> Pipeline:
     clock = Clock(start)
     seen: dict[float, NodeTruth] = {}
@@ -284,12 +314,33 @@ async def _made(
     filesystem.write(truth(), directory / "proc", directory / "pods")
     await server.start()
     stack.push_async_callback(server.stop)
-    client = KubeletClient(str(directory / "kubelet.sock"))
+    client = KubeletClient(str(directory / "kubelet.sock"), canary=agent.own_pod)
     stack.push_async_callback(client.close)
     metadata = await stack.enter_async_context(api_of(directory, truth, clock)) if with_api else None
     owners = Owners(tenancy=metadata)
     sampled = tuple(_sources(stack, truth, clock, collectors.fields, source))
     kubelet = AskedKubelet()
+    idle = IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=stale_after_seconds(agent.interval_seconds))
+    metering = Metering(
+        node=truth().node,
+        meter=Meter(agent.interval_seconds, owners.owner_of),
+        owners=owners,
+        ledgers=Ledgers(saves=agent.state_dir is not None, new_identity=partial(next, map("{:012x}".format, count(1)))),
+        book=price_book.load(None),
+        facts=NodeFacts(),
+        clock=idle,
+        owner_windows=OwnerWindows(
+            file=StateFile(agent.state_dir, FILE_NAME) if agent.state_dir else None,
+            boot_id=agent.boot_id,
+            simulated=True,
+            judge_seconds=0.0,
+            pace=agent.pace,
+        ),
+        file=StateFile(agent.state_dir) if agent.state_dir else None,
+        boot_id=agent.boot_id,
+        simulated=True,
+    )
+    metering.restore(start)
     viewer = Viewer(
         attributor=Attributor(
             kubelet=kubelet,
@@ -298,7 +349,7 @@ async def _made(
             expiry_seconds=60.0,
             metadata=metadata,
         ),
-        clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=STALE_INTERVALS),
+        clock=idle,
         process_list_reliable=sees_host_processes(directory / "proc"),
         owners=owners,
     )
@@ -307,19 +358,10 @@ async def _made(
         source=sampled[0].direct,
         dcgm=sampled[1].direct if len(sampled) > 1 else None,
         viewer=viewer,
-        sample_interval_seconds=1.0,
+        sample_interval_seconds=agent.interval_seconds,
         simulated=True,
         process_clock=lambda: 0.0,
-        metering=Metering(
-            node=truth().node,
-            meter=Meter(1.0, owners.owner_of),
-            owners=owners,
-            # A step of a test is no scrape: figures are shown from the first on.
-            ledger=Ledger(birth_seconds=0.0, started_at_seconds=EPOCH_SECONDS + start),
-            book=price_book.load(None),
-            facts=NodeFacts(),
-            simulated=True,
-        ),
+        metering=metering,
     )
     return Pipeline(
         scenario=scenario,

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -114,3 +114,45 @@ async def _cut(request: web.Request, body: bytes) -> web.StreamResponse:
 def vector(*samples: tuple[dict[str, str], str]) -> list[dict[str, object]]:
     """Rows of an instant query."""
     return [{"metric": labels, "value": [1_790_000_000, value]} for labels, value in samples]
+
+
+@dataclass
+class StubLedger:
+    """A Prometheus whose recorded hours all have the same lines: whatever a test wants it to claim."""
+
+    lines: Sequence[tuple[dict[str, str], str]] = ()
+    """Labels, and active seconds."""
+    money: Sequence[tuple[dict[str, str], str]] = ()
+    warnings: tuple[str, ...] = ()
+    newest_hour: float | None = None
+    delay_seconds: float = 0.0
+    asked: list[dict[str, str]] = field(default_factory=list)
+    """Form and path of every question about the ledger."""
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        """Answer a question."""
+        form = {name: str(value) for name, value in (await request.post()).items()}
+        if "query" not in form:
+            return web.json_response({"status": "error", "error": "not here"}, status=404)
+        self.asked.append({"path": request.path, **form})
+        await asyncio.sleep(self.delay_seconds)
+        rows = self._rows(form["query"])
+        if request.path.endswith("query_range"):
+            start, end, step = (float(form[name]) for name in ("start", "end", "step"))
+            moments = [start + number * step for number in range(int((end - start) / step + 1e-9) + 1)]
+            found = [{"metric": labels, "values": [[at, text] for at in moments]} for labels, text in rows]
+            return success(found, "matrix", warnings=list(self.warnings))
+        at = float(form.get("time", "0"))
+        found = [{"metric": labels, "value": [at, text]} for labels, text in rows]
+        return success(found, warnings=list(self.warnings))
+
+    def _rows(self, query: str) -> Sequence[tuple[dict[str, str], str]]:
+        if "timestamp(" in query:
+            return [] if self.newest_hour is None else [({}, str(self.newest_hour))]
+        if "count_over_time(" in query:
+            return [({}, "24")]
+        if ":gpu_cost:delta1h" in query:
+            return self.money
+        if ":gpu_capacity_seconds:delta1h" in query:
+            return [({}, str(sum(float(text) for _, text in self.lines)))]
+        return self.lines if ":gpu_seconds:delta1h" in query else ()

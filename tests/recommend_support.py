@@ -45,7 +45,7 @@ def ledger(*lines: tuple[LineKey, Figures]) -> FleetLedger:
 def paid(per_hour: float, hours: float, *, currency: str = "USD", **key: str) -> tuple[LineKey, Figures]:
     """A line of so many GPU-hours at a price."""
     names = {"namespace": "ml", "kind": "Deployment", "workload": "w", "team": "t", "model": H100} | key
-    money = {currency: Money(total=per_hour * hours, idle=0.0)}
+    money = {currency: Money(active=per_hour * hours)}
     return LineKey(**names), Figures(active_seconds=hours * 3600, money=money)
 
 
@@ -64,7 +64,7 @@ def prices_of(uses: Iterable[DeviceUse], per_hour: float) -> FleetLedger:
         hours[key] = hours.get(key, 0.0) + one.held_hours * one.share_ratio
     return ledger(
         *(
-            (key, Figures(active_seconds=held * 3600, money={"USD": Money(total=held * per_hour)}))
+            (key, Figures(active_seconds=held * 3600, money={"USD": Money(active=held * per_hour)}))
             for key, held in hours.items()
         )
     )

@@ -19,8 +19,10 @@ from exporter.report.store import DayStore, StoreLedger, close_due_days
 from exporter.report.store.values import ALL_OF_A_DAY, day_window
 
 NODES, OWNERS = 12, 6
-LONGEST_ROUND_SECONDS = 0.2
+LONGEST_WAIT_SECONDS = 0.2
 DAYS_A_ROUND = 3
+MOST_STEPS = 5
+"""The days of a round and two that are closed again. A busy machine may do none of them in any fixed time."""
 
 
 def seed_of(version: int) -> int:
@@ -80,6 +82,18 @@ def judge(path: Path, told: dict[int, int], newest: int) -> tuple[int, int, list
     return len(known), versions, problems
 
 
+def lines_of(log: Path) -> list[str]:
+    """Return the whole lines of the log: days and versions that are on the disk."""
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def wait_for_steps(child: int, log: Path, steps: int) -> None:
+    """Wait until the log has so many lines, or the child has ended by itself."""
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while len(lines_of(log)) < steps and os.waitid(os.P_PID, child, ended) is None:
+        time.sleep(0.002)
+
+
 def main(directory: Path, rounds: int, seed: int) -> None:
     """Kill ``rounds`` closing processes at random moments."""
     chance = random.Random(seed)  # noqa: S311 - moments to kill, not secrets
@@ -93,12 +107,13 @@ def main(directory: Path, rounds: int, seed: int) -> None:
                 work(directory / "store", os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
             finally:
                 os._exit(1)
-        time.sleep(chance.uniform(0.0, LONGEST_ROUND_SECONDS))
+        wait_for_steps(child, log, len(lines_of(log)) + chance.randrange(MOST_STEPS + 1))
+        time.sleep(chance.uniform(0.0, LONGEST_WAIT_SECONDS))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "a round ended by itself"
         told = {}
-        for line in log.read_text().splitlines() if log.exists() else ():
+        for line in lines_of(log):
             day, version = line.split()
             told[int(day)] = int(version)
         days, versions, found = judge(directory / "store", told, 2 * DAYS_A_ROUND if number + 1 < rounds else 10_000)

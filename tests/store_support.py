@@ -41,7 +41,7 @@ def figures(chance: random.Random, currencies: tuple[str, ...]) -> Figures:
         unknown_seconds=unknown,
         unpriced_seconds=0.0 if currencies else active,
         energy_joules=chance.choice((None, active * 300)),
-        money={code: Money(total=(active + idle) * 0.001, idle=idle * 0.001) for code in currencies},
+        money={code: Money(active=active * 0.001, idle=idle * 0.001, unknown=unknown * 0.001) for code in currencies},
     )
 
 
@@ -67,6 +67,7 @@ def chunk(day: int, *, seed: int = 0, nodes: int = 3, owners: int = 4, hours: in
                     kind=chance.choice(("Job", "Deployment", "Pod")),
                     workload=f"w-{chance.randrange(6)}",
                     team=team,
+                    labels=chance.choice(("", "project=llm", "environment=dev,project=ads")),
                     **place,
                 )
                 lines[owner] = figures(chance, chance.choice(((), ("USD",), ("EUR", "USD"))))
@@ -116,7 +117,10 @@ def same(one: Figures, other: Figures) -> bool:
     ]
     numbers += [(one.energy_joules or 0.0, other.energy_joules or 0.0)]
     for code in one.money:
-        numbers += [(one.money[code].total, other.money[code].total), (one.money[code].idle, other.money[code].idle)]
+        numbers += [
+            (getattr(one.money[code], state), getattr(other.money[code], state))
+            for state in ("active", "idle", "unknown")
+        ]
     return (
         all(math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-9) for a, b in numbers)
         and set(one.money) == set(other.money)
@@ -137,7 +141,7 @@ class Known:
     days: dict[int, Chunk]
     failing: set[int] = field(default_factory=set)
     """Days of which a question stays unanswered."""
-    unanswered: str = "owner:gpu_cost:delta1h"
+    unanswered: str = "workload:gpu_cost:delta1h"
     """What it asks for."""
     may_pass: bool = True
     down: bool = False

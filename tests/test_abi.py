@@ -192,6 +192,9 @@ async def test_processes_are_read_with_memory_and_samples_and_garbage_slots_are_
         (100_030, 9_000 * stub.MIB, 0.40),
         (100_031, 9_001 * stub.MIB, 0.41),
     }
+    assert {(one.enc_ratio, one.dec_ratio, one.jpg_ratio, one.ofa_ratio) for one in processes} == {
+        (0.01, 0.02, 0.03, 0.04)
+    }
 
 
 async def test_the_older_sample_call_is_used_where_the_newer_is_missing(
@@ -201,6 +204,7 @@ async def test_the_older_sample_call_is_used_where_the_newer_is_missing(
     async with watched(library, tmp_path / "control", control) as node:
         processes = await node.until(sampled, "process samples")
     assert {one.pid: one.sm_ratio for one in processes} == {100_030: 0.40, 100_031: 0.41}
+    assert {(one.jpg_ratio, one.ofa_ratio) for one in processes} == {(None, None)}, "not told is not idle"
 
 
 async def test_long_process_records_of_early_r535_drivers_are_recognised(

@@ -139,7 +139,7 @@ def running_agent(driver_directory: Path, tmp_path: Path, *, driver_error: int =
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "exporter", "agent", "--listen", f"127.0.0.1:{port}", "--node-name", "abi"]
-    command += ["--sample-interval", "0.5s", "--attribution", "off"]
+    command += ["--sample-interval", "0.5s", "--attribution", "off", "--lock-dir", str(tmp_path / "lock")]
     environment = {**os.environ, **stub.environment(driver_directory, tmp_path / "control"), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     agent = Agent(process, port, control)

@@ -23,7 +23,7 @@ ROWS = (
 PAGE_SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from accuracy_agent import Books, Recorder, VirtualAgent, _new_books
+from accuracy_agent import Recorder, VirtualAgent, new_books
 from accuracy_day import nodes_of_day
 from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,9 +35,9 @@ from exporter.model import Snapshot
 pods, _ = read_pods(Path(sys.argv[2]))
 node = next(node for node in nodes_of_day(pods, 0, 16) if node.name == "node-01")
 recorder = Recorder(node.name)
-agent = VirtualAgent(node, 1, recorder, [_new_books("namespace")])
+agent = VirtualAgent(node, 1, recorder, new_books(1))
 agent.run(0.0, 1300.0)
-books = agent.books[0]
+books = agent.books
 at = 1301.0
 recorded = Recorder(node.name)
 recorded.books(books, at)
@@ -52,7 +52,7 @@ compared = 0
 text = "".join(f"{name} {values[-1]!r}\\n" for name, (_, values) in recorded.series.items())
 for family in text_string_to_metric_families(text):
     for sample in family.samples:
-        labels = {pair for pair in sample.labels.items() if pair[1] and pair[0] != "ledger"}
+        labels = {pair for pair in sample.labels.items() if pair[1]}
         found = [value for (name, carried), value in shown.items() if name == sample.name and labels <= carried]
         assert found == [sample.value], (sample, found)
         compared += 1
@@ -77,6 +77,12 @@ def cells(output: str, case: str, way: str) -> list[float | None]:
     return [float(text.split()[0]) if text else None for text in texts]
 
 
+def balance(output: str, case: str) -> list[float]:
+    """Relative errors of the sums over owners, of workloads and of the marker, in percent."""
+    row = [line for line in output.splitlines() if line.startswith(f"| {case} | ")][-1]
+    return [float(cell.split()[0]) for cell in row.strip("|").split("|")[2:5]]
+
+
 def test_without_a_trace_the_accuracy_benchmark_says_so_and_is_content(tmp_path: Path) -> None:
     done = run(str(SCRIPT), "--traces", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -91,14 +97,17 @@ def test_an_hour_of_a_small_trace_comes_out_of_prometheus_as_it_went_into_the_me
     done = run(str(SCRIPT), "--traces", str(traces), "--hours", "1", "--gpus", "16")
     assert done.returncode == 0, done.stdout + done.stderr
     for case in ("clean", "2 % of scrapes lost", "agents restarted", "Prometheus away 10 min"):
-        total, worst, *_ = cells(done.stdout, case, "ledger, owner = namespace")
-        # A long job that starts with the hour is told as of the hour's last scrape, which is half a minute old at most.
+        total, worst, *_ = cells(done.stdout, case, "ledger, recorded hours")
+        # The last value before the hour is half a minute old at most.
         assert total is not None
         assert abs(total) < 1
         assert worst is not None
         assert abs(worst) < 2
+        owners, workloads, marker = balance(done.stdout, case)
+        assert abs(owners) < 1
+        assert workloads == marker == 0
     assert abs(cells(done.stdout, "clean", "gauges, count x 30 s")[0] or 0.0) < 5
-    conservation = next(line for line in done.stdout.splitlines() if line.startswith("conservation error"))
+    conservation = next(line for line in done.stdout.splitlines() if "conservation error" in line)
     assert float(conservation.split(":")[1].split()[0]) < 1e-9
 
 

@@ -1,20 +1,29 @@
 """Activity: which signal counts, when signals contradict each other, and how it is divided."""
 
+from collections.abc import Mapping
+from functools import partial
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.accounting.activity import (
-    CONTRADICTING_SAMPLES,
-    CONTRADICTING_SAMPLES_ACROSS,
     ActivityJudge,
+    Engine,
     Judgement,
-    Samples,
-    judge_sample,
+    Level,
+    Observation,
+    SampledUse,
+    Split,
+    engines_of,
     partitioned_activity,
+    samples_cover,
     split_activity,
 )
-from exporter.model import Activity, ActivitySource, Field, Gpu, Holder, ShareMode
+from exporter.model import DECODERS, Activity, ActivitySource, Field, Gpu, Holder, ProcessUse, ShareMode
+
+DCGM = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
+CODECS_AT_REST = {Field.ENC_UTIL: 0, Field.DEC_UTIL: 0, Field.JPG_UTIL: 0, Field.OFA_UTIL: 0}
 
 
 def holder(name: str, share: float = 1.0) -> Holder:
@@ -31,25 +40,17 @@ def holder(name: str, share: float = 1.0) -> Holder:
     )
 
 
+def judge_values(values: Mapping[Field, float], from_dcgm: frozenset[Field] = frozenset()) -> Judgement:
+    return Track(from_dcgm=from_dcgm).see(values)[0]
+
+
 def test_the_engine_counter_wins_over_utilisation() -> None:
-    judged = judge_sample({Field.PROF_GR_ENGINE_ACTIVE: 0.4, Field.GPU_UTIL: 100})
+    judged = judge_values({Field.PROF_GR_ENGINE_ACTIVE: 0.4, Field.GPU_UTIL: 100})
     assert judged.activity == Activity(ratio=0.4, source=ActivitySource.ENGINE)
 
 
 def test_utilisation_serves_where_there_is_no_engine_counter() -> None:
-    assert judge_sample({Field.GPU_UTIL: 37}).activity == Activity(ratio=0.37, source=ActivitySource.UTILISATION)
-
-
-def test_a_contradiction_across_sources_is_one_too_after_dcgm_s_delay() -> None:
-    judge = ActivityJudge()
-    lie = {Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99}
-    told = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
-    reasons = [judge.judge("GPU-0", lie, from_dcgm=told).reason for _ in range(CONTRADICTING_SAMPLES_ACROSS)]
-    assert reasons == [*[""] * (CONTRADICTING_SAMPLES_ACROSS - 1), "contradiction"]
-    alone = ActivityJudge()
-    both = frozenset({Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL})
-    reasons = [alone.judge("GPU-0", lie, from_dcgm=both).reason for _ in range(CONTRADICTING_SAMPLES)]
-    assert reasons[-1] == "contradiction", "one source's own figures are of one time"
+    assert judge_values({Field.GPU_UTIL: 37}).activity == Activity(ratio=0.37, source=ActivitySource.UTILISATION)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_contradiction_across_sources_is_one_too_after_dcgm_s_delay() -> None:
 )
 def test_who_measured_it_is_who_told_the_figure_that_counts(from_dcgm: set[Field], measured_by: str) -> None:
     values = {Field.PROF_GR_ENGINE_ACTIVE: 0.4, Field.GPU_UTIL: 100, Field.ENC_UTIL: 10}
-    activity = judge_sample(values, frozenset(from_dcgm)).activity
+    activity = judge_values(values, frozenset(from_dcgm)).activity
     assert activity is not None
     assert activity.measured_by == measured_by
     parts = split_activity(activity, [holder("a", 0.5), holder("b", 0.5)], None).parts
@@ -68,7 +69,7 @@ def test_who_measured_it_is_who_told_the_figure_that_counts(from_dcgm: set[Field
 def test_a_codec_s_figure_and_a_utilisation_are_their_own_sources() -> None:
     told = frozenset({Field.ENC_UTIL, Field.GPU_UTIL})
     for values in ({Field.GPU_UTIL: 40}, {Field.PROF_GR_ENGINE_ACTIVE: 0.1, Field.ENC_UTIL: 60, Field.DEC_UTIL: 5}):
-        activity = judge_sample(values, told).activity
+        activity = judge_values(values, told).activity
         assert activity is not None
         assert activity.measured_by == "dcgm"
 
@@ -79,54 +80,253 @@ def test_the_mean_of_a_partitioned_gpu_is_dcgm_s_as_soon_as_one_instance_is() ->
         (3, Judgement(activity=Activity(ratio=0.5, source=ActivitySource.ENGINE, measured_by="dcgm"))),
         (4, Judgement(activity=Activity(ratio=0.5, source=ActivitySource.ENGINE))),
     ]
-    mean = partitioned_activity(board, Judgement(activity=None, reason="no_source"), parts).activity
+    mean = partitioned_activity(board, Judgement(activity=None, reason="no_source"), parts, idle_below=0.05).activity
     assert mean is not None
     assert mean.ratio == pytest.approx(0.5)
     assert mean.measured_by == "dcgm"
 
 
 def test_a_transcoder_is_not_idle() -> None:
-    judged = judge_sample({Field.GPU_UTIL: 2, Field.ENC_UTIL: 71, Field.DEC_UTIL: 30})
+    judged = judge_values({Field.GPU_UTIL: 2, Field.ENC_UTIL: 71, Field.DEC_UTIL: 30})
     assert judged.activity == Activity(ratio=0.71, source=ActivitySource.CODEC)
 
 
 @pytest.mark.parametrize("values", [{}, {Field.POWER_USAGE: 300.0}, {Field.ENC_UTIL: 0, Field.DEC_UTIL: 0}])
 def test_without_a_compute_signal_activity_is_unknown_and_never_zero(values: dict[Field, float]) -> None:
-    assert judge_sample(values) == Judgement(activity=None, reason="no_source")
+    assert judge_values(values) == Judgement(activity=None, reason="no_source")
 
 
-def test_an_engine_counter_that_stays_dead_at_high_utilisation_becomes_unknown() -> None:
-    judge = ActivityJudge()
-    lie = {Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99}
-    judged = [judge.judge("GPU-0", lie).reason for _ in range(CONTRADICTING_SAMPLES)]
-    assert judged == ["", "", "contradiction"]
-    assert judge.judge("GPU-0", {Field.PROF_GR_ENGINE_ACTIVE: 0.9, Field.GPU_UTIL: 99}).reason == ""
-    assert judge.judge("GPU-0", lie).reason == "", "a lag of one sample after work has stopped is no contradiction"
+class Track:
+    """One device, judged second by second."""
+
+    def __init__(self, **facts: object) -> None:
+        self.judge = ActivityJudge()
+        self.facts = facts
+        self.at_seconds = 1000.0
+        self.interval_seconds = 1.0
+
+    def see(self, values: Mapping[Field, float], seconds: int = 1, **facts: object) -> list[Judgement]:
+        seen = []
+        for _ in range(seconds):
+            self.at_seconds += self.interval_seconds
+            sample = Observation(
+                **{"uuid": "GPU-0", "at_seconds": self.at_seconds, "values": values, **self.facts, **facts}  # type: ignore[arg-type]
+            )
+            seen.append(self.judge.judge(sample, idle_below=0.05))
+        return seen
+
+    def counted(self, reason: str) -> int:
+        return self.judge.errors["activity", reason]
 
 
-def test_a_busy_gpu_without_process_and_memory_becomes_unknown() -> None:
-    judge = ActivityJudge()
-    stuck = {Field.GPU_UTIL: 100, Field.FB_USED: 3}
-    assert [judge.judge("GPU-0", stuck, process_count=0).reason for _ in range(3)][-1] == "contradiction"
-    fresh = ActivityJudge()
-    hidden = [fresh.judge("GPU-0", stuck, process_count=0, process_list_reliable=False).reason for _ in range(5)]
-    assert set(hidden) == {""}, "in a PID namespace of our own the empty list proves nothing"
+def reading(engine: float, utilisation: float, **others: float) -> dict[Field, float]:
+    told = {Field.PROF_GR_ENGINE_ACTIVE: engine, Field.GPU_UTIL: utilisation, **CODECS_AT_REST}
+    return {**told, **{Field[name]: value for name, value in others.items()}}
 
 
-def test_a_contradiction_is_counted_once_per_device_when_it_makes_it_unknown_and_again_when_it_is_back() -> None:
-    judge = ActivityJudge()
-    lie, truth = {Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99}, {Field.GPU_UTIL: 99}
-    counted = []
-    for values in (*[lie] * 5, truth, *[lie] * 4):
-        for uuid in ("GPU-0", "GPU-1"):
-            judge.judge(uuid, values)
-        counted.append(judge.errors["activity", "contradiction"])
-    assert counted == [0, 0, 2, 2, 2, 2, 2, 2, 4, 4]
-    judge.forget(frozenset({"GPU-0"}))
-    for _ in range(3):
-        judge.judge("GPU-0", lie)
-        judge.judge("GPU-1", lie)
-    assert judge.errors["activity", "contradiction"] == 5, "one that lasts goes on, one of a new device is new"
+@pytest.mark.parametrize("from_dcgm", [frozenset(), DCGM], ids=["one source", "two sources"])
+@pytest.mark.parametrize("utilisation", [[99], [45], [99, 30, 99, 99, 30, 99], [99, 99, 99, 99, 99, 42], [12]], ids=str)
+def test_a_dead_engine_counter_beside_utilisation_is_unknown(
+    utilisation: list[int], from_dcgm: frozenset[Field]
+) -> None:
+    device = Track(from_dcgm=from_dcgm)
+    reasons = [device.see(reading(0.0, utilisation[second % len(utilisation)]))[0].reason for second in range(1200)]
+    begins = reasons.index("contradiction")
+    assert begins <= (150 if utilisation == [12] else 20), "the mean has to reach a tenth first"
+    assert set(reasons[begins:]) == {"contradiction"}
+    assert device.counted("contradiction") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("idle", [reading(0.0, 0)]),
+        ("idle, a beat of the driver", [reading(0.0, 1)] * 9 + [reading(0.0, 9)]),
+        ("low engine activity in long kernels", [reading(0.12, 99)]),
+        ("bursts, one sample late in NVML", [reading(0.9, 0), reading(0.0, 90), *[reading(0.0, 0)] * 28]),
+        (
+            "bursts, three samples late in DCGM",
+            [*[reading(0.0, 99)] * 3, *[reading(0.99, 99)] * 7] + [reading(0.99, 0)] * 3,
+        ),
+        ("a job that ends and starts", [reading(0.95, 95)] * 600 + [reading(0.0, 95)] + [reading(0.0, 0)] * 600),
+    ],
+)
+def test_readings_that_agree_in_the_mean_are_no_contradiction(name: str, seconds: list[dict[Field, float]]) -> None:
+    device = Track()
+    reasons = {device.see(seconds[second % len(seconds)])[0].reason for second in range(3600)}
+    assert reasons == {""}, name
+
+
+def test_the_first_reading_and_one_after_a_long_gap_are_no_contradiction() -> None:
+    device = Track()
+    stopped = reading(0.0, 99)  # of work that ended a moment ago
+    assert device.see(stopped)[0].reason == ""
+    device.at_seconds += 3600
+    assert device.see(stopped)[0].reason == ""
+    assert {judged.reason for judged in device.see(reading(0.0, 0), 300)} == {""}
+
+
+@pytest.mark.parametrize("interval_seconds", [1.0, 10.0, 60.0, 300.0])
+def test_rare_samples_that_meet_the_begin_of_a_job_are_no_contradiction(interval_seconds: float) -> None:
+    device = Track()
+    device.interval_seconds = interval_seconds
+    for values in (reading(0.0, 0), reading(0.05, 100), reading(1.0, 100), reading(0.02, 0), reading(0.02, 100)):
+        assert device.see(values)[0].reason == "", values
+    device.see(reading(0.0, 0), 20)
+    assert device.see(reading(0.0, 45), 20)[-1].reason == "contradiction"
+
+
+def test_a_partitioned_gpu_without_utilisation_cannot_contradict_itself() -> None:
+    device = Track(level=Level.PARTITIONED_GPU, model="NVIDIA H100 80GB HBM3")
+    assert {judged.reason for judged in device.see({Field.PROF_GR_ENGINE_ACTIVE: 0.0}, 300)} == {""}
+
+
+def test_a_contradiction_ends_when_the_readings_agree_and_counts_again() -> None:
+    device = Track()
+    device.see(reading(0.0, 90), 600)
+    healed = device.see(reading(0.9, 90), 60)
+    assert [judged.reason for judged in healed[10:]] == [""] * 50
+    device.see(reading(0.0, 90), 600)
+    assert device.counted("contradiction") == 2
+
+
+def test_a_busy_gpu_without_process_and_memory_is_unknown() -> None:
+    stuck = {Field.GPU_UTIL: 100, Field.FB_USED: 3, **CODECS_AT_REST}
+    device = Track(process_count=0)
+    assert device.see(stuck, 30)[-1].reason == "contradiction"
+    assert device.see({**stuck, Field.FB_USED: 900}, process_count=1)[0].reason == "", "a process explains it"
+    hidden = Track(process_count=None)
+    assert {judged.reason for judged in hidden.see(stuck, 300)} == {""}, "without a reliable list nothing is proven"
+    ended = Track()
+    ended.see({**stuck, Field.FB_USED: 900}, 600, process_count=1)
+    assert {judged.reason for judged in ended.see(stuck, 3, process_count=0)} == {""}, "utilisation lags"
+
+
+def test_a_contradiction_of_a_device_that_is_forgotten_counts_again() -> None:
+    device = Track()
+    device.see(reading(0.0, 99), 60)
+    device.judge.forget(frozenset({"GPU-0"}))
+    device.see(reading(0.0, 99), 60)
+    assert device.counted("contradiction") == 1
+    device.judge.forget(frozenset())
+    device.see(reading(0.0, 99), 60)
+    assert device.counted("contradiction") == 2
+
+
+INSTANCE = {"level": Level.INSTANCE, "uuid": "MIG-0"}
+IDLE_ENGINE = {Field.PROF_GR_ENGINE_ACTIVE: 0.01}
+
+
+def test_an_instance_that_decodes_video_is_busy() -> None:
+    device = Track(**INSTANCE, model="NVIDIA H100 80GB HBM3")
+    judged = device.see({**IDLE_ENGINE, DECODERS[0]: 0.1, DECODERS[3]: 0.9})[0]
+    assert judged == Judgement(activity=Activity(ratio=0.9, source=ActivitySource.CODEC))
+
+
+def test_an_instance_whose_codecs_no_source_measures_is_idle_and_counted_as_incomplete() -> None:
+    device = Track(**INSTANCE, model="NVIDIA A100-SXM4-40GB", from_dcgm=DCGM, process_count=2)
+    assert {judged.reason for judged in device.see(IDLE_ENGINE, 3600)} == {""}
+    assert device.counted("incomplete") == 1
+
+
+def test_a_new_gpu_is_not_idle_before_dcgm_has_reported_its_codecs() -> None:
+    device = Track(model="NVIDIA H200", from_dcgm=frozenset({Field.GPU_UTIL}))
+    judged = [one.reason for one in device.see({Field.GPU_UTIL: 4}, 10)]
+    assert judged[:5] == ["incomplete"] * 5
+    assert set(judged[6:]) == {""}
+
+
+def test_a_new_instance_that_dcgm_measures_is_not_idle_before_nvml_has_reported_its_codecs() -> None:
+    device = Track(**INSTANCE, model="NVIDIA H100 80GB HBM3", from_dcgm=DCGM, process_count=2)
+    judged = [one.reason for one in device.see(IDLE_ENGINE, 10)]
+    assert judged[:5] == ["incomplete"] * 5
+    assert set(judged[6:]) == {""}
+
+
+def test_an_unmeasured_codec_makes_an_instance_unknown_while_the_gpu_uses_one() -> None:
+    device = Track(**INSTANCE, model="NVIDIA A100-SXM4-40GB", from_dcgm=DCGM, process_count=2)
+    decodes = {DECODERS[2]: 0.4}
+    assert device.see(IDLE_ENGINE, parent_values=decodes)[0].reason == "incomplete"
+    assert device.see(IDLE_ENGINE, parent_values=decodes, process_count=None)[0].reason == "incomplete"
+    assert device.see(IDLE_ENGINE, parent_values=decodes, process_count=0)[0].reason == "", "nothing runs in it"
+    assert device.see(IDLE_ENGINE, parent_values={DECODERS[2]: 0.0})[0].reason == ""
+    busy = device.see({Field.PROF_GR_ENGINE_ACTIVE: 0.3}, parent_values=decodes)[0].activity
+    assert busy == Activity(ratio=0.3, source=ActivitySource.ENGINE, measured_by="dcgm"), "busy enough is not idle"
+
+
+def test_a_codec_reading_that_fails_once_makes_one_sample_unknown() -> None:
+    device = Track(model="NVIDIA L40S")
+    idle = {Field.GPU_UTIL: 0, **CODECS_AT_REST}
+    failing = {key: value for key, value in idle.items() if key is not Field.DEC_UTIL}
+    judged = [device.see(values)[0].reason for values in (idle, failing, idle, {**failing, Field.GPU_UTIL: 40})]
+    assert judged == ["", "incomplete", "", ""]
+    assert device.counted("incomplete") == 0
+
+
+def test_an_unmeasured_codec_of_a_gpu_without_processes_is_idle() -> None:
+    device = Track(model="NVIDIA L40S")
+    device.see({Field.GPU_UTIL: 0, **CODECS_AT_REST, Field.JPG_UTIL: 80}, 10)
+    without = {Field.GPU_UTIL: 0, Field.ENC_UTIL: 0, Field.DEC_UTIL: 0, Field.OFA_UTIL: 0}
+    assert device.see(without, process_count=1)[0].reason == "incomplete"
+    assert device.see(without, process_count=0)[0].activity is not None
+    assert device.see({**without, Field.FB_USED: 3}, process_count=0)[0].activity is not None
+    hidden = device.see({**without, Field.FB_USED: 4096}, process_count=0)
+    assert hidden[0].reason == "incomplete", "memory in use belongs to a process that the list lacks"
+
+
+def test_a_codec_that_is_no_longer_measured_is_unknown_only_if_it_was_in_use() -> None:
+    for percent, later in ((80, "incomplete"), (0, "")):
+        device = Track(model="NVIDIA L40S")
+        device.see({Field.GPU_UTIL: 0, **CODECS_AT_REST, Field.JPG_UTIL: percent}, 10)
+        others = {Field.GPU_UTIL: 0, Field.ENC_UTIL: 0, Field.DEC_UTIL: 0, Field.OFA_UTIL: 0}
+        assert device.see(others, 120)[-1].reason == later
+        assert device.counted("incomplete") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "lacks"),
+    [
+        ("Tesla T4", {Engine.JPEG, Engine.OPTICAL_FLOW}),
+        ("Tesla V100-SXM2-32GB", {Engine.JPEG, Engine.OPTICAL_FLOW}),
+        ("NVIDIA A10", {Engine.JPEG}),
+        ("NVIDIA A100-SXM4-40GB", {Engine.ENCODE}),
+        ("NVIDIA H100 80GB HBM3", {Engine.ENCODE}),
+        ("NVIDIA L40S", set()),
+        ("NVIDIA RTX A4000", {Engine.JPEG}),
+        ("NVIDIA RTX 6000 Ada Generation", set()),
+        ("NVIDIA RTX 4000 SFF Ada Generation", set()),
+    ],
+)
+def test_engines_that_a_model_lacks_are_not_awaited(model: str, lacks: set[Engine]) -> None:
+    has = {row.engine for row in engines_of(Level.GPU, model)}
+    assert set(Engine) - has == lacks
+    device = Track(model=model)
+    fields = {Field.GPU_UTIL: 0, **CODECS_AT_REST}
+    names = {Engine.ENCODE: Field.ENC_UTIL, Engine.JPEG: Field.JPG_UTIL, Engine.OPTICAL_FLOW: Field.OFA_UTIL}
+    for engine in lacks:
+        del fields[names[engine]]
+    assert {judged.reason for judged in device.see(fields, 300)} == {""}
+    assert device.counted("incomplete") == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "sampled", "covered"),
+    [
+        ({Field.GPU_UTIL: 40}, {"sm_ratio": 0.4}, True),
+        ({Field.GPU_UTIL: 40, Field.JPG_UTIL: 0, Field.OFA_UTIL: 0}, {"sm_ratio": 0.4}, True),
+        ({Field.GPU_UTIL: 40, Field.JPG_UTIL: 1}, {"sm_ratio": 0.4}, False),
+        ({Field.GPU_UTIL: 40, Field.OFA_UTIL: 90}, {"sm_ratio": 0.4, "jpg_ratio": 0.0}, False),
+        ({Field.GPU_UTIL: 40, Field.JPG_UTIL: 90}, {"sm_ratio": 0.4, "jpg_ratio": 0.9}, True),
+        ({Field.GPU_UTIL: 40}, {}, False),
+        ({Field.PROF_GR_ENGINE_ACTIVE: 0.4}, {}, False),
+    ],
+)
+def test_process_samples_cover_a_device_if_they_have_every_engine_in_use(
+    values: dict[Field, float], sampled: dict[str, float], *, covered: bool
+) -> None:
+    one = ProcessUse(pid=1, **sampled)  # type: ignore[arg-type] # a table
+    assert samples_cover(values, [one, one]) is covered
+    assert samples_cover(values, [])
 
 
 def test_a_partitioned_gpu_is_the_slice_weighted_mean_of_its_instances() -> None:
@@ -136,39 +336,114 @@ def test_a_partitioned_gpu_is_the_slice_weighted_mean_of_its_instances() -> None
     def engine(ratio: float) -> Judgement:
         return Judgement(activity=Activity(ratio=ratio, source=ActivitySource.ENGINE))
 
-    whole = partitioned_activity(gpu, unknown, [(3, engine(1.0)), (2, engine(0.5))])
+    whole = partitioned_activity(gpu, unknown, [(3, engine(1.0)), (2, engine(0.5))], idle_below=0.05)
     assert whole.activity is not None
     assert whole.activity.ratio == pytest.approx(4 / 7)
-    assert partitioned_activity(gpu, unknown, [(3, engine(1.0)), (2, unknown)]).activity is None
-    assert partitioned_activity(gpu, unknown, [(3, engine(1.0))], lacks_some=True) == unknown
-    assert partitioned_activity(gpu, engine(0.5), [(3, engine(1.0))], lacks_some=True) == engine(0.5)
+    assert partitioned_activity(gpu, unknown, [(3, engine(1.0)), (2, unknown)], idle_below=0.05).activity is None
+    lacking = partial(partitioned_activity, gpu, instances=[(3, engine(1.0))], idle_below=0.05, lacks_some=True)
+    assert lacking(unknown) == unknown
+    assert lacking(engine(0.5)) == engine(0.5)
+    assert lacking(engine(0.04)) == Judgement(activity=None, reason="incomplete")
+
+
+def test_codecs_of_instances_count_for_their_gpu() -> None:
+    gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
+    own = Judgement(activity=Activity(ratio=0.01, source=ActivitySource.ENGINE))
+    codec = Judgement(activity=Activity(ratio=0.7, source=ActivitySource.CODEC))
+    decoding = partitioned_activity(gpu, own, [(3, codec), (3, own)], idle_below=0.05).activity
+    assert decoding == Activity(ratio=pytest.approx(2.13 / 7), source=ActivitySource.CODEC)
+    assert partitioned_activity(gpu, own, [(3, own), (3, own)], idle_below=0.05) == own
+
+
+def test_a_partitioned_gpu_is_not_idle_while_one_instance_is_unknown() -> None:
+    """Its engine counter does not show what an instance decodes that was made a moment ago."""
+    gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
+    idle, busy = (Judgement(activity=Activity(ratio=ratio, source=ActivitySource.ENGINE)) for ratio in (0.01, 0.4))
+    unknown = Judgement(activity=None, reason="no_source")
+    parts = [(3, idle), (3, unknown)]
+    assert partitioned_activity(gpu, idle, parts, idle_below=0.05) == Judgement(activity=None, reason="incomplete")
+    assert partitioned_activity(gpu, busy, parts, idle_below=0.05) == busy
+
+
+def sampled(ratio: float, *holders: Holder, known: bool = True) -> SampledUse:
+    return SampledUse(holders=holders, ratio=ratio, known=known)
+
+
+def ratios_of(split: Split) -> list[float]:
+    return [part.ratio for part in split.parts if part]
+
+
+def sources_of(split: Split) -> list[str]:
+    return [part.source for part in split.parts if part]
+
+
+HALF_A, HALF_B = holder("a", 0.5), holder("b", 0.5)
+QUARTERS = [holder(name, 0.25) for name in "abcd"]
 
 
 def test_sharers_get_their_part_by_process_samples() -> None:
     device = Activity(ratio=0.8, source=ActivitySource.UTILISATION)
-    split = split_activity(device, [holder("a", 0.25), holder("b", 0.25)], Samples(by_holder=(0.3, 0.1), others=0.0))
-    assert [part.ratio for part in split.parts if part] == pytest.approx([0.6, 0.2])
-    assert {part.source for part in split.parts if part} == {ActivitySource.PROCESS_SAMPLES}
+    split = split_activity(device, [HALF_A, HALF_B], [sampled(0.3, HALF_A), sampled(0.1, HALF_B)])
+    assert ratios_of(split) == pytest.approx([0.6, 0.2])
+    assert set(sources_of(split)) == {ActivitySource.PROCESS_SAMPLES}
+    assert [pytest.approx((ratio, ratio)) for ratio in ratios_of(split)] == list(split.bounds)
+
+
+def test_split_of_an_idle_device_without_samples_is_estimated() -> None:
+    device = Activity(ratio=0.0, source=ActivitySource.ENGINE)
+    split = split_activity(device, [HALF_A, HALF_B], None)
+    assert [(part.ratio, part.source) for part in split.parts if part] == [(0.0, ActivitySource.ESTIMATED)] * 2
+    assert split.bounds == ((0.0, 0.0), (0.0, 0.0)), "both are known to be idle"
 
 
 def test_without_process_data_the_parts_are_by_share_and_say_so() -> None:
     device = Activity(ratio=0.6, source=ActivitySource.UTILISATION)
     split = split_activity(device, [holder("a", 0.5), holder("b", 0.25)], None)
-    assert [part.ratio for part in split.parts if part] == pytest.approx([0.4, 0.2])
-    assert {part.source for part in split.parts if part} == {ActivitySource.ESTIMATED}
+    assert ratios_of(split) == pytest.approx([0.4, 0.2])
+    assert set(sources_of(split)) == {ActivitySource.ESTIMATED}
+    assert split.bounds == ((0.0, pytest.approx(0.6)),) * 2, "all of it may be of either"
 
 
 def test_silent_samples_on_a_busy_device_do_not_make_its_sharers_idle() -> None:
     device = Activity(ratio=0.9, source=ActivitySource.ENGINE)
-    split = split_activity(device, [holder("a", 0.5), holder("b", 0.5)], Samples(by_holder=(0.0, 0.0), others=0.0))
-    assert [part.ratio for part in split.parts if part] == pytest.approx([0.45, 0.45])
+    split = split_activity(device, [HALF_A, HALF_B], [sampled(0.0, HALF_A), sampled(0.0, HALF_B)])
+    assert ratios_of(split) == pytest.approx([0.45, 0.45])
 
 
 def test_a_foreign_process_on_an_exclusive_gpu_is_not_its_holders_activity() -> None:
     device = Activity(ratio=1.0, source=ActivitySource.ENGINE)
-    split = split_activity(device, [holder("a")], Samples(by_holder=(0.0,), others=0.9))
+    split = split_activity(device, [holder("a")], [sampled(0.9)])
     assert split.parts[0] == Activity(ratio=0.0, source=ActivitySource.PROCESS_SAMPLES)
     assert split.remainder_ratio == pytest.approx(1.0)
+
+
+def test_a_single_holder_has_all_that_no_other_is_known_to_have_used() -> None:
+    device = Activity(ratio=1.0, source=ActivitySource.ENGINE)
+    alone = holder("a")
+    assert split_activity(device, [alone], [sampled(0.9, alone, known=False)]).parts == (device,)
+    split = split_activity(device, [alone], [sampled(0.9, alone, known=False), sampled(0.1)])
+    assert ratios_of(split) == pytest.approx([0.9])
+    assert split.bounds == ((0.0, pytest.approx(0.9)),), "it may be of none"
+
+
+def test_a_pods_containers_divide_its_part_and_leave_the_other_pods_alone() -> None:
+    device = Activity(ratio=0.4, source=ActivitySource.UTILISATION)
+    x, y, solo = (holder(name, 1 / 3) for name in ("pair-x", "pair-y", "solo"))
+    split = split_activity(device, [x, y, solo], [sampled(0.4, x, y), sampled(0.0, solo)])
+    assert ratios_of(split) == pytest.approx([0.2, 0.2, 0.0])
+    assert sources_of(split) == ["estimated", "estimated", "process_samples"]
+    assert split.bounds == ((0.0, pytest.approx(0.4)), (0.0, pytest.approx(0.4)), (0.0, 0.0))
+
+
+def test_what_is_unknown_is_divided_among_those_it_may_be_of_and_the_rest_stays() -> None:
+    device = Activity(ratio=0.8, source=ActivitySource.UTILISATION)
+    a, b, c, _ = QUARTERS
+    samples = [sampled(0.4, a), sampled(0.1, b), sampled(0.1), sampled(0.2, b, c, known=False)]
+    split = split_activity(device, QUARTERS, samples)
+    assert ratios_of(split) == pytest.approx([0.4, 0.2, 0.1, 0.0])
+    assert sources_of(split) == ["process_samples", "process_samples", "estimated", "process_samples"]
+    assert split.bounds[1] == (pytest.approx(0.1), pytest.approx(0.3))
+    assert split.remainder_ratio == pytest.approx(0.1)
 
 
 ratios = st.floats(0, 1)
@@ -177,22 +452,29 @@ ratios = st.floats(0, 1)
 @given(
     device=st.one_of(st.none(), ratios),
     shares=st.lists(st.floats(0.01, 1), max_size=5),
-    samples=st.one_of(st.none(), st.lists(ratios, min_size=5, max_size=5)),
-    others=ratios,
+    samples=st.one_of(st.none(), st.lists(st.tuples(st.sets(st.integers(0, 4)), ratios, st.booleans()), max_size=6)),
 )
+@example(device=1.0, shares=[1.0], samples=[(set(), 5e-324, False)])
 def test_parts_and_remainder_always_sum_to_the_device(
-    device: float | None, shares: list[float], samples: list[float] | None, others: float
+    device: float | None, shares: list[float], samples: list[tuple[set[int], float, bool]] | None
 ) -> None:
     activity = None if device is None else Activity(ratio=device, source=ActivitySource.ENGINE)
     holders = [holder(f"p{i}", share) for i, share in enumerate(shares)]
-    given_samples = None if samples is None else Samples(by_holder=tuple(samples[: len(holders)]), others=others)
+    given_samples = samples and [
+        sampled(ratio, *(holders[i] for i in sorted(found) if i < len(holders)), known=known)
+        for found, ratio, known in samples
+    ]
     split = split_activity(activity, holders, given_samples)
-    assert len(split.parts) == len(holders)
+    assert len(split.parts) == len(split.bounds) == len(holders)
     if activity is None:
         assert split.remainder_ratio is None
-        assert set(split.parts) <= {None}
+        assert set(split.parts) | set(split.bounds) <= {None}
     else:
         assert split.remainder_ratio is not None
-        total = sum(part.ratio for part in split.parts if part) + split.remainder_ratio
+        total = sum(ratios_of(split)) + split.remainder_ratio
         assert total == pytest.approx(activity.ratio, abs=1e-12)
-        assert all(part is not None and 0 <= part.ratio <= 1 for part in split.parts)
+        for part, bounds in zip(split.parts, split.bounds, strict=True):
+            assert part is not None
+            assert bounds is not None
+            assert 0 <= part.ratio <= 1
+            assert bounds[0] - 1e-12 <= part.ratio <= bounds[1] + 1e-12

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from agent_support import ROOT, AgentProcess, matching, running_agent
+
+from exporter.simulator import stack
+from exporter.simulator.stack import Ports, StackOptions, Tools
 
 AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NEEDS_NAMESPACES = pytest.mark.skipif(
@@ -45,6 +49,27 @@ def test_every_kind_of_holder_of_the_demo_is_attributed(demo_agent: AgentProcess
     assert list(shares.values()) == [0.25] * 3
     free = matching(page, "gpu_allocation_state", gpu="7", state="unallocated")
     assert list(free.values()) == [1]
+
+
+def test_the_demo_divides_money_by_labels_of_pods_and_namespaces(tmp_path: Path) -> None:
+    ports = Ports(agent=0, prometheus=0, alertmanager=0, webhook=0, cost=0)
+    alone = Tools(prometheus=None, alertmanager=None)
+    command = stack.parts(StackOptions(scenario="demo", agent_command=()), alone, ports, tmp_path)[0].command
+    with running_agent(*command, "--kube-start-jitter", "0s") as agent:
+
+        def divided(page: dict[str, float]) -> set[tuple[str, ...]]:
+            """Kinds of owners with their cost labels."""
+            of = re.compile(r'workload_kind="(.*?)".*cost_labels="(.*?)"')
+            return {found.groups() for one in matching(page, "gpu_ledger_seconds_total") if (found := of.search(one))}
+
+        page = agent.until(lambda page: len(divided(page)) == 8, "all owners, each with cost labels")
+        assert divided(page) >= {
+            ("PyTorchJob", "environment=prod,project=llama"),
+            ("JupyterHub", "environment=prod,project=gpu-course"),
+            ("Notebook", "environment=dev"),
+            ("Notebook", "environment=prod,project=ranking"),
+        }
+        assert not [one for one in page if "cost_labels" in one and not one.startswith("gpu_ledger_")]
 
 
 def test_a_prometheus_that_asks_for_openmetrics_gets_it(demo_agent: AgentProcess) -> None:
@@ -181,3 +206,42 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
 def test_a_scenario_that_is_not_there_is_told_with_the_nearest_name(name: str, told: str) -> None:
     (line,) = refused("--simulate", name)
     assert told in line
+
+
+FAILING_TICKS = """
+import os, sys
+from exporter.agent.node import Node
+from exporter.cli import main
+
+tick = Node.tick
+
+def failing(*arguments):
+    if os.path.exists(sys.argv[0] + ".fails"):
+        raise RuntimeError("a fault that no test knows")
+    return tick(*arguments)
+
+Node.tick = failing
+sys.exit(main(sys.argv[4:]))
+"""
+"""Runs the agent; its ticks fail while a file is there. Arguments: python -m exporter, and the agent's own."""
+
+
+@pytest.mark.parametrize("from_start", [False, True])
+def test_a_tick_that_fails_is_counted_on_the_page_and_ends_readiness(tmp_path: Path, *, from_start: bool) -> None:
+    script, fails = tmp_path / "agent.py", tmp_path / "agent.py.fails"
+    script.write_text(FAILING_TICKS)
+    if from_start:
+        fails.touch()
+    arguments = ("--simulate", "demo", "--sample-interval", "250ms")
+    with running_agent(*arguments, prefix=(sys.executable, str(script)), env={"PYTHONPATH": str(ROOT)}) as agent:
+        if not from_start:
+            agent.until(lambda page: sampled(page) and agent.get("/readyz")[0] == 200, "ready")
+            fails.touch()
+        agent.until(
+            lambda page: matching(page, "gpu_exporter_errors_total", part="agent", reason="tick"), "the counter"
+        )
+        agent.until(lambda _: agent.get("/readyz")[0] == 503, "not ready")
+        agent.until(lambda _: "s old (limit 2 s): the agent's loop fails or hangs" in agent.get("/readyz")[1], "why")
+        agent.until(lambda page: not sampled(page) and set(up(page)) <= {0.0}, "no value of what is not measured")
+        fails.unlink()
+        agent.until(lambda page: sampled(page) and agent.get("/readyz")[0] == 200, "ready again")

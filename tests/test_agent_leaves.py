@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.pricing import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
@@ -57,7 +57,7 @@ async def main():
         node.metering = Metering(
             node="n",
             meter=Meter(1.0, Owners().owner_of),
-            ledger=Ledger(),
+            ledgers=Ledgers(saves=True),
             book=PriceBook(name="test", currency="USD", rows=()),
             facts=NodeFacts(),
             file=StateFile(Path(sys.argv[1])),

@@ -136,6 +136,15 @@ async def test_a_thousand_idle_workloads_of_ten_owners_are_a_message_per_owner_a
         assert "The first 20 of 50; all of them: https://alerts.example.com/#/alerts" in text
 
 
+async def test_a_dashboard_link_with_a_host_is_left_as_it_is(tmp_path: Path) -> None:
+    words = {"dashboard": "https://grafana.example.org/d/gpu-cost-fleet/gpu-fleet"}
+    async with alertmanager(tmp_path) as running:
+        await running.post([alert("GPUUnderutilised", "warning", annotations=words, cluster="c", **TRAIN)])
+        await running.receivers.until(lambda all_of: bool(all_of.of("research-chat")))
+        text = running.receivers.of("research-chat")[0]["attachments"][0]["text"]
+    assert f"\ndashboard: {words['dashboard']}\n" in text
+
+
 async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_and_mute(tmp_path: Path) -> None:
     words = {
         "summary": "Job research/train leaves 8 of 8 GPUs idle; 24.00 USD an hour.",

@@ -1,13 +1,15 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 import pytest
 from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import Running, running
 
 from exporter.errors import ConfigError
-from exporter.report.fleet.values import DAY_SECONDS, LineKey
+from exporter.report.fleet.values import DAY_SECONDS, LineKey, pairs
+from exporter.report.fleet.windows import Now
 from exporter.report.service.allocation_parts import conditions, keeps
 from exporter.report.service.allocation_query import window_of
 
@@ -84,6 +86,22 @@ async def test_steps_sum_to_the_whole_window(site: Running) -> None:
     for name, row in whole.items():
         several = [one[name]["gpuCost"] for one in steps if name in one]
         assert sum(several) == pytest.approx(row["gpuCost"], rel=1e-9)
+
+
+async def test_labels_are_aggregated_and_filtered_by(site: Running) -> None:
+    cost: dict[str, float] = {}
+    for (labels, kind), totals in truth_between(WEEK, END_SECONDS).total("labels", "kind").items():
+        if kind != "Unallocated" and "USD" in totals.money:
+            name = "__unattributed__" if kind == "Unattributed" else pairs(labels).get("project", "__unallocated__")
+            cost[name] = cost.get(name, 0.0) + totals.money["USD"].total
+    found = await rows(site, "window=7d&aggregate=label:project")
+    assert {name: row["gpuCost"] for name, row in found.items()} == pytest.approx(cost)
+    some = await rows(site, 'window=7d&aggregate=label:project&filter=label[project]:"sweep","nightly"')
+    assert some.keys() == {"sweep", "nightly"}
+    assert some["sweep"]["gpuCost"] == found["sweep"]["gpuCost"]
+    unknown = await site.json("/allocation?window=7d&aggregate=label:app&currency=USD")
+    assert unknown["data"][0].keys() == {"__unallocated__", "__unattributed__"}
+    assert "no line has the label app; labels of this period: environment, project" in unknown["warning"]
 
 
 async def test_steps_of_an_hour_are_read_hour_by_hour(site: Running) -> None:
@@ -198,8 +216,7 @@ async def test_money_of_several_currencies_is_asked_about_rather_than_added(site
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("aggregate=pod", "has owners, not pods"),
-        ("aggregate=label:app", "label:team"),
+        ("aggregate=namespcae", "is no property of OpenCost's"),
         ("window=30m", "no whole number of hours"),
         ("window=invalid-window", "not a period"),
         ("window=60d&step=1h", "more than 400"),
@@ -207,7 +224,6 @@ async def test_money_of_several_currencies_is_asked_about_rather_than_added(site
         ("filter=pod:%22x%22", "not understood"),
         ("filter=namespace", "not understood"),
         ("shareNamespaces=kube-system", "leave it out"),
-        ("aggregat=namespace", "did you mean aggregate?"),
     ],
 )
 async def test_what_the_ledger_cannot_know_is_a_clear_refusal(site: Running, query: str, words: str) -> None:
@@ -251,13 +267,18 @@ async def test_hours_that_were_not_recorded_are_a_warning(site: Running) -> None
     ],
 )
 def test_windows_are_those_of_opencost(text: str, start: int, end: int) -> None:
-    window = window_of(text, END_SECONDS + 600.0)
+    window = window_of(text, Now(END_SECONDS + 600.0))
     assert (window.start_seconds, window.end_seconds) == (start, end)
 
 
 def test_the_first_hour_of_a_day_is_not_an_empty_day() -> None:
-    window = window_of("1d", MIDNIGHT + 600.0)
+    window = window_of("1d", Now(MIDNIGHT + 600.0))
     assert (window.start_seconds, window.end_seconds) == (MIDNIGHT - DAY_SECONDS, MIDNIGHT)
+
+
+def test_days_of_opencost_are_those_of_the_time_zone() -> None:
+    window = window_of("2d", Now(MIDNIGHT + 3.5 * 3600, ZoneInfo("Europe/Berlin")))
+    assert (window.start_seconds, window.end_seconds) == (MIDNIGHT - 26 * 3600, MIDNIGHT + 3 * 3600)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +289,7 @@ def test_the_first_hour_of_a_day_is_not_an_empty_day() -> None:
         ('namespace:"a" controllerName:"b"', {"namespace": {"a"}, "controllerName": {"b"}}),
         ("cluster:alpha", {"cluster": {"alpha"}}),
         ('label[team]:"core"', {"team": {"core"}}),
+        ('label[example.com/centre]:"42","43"', {"label:example.com/centre": {"42", "43"}}),
         ("", {}),
     ],
 )
@@ -276,7 +298,7 @@ def test_filters_are_read_term_by_term(text: str, wanted: Mapping[str, set[str]]
 
 
 @pytest.mark.parametrize(
-    "text", ['namespace!:"a"', 'namespace:"a"|namespace:"b"', 'label[app]:"x"', "namespace:", '"a"']
+    "text", ['namespace!:"a"', 'namespace:"a"|namespace:"b"', 'label[a b]:"x"', 'cluster[app]:"x"', "namespace:", '"a"']
 )
 def test_a_filter_that_is_not_understood_is_never_half_followed(text: str) -> None:
     with pytest.raises(ConfigError):

@@ -60,11 +60,17 @@ def test_a_share_is_the_larger_of_memory_and_cores_and_0_is_no_limit(
     assert holder.mode is (ShareMode.SHARED if share < 1 else ShareMode.EXCLUSIVE)
 
 
-@pytest.mark.parametrize(("cores", "share"), [(0, 1.0), (40, 0.4)])
-def test_without_the_gpus_memory_the_cores_are_an_estimate_and_without_both_it_is_all(cores: int, share: float) -> None:
-    known = knowing(pod_metadata("a", {HAMI: vgpu(0, 1000, cores) + ";"}))
+def test_a_declared_part_of_unknown_memory_is_by_its_cores_and_an_estimate() -> None:
+    known = knowing(pod_metadata("a", {HAMI: vgpu(0, 1000, 40) + ";"}))
     (holder,) = join([held("a", placeholder(0))], [gpu(0, memory_mib=None)], evidence=known).holders[gpu_uuid(0)]
-    assert (holder.share_ratio, holder.share_estimated) == (share, True)
+    assert (holder.share_ratio, holder.share_estimated) == (0.4, True)
+
+
+def test_a_declared_part_of_unknown_memory_without_cores_is_not_the_whole_gpu() -> None:
+    known = knowing(pod_metadata("a", {HAMI: vgpu(0, 1000, 0) + ";"}))
+    attribution = join([held("a", placeholder(0))], [gpu(0, memory_mib=None)], evidence=known)
+    assert attribution.holders.get(gpu_uuid(0), ()) == ()
+    assert [entry.reason for entry in attribution.unresolved] == ["memory_unknown"]
 
 
 def test_shares_that_sum_to_more_than_the_gpu_are_fitted_and_estimated() -> None:

@@ -138,11 +138,15 @@ async def test_a_watch_is_told_of_what_came_into_and_went_out_of_its_selection(w
     assert found == [("DELETED", "done"), ("DELETED", "a"), ("ADDED", "b")]
 
 
-async def test_bookmarks_come_to_those_who_ask(world: World) -> None:
+async def test_bookmarks_follow_news_and_are_sent_on_request_only(world: World) -> None:
     _, listed = await got(world, PODS)
     version = listed["metadata"]["resourceVersion"]
-    assert ("BOOKMARK", "") in await watched(world, resourceVersion=version, allowWatchBookmarks="true")
-    assert await watched(world, resourceVersion=version) == []
+    assert await watched(world, resourceVersion=version, allowWatchBookmarks="true") == []
+    world.put(pod("a"), pod("b"))
+    await got(world, PODS)
+    told = await watched(world, resourceVersion=version, allowWatchBookmarks="true")
+    assert told[-1] == ("BOOKMARK", "")
+    assert ("BOOKMARK", "") not in await watched(world, resourceVersion=version)
 
 
 async def test_a_version_older_than_the_history_is_gone(world: World) -> None:

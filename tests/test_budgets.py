@@ -57,6 +57,11 @@ def test_a_file_of_budgets_is_read() -> None:
     assert (platform.owner, platform.include_unallocated, platform.thresholds) == ({}, True, (0.5, 0.8, 1.0))
 
 
+def test_a_budget_may_be_for_a_label() -> None:
+    text = "budgets: [{name: a, amount: 5, currency: USD, period: week, owner: {'label:example.com/centre': '42'}}]"
+    assert parse(text, "b.yaml")[0].owner == {"label:example.com/centre": "42"}
+
+
 def test_the_example_of_the_documentation_is_right() -> None:
     text = (Path(__file__).resolve().parent.parent / "docs" / "budgets.md").read_text()
     research, everything = parse(text.split("```yaml\n")[1].split("```")[0], "docs/budgets.md")
@@ -75,7 +80,7 @@ budgets:
     amount: 5
     currency: USD
     period: month
-    owner: {tema: x, team: ""}
+    owner: {tema: x, team: "", "label:": y}
     thresholds: [0.5, twelve, 20]
   - name: c
     amount: 5
@@ -93,12 +98,14 @@ budgts: []
         parse(text, "b.yaml")
     parts = "allowed: a list of 1 to 20 parts of the amount, such as 0.8 or 80%, at most 10"
     keys = "amount, currency, include_unallocated, name, owner, period, thresholds"
-    nobody = "nobody's GPUs belong to no namespace or team; allowed: for all, or for a cluster"
+    nobody = "nobody's GPUs belong to no namespace, team or label; allowed: for all, or for a cluster"
+    label = "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
     currency = "'usd' is not known; allowed: an ISO 4217 code such as USD or EUR; did you mean 'USD'?"
     assert caught.value.problems == (
         "b.yaml:3: budget 1: amount: '-5' is not a number in range; allowed: an amount of money, 0.01 or more",
         f"b.yaml:4: budget 1: currency: {currency}",
         "b.yaml:5: budget 1: period: 'moth' is not known; allowed: week, month, quarter, year; did you mean 'month'?",
+        f"b.yaml:10: budget 2: owner: label:: {label}",
         "b.yaml:10: budget 2: owner: team: empty, nested or not printable; allowed: one name, as reports show it",
         "b.yaml:10: budget 2: owner: tema: unknown key; did you mean 'team'?",
         f"b.yaml:11: budget 2: thresholds: 'twelve' is none; {parts}",
@@ -154,7 +161,7 @@ def line(cost: float, currency: str = "USD", unpriced: float = 0.0) -> Figures:
     return Figures(
         active_seconds=3600.0,
         unpriced_seconds=unpriced,
-        money={currency: Money(total=cost)} if cost else {},
+        money={currency: Money(active=cost)} if cost else {},
     )
 
 
@@ -166,7 +173,9 @@ def october(days: int = 60, *, hours: int = 24, currency: str = "USD") -> Known:
         start = today - back * DAY_SECONDS
         part = 0.25 if back == 0 else 1.0  # as much as is over of it
         lines = {
-            LineKey(cluster="east", namespace="a", team="red", kind="Job", workload="w"): line(100 * part, currency),
+            LineKey(cluster="east", namespace="a", team="red", labels="project=llm", kind="Job", workload="w"): line(
+                100 * part, currency
+            ),
             LineKey(cluster="west", namespace="b", team="blue", kind="Job", workload="v"): line(10 * part, currency),
             LineKey(cluster="east", kind="Unallocated"): line(7 * part, currency),
         }
@@ -192,11 +201,11 @@ def test_a_budget_counts_what_its_owner_has_cost_in_the_period() -> None:
     source = october()
     everything = Budget(name="all", amount=1e5, currency="USD", period="month", include_unallocated=True)
     week = Budget(name="w", amount=650.0, currency="USD", period="week", owner={"cluster": "east"})
-    red, blue, namespace, held, whole, of_week = stand(
+    red, blue, project, held, whole, of_week = stand(
         source,
         budget(team="red"),
         budget(team="blue", cluster="west"),
-        budget(namespace="a"),
+        budget(**{"label:project": "llm"}),
         budget(),
         everything,
         week,
@@ -205,7 +214,7 @@ def test_a_budget_counts_what_its_owner_has_cost_in_the_period() -> None:
     assert red.projected == pytest.approx(31 * 100, rel=1e-3)
     assert (red.passed, red.notes, red.known) == ((0.5,), (), True)
     assert blue.spent == pytest.approx(10.25 * 10)
-    assert namespace.spent == red.spent
+    assert project.spent == red.spent
     assert held.spent == pytest.approx(10.25 * 110)
     assert whole.spent == pytest.approx(10.25 * 117)
     assert of_week.spent == pytest.approx(6.25 * 100)
@@ -242,8 +251,8 @@ def test_a_day_that_cannot_be_read_is_told_and_projects_nothing() -> None:
 @pytest.mark.parametrize(
     "series",
     [
-        "owner:gpu_energy_joules:delta1h",
-        "owner:gpu_allocated_seconds:delta1h",
+        "workload:gpu_energy_joules:delta1h",
+        "capacity",
         "gpu_exporter_simulated",
         "gpu_node_info",
     ],
@@ -271,7 +280,11 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
         return partial(standings, [budget(team="red")], source)
 
     sources = Sources(ledger=source, pods=PodsOf(None, ""), at_work_ratio=unasked)
-    questions = Questions(newest_hour=newest, recommendations=advice, load_budgets=count)
+
+    async def labels(_now: float) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    questions = Questions(newest_hour=newest, labels=labels, recommendations=advice, load_budgets=count)
     keeping = Keeping(prometheus=source, path=None, history_days=1)
     looking = Refreshing(book=LiveBook(sources, lambda: NOW), questions=questions, keeping=keeping)
     looking.load_budgets()

@@ -1,14 +1,14 @@
 import dataclasses
 import re
 
-from exposition_support import exclusive, lost, partitioned, shared, snapshot
+from exposition_support import TRAINING, exclusive, lost, one_ledger, partitioned, shared, snapshot
 
 from exporter.exposition import catalog
 from exporter.exposition.collector import ExpositionOptions, families
 from exporter.exposition.family import Kind
 from exporter.exposition.process import ProcessMetrics
 from exporter.exposition.tenants import EXPORTED_PREFIXES
-from exporter.model import AllocationState, DeviceView, Field, Snapshot
+from exporter.model import AllocationState, DeviceView, Field, Snapshot, Totals
 from exporter.sources import nvml_fields
 
 
@@ -16,7 +16,11 @@ def everything() -> Snapshot:
     """A node that has something to say in every metric."""
     first = exclusive()
     values = {**dict.fromkeys(nvml_fields.HEALTH, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
-    return snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
+    shown = snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
+    unpriced = one_ledger({TRAINING: Totals(unknown_seconds=5.0, unpriced_seconds=5.0)}, identity="b" * 12)
+    assert shown.ledger is not None
+    ledger = dataclasses.replace(shown.ledger, ledgers=(*shown.ledger.ledgers, *unpriced))
+    return dataclasses.replace(shown, ledger=ledger)
 
 
 def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> None:

@@ -29,6 +29,7 @@ from chart_support import (
     of_kind,
     read,
     rendered,
+    template,
     without_copies,
 )
 
@@ -106,6 +107,50 @@ def test_validation_sees_misspelt_keys_of_custom_resources_too(tmp_path: Path) -
 def test_the_rules_are_the_repositorys() -> None:
     rule = of_kind(read(rendered(values="monitoring: {rules: {enabled: true}}")), "PrometheusRule")
     assert rule["spec"] == yaml.safe_load((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
+
+
+LINKS = """
+service: {enabled: true, config: {prometheus: 'http://p:9090', external-url: 'https://cost.example.org/gpu'}}
+monitoring: {rules: {enabled: true}, dashboards: {enabled: true}, links: %s}
+"""
+SHIPPED = "http://localhost:9401"
+
+
+def links_of(values: str) -> tuple[set[str], set[str], str]:
+    """Return what is before # in links to the runbook and before /d/ in those to dashboards, and the dashboards."""
+    found = read(rendered(values=values))
+    rules = [rule for group in of_kind(found, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    annotations = [rule["annotations"] for rule in rules if "alert" in rule]
+    dashboards = [one for one in found if one["metadata"]["labels"].get("app.kubernetes.io/component") == "dashboards"]
+    return (
+        {one["runbook_url"].partition("#")[0] for one in annotations},
+        {one["dashboard"].partition("/d/")[0] for one in annotations},
+        "".join(text for one in dashboards for text in one["data"].values()),
+    )
+
+
+def test_links_lead_to_the_runbook_of_the_cost_service() -> None:
+    runbooks, grafana, dashboards = links_of(LINKS % "{}")
+    assert runbooks == {"https://cost.example.org/gpu/runbook"}
+    assert grafana == {""}
+    assert '"query": "https://cost.example.org/gpu"' in dashboards
+    assert SHIPPED not in dashboards
+
+
+def test_links_have_the_addresses_of_the_values() -> None:
+    values = LINKS % "{runbook: 'https://wiki.example.org/gpu/runbook/', grafana: 'https://grafana.example.org/g/'}"
+    runbooks, grafana, dashboards = links_of(values)
+    assert runbooks == {"https://wiki.example.org/gpu/runbook"}
+    assert grafana == {"https://grafana.example.org/g"}
+    assert "https://wiki.example.org/gpu/runbook#gpuunderutilised" in dashboards
+    assert "${cost_page}/runbook" not in dashboards
+
+
+@pytest.mark.parametrize("address", ["wiki.example.org", "https://a.example.org/#x", "https://a.example.org/ b"])
+def test_an_address_of_links_that_is_none_is_refused(address: str) -> None:
+    done = template(values=f"monitoring: {{links: {{runbook: '{address}'}}}}", check=False)
+    assert done.returncode != 0
+    assert "monitoring.links.runbook" in done.stderr
 
 
 def test_the_dashboards_are_the_repositorys() -> None:

@@ -64,6 +64,7 @@ TOLD = {
     "a job of Prometheus' own": ("monitoring: {scrapeAnnotations: true}", "monitoring.scrapeAnnotations"),
     "no metadata": ("", "agent.metadata.enabled"),
     "labels without metadata": ("agent: {config: {pod-labels: [team]}}", "agent.config.pod-labels"),
+    "cost labels without metadata": ("agent: {config: {cost-labels: [project]}}", "agent.config.cost-labels"),
     "no process data": ("agent: {processes: {enabled: false}}", "agent.processes.enabled"),
     "no state": ("agent: {state: {enabled: false}}", "agent.state.enabled"),
     "no prices": ("", "agent.priceBook"),
@@ -102,6 +103,12 @@ TOLD = {
         "service.store.type",
     ),
 }
+
+
+def test_an_agent_without_the_right_to_lock_the_node_says_so(chart: Path) -> None:
+    stateless = "agent: {{attribution: {{enabled: {}}}, state: {{enabled: false}}}}"
+    assert [line for line in warnings(notes(chart, stateless.format("false"))) if "cannot lock the node" in line]
+    assert not [line for line in warnings(notes(chart, stateless.format("true"))) if "cannot lock the node" in line]
 
 
 @pytest.mark.parametrize("what", TOLD)

@@ -28,6 +28,7 @@ AGENT: dict[str, Any] = {
     "kubeconfig": "/etc/kubeconfig",
     "kube-start-jitter": "0ms",
     "team-keys": "team,example.com/team",
+    "cost-labels": ["project", "example.com/cost-center"],
     "pod-labels": ["team"],
     "pod-annotations": ["example.com/cost-center"],
     "reservation-namespaces": ["kai-resource-reservation"],
@@ -45,6 +46,7 @@ AGENT: dict[str, Any] = {
     "region": "us-east-1",
     "state-interval": "1.5s",
     "simulate": "demo",
+    "simulate-hour": "1m",
     "log-format": "json",
     "log-level": "warning",
 }
@@ -58,6 +60,7 @@ AGENT_DECIDED = {
     "node-name": "node",
     "dcgm-address": "agent.dcgm.address",
     "state-dir": "agent.state",
+    "lock-dir": "lock",
     "price-book": "agent.priceBook",
     "collectors": "agent.collectors",
     "web-config": "agent.web",
@@ -71,6 +74,8 @@ GIVEN_TOO = {
 SERVICE: dict[str, Any] = {
     "external-url": "https://gpu.example/cost",
     "title": "What GPUs cost",
+    "currency": "EUR",
+    "timezone": "Europe/Berlin",
     "refresh-interval": "10m",
     "history": "400d",
     "log-format": "json",

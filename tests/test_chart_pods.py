@@ -109,22 +109,31 @@ def test_what_needs_no_root_has_none_and_sees_nothing_of_the_node() -> None:
     assert "hostPID" not in spec
 
 
-def test_the_node_is_seen_read_only_but_for_the_state() -> None:
+def test_the_node_is_seen_read_only_but_for_state_and_lock() -> None:
     (container,) = pod()["containers"]
     writable = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
-    assert writable == {"state", "tmp"}
+    assert writable == {"state", "lock", "tmp"}
     assert mounts(pod())["/var/lib/kubelet/pod-resources"] == "/var/lib/kubelet/pod-resources", "a folder"
 
 
 def test_every_switch_brings_what_it_needs_and_no_more() -> None:
     assert pod()["hostPID"] is True
     assert "hostPID" not in pod("agent: {processes: {enabled: false}}")
-    assert "/state" not in mounts(pod("agent: {state: {enabled: false}}"))
+    stateless = mounts(pod("agent: {state: {enabled: false}}"))
+    assert "/state" not in stateless
+    assert stateless["/run/gpu-cost-exporter"] == "/run/gpu-cost-exporter", "one path of the host for every release"
+    assert "/run/gpu-cost-exporter" not in mounts(pod("agent: {config: {simulate: demo}}"))
     assert "/var/log/pods" not in mounts(pod("agent: {attribution: {podLogsPath: ''}}"))
     assert pod()["automountServiceAccountToken"] is False
     assert pod("agent: {metadata: {enabled: true}}")["automountServiceAccountToken"] is True
     assert "hostNetwork" not in pod()
     assert pod("agent: {hostNetwork: true}")["hostNetwork"] is True
+
+
+def test_an_update_may_overlap_as_one_agent_of_a_node_writes_the_ledger() -> None:
+    update = "{rollingUpdate: {maxUnavailable: 0, maxSurge: 10%}}"
+    found = of_kind(documents(values=f"agent: {{updateStrategy: {update}}}"), "DaemonSet")
+    assert found["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": "10%"}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +187,7 @@ def test_openshift_is_asked_for_what_the_container_has() -> None:
     for values, wanted in (("", []), ("securityContext: {capabilities: {add: [SYS_ADMIN]}}", ["SYS_ADMIN"])):
         found = documents(values=f"agent: {{scc: {{create: true}}, {values}}}")
         assert of_kind(found, "SecurityContextConstraints")["allowedCapabilities"] == wanted
+        assert of_kind(found, "SecurityContextConstraints")["priority"] == 0
         (container,) = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]["containers"]
         assert container["securityContext"]["capabilities"].get("add", []) == wanted
 

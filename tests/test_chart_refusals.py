@@ -58,13 +58,18 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         "agent: {updateStrategy: {rollingUpdate: {maxUnavailable: ten}}}",
         ("maxUnavailable",),
     ),
+    "a negative surge": ("agent: {updateStrategy: {rollingUpdate: {maxSurge: -1}}}", ("maxSurge",)),
     "none unavailable, which never ends": (
         "agent: {updateStrategy: {rollingUpdate: {maxUnavailable: 0}}}",
-        ("maxUnavailable",),
+        ("agent.updateStrategy.rollingUpdate",),
     ),
-    "a surge, which cannot share the state": (
+    "a surge and unavailable nodes": (
         "agent: {updateStrategy: {rollingUpdate: {maxSurge: 1}}}",
-        ("maxSurge",),
+        ("agent.updateStrategy.rollingUpdate",),
+    ),
+    "a surge of agents that share a port": (
+        "agent: {hostNetwork: true, updateStrategy: {rollingUpdate: {maxUnavailable: 0%, maxSurge: 1}}}",
+        ("agent.updateStrategy.rollingUpdate.maxSurge", "agent.hostNetwork"),
     ),
     "a scrape interval without its unit": ("monitoring: {scrape: {interval: 15}}", ("scrape", "interval")),
     "a scrape that takes longer than its interval": (
@@ -146,6 +151,10 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "a network policy that shuts off the API server": (
         "agent: {metadata: {enabled: true}}\nnetworkPolicy: {enabled: true}",
         ("networkPolicy.apiServer.cidrs",),
+    ),
+    "a network policy that lets an agent out to any engine": (
+        "agent: {dcgm: {address: 'nvidia-dcgm.gpu-operator:5555'}}\nnetworkPolicy: {enabled: true}",
+        ("networkPolicy.dcgm", "app: nvidia-dcgm"),
     ),
     "rights for the account of every pod in the namespace": (
         "agent: {metadata: {enabled: true}}\nserviceAccount: {create: false}",

@@ -73,41 +73,6 @@ def test_sigterm_closes_the_driver_and_ends_with_zero() -> None:
         assert b"closed" in errors
 
 
-def test_sighup_has_the_source_opened_anew_and_the_readings_go_on() -> None:
-    body = """
-class Counted(Source):
-    opened = 0
-    def open(self):
-        self.opened += 1
-        os.write(2, b"opened %d\\n" % self.opened)
-sys.exit(child.run(Counted(), child.prepare_process(), 0.02))
-"""
-    with started(body) as process:
-        lines = messages(process)
-        assert isinstance(next(lines), SourceStatus)
-        assert isinstance(next(lines), Reading)
-        process.send_signal(signal.SIGHUP)
-        states = [one.state for one in itertools.islice(lines, 50) if isinstance(one, SourceStatus)]
-        assert states == [SourceState.STARTING]
-        process.terminate()
-        _, errors = process.communicate(timeout=10)
-        assert process.returncode == 0
-        assert errors.decode().split("\n")[:4] == ["opened 1", "closed", "opened 2", "closed"]
-
-
-def test_after_sighup_the_source_is_sampled_in_step_as_before() -> None:
-    with started(RUN) as process:
-        lines = messages(process)
-        assert isinstance(next(lines), SourceStatus)
-        assert isinstance(next(lines), Reading)
-        process.send_signal(signal.SIGHUP)
-        anew = itertools.dropwhile(lambda one: isinstance(one, Reading), lines)
-        assert next(anew) == SourceStatus(name="nvml", state=SourceState.STARTING)
-        times = [one.taken_at_seconds for one in itertools.islice(anew, 12) if isinstance(one, Reading)]
-        assert times[-1] - times[0] > (len(times) - 2) * 0.02
-        process.terminate()
-
-
 def test_what_a_library_prints_does_not_garble_the_readings() -> None:
     body = """
 class Loud(Source):

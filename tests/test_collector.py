@@ -185,7 +185,7 @@ def test_allocation_that_could_not_be_asked_is_a_state_of_its_own() -> None:
 
 def test_a_lost_gpu_has_no_values_but_is_down_held_and_counted() -> None:
     page = shown(snapshot(exclusive(), lost(1)))
-    assert {pairs["gpu"] for _, pairs, _ in drop_in(page)} == {"0"}
+    assert [name for name, pairs, _ in drop_in(page) if pairs["gpu"] == "1"] == ["DCGM_FI_DEV_XID_ERRORS"]
     assert [value for _, value in rows(page, "gpu_up")] == [1, 0]
     assert [pairs["gpu"] for pairs, _ in rows(page, "gpu_power_watts")] == ["0"]
     assert [pairs["pod_name"] for pairs, _ in rows(page, "gpu_pod_info")] == ["resnet-0", "stuck"]
@@ -195,6 +195,42 @@ def test_a_lost_gpu_has_no_values_but_is_down_held_and_counted() -> None:
         ("expected", 5),
     ]
     assert [pairs["xid"] for pairs, _ in rows(page, "gpu_xid_errors_total")] == ["31", "94", "79"]
+
+
+def test_a_partitioned_board_has_no_profiling_row_while_its_instances_are_silent() -> None:
+    profiled = {Field.PROF_GR_ENGINE_ACTIVE: 0.425}
+    board, *parts = partitioned()
+    board = dataclasses.replace(board, values={**board.values, **profiled})
+    silent = [
+        dataclasses.replace(part, values={field: part.values[field] for field in part.values if field < 1001})
+        for part in parts
+    ]
+    page = shown(snapshot(board, *silent))
+    assert [pairs for pairs, _ in rows(page, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")] == []
+    assert [value for _, value in rows(shown(snapshot(board)), "DCGM_FI_PROF_GR_ENGINE_ACTIVE")] == [0.425]
+
+
+@pytest.mark.parametrize(
+    ("sources", "host"),
+    [
+        ((SourceStatus(name="dcgm", state=SourceState.UP),), "gpu-node-7"),
+        (
+            (
+                SourceStatus(name="nvml", state=SourceState.FAILED, reason="library_not_found"),
+                SourceStatus(name="dcgm", state=SourceState.UP),
+            ),
+            "gpu-node-7",
+        ),
+        (
+            (SourceStatus(name="nvml", state=SourceState.UP), SourceStatus(name="dcgm", state=SourceState.UP)),
+            "node-a",
+        ),
+    ],
+)
+def test_the_host_label_is_the_machine_of_a_remote_engine(sources: tuple[SourceStatus, ...], host: str) -> None:
+    style = LabelStyle(engine_host="gpu-node-7")
+    page = shown(dataclasses.replace(snapshot(exclusive()), sources=sources), ExpositionOptions(dcgm_labels=style))
+    assert {pairs["Hostname"] for _, pairs, _ in drop_in(page)} == {host}
 
 
 def test_what_was_not_measured_is_absent() -> None:
@@ -215,7 +251,7 @@ def test_a_value_that_is_no_number_is_left_out_and_counted() -> None:
 
 def test_the_last_xid_has_its_code_and_meaning_and_is_absent_before_the_first() -> None:
     ((pairs, value),) = rows(shown(snapshot(exclusive())), "DCGM_FI_DEV_XID_ERRORS")
-    assert (value, pairs["err_code"], pairs["err_msg"]) == (94, "94", "Contained memory error")
+    assert (value, pairs["err_code"], pairs["err_msg"]) == (94, "94", "Contained ECC error")
     assert "DCGM_FI_DEV_XID_ERRORS" not in shown(snapshot(shared()))
 
 
@@ -479,3 +515,39 @@ def test_the_page_of_a_known_node_is_the_golden_one(
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_bytes(page)
     assert page.decode() == golden.read_text()
+
+
+def health(*devices: DeviceView) -> dict[tuple[str, str], tuple[float, str]]:
+    """Return value and error code of the health status by GPU and watch."""
+    read = parse("DCGM_EXP_GPU_HEALTH_STATUS, gauge, x\n", "counters.csv")
+    assert read.warnings == ()
+    page = shown(snapshot(*devices), ExpositionOptions(collectors=read))
+    assert str(page["DCGM_EXP_GPU_HEALTH_STATUS"].kind) == "gauge"
+    return {
+        (pairs["gpu"], pairs["health_watch"]): (value, pairs["health_error_code"])
+        for pairs, value in rows(page, "DCGM_EXP_GPU_HEALTH_STATUS")
+    }
+
+
+def test_the_health_status_is_derived_from_recovery_action_remapping_and_xids() -> None:
+    well = dataclasses.replace(shared(), values={Field.GPU_RECOVERY_ACTION: 0, Field.ROW_REMAP_FAILURE: 0})
+    told = health(well)
+    assert {watch for _, watch in told} == {"ALL", "MEM", "NVLINK", "INFOROM", "DRIVER"}
+    assert set(told.values()) == {(0, "DCGM_FR_OK")}
+    broken = dataclasses.replace(
+        exclusive(), state=DeviceState.RESET_REQUIRED, values={Field.GPU_RECOVERY_ACTION: 1, Field.ROW_REMAP_FAILURE: 1}
+    )
+    told = health(broken)
+    assert told["0", "DRIVER"] == (20, "DCGM_FR_GPU_RECOVERY_RESET")
+    assert told["0", "MEM"] == (20, "DCGM_FR_ROW_REMAP_FAILURE"), "the worst: Xid 31 only warns"
+    assert told["0", "ALL"] == (0, "DCGM_FR_OK")
+
+
+def test_a_lost_gpu_has_failed_and_of_an_instance_the_xid_counts_for_its_gpu() -> None:
+    board, *parts = partitioned()
+    told = health(lost(), dataclasses.replace(board, values={}), *parts)
+    assert {key: value for key, value in told.items() if key[0] == "3"} == {
+        ("3", "ALL"): (20, "DCGM_FR_FALLEN_OFF_BUS")
+    }
+    assert told["2", "MEM"] == (10, "DCGM_FR_XID_ERROR")
+    assert ("2", "DRIVER") not in told, "no recovery action was read"

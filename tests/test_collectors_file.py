@@ -240,13 +240,12 @@ def test_the_counts_of_dcgm_exporters_own_are_read_with_the_type_that_is_true() 
 
 def test_what_dcgm_exporter_makes_and_this_agent_does_not_is_told_with_what_to_use_instead() -> None:
     read = parse(
-        "DCGM_EXP_GPU_HEALTH_STATUS, gauge, x\nDCGM_EXP_P2P_STATUS, gauge, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x\n",
+        "DCGM_EXP_P2P_STATUS, gauge, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x\n",
         "counters.csv",
     )
     assert (names(read), read.events) == (["DCGM_FI_DEV_GPU_TEMP"], ())
-    health, p2p = read.warnings
-    assert "DCGM_EXP_GPU_HEALTH_STATUS is not made by this agent" in health
-    assert "gpu_recovery_action" in health
+    (p2p,) = read.warnings
+    assert "DCGM_EXP_P2P_STATUS is not made by this agent" in p2p
     assert "gpu_nvlink_errors_total" in p2p
 
 

@@ -59,6 +59,9 @@ def test_without_any_setting_the_defaults_hold() -> None:
     assert (config.pod_labels, config.pod_annotations) == ((), ())
     assert config.collectors is None
     assert config.state_dir is None
+    assert config.lock_dir == Path("/run/gpu-cost-exporter")
+    assert settle({"simulate": "demo"}).lock_dir is None, "many simulated nodes run on one machine"
+    assert settle({"simulate": "demo", "lock_dir": "/run/gpu-cost-exporter"}).lock_dir == config.lock_dir
     assert config.state_interval_seconds == 5.0
     assert config.linger_seconds == 300.0
     assert config.price_book is None
@@ -93,6 +96,7 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             "kubeconfig": "/kubeconfig",
             "kube_start_jitter": "5s",
             "team_keys": "squad, example.com/team",
+            "cost_labels": "project, example.com/cost-center",
             "namespace_teams": "off",
             "pod_labels": "app,tier",
             "pod_annotations": "note",
@@ -113,7 +117,9 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
             "region": "us-east-1",
             "state_interval": "10s",
             "state_dir": "/state",
+            "lock_dir": "/lock",
             "simulate": "demo",
+            "simulate_hour": "1m",
             "log_format": "json",
             "log_level": "debug",
         }
@@ -141,6 +147,7 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         kubeconfig=Path("/kubeconfig"),
         kube_start_jitter_seconds=5.0,
         team_keys=("squad", "example.com/team"),
+        cost_labels=("project", "example.com/cost-center"),
         namespace_teams=False,
         pod_labels=("app", "tier"),
         pod_annotations=("note",),
@@ -161,11 +168,14 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
         region="us-east-1",
         state_interval_seconds=10.0,
         state_dir=Path("/state"),
+        lock_dir=Path("/lock"),
         simulate="demo",
+        simulate_hour_seconds=60.0,
         log_format="json",
         log_level="debug",
         warnings=tuple(
-            f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", "pod-labels", "pod-annotations")
+            f"{key}: needs kube-metadata on; not used"
+            for key in ("kubeconfig", "pod-labels", "pod-annotations", "cost-labels")
         ),
     )
 
@@ -207,6 +217,11 @@ def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_
     assert "the workload-manager is slurm" in told
     assert "pod-labels: names 11 keys; allowed: at most 10" in told
     assert f"kubeconfig: cannot read {missing}" in told
+    nine = ",".join(f"example.com/key-{number}" for number in range(9))
+    assert "cost-labels: names 9 keys; allowed: at most 8" in mistakes({"kube_metadata": "on", "cost_labels": nine})
+    for key in ("a=b", "cost centre", "Example.com/a", "a/b/c", "project_", "x" * 64):
+        (told,) = mistakes({"kube_metadata": "on", "cost_labels": f"project,{key}"})
+        assert "is not a Kubernetes label key; allowed: label keys such as project or example.com/cost-center" in told
     assert "job-mapping-dir" in " ".join(mistakes({"workload_manager": "slurm", "job_mapping_dir": missing}))
 
 

@@ -99,17 +99,6 @@ def test_the_corpus_has_only_series_and_labels_that_the_agent_has() -> None:
                 assert {label for label, _ in labels} <= allowed, name
 
 
-def test_seconds_of_the_corpus_are_conserved() -> None:
-    for series in shown():
-        for (name, labels), allocated in series.rows.items():
-            if not name.endswith("allocated_seconds_total"):
-                continue
-            parts = [series.rows[name.replace("allocated", part), labels] for part in ("active", "idle", "unknown")]
-            for whole, *of in zip(allocated, *parts, strict=True):
-                if isinstance(whole, float):
-                    assert sum(value for value in of if isinstance(value, float)) == pytest.approx(whole)
-
-
 def test_an_activity_is_read_as_it_is_written() -> None:
     written = track(["0.9 40m", {"repeat": ["1 1m", "? 1m"], "for": "4m"}, "0.5"], 0.0, 3600.0)
     values = [written.at(60.0 * minute) for minute in (0, 39, 40, 41, 42, 43, 44, 59, 60)]

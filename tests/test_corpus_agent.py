@@ -1,19 +1,19 @@
-"""What the corpus says that an agent shows, against the agent's own meter and ledger, second by second."""
+"""What the corpus says that an agent shows, against the agent's own meter, second by second."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pytest
-from corpus_engine import agent_page
-from corpus_series import LINGER_SECONDS, Series
-from corpus_support import Shape, shape_of
-from metering_support import holder, namespace_pays, use, whole
+from corpus_owners import OwnedNode
+from corpus_support import Shape, load, shape_of
+from metering_support import holder, use, whole
 
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.activity import ActivityJudge, Level, Observation
 from exporter.accounting.usage import Meter
-from exporter.model import DeviceView, ShareMode, Totals
+from exporter.accounting.windows import Windows
+from exporter.model import DECODERS, DeviceView, Field, Holder, Owner, ShareMode
 
 STEP_SECONDS = 30
-PARTS = ("allocated", "active", "idle", "unknown")
 
 PHASES = {
     "name": "phases",
@@ -46,6 +46,30 @@ SHARERS = {
 }
 
 
+@dataclass(slots=True)
+class Metered:
+    """The node of a shape through the agent's meter, second by second."""
+
+    shape: Shape
+    meter: Meter = field(default_factory=lambda: Meter(1.0, owner_of))
+    windows: Windows = field(default_factory=Windows)
+    second: int = 0
+
+    def until(self, end: float) -> dict[Owner, Mapping[str, tuple[float, float]]]:
+        """Active and measured seconds by owner and window."""
+        while self.second <= end:
+            self.windows.add(
+                self.meter.add(list(views(self.shape, float(self.second))), float(self.second)), float(self.second)
+            )
+            self.second += 1
+        reading = self.windows.at(end)
+        return {owner: reading.of_owner(owner) for owner in reading.owners()}
+
+
+def owner_of(held: Holder) -> Owner:
+    return Owner(namespace=held.namespace, kind="Pod", name=held.pod, provisional=True)
+
+
 def views(shape: Shape, t: float) -> Iterator[DeviceView]:
     """The node of a shape at ``t``, as the agent's tick would see it."""
     for board in shape.boards:
@@ -68,49 +92,41 @@ def views(shape: Shape, t: float) -> Iterator[DeviceView]:
         yield whole(*pods, index=board.index)
 
 
-def metered(shape: Shape) -> dict[tuple[str, str, str], list[float | None]]:
-    """(level, pod and GPU or namespace, part) to what the agent shows every 30 s."""
-    meter, ledger = Meter(1.0, namespace_pays), Ledger(linger_seconds=LINGER_SECONDS, birth_seconds=75.0)
-    count = int(shape.lasts // STEP_SECONDS)
-    shown: dict[tuple[str, str, str], list[float | None]] = {}
-    for t in range(-1, count * STEP_SECONDS):
-        ledger.charge(meter.add(list(views(shape, t)), float(t)), {}, float(t))
-        if t < 0 or t % STEP_SECONDS:
-            continue
-        view = ledger.view(float(t))
-        rows: list[tuple[str, str, Totals]] = [
-            *(("gpu_pod", f"{pod.pod}@{pod.gpu_index}", totals) for pod, totals in view.pods.items()),
-            *(
-                ("gpu_ledger", account.owner.namespace, totals)
-                for account, totals in view.accounts.items()
-                if account.owner.namespace
-            ),
-        ]
-        for level, whose, totals in rows:
-            for part in PARTS:
-                row = shown.setdefault((level, whose, part), [None] * count)
-                row[t // STEP_SECONDS] = getattr(totals, f"{part}_seconds")
-    return shown
-
-
 @pytest.mark.parametrize("raw", [PHASES, SHARERS], ids=lambda raw: raw["name"])
-def test_the_corpus_shows_the_seconds_that_meter_and_ledger_show(raw: dict[str, object]) -> None:
+def test_the_corpus_shows_the_windows_that_the_meter_fills(raw: dict[str, object]) -> None:
     shape = shape_of(raw)
-    series = Series([float(STEP_SECONDS * number) for number in range(int(shape.lasts // STEP_SECONDS))])
-    agent_page(shape, series)
-    seen = 0
-    for (level, whose, part), real in metered(shape).items():
-        for (name, labels), mine in series.rows.items():
-            label = dict(labels)
-            called = (
-                f"{label.get('pod_name')}@{label.get('gpu')}" if level == "gpu_pod" else label.get("workload_namespace")
-            )
-            if name == f"{level}_{part}_seconds_total" and called == whose:
+    times = [float(STEP_SECONDS * number) for number in range(int(shape.lasts // STEP_SECONDS))]
+    metered, seen = Metered(shape), 0
+    for t, view in zip(times, OwnedNode(shape, shape.nodes[0], times, (), ()).views(), strict=True):
+        real = metered.until(t)
+        for mine in view.owners if view else ():
+            for window, measured in mine.measured_seconds.items():
                 seen += 1
-                for t, one, other in zip(series.times, real, mine, strict=True):
-                    # Births and ends are found by the second, and a sample tells of the second before it.
-                    if isinstance(one, float) and isinstance(other, float) and one and other:
-                        assert one == pytest.approx(other, abs=2.5), (name, whose, t)
-                there = [sum(isinstance(value, float) for value in row) for row in (real, mine)]
-                assert there[0] == pytest.approx(there[1], abs=2), (name, whose)
-    assert seen == len(metered(shape))
+                # A window of days begins at a tick, and a sample tells of the second before it.
+                theirs = real.get(mine.owner, {}).get(window, (0.0, 0.0))
+                expected = mine.active_seconds.get(window, 0.0), measured
+                assert expected == pytest.approx(theirs, abs=5.0), (mine.owner, window, t)
+    assert seen > len(times)
+
+
+ENGINE = Field.PROF_GR_ENGINE_ACTIVE
+AT_REST = {Field.ENC_UTIL: 0, Field.DEC_UTIL: 0, Field.JPG_UTIL: 0, Field.OFA_UTIL: 0}
+A100 = {"model": "NVIDIA A100-SXM4-80GB", "level": Level.INSTANCE, "values": {ENGINE: 0.0}, "process_count": 1}
+L40S = {"model": "NVIDIA L40S", "values": {ENGINE: 0.0, Field.GPU_UTIL: 0, Field.ENC_UTIL: 0, Field.DEC_UTIL: 0}}
+TELEMETRY: dict[str, dict[str, object]] = {
+    "a100-mig-idle-with-dcgm": A100,
+    "dcgm-alone-idle": L40S,
+    "a100-mig-decodes": {**A100, "parent_values": {DECODERS[0]: 0.4}},
+    "dead-engine-counter": {"values": {ENGINE: 0.0, Field.GPU_UTIL: 45, **AT_REST}},
+    "unknown-activity": {**A100, "values": {Field.FB_USED: 3000}},
+}
+
+
+@pytest.mark.parametrize("name", TELEMETRY)
+def test_the_corpus_knows_the_activity_that_the_agent_judges(name: str) -> None:
+    shape = next(shape for shape in load() if shape.name == name)
+    use, judge = shape.workloads[0].pods[0].uses[0], ActivityJudge()
+    for second in range(600):
+        sample = Observation(**{"uuid": "one", "at_seconds": float(second), **TELEMETRY[name]})  # type: ignore[arg-type]
+        activity = judge.judge(sample, idle_below=0.05).activity
+        assert (activity and activity.ratio) == use.part.at(float(second)), second

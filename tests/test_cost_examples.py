@@ -11,7 +11,7 @@ import pytest
 from metering_support import holder, namespace_owner, partitioned, use, whole
 
 from exporter.accounting.cost import money
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.pricing import PriceBook
 from exporter.accounting.usage import Meter
 from exporter.config import price_book
@@ -39,7 +39,7 @@ def replay(
     facts: Callable[[float], NodeFacts] = lambda _hour: NodeFacts(),
 ) -> Mapping[Account, Totals]:
     """Meters and charges from ``start`` on; ``views`` and ``facts`` are asked by hours since then."""
-    meter, ledger = Meter(STEP_SECONDS, namespace_owner), Ledger(birth_seconds=0.0)
+    meter, ledgers = Meter(STEP_SECONDS, namespace_owner), Ledgers()
     at = 0.0
     spent = 0.0
     while at <= hours * 3600:
@@ -48,10 +48,10 @@ def replay(
         of_moment = views(hour)
         prices = _prices(of_moment, node, facts(hour), start + hour * 3600)
         portions = meter.add(of_moment, at)
-        ledger.charge(portions, prices, at)
+        ledgers.charge(portions, prices, now=start + at, steady=at)
         spent += sum(money(portion, prices[portion.gpu_uuid]).total for portion in portions)
         at += STEP_SECONDS
-    accounts = ledger.view(at).accounts
+    accounts = ledgers.view().accounts
     assert sum(totals.money["USD"].total for totals in accounts.values()) == pytest.approx(spent, rel=1e-9)
     assert sum(totals.allocated_seconds for totals in accounts.values()) == pytest.approx(hours * 3600, rel=1e-9)
     return accounts

@@ -114,7 +114,7 @@ def test_the_dashboard_is_stable_and_leads_to_the_others_to_the_runbook_and_to_t
     assert dashboards["tags"] == ["gpu-cost-exporter"]
     assert all("gpu-cost-exporter" in other["tags"] for other in BOARDS.values())
     assert cost_page["url"] == "${cost_page}"
-    assert runbook["url"].endswith("/docs/runbook.md")
+    assert runbook["url"] == "${cost_page}/runbook"
     assert next(v["query"] for v in variables(board) if v["name"] == "cost_page") == "http://localhost:9401"
 
 
@@ -127,10 +127,10 @@ def test_links_of_cells_lead_to_dashboards_pages_and_headings_that_are_there(boa
     for url in urls:
         if url.startswith("/d/"):
             assert url.split("/")[2] in UIDS.values(), url
-        elif "runbook.md#" in url:
+        elif "/runbook#" in url:
             assert url.partition("#")[2] in anchors, url
         else:
-            assert url.startswith("${cost_page}") or url.endswith("/docs/runbook.md"), url
+            assert url.startswith("${cost_page}"), url
 
 
 @each_board

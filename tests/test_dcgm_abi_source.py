@@ -1,5 +1,6 @@
 """The DCGM source through the real binding, a real shared library and an engine's real process: what readings hold."""
 
+import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import dcgm_stub_support as stub
 import pytest
 
-from exporter.errors import SourceError
+from exporter.errors import NoValuesError, SourceError
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
 from exporter.sources import libdcgm
 from exporter.sources.dcgm import DcgmSource
@@ -37,14 +38,19 @@ class Bench:
     def __init__(self, source: DcgmSource, control: stub.StubControl, engine: stub.Engine) -> None:
         self.source, self.control, self.engine = source, control, engine
 
-    def until(self, check: Callable[[Reading], object], what: str) -> Reading:
-        """Return the first reading from now on for which that is true."""
+    def until(self, check: Callable[[Reading], object], what: str, *, patient: bool = False) -> Reading:
+        """Return the first reading from now on for which that is true; if patient, wait for values meanwhile.
+
+        What was measured before a test's clock jumps is too old after it.
+        """
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
-            reading = self.source.sample(time.time())
-            if check(reading):
+            reading = None
+            with contextlib.suppress(*([NoValuesError] if patient else [])):
+                reading = self.source.sample(time.time())
+            if reading and check(reading):
                 return reading
-            assert time.monotonic() < until, f"not seen within {PATIENCE_SECONDS} s: {what}: {reading.gpus[0]}"
+            assert time.monotonic() < until, f"not seen within {PATIENCE_SECONDS} s: {what}: {reading}"
             time.sleep(INTERVAL_SECONDS / 2)
 
     def profiled(self) -> Reading:
@@ -192,7 +198,9 @@ def test_what_a_gpu_did_not_tell_of_itself_at_first_is_asked_for_again_and_then_
     for overrides in (2, 0, 2):
         control.override_count = overrides
         ahead_seconds += 61
-        told.append(bench.until(lambda one: one.gpus[0].instances, "what is measured after a minute").gpus[0])
+        told.append(
+            bench.until(lambda one: one.gpus[0].instances, "what is measured after a minute", patient=True).gpus[0]
+        )
     source.close()
     assert (told[0].gpu.compute_slices, told[0].gpu.memory_total_bytes) == (0, None)
     for one in told[1:]:
@@ -213,7 +221,8 @@ def test_an_instance_whose_size_is_not_told_at_first_gets_it_and_keeps_it(engine
     for overrides in (2, 1, 2):
         control.override_count = overrides
         ahead_seconds += 61 if overrides == 2 else 5
-        told.append(bench.until(lambda one: one.gpus[0].instances, "the instances").gpus[0].instances[3])
+        reading = bench.until(lambda one: one.gpus[0].instances, "the instances", patient=True)
+        told.append(reading.gpus[0].instances[3])
     source.close()
     assert [one.instance.memory_slices for one in told] == [1, 4, 4]
 
@@ -382,6 +391,81 @@ def test_an_xid_is_told_though_the_engines_clock_was_set_back(bench: Bench) -> N
     reading = bench.until(lambda one: one.xids, "the Xid of an hour ago, by the engine's clock")
     assert [(event.uuid, event.xid) for event in reading.xids] == [(stub.gpu_uuid(3), 31)]
     assert bench.source.sample(time.time()).xids == ()
+
+
+def test_a_collectors_file_of_more_rows_than_a_watch_takes_loses_none(
+    engine: stub.Engine, control: stub.StubControl
+) -> None:
+    many = frozenset(Field(one) for one in (*range(310, 346), *range(390, 440), *range(1200, 1221), *range(1400, 1425)))
+    assert len(many) >= 128
+    with opened(engine, control, FIELDS | many) as bench:
+        values = bench.profiled().gpus[0].values
+        assert values.keys() >= BOARD - {Field.VBIOS_VERSION}
+        assert bench.source.sample(time.time()).errors == {}
+
+
+def test_an_engine_that_takes_fewer_fields_in_a_watch_loses_none_and_is_counted(
+    engine: stub.Engine, control: stub.StubControl, caplog: pytest.LogCaptureFixture
+) -> None:
+    control.most_fields = 5
+    with opened(engine, control) as bench:
+        reading = bench.profiled()
+        assert reading.gpus[0].values.keys() >= BOARD - {Field.VBIOS_VERSION}
+    assert [record.message.count("dcgm_bad_parameter") for record in caplog.records] == [1]
+
+
+def test_an_engine_whose_telemetry_is_paused_is_degraded_and_its_gpus_are_not_down(bench: Bench) -> None:
+    bench.profiled()
+    bench.control.pause()
+    with pytest.raises(NoValuesError, match=r"8 GPUs and gives no values.*diagnosis") as caught:
+        bench.until(lambda one: {gpu.state for gpu in one.gpus} != {DeviceState.UP}, "a GPU that is down")
+    assert caught.value.reason == "dcgm_no_values"
+    bench.control.resume()
+    reading = bench.until(lambda one: all(map(is_profiled, one.gpus)), "every GPU profiled", patient=True)
+    assert reading.gpus[7].state is DeviceState.UP
+
+
+def test_opening_an_engine_that_is_paused_says_that_it_has_gpus(engine: stub.Engine, control: stub.StubControl) -> None:
+    control.pause()
+    with pytest.raises(SourceError, match="8 GPUs and gives no values"), opened(engine, control):
+        pass
+
+
+def test_an_engine_without_room_for_a_group_is_degraded_until_there_is_room(
+    engine: stub.Engine, control: stub.StubControl, caplog: pytest.LogCaptureFixture
+) -> None:
+    control.foreign_groups = 64
+    ahead_seconds = 0.0
+    source = DcgmSource(
+        FIELDS,
+        address=engine.address,
+        interval_seconds=INTERVAL_SECONDS,
+        monotonic=lambda: time.monotonic() + ahead_seconds,
+    )
+    source.open()
+    for _ in range(5):
+        with pytest.raises(NoValuesError, match="no room for another group") as caught:
+            source.sample(time.time())
+    assert caught.value.reason == "dcgm_limit_reached"
+    logged = [record.message for record in caplog.records]
+    assert sum(": dcgm_limit_reached: " in line for line in logged) == 1, "logged once"
+    control.foreign_groups = 0
+    ahead_seconds += 61
+    assert Bench(source, control, engine).profiled().gpus[7].state is DeviceState.UP
+    source.close()
+
+
+def test_every_gpu_is_read_again_when_the_set_of_gpus_changes(bench: Bench) -> None:
+    bench.profiled()
+    bench.control.gpus[1].status = 7
+    for number in range(2, 8):
+        bench.control.gpus[number].nvml_index = number - 1
+    reading = bench.until(lambda one: of_uuid(one, 1).state is DeviceState.MISSING, "GPU 1 detached")
+    assert [of_uuid(reading, number).gpu.index for number in range(2, 8)] == [1, 2, 3, 4, 5, 6]
+
+
+def of_uuid(reading: Reading, number: int) -> GpuReading:
+    return next(one for one in reading.gpus if one.gpu.uuid == stub.gpu_uuid(number))
 
 
 def test_a_slow_engine_makes_a_slow_sample_that_lacks_nothing(bench: Bench) -> None:

@@ -231,3 +231,53 @@ def goes_on_with_nvml(agent: AgentProcess) -> None:
     assert len(matching(page, "gpu_activity_ratio", measured_by="nvml")) == GPUS
     assert page[source_up("nvml")] == 1.0
     assert agent.get("/readyz")[0] == 200
+
+
+SILENT = {
+    "paused": ("dcgm_no_values", "gives no values"),
+    "full": ("dcgm_limit_reached", "no room for another group"),
+}
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_an_engine_alone_without_values_is_a_degraded_source_and_no_gpu_is_down(kind: str, place: Place) -> None:
+    reason, words = SILENT[kind]
+    control = place.directory / "dcgm-control"
+    block = dcgm_stub.opened(control)
+    if kind == "full":
+        block.foreign_groups = 64
+    arguments = ("--source=dcgm", "--sample-interval", f"{INTERVAL_SECONDS:g}s", "--attribution=off")
+    with (
+        dcgm_stub.Engine(place.libraries, control) as engine,
+        running_agent(*arguments, "--dcgm-address", engine.address, env=place.environment(place.libraries)) as agent,
+    ):
+        if kind == "paused":
+            agent.until(lambda page: list(matching(page, "gpu_up").values()) == [1.0] * GPUS, "GPUs are up")
+            block.pause()
+        page = agent.until(
+            lambda page: (
+                matching(page, "gpu_exporter_errors_total", part="dcgm", reason=reason) and not page[source_up("dcgm")]
+            ),
+            reason,
+        )
+        assert matching(page, "gpu_up") == {}, "that says nothing of the GPUs"
+        status, text = agent.get("/readyz")
+        assert status == 503
+        assert words in text
+        assert len([line for line in agent.lines if "source dcgm is failed" in line and words in line]) == 1
+        block.foreign_groups = 0
+        if kind == "paused":
+            block.resume()
+            agent.until(lambda page: list(matching(page, "gpu_up").values()) == [1.0] * GPUS, "GPUs are up again")
+            assert agent.get("/readyz")[0] == 200
+
+
+def test_dcgm_exporters_own_words_give_the_whole_page_where_nvml_is_not_installed(place: Place) -> None:
+    control = place.directory / "dcgm-control"
+    env = dcgm_stub.environment(place.libraries, control)
+    with dcgm_stub.Engine(place.libraries, control) as engine:
+        words = ("-k=false", "-r", engine.address, "-c", "200", "--disable-startup-validate")
+        with running_agent(*words, env=env) as agent:
+            page = agent.until(lambda page: matching(page, "DCGM_FI_DEV_SM_CLOCK"), "a field that NVML has, too")
+            for name in ("GPU_TEMP", "FB_FREE", "PCIE_REPLAY_COUNTER", "UNCORRECTABLE_REMAPPED_ROWS", "GPU_UTIL"):
+                assert len(matching(page, f"DCGM_FI_DEV_{name}")) == GPUS, name

@@ -1,11 +1,13 @@
 """The whole agent while its DCGM host engine is killed and started again, a hundred times, under load."""
 
+import contextlib
 import logging
+import os
 import secrets
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,20 @@ def usage(pid: int) -> Usage:
     rollup = (proc / "smaps_rollup").read_text(encoding="ascii").splitlines()
     pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
     return Usage(pss, sum(1 for _ in (proc / "fd").iterdir()), sum(1 for _ in (proc / "task").iterdir()))
+
+
+def waited_for_a_core(pids: Iterable[int]) -> float:
+    """Return how long the threads of these processes were ready to run and were not let, in seconds, since they began.
+
+    That is the machine's time and not the agent's: what a bound in seconds must leave out, wherever tests run beside
+    each other.
+    """
+    tasks = (task for pid in pids for task in (Path("/proc") / str(pid) / "task").iterdir())
+    waited = 0
+    for task in tasks:
+        with contextlib.suppress(OSError):  # it has just ended, or the kernel does not count
+            waited += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    return waited / 1e9
 
 
 class Watcher:
@@ -193,16 +209,21 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
 
 
 def kill_and_return(node: Node, watcher: Watcher) -> tuple[float, float]:
-    """Return how long profiling fields outlived the engine, and how long they stayed away after its return."""
+    """Return how long profiling fields outlived the engine, and how long they stayed away after its return.
+
+    Both in seconds; the latter without what processes waited for a core.
+    """
     killed_at = time.monotonic()
     node.engine.kill()
     gone_at = watcher.until(lambda count: count == 0, killed_at, "profiling fields absent")
     # At any moment between two beats: what was just seen stands at the beginning of one.
     time.sleep(secrets.randbelow(1000) / 1000 * node.interval_seconds)
     node.engine.start()
-    back_at = time.monotonic()
+    back_at, measured = time.monotonic(), (*node.processes().values(), node.engine.pid, os.getpid())
+    waited_before = waited_for_a_core(measured)
     seen_at = watcher.until(lambda count: count == GPUS, back_at, "profiling fields back")
-    return gone_at - killed_at, seen_at - back_at
+    waited = waited_for_a_core(measured) - waited_before
+    return gone_at - killed_at, max(0.0, seen_at - back_at - waited)
 
 
 def test_an_engine_killed_a_hundred_times_costs_its_own_fields_and_leaves_nothing_behind(node: Node) -> None:

@@ -7,6 +7,8 @@ import pytest
 from agent_support import running_agent
 from exposition_support import PER_DEVICE, exclusive, gpu, instance, snapshot
 
+from exporter.agent.run import _exposition
+from exporter.config import load_agent
 from exporter.exposition import collectors_file
 from exporter.exposition.collector import ExpositionOptions, families
 from exporter.exposition.dcgm_labels import DEFAULT, TAKEN, LabelStyle
@@ -17,7 +19,8 @@ ALL = LabelStyle(hostname="", old_names=True, model_hyphens=True, pod_uid=True)
 OLD_NAMES = {"UUID": "uuid", "pod": "pod_name", "namespace": "pod_namespace", "container": "container_name"}
 COUNTS = collectors_file.parse(
     "DCGM_EXP_XID_ERRORS_COUNT, gauge, x\nDCGM_EXP_XID_ERRORS_TOTAL, counter, x\n"
-    "DCGM_EXP_CLOCK_EVENTS_COUNT, gauge, x\nDCGM_EXP_CLOCK_EVENTS_TOTAL, counter, x\n",
+    "DCGM_EXP_CLOCK_EVENTS_COUNT, gauge, x\nDCGM_EXP_CLOCK_EVENTS_TOTAL, counter, x\n"
+    "DCGM_EXP_GPU_HEALTH_STATUS, gauge, x\n",
     "c.csv",
 )
 Series = tuple[str, tuple[tuple[str, str], ...], float]
@@ -118,3 +121,20 @@ def test_dcgm_exporters_switches_reach_the_page() -> None:
     assert all(re.search(r',uuid="GPU-[^"]*",.*,modelName="[^ "]+"', name) for name in drop_in)
     # An agent that is ended while its libraries are loading says so, which is nothing that a switch did.
     assert not [line for line in agent.lines if "WARNING" in line and "ended without a thread" not in line]
+
+
+@pytest.mark.parametrize(
+    ("address", "attribution", "host"),
+    [
+        ("gpu-node-7:5555", "off", "gpu-node-7"),
+        ("[fd00::7]:5555", "off", "fd00::7"),
+        ("gpu-node-7:5555", "on", ""),
+        ("localhost:5555", "off", ""),
+        ("127.0.0.1:5555", "off", ""),
+        ("unix:///run/engine.sock", "off", ""),
+        ("embedded", "off", ""),
+    ],
+)
+def test_a_remote_engines_host_is_the_label_only_without_attribution(address: str, attribution: str, host: str) -> None:
+    config = load_agent({"dcgm-address": address, "attribution": attribution}, {}, check_paths=False)
+    assert _exposition(config, collectors_file.DEFAULT).dcgm_labels.engine_host == host

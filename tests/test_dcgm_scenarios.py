@@ -43,7 +43,7 @@ SPLIT_BY_PROCESSES = {
     "DCGM_FI_DEV_FB_USED": "as above",
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "as above",
 }
-NOT_OF_DEVICES = ("gpu_exporter_", "gpu_pod_", "gpu_ledger_", "gpu_unattributed_activity_ratio")
+NOT_OF_DEVICES = ("gpu_exporter_", "gpu_pod_", "gpu_owner_", "gpu_ledger_", "gpu_unattributed_activity_ratio")
 """Of the program, or follows from who held a device and whose processes were active on it."""
 
 

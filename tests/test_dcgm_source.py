@@ -66,6 +66,12 @@ def test_devices_are_who_nvml_says_they_are() -> None:
         assert all(one.processes is None for one in told.gpus)
 
 
+def test_a_gpu_has_one_brand_whichever_source_names_it() -> None:
+    with engine(busy()) as bench, nvml_of(bench) as nvml:
+        told, wanted = bench.opened(), nvml.sample(EPOCH_SECONDS + bench.seconds)
+    assert [of(one).gpu.labels[Field.BRAND] for one in (told, wanted)] == ["NVIDIA", "NVIDIA"]
+
+
 def test_values_are_those_that_nvml_tells_in_the_same_units() -> None:
     with engine(busy(), gpu(1, model=T4)) as bench, nvml_of(bench) as nvml:
         bench.source.open()

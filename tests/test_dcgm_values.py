@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model import Field
+from exporter.model import CODECS, Field
 from exporter.sources import _libdcgm as abi
 from exporter.sources import dcgm_fields
 from exporter.sources.dcgm_values import Inbox, Movement, decode, in_range
@@ -225,4 +225,4 @@ def test_beside_nvml_dcgm_is_asked_for_xids_as_one_may_be_why_nvml_does_not_answ
 
 def test_alone_dcgm_is_asked_for_all_that_it_can_have_and_for_xids() -> None:
     asked = dcgm_fields.alone({Field.SM_CLOCK, Field.JPG_UTIL, Field(63)})
-    assert asked == {Field.SM_CLOCK, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.XID_ERRORS}
+    assert asked == {Field.SM_CLOCK, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.XID_ERRORS} | CODECS

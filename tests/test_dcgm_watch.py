@@ -18,7 +18,18 @@ from dcgm_source_support import FIELDS, PROFILED, engine, of, profiled
 from driver_support import H100, T4, gpu, instance, partitioned
 
 from exporter.errors import SourceError
-from exporter.model import DeviceState, Field, ProfilingState, Reading, SourceState, SourceStatus
+from exporter.model import (
+    CODECS,
+    DECODERS,
+    FLOW_ENGINES,
+    JPEG_DECODERS,
+    DeviceState,
+    Field,
+    ProfilingState,
+    Reading,
+    SourceState,
+    SourceStatus,
+)
 from exporter.simulator import dcgm
 from exporter.simulator.truth import Fault
 from exporter.sources import _libdcgm as abi
@@ -100,6 +111,20 @@ def test_devices_of_one_kind_are_watched_together_and_no_field_where_it_cannot_b
         bench.opened()
         # Of GPUs: fast, slow, profiled; of instances: fast, profiled; and the Xids of all.
         assert dcgm.held() == {"connections": 1, "groups": 6, "field_groups": 6, "watches": 6}
+
+
+def test_codec_units_that_a_gpu_lacks_are_not_watched_for_long() -> None:
+    gpus = (gpu(), gpu(1, overrides={DECODERS[0]: None}))
+    with engine(*gpus, fields=FIELDS | CODECS) as bench:
+        bench.opened()
+        alike = dcgm.held()["groups"]
+        readings = [bench.sample() for _ in range(30)]
+        lost = [[sorted(PROFILED - profiled(reading, index)) for index in (0, 1)] for reading in readings]
+        assert lost == [[[], []]] * 30
+        assert dcgm.held()["groups"] == alike + 1, "the GPUs are profiled for other fields"
+        units = {DECODERS[0], JPEG_DECODERS[0], FLOW_ENGINES[0]}
+        assert all(units <= of(reading).values.keys() for reading in readings), "not even while the plan changes"
+        assert [CODECS & of(readings[-1], index).values.keys() for index in (0, 1)] == [units, units - {DECODERS[0]}]
 
 
 def test_more_fields_than_a_group_takes_are_in_several() -> None:

@@ -100,8 +100,17 @@ ALL_AT_ONCE = (
     "priority-quota",
     "openshift",
     "without-fixed-user",
+    "links",
 )
 FILES = ("gpu-cost-exporter-prices", "gpu-cost-exporter-collectors", "gpu-cost-exporter-service-budgets")
+
+
+def test_links_have_the_addresses_of_the_component(tmp_path: Path) -> None:
+    rules = of_kind(composed(tmp_path / "ours", ["links"]), "PrometheusRule")["spec"]["groups"]
+    annotations = [rule["annotations"] for group in rules for rule in group["rules"] if "alert" in rule]
+    for one in annotations:
+        assert one["runbook_url"].startswith("https://gpu-cost.example.com/runbook#gpu")
+        assert one["dashboard"].startswith("https://grafana.example.com/d/")
 
 
 def test_every_component_is_put_together_with_others() -> None:
@@ -228,7 +237,7 @@ def test_the_agent_gets_no_rights_on_the_api_and_no_capability() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     writable = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
-    assert writable == {"state", "tmp"}
+    assert writable == {"state", "lock", "tmp"}
 
 
 def test_with_metadata_the_agent_gets_its_token_its_own_name_and_nothing_else() -> None:
@@ -269,7 +278,9 @@ def test_the_rights_follow_the_agent_into_another_namespace(tmp_path: Path) -> N
     (subject,) = of_kind(found, "RoleBinding")["subjects"]
     assert subject["namespace"] == of_kind(found, "RoleBinding")["metadata"]["namespace"] == "elsewhere"
     (rule,) = of_kind(found, "Role")["rules"]
-    assert rule["resourceNames"] == [of_kind(found, "SecurityContextConstraints")["metadata"]["name"]]
+    constraints = of_kind(found, "SecurityContextConstraints")
+    assert rule["resourceNames"] == [constraints["metadata"]["name"]]
+    assert constraints["priority"] == 0
 
 
 @pytest.mark.parametrize("names", [(), ("cost-service",), ("cost-service", "service-monitor")], ids=", ".join)

@@ -11,15 +11,21 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
+import grpc.aio
 import pytest
 
 from exporter import doctor
+from exporter.accounting.writer_lock import WriterLock
+from exporter.attribution._proto import SERVICE
+from exporter.attribution.truth_table import Counts, diagnose
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import driver, host, kubelet, prices
 from exporter.doctor.finding import Finding, Level, fail, ok, warn
 from exporter.model import (
+    Attribution,
     DeviceState,
     Field,
     Gpu,
@@ -29,8 +35,10 @@ from exporter.model import (
     Reading,
     SourceState,
     SourceStatus,
+    Unresolved,
 )
 from exporter.simulator import scenario
+from exporter.simulator.kubelet import RATE_LIMIT_TEXT, KubeletServer, list_response
 from exporter.simulator.node import SimulatedNode
 from exporter.sources import wire
 
@@ -38,7 +46,7 @@ SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
 
 
 def settings(**changes: object) -> AgentConfig:
-    return replace(load_agent({}, {}, check_paths=False), **changes)
+    return replace(load_agent({}, {}, check_paths=False), **{"lock_dir": None, **changes})
 
 
 def gpu(index: int = 0) -> Gpu:
@@ -120,6 +128,60 @@ async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warni
     assert (finding.level, answer) == (Level.WARN, None)
 
 
+async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_pod(tmp_path: Path) -> None:
+    server = KubeletServer(tmp_path / "kubelet.sock", lambda: scenario.load("demo").at(0.0))
+    await server.restart(starting_seconds=60.0)
+    config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
+    try:
+        finding, answer = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+        await server.restart()
+        well, told = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+    finally:
+        await server.stop()
+    assert (finding.level, answer) == (Level.WARN, None)
+    assert "no pod is listed" in finding.cause
+    assert "API server" in finding.mend
+    assert (well.level, told is None) == (Level.OK, False)
+
+
+async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(tmp_path: Path) -> None:
+    async def listed(_request: bytes, _context: object) -> bytes:
+        return list_response(scenario.load("demo").at(0.0))
+
+    async def refused(_request: bytes, context: Any) -> bytes:  # noqa: ANN401 - grpc's own type is private
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, RATE_LIMIT_TEXT)
+        raise AssertionError
+
+    server = grpc.aio.server()
+    handlers = {
+        "List": grpc.unary_unary_rpc_method_handler(listed),
+        "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(refused),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_insecure_port(f"unix:{tmp_path / 'kubelet.sock'}")
+    await server.start()
+    try:
+        config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
+        finding, answer = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+    finally:
+        await server.stop(None)
+    assert finding.level is Level.WARN
+    assert "its limit of 100 calls/s is used up" in finding.cause
+    assert answer is not None
+    counts = Counts(seen=1, allocated=1, inventory_refused=True)
+    assert diagnose(counts).cause == "1 GPU here, advertised devices not known, 1 held"
+    assert "it is an old one" in diagnose(replace(counts, inventory_refused=False)).mend
+
+
+def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
+    lacking = Unresolved(
+        namespace="ml", pod="a", container="c", resource="nvidia.com/gpu", device_id="x::0", reason="replicas_unknown"
+    )
+    found = kubelet.agreement(Attribution(known=True, unresolved=(lacking,)))
+    assert "does not advertise this shared GPU now" in found.mend
+    assert "never" not in found.mend
+
+
 def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> None:
     assert host.device_nodes(tmp_path).level is Level.FAIL
     (tmp_path / "nvidia0").touch()
@@ -150,6 +212,24 @@ def test_pod_logs_are_counted(tmp_path: Path) -> None:
     assert host.pod_logs(tmp_path / "none").level is Level.WARN
     (tmp_path / "ml_train-0_8a6bf3a5-0000-0000-0000-000000000000").mkdir()
     assert host.pod_logs(tmp_path).cause.startswith("1 pods")
+
+
+def test_the_nodes_lock_is_free_or_another_agents_or_cannot_be_had(tmp_path: Path) -> None:
+    config = settings(lock_dir=tmp_path / "run", node_name="n1")
+    assert host.writer_lock(config).level is Level.OK
+    assert not (tmp_path / "run").exists(), "the doctor makes nothing"
+    agent = WriterLock(node="n1", directory=tmp_path / "run")
+    assert agent.take()
+    taken = host.writer_lock(config)
+    assert taken.level is Level.OK
+    assert "n1.lock" in taken.cause
+    assert "an agent of this node has it" in taken.cause
+    agent.release()
+    assert "is free" in host.writer_lock(config).cause
+    bad = host.writer_lock(replace(config, lock_dir=tmp_path / "none" / "below"))
+    assert bad.level is Level.WARN
+    assert "--lock-dir" in bad.mend
+    assert host.writer_lock(replace(config, lock_dir=None)).level is Level.OK
 
 
 def test_a_state_directory_must_be_one(tmp_path: Path) -> None:

@@ -166,3 +166,22 @@ async def test_what_the_engine_refuses_is_told_and_the_rest_goes_on(node: Node) 
     assert found["DCGM refusals"].level is Level.WARN
     assert "limit reached (" in found["DCGM refusals"].cause
     assert found["DCGM profiling"].level is Level.OK
+
+
+async def test_an_engine_that_gives_no_values_is_not_to_be_restarted(node: Node) -> None:
+    with node.engine() as engine:
+        node.block.pause()
+        found = await node.findings(engine.address, source="dcgm")
+    assert found["DCGM engine"].level is Level.FAIL
+    assert "has 2 GPUs and gives no values" in found["DCGM engine"].cause
+    assert "wait for the diagnosis to end" in found["DCGM engine"].cause
+    assert not [one for one in found.values() if "restart" in one.mend], "a restart would abort the diagnosis"
+
+
+async def test_an_engine_without_room_for_a_group_is_named_and_no_gpu_is_blamed(node: Node) -> None:
+    node.block.foreign_groups = 64
+    with node.engine() as engine:
+        found = await node.findings(engine.address, source="dcgm")
+    assert found["DCGM engine"].level is Level.FAIL
+    assert "no room for another group" in found["DCGM engine"].cause
+    assert not [one for one in found.values() if "kernel log" in one.mend or "all 0 GPUs" in one.cause]

@@ -31,11 +31,11 @@ _DRIVER_FAULTS = (Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_M
 
 
 @contextmanager
-def _running(*gpus: GpuTruth, reopen_seconds: float = 60.0) -> Iterator[tuple[Node, Callable[[float], Reading]]]:
+def _running(*gpus: GpuTruth) -> Iterator[tuple[Node, Callable[[float], Reading]]]:
     """A node by hand and how to take a reading of it some seconds after the start."""
     node = Node(NodeTruth(at_seconds=_START, node="simulated", driver_version="590.48.01", gpus=gpus))
     driver.install(lambda: node.truth, cache_seconds=0.0, epoch_seconds=_EPOCH)
-    source = NvmlSource(_ALL, reopen_seconds=reopen_seconds)
+    source = NvmlSource(_ALL)
     try:
         source.open()
 
@@ -184,15 +184,6 @@ def test_an_unknown_error_is_a_failed_gpu_until_it_passes() -> None:
         for seconds in range(2, 40, 5):
             last = _of(sample(seconds))
         assert last.state is DeviceState.UP
-
-
-def test_a_gpu_that_is_pulled_out_is_missing_once_the_driver_is_opened_again() -> None:
-    with _running(gpu(0), gpu(1), reopen_seconds=15.0) as (node, sample):
-        sample(0)
-        node.change(0, fault=Fault.GPU_ABSENT)
-        for seconds in (1, 12, 30, 31):
-            states = {one.gpu.uuid: one.state for one in sample(seconds).gpus}
-        assert states == {gpu(0).uuid: DeviceState.MISSING, gpu(1).uuid: DeviceState.UP}
 
 
 @pytest.mark.parametrize(

@@ -30,19 +30,19 @@ def test_what_is_above_the_lowest_power_so_far_is_for_work() -> None:
     assert meter.take({COUNTER: 800_000}, 2.0, seen=True, telling=True) == Energy(joules=200.0, idle_joules=200.0)
 
 
-def test_a_counter_that_restarted_counts_nothing_for_that_interval_and_teaches_nothing() -> None:
+@pytest.mark.parametrize(("interval", "seen"), [(1.0, True), (620.0, False)])
+def test_energy_over_a_restart_of_the_counter_is_not_measured(*, interval: float, seen: bool) -> None:
     meter = meter_at(900_000)
-    assert meter.take({COUNTER: 50_000}, 1.0, seen=True, telling=True) == Energy(joules=0.0, idle_joules=0.0)
+    assert meter.take({COUNTER: 50_000, POWER: 100.0}, interval, seen=seen, telling=True) is None
     assert meter.idle_watts is None
     taken = meter.take({COUNTER: 150_000}, 1.0, seen=True, telling=True)
-    assert taken is not None
-    assert taken.joules == 100.0
+    assert taken == Energy(joules=100.0, idle_joules=100.0)
 
 
 def test_energy_that_no_gpu_can_take_was_not_measured() -> None:
     meter = meter_at(900_000)
     assert meter.take({COUNTER: 2**64 - 1}, 1.0, seen=True, telling=True) is None
-    assert meter.take({COUNTER: 1_500_000}, 1.0, seen=True, telling=True) == Energy(joules=0.0, idle_joules=0.0)
+    assert meter.take({COUNTER: 1_500_000}, 1.0, seen=True, telling=True) is None
     assert meter.take({COUNTER: 1_900_000}, 1.0, seen=True, telling=True) == Energy(joules=400.0, idle_joules=400.0)
     assert EnergyMeter().take({POWER: 4_294_967.295}, 1.0, seen=True, telling=True) is None
 

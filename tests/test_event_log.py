@@ -2,13 +2,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.agent.events import EventLog, Window
-from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading, XidEvent
+from exporter.agent.record import DeviceXid
+from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading
 
 IDLE, POWER_CAP, SW_THERMAL = 0x1, 0x4, 0x20
 
 
-def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, int | None], ...] = ()) -> None:
-    """A reading with one GPU per mask, called "0", "1", ...; the Xids are of GPU "0" as (code, GPU instance)."""
+def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, str], ...] = ()) -> None:
+    """A reading with one GPU per mask, called "0", "1", ...; the Xids are (code, device)."""
     gpus = tuple(
         GpuReading(
             gpu=Gpu(uuid=str(index), index=index, minor=index, model="H100", pci_bus_id=""),
@@ -16,8 +17,8 @@ def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, in
         )
         for index, mask in enumerate(masks)
     )
-    events = tuple(XidEvent(uuid="0", xid=xid, at_seconds=at, gpu_instance_id=part) for xid, part in xids)
-    log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=gpus, xids=events), at)
+    events = [DeviceXid(uuid, xid) for xid, uuid in xids]
+    log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=gpus), events, at)
 
 
 def keeping() -> EventLog:
@@ -25,7 +26,7 @@ def keeping() -> EventLog:
 
 
 def began(log: EventLog, now: float, uuid: str = "0") -> dict[str, int]:
-    counts = log.told(now)[uuid, None].clock_events
+    counts = log.told(now)[uuid].clock_events
     assert counts is not None
     return {event: times for event, times in counts.items() if times}
 
@@ -40,7 +41,7 @@ def test_an_event_counts_when_it_begins_and_not_while_it_lasts() -> None:
 def test_what_held_clocks_down_at_the_first_reading_is_not_an_event_and_every_event_starts_at_zero() -> None:
     log = EventLog()
     tell(log, 0.0, IDLE)
-    assert log.told(0.0)["0", None].clock_events == dict.fromkeys(CLOCK_EVENTS, 0)
+    assert log.told(0.0)["0"].clock_events == dict.fromkeys(CLOCK_EVENTS, 0)
 
 
 def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on() -> None:
@@ -49,39 +50,39 @@ def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on()
     tell(log, 1.0, None, None)
     tell(log, 2.0, POWER_CAP | IDLE, None)
     assert began(log, 2.0) == {"gpu_idle": 1}
-    assert ("1", None) not in log.told(2.0)
+    assert "1" not in log.told(2.0)
 
 
 def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
     log = keeping()
     for second in range(30):
         tell(log, second, POWER_CAP if second < 10 else SW_THERMAL)
-    assert log.told(30.0)["0", None].recent_clock_events == {"power_cap": 10, "sw_thermal": 20}
-    assert log.told(66.0)["0", None].recent_clock_events == {"power_cap": 3, "sw_thermal": 20}
-    assert log.told(89.5)["0", None].recent_clock_events is None, "nothing was read in the last minute"
+    assert log.told(30.0)["0"].recent_clock_events == {"power_cap": 10, "sw_thermal": 20}
+    assert log.told(66.0)["0"].recent_clock_events == {"power_cap": 3, "sw_thermal": 20}
+    assert log.told(89.5)["0"].recent_clock_events is None, "nothing was read in the last minute"
     assert began(log, 300.0) == {"sw_thermal": 1}, "the counter does not forget"
 
 
 def test_a_window_without_any_event_is_empty_and_not_unknown() -> None:
     log = keeping()
     tell(log, 0.0, 0)
-    assert log.told(1.0)["0", None].recent_clock_events == {}
+    assert log.told(1.0)["0"].recent_clock_events == {}
 
 
-def test_xids_are_counted_by_gpu_and_by_gpu_instance_and_leave_the_window() -> None:
+def test_xids_are_counted_by_device_and_leave_the_window() -> None:
     log = keeping()
-    tell(log, 10.0, 0, xids=((31, None), (31, None), (43, 7)))
-    tell(log, 200.0, 0, xids=((31, None),))
+    tell(log, 10.0, 0, xids=((31, "0"), (31, "0"), (43, "MIG-1")))
+    tell(log, 200.0, 0, xids=((31, "0"),))
     told = log.told(200.0)
-    assert (told["0", None].recent_xids, told["0", 7].recent_xids) == ({31: 3}, {43: 1})
+    assert (told["0"].recent_xids, told["MIG-1"].recent_xids) == ({31: 3}, {43: 1})
     told = log.told(310.0)
-    assert (told["0", None].recent_xids, told["0", 7].recent_xids) == ({31: 1}, {})
+    assert (told["0"].recent_xids, "MIG-1" in told) == ({31: 1}, False)
 
 
 def test_no_window_is_kept_where_no_page_shows_one() -> None:
     log = EventLog()
-    tell(log, 0.0, POWER_CAP, xids=((31, None),))
-    told = log.told(1.0)["0", None]
+    tell(log, 0.0, POWER_CAP, xids=((31, "0"),))
+    told = log.told(1.0)["0"]
     assert (told.recent_xids, told.recent_clock_events) == ({}, None)
 
 

@@ -63,6 +63,14 @@ class Running:
         raise AssertionError("no Xid came")
 
 
+def test_an_xid_carries_the_ids_of_its_gpu_instance_and_compute_instance() -> None:
+    parts = instance(3), instance(3, compute_instance=1)
+    with Running(partitioned(*parts)) as node:
+        node.set(partitioned(*parts, xids=((100.5, 94, 3, 1),)))
+        (event,) = node.sample_until_xid().xids
+        assert (event.xid, event.gpu_instance_id, event.compute_instance_id) == (94, 3, 1)
+
+
 def test_an_xid_is_told_once_with_its_gpu_and_the_time_of_the_sample() -> None:
     with Running(gpu(0), gpu(1)) as node:
         assert node.source.sample(100.0).xids == ()

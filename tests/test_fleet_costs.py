@@ -25,7 +25,7 @@ from exporter.report.fleet.values import (
 from exporter.report.render.rows import charged
 
 LATER = START + 40 * DAY_SECONDS
-DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+DIMENSIONS: tuple[Dimension, ...] = LineKey._fields
 
 
 def reported(
@@ -36,9 +36,7 @@ def reported(
     **wanted: str,
 ) -> FleetReport:
     filters = Filters(wanted={name: frozenset(values.split(",")) for name, values in wanted.items()})  # type: ignore[misc]
-    return make_report(
-        ledger, by, filters, now_seconds=LATER, share_idle=share_idle, share_unallocated=share_unallocated
-    )
+    return make_report(ledger, by, filters, share_idle=share_idle, share_unallocated=share_unallocated)
 
 
 def usd(report: FleetReport) -> list[float]:
@@ -64,6 +62,30 @@ def test_what_nobody_held_is_apart_unattributed_first() -> None:
         (UNALLOCATED, A100),
     ]
     assert report.total.allocated_seconds == pytest.approx((192 + 12 + 24 + 24 + 4 + 2 + 10 + 24 + 96 + 24 + 96) * 3600)
+
+
+def test_labels_are_dimensions_and_what_has_none_is_a_line_of_its_own() -> None:
+    labelled = ledger(
+        {
+            owner("ml", "a", labels="environment=dev,project=llm"): hours(active=10, usd=10.0),
+            owner("ml", "a", labels="environment=prod,project=llm"): hours(active=20, usd=20.0),
+            owner("ml", "b", labels="project=__other__"): hours(active=31, usd=31.0),
+            owner("ml", "c"): hours(active=40, usd=40.0),
+            nobody(UNALLOCATED): hours(idle=50, usd=50.0),
+        }
+    )
+    labelled = replace(labelled, label_keys=frozenset({"environment", "project"}))
+    report = reported(labelled, "label:project", "namespace")
+    lines = [(line.key.namespace, line.key.labels, line.figures.money["USD"].total) for line in report.held]
+    assert lines == [("ml", "", 40), ("ml", "project=__other__", 31), ("ml", "project=llm", 30)]
+    assert [line.key for line in report.apart] == [LineKey(kind=UNALLOCATED)]
+    assert ["__other__" in note for note in report.trust.notes] == [True]
+    by_label = replace(labelled, dimensions=labelled.dimensions | {"label:project"})
+    none = reported(by_label, "workload", **{"label:project": ""})
+    assert [line.key.workload for line in none.held] == ["c"]
+    assert none.apart == ()
+    (note,) = reported(labelled, "label:projekt").trust.notes
+    assert note == "no line has the label projekt; labels of this period: environment, project"
 
 
 def test_a_workload_is_told_with_its_namespace_and_kind() -> None:
@@ -121,7 +143,7 @@ def test_seconds_without_a_line_are_told_and_rounding_is_not() -> None:
 
 def test_a_chunk_that_was_not_read_is_a_failure_and_no_loss() -> None:
     first, second = {owner("a", "x"): hours(active=24)}, {}
-    failed = Failure(window=day(1), what="owner:gpu_cost:delta1h", reason="timed out")
+    failed = Failure(window=day(1), what="workload:gpu_cost:delta1h", reason="timed out")
     read = ledger(first, second, capacity={"": 24 * 3600.0}, failures=(failed,))
     trust = reported(read, "team").trust
     assert (trust.missing_seconds, trust.capacity_seconds) == (0, 24 * 3600)
@@ -130,16 +152,16 @@ def test_a_chunk_that_was_not_read_is_a_failure_and_no_loss() -> None:
 
 
 def test_a_failure_that_cost_no_seconds_leaves_conservation_checked() -> None:
-    failed = Failure(window=day(0), what="owner:gpu_energy_joules:delta1h", reason="timed out")
+    failed = Failure(window=day(0), what="workload:gpu_energy_joules:delta1h", reason="timed out")
     trust = reported(ledger({owner("a", "x"): hours(active=24)}, failures=(failed,)), "team").trust
     assert trust.capacity_seconds == 24 * 3600
 
 
-def test_coverage_counts_hours_that_are_over_for_every_cluster() -> None:
+def test_coverage_counts_the_hours_of_every_cluster() -> None:
     two = ledger({owner("a", "x", cluster=name): hours(active=1) for name in ("east", "west")})
     chunk = replace(two.chunks[0], recorded_hours={"east": 5, "west": 3})
-    now = START + 5 * 3600 + 1800
-    trust = make_report(replace(two, chunks=(chunk,)), ["team"], now_seconds=now).trust
+    window = Window(start_seconds=START, end_seconds=START + 5 * 3600)
+    trust = make_report(replace(two, window=window, chunks=(replace(chunk, window=window),)), ["team"]).trust
     assert (trust.recorded_hours, trust.expected_hours) == (8, 10)
     assert trust.period_coverage_ratio == pytest.approx(0.8)
 
@@ -156,7 +178,7 @@ def test_a_cluster_that_is_new_is_not_expected_to_have_the_hours_before_it() -> 
     ]
     window = Window(start_seconds=START, end_seconds=START + 3 * DAY_SECONDS)
     two = replace(ledger({new: hours(active=1)}), window=window, chunks=tuple(days))
-    trust = make_report(two, ["team"], now_seconds=LATER).trust
+    trust = make_report(two, ["team"]).trust
     assert (trust.recorded_hours, trust.expected_hours) == (58, 72 + 24)
 
 
@@ -176,7 +198,7 @@ def test_of_nothing_there_is_no_coverage() -> None:
 
 
 def test_a_series_has_every_chunk_and_sums_to_its_line() -> None:
-    report = make_report(small_ledger(), ["namespace"], now_seconds=LATER, with_series=True)
+    report = make_report(small_ledger(), ["namespace"], with_series=True)
     assert report.periods == (day(0), day(1))
     for line in (*report.held, *report.apart):
         assert len(line.series) == 2
@@ -197,7 +219,6 @@ def test_nothing_is_lost_however_lines_are_summed_and_money_is_shared(
     report = make_report(
         any_ledger,
         by,
-        now_seconds=LATER,
         share_idle=share_idle,
         share_unallocated=also_unattributed,
         with_series=with_series,

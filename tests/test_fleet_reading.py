@@ -21,11 +21,20 @@ from exporter.report.fleet.live import live_pods
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.sources import Progress
-from exporter.report.fleet.values import DAY_SECONDS, Dimension, Figures, Filters, FleetLedger, Window
+from exporter.report.fleet.values import (
+    CHECKPOINT_SECONDS,
+    DAY_SECONDS,
+    Dimension,
+    Figures,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+)
 from exporter.simulator.fleet_plan import FleetPlan
 from exporter.simulator.fleet_truth import FleetTruth, added
 
-DIMENSIONS: tuple[Dimension, ...] = ("cluster", "node", "namespace", "kind", "workload", "team", "model", "mode")
+DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "pool")
 ENGINES = pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
 DAY = 1_789_862_400
 """2026-09-20, the last whole day of the small fleet."""
@@ -82,7 +91,9 @@ def summed(ledger: FleetLedger, *fields: str) -> dict[tuple[str, ...], Totals]:
 def numbers(total: Totals) -> dict[str, float]:
     """Every number of a total that is not 0."""
     money = {
-        f"{currency} {name}": getattr(one, name) for currency, one in total.money.items() for name in ("total", "idle")
+        f"{currency} {name}": getattr(one, name)
+        for currency, one in total.money.items()
+        for name in ("active", "idle", "unknown")
     }
     names = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
     return {name: value for name, value in {**{n: getattr(total, n) for n in names}, **money}.items() if value}
@@ -198,7 +209,7 @@ async def test_nodes_are_summed_by_their_sort(engine: str, request: pytest.Fixtu
 async def test_a_fleet_behind_a_faulty_proxy_is_the_same(
     fleet_prometheus: FleetServer, fleet_truth: FleetTruth
 ) -> None:
-    proxy = FaultyProxy(fleet_prometheus.url, rate=0.15)
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0.3)
     steps: list[Progress] = []
     async with serving(proxy) as server:
         ledger = await read(
@@ -224,18 +235,18 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
     bad = DAY - 2 * DAY_SECONDS
 
     def is_bad(form: dict[str, str]) -> bool:
-        span = re.search(r"gpu_cost:delta1h{}\[(\d+)ms", form.get("query", ""))
+        span = re.search(r"gpu_cost:delta1h{}\[(\d+)s\]", form.get("query", ""))
         if span is None:
             return False
-        first = float(form.get("start", form.get("time", "0"))) - int(span[1]) / 1000
-        return first < bad + DAY_SECONDS - 1 and float(form.get("end", form.get("time", "0"))) > bad + 1
+        first = float(form.get("start", form.get("time", "0"))) - int(span[1]) - CHECKPOINT_SECONDS
+        return first < bad + DAY_SECONDS and float(form.get("end", form.get("time", "0"))) - CHECKPOINT_SECONDS > bad
 
     for by_day in (True, False):
         async with serving(FaultyProxy(fleet_prometheus.url, rate=0, refuse=is_bad)) as server:
             ledger = await read(server.url, day(7), "namespace", retries=1, by_day=by_day)
         (told,) = ledger.failures
         assert (told.what, told.window.start_seconds, told.window.seconds) == (
-            "owner:gpu_cost:delta1h",
+            "workload:gpu_cost:delta1h",
             bad,
             DAY_SECONDS,
         )
@@ -249,11 +260,11 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
 
 
 async def test_a_series_that_always_fails_costs_no_other(fleet_prometheus: FleetServer) -> None:
-    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "gpu_idle_cost" in form.get("query", ""))
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "gpu_cost" in form.get("query", ""))
     for by_day in (True, False):
         async with serving(proxy) as server:
             ledger = await read(server.url, day(30), retries=0, by_day=by_day, concurrency=1)
-        assert {failure.what for failure in ledger.failures} == {"owner:gpu_idle_cost:delta1h"}
+        assert {failure.what for failure in ledger.failures} == {"workload:gpu_cost:delta1h"}
         assert all(chunk.capacity_seconds for chunk in ledger.chunks)
 
 
@@ -264,20 +275,31 @@ async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) 
         ledger = await read(server.url, day(2), retries=0)
     true = truth_between(DAY - DAY_SECONDS, DAY + DAY_SECONDS)
     (told,) = ledger.failures
-    assert (told.what, told.window) == ("owner:gpu_energy_joules:delta1h", replace(day(2), label=""))
+    assert (told.what, told.window) == ("workload:gpu_energy_joules:delta1h", replace(day(2), label=""))
     assert all(line.energy_joules is None for chunk in ledger.chunks for line in chunk.lines.values())
     assert sum(total.money["USD"].total for total in summed(ledger).values()) == pytest.approx(
         true.sum().money["USD"].total
     )
 
 
+async def test_capacity_is_read_from_what_clusters_recorded(fleet_prometheus: FleetServer) -> None:
+    refuse = "workload:gpu_seconds:"
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: refuse in form.get("query", ""))
+    async with serving(proxy) as server:
+        ledger = await read(server.url, day(2), retries=0)
+    assert [failure.what for failure in ledger.failures] == ["workload:gpu_seconds:delta1h"]
+    true = truth_between(DAY - DAY_SECONDS, DAY + DAY_SECONDS)
+    assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == pytest.approx(true.capacity_seconds)
+
+
 async def test_a_server_that_goes_away_is_not_asked_everything(fleet_prometheus: FleetServer) -> None:
-    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "owner:" in form.get("query", ""))
+    proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "sum_over_time" in form.get("query", ""))
     async with serving(proxy) as server:
         ledger = await read(server.url, whole(fleet_prometheus.plan), retries=1)
         asked = len(server.requests)
     assert asked < 100
-    assert {failure.what for failure in ledger.failures} == {queries.ALLOCATED, *(m.series for m in queries.MEASURES)}
+    series = {measure.series("workload") for measure in queries.MEASURES}
+    assert {failure.what for failure in ledger.failures} == {queries.CAPACITY, *series}
     assert not any(chunk.lines or chunk.capacity_seconds for chunk in ledger.chunks)
 
 
@@ -285,7 +307,7 @@ async def test_a_limit_of_the_server_is_met_with_smaller_questions(
     small_fleet: FleetPlan, fleet_prometheus: FleetServer, fleet_truth: FleetTruth
 ) -> None:
     def is_long(form: dict[str, str]) -> bool:
-        return "start" in form and "owner:" in form["query"]
+        return "start" in form and "workload:" in form["query"]
 
     proxy = FaultyProxy(fleet_prometheus.url, rate=0)
 
@@ -301,21 +323,24 @@ async def test_a_limit_of_the_server_is_met_with_smaller_questions(
     assert_same(summed(ledger, "kind", "namespace"), apart(fleet_truth, "namespace"))
 
 
-def line(series: str, hours: range | list[int], value: float = 3600, **labels: str) -> str:
-    """Samples of a recorded series, for hours of ``DAY``, the hour being the one at whose end it is stamped.
+def line(series: str, hours: range | list[int], value: float = 3600, late: float = 0, **labels: str) -> str:
+    """Samples of a recorded series, for hours of ``DAY``, stamped so late after the hour.
 
     Those of one series must come in the order of time: what is late is dropped.
     """
     inside = ",".join(f'{name}="{text}"' for name, text in labels.items())
-    return "".join(f"{series}{{{inside}}} {value} {DAY + (hour + 1) * 3600}\n" for hour in hours)
+    return "".join(f"{series}{{{inside}}} {value} {DAY + (hour + 1) * 3600 + late}\n" for hour in hours)
 
 
-def owner(hours: range | list[int], value: float = 3600, **labels: str) -> str:
+def owner(hours: range | list[int], value: float = 3600, late: float = 0, **labels: str) -> str:
     """An owner that was idle: all series that it would have."""
-    return "".join(
-        line(f"owner:{name}:delta1h", hours, value, workload_namespace="ml", workload_kind="Job", node="n", **labels)
-        for name in ("gpu_allocated_seconds", "gpu_idle_seconds")
-    ) + line("cluster:gpu_capacity_seconds:delta1h", hours, value, **{k: v for k, v in labels.items() if k != "team"})
+    whose = {"workload_namespace": "ml", "workload_kind": "Job", "state": "idle", **labels}
+    recorder = {name: text for name, text in labels.items() if name != "team"}
+    return (
+        line("owner:gpu_seconds:delta1h", hours, value, late, node="n", **whose)
+        + line("workload:gpu_seconds:delta1h", hours, value, late, **whose)
+        + line("cluster:gpu_capacity_seconds:delta1h", hours, value, late, **recorder)
+    )
 
 
 @pytest.fixture
@@ -335,8 +360,8 @@ async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Calla
     text = owner([*range(2), *range(5, 24)], replica="a") + owner([*range(9), *range(20, 24)], replica="b")
     text += owner([9], 900, replica="b")
     with hand_written(text) as server:  # type: ignore[attr-defined]
-        for by_day in (True, False):
-            ledger = await read(server.url, day(2), by_day=by_day)
+        for by_day, dimensions in ((True, ()), (False, ("mode",))):
+            ledger = await read(server.url, day(2), *dimensions, by_day=by_day)
             assert sum(total.idle_seconds for total in summed(ledger).values()) == 24 * 3600
             assert sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks) == 24
             assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600
@@ -428,10 +453,15 @@ async def test_hours_that_were_not_recorded_are_told(hand_written: Callable[...,
     )
 
 
-async def test_what_was_stamped_at_the_start_is_of_the_window_before(hand_written: Callable[..., object]) -> None:
-    with hand_written(owner(range(-1, 25))) as server:  # type: ignore[attr-defined]
-        ledger = await read(server.url, day())
-    assert sum(total.idle_seconds for total in summed(ledger).values()) == 24 * 3600
+@pytest.mark.parametrize("late", [0, 0.001, 299.999])
+async def test_hours_are_told_apart_wherever_in_their_five_minutes_they_were_recorded(
+    hand_written: Callable[..., object], late: float
+) -> None:
+    with hand_written(owner(range(-1, 25), late=late)) as server:  # type: ignore[attr-defined]
+        for dimensions in ((), ("node",)):
+            ledger = await read(server.url, day(), *dimensions)
+            assert sum(total.idle_seconds for total in summed(ledger).values()) == 24 * 3600
+            assert [dict(chunk.recorded_hours) for chunk in ledger.chunks] == [{"": 24}]
 
 
 @pytest.mark.parametrize(
@@ -464,7 +494,7 @@ async def test_a_server_that_never_answers_is_given_up_on_soon(fleet_prometheus:
 
     async def stalled(request: web.Request) -> web.StreamResponse:
         form = await request.post()
-        if "owner:" in str(form.get("query", "")):
+        if "workload:" in str(form.get("query", "")):
             await asyncio.sleep(60)
         return await FaultyProxy(fleet_prometheus.url, rate=0)(request)
 
@@ -491,7 +521,7 @@ def now_series(name: str, value: float = 1, **labels: str) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (lambda: now_series("gpu_ledger_allocated_seconds_total"), "load rules/prometheus-rules.yaml into Prometheus"),
+        (lambda: now_series("gpu_ledger_seconds_total"), "load rules/prometheus-rules.yaml into Prometheus"),
         (lambda: now_series("gpu_exporter_build_info"), "they have no ledger yet"),
         (
             lambda: now_series("cluster:gpu_capacity_seconds:delta1h"),
@@ -536,3 +566,8 @@ async def test_pods_on_their_devices_are_read_once_of_a_pair(hand_written: Calla
     assert (train.cost_per_hour, train.live, train.memory_used_bytes) == ({"USD": 1.0}, True, None)
     assert (gone.pod, gone.live, gone.cost_per_hour, gone.activity_ratio) == ("train-9", False, {}, None)
     assert (other.pod, other.activity_ratio, other.idle_for_seconds) == ("other-0", None, None)
+
+
+def test_cost_labels_are_asked_for_only_where_a_label_is() -> None:
+    assert "cost_labels" not in queries.labels_of({"cluster", "workload", "team", "model"}, "cluster")
+    assert queries.labels_of({"team", "label:project"}, "cluster") == ("workload_kind", "team", "cost_labels")

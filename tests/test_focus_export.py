@@ -17,6 +17,7 @@ from exporter.errors import ConfigError, ExporterError
 from exporter.model import Money
 from exporter.report.fleet.values import Figures, FleetLedger, LineKey
 from exporter.report.focus import VERSIONS, FocusSettings, check_focus, write_focus
+from exporter.report.focus.columns import COLUMNS, OWN_COLUMNS
 
 GOLDEN = Path(__file__).parent / "golden"
 ANOTHER_DAY: Lines = {
@@ -80,9 +81,23 @@ def test_gpus_that_one_owner_held_all_day_are_one_row_that_is_not_split() -> Non
     (row,) = rows
     assert row["AllocatedMethodId"] == row["AllocatedResourceId"] == row["AllocatedTags"] == ""
     assert row["EffectiveCost"] == row["ContractedCost"] == "403.2"
-    assert row["BilledCost"] == "0"
+    assert row["BilledCost"] == "0.0"
     assert json.loads(row["Tags"])["gpu-cost-exporter/team"] == "vision"
     assert (row["x_Namespace"], row["x_Workload"], row["x_Team"]) == ("research", "trainer", "vision")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_labels_are_tags_under_their_own_keys_and_part_a_workload(version: str) -> None:
+    hostile = "gpu-cost-exporter/node=x,project=ads"
+    of = ledger({key("a", labels="project=llm"): held(10.0), key("a", labels=hostile): held(14.0), nobody(): held(1.0)})
+    text, rows = exported(of, version)
+    column = "AllocatedTags" if "AllocatedTags" in rows[0] else "x_AllocatedTags"
+    tags = [json.loads(row[column] or "{}") for row in rows]
+    assert [one.get("project") for one in tags] == ["ads", "llm", None]
+    assert not any("gpu-cost-exporter/node" in one for one in tags)
+    assert not check_focus(io.StringIO(text), "gpus.csv").findings
+    _, (whole,) = exported(ledger({key("a", labels="example.com/cost-center=42"): held(192.0)}), version)
+    assert json.loads(whole["Tags"])["example.com/cost-center"] == "42"
 
 
 def test_replicas_of_a_shared_gpu_are_marked_as_estimated() -> None:
@@ -129,7 +144,11 @@ def test_hours_without_a_price_are_no_charge_and_are_told() -> None:
     assert "node-x" not in stream.getvalue()
     _, rows = exported(ledger(lines))
     partly = next(row for row in rows if row["x_Workload"] == "c")
-    assert (partly["ConsumedQuantity"], partly["PricingQuantity"], partly["x_UnpricedGpuHours"]) == ("10", "6", "4")
+    assert (partly["ConsumedQuantity"], partly["PricingQuantity"], partly["x_UnpricedGpuHours"]) == (
+        "10.0",
+        "6.0",
+        "4.0",
+    )
     document = json.loads(metadata.getvalue())
     assert document["x_Unpriced"] == [{"Cluster": "prod", "Node": "node-x", "Model": H100, "GpuHours": 24.0}]
     assert document["x_Conservation"]["MeteredGpuHours"] == 58
@@ -139,7 +158,7 @@ def test_money_and_joules_without_time_are_in_the_charge_and_lack_no_price() -> 
     """Processes of no pod on GPUs that pods hold: their energy is metered, the time is the pods'."""
     lines = {
         key("a"): held(24.0),
-        nobody("Unattributed"): Figures(energy_joules=3.6e6, money={"USD": Money(total=0.12)}),
+        nobody("Unattributed"): Figures(energy_joules=3.6e6, money={"USD": Money(active=0.12)}),
         nobody("Unattributed", node="unmetered"): Figures(energy_joules=3.6e6),
     }
     stream = io.StringIO()
@@ -153,18 +172,26 @@ def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> 
     lines = {key("morning"): held(12.0, 2.0), key("afternoon"): held(12.0, 4.0)}
     _, rows = exported(ledger(lines))
     by_owner = {row["x_Workload"]: row for row in rows}
-    assert (by_owner["morning"]["EffectiveCost"], by_owner["afternoon"]["EffectiveCost"]) == ("24", "48")
-    assert by_owner["morning"]["ContractedUnitPrice"] == by_owner["afternoon"]["ContractedUnitPrice"] == "3"
-    assert by_owner["morning"]["ContractedCost"] == "36"
+    assert (by_owner["morning"]["EffectiveCost"], by_owner["afternoon"]["EffectiveCost"]) == ("24.0", "48.0")
+    assert by_owner["morning"]["ContractedUnitPrice"] == by_owner["afternoon"]["ContractedUnitPrice"] == "3.0"
+    assert by_owner["morning"]["ContractedCost"] == "36.0"
     assert sum(ratios(rows)) == 1
 
 
+def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() -> None:
+    _, rows = exported(ledger({key("a"): Figures(active_seconds=3600, money={"USD": Money(active=2.0)})}))
+    kinds = {column.name: column.kind for column in COLUMNS} | OWN_COLUMNS
+    numbers = [row[name] for row in rows for name in row if kinds[name] in {"decimal", "price"} and row[name]]
+    assert numbers
+    assert all("." in number for number in numbers)
+
+
 def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> None:
-    two = Figures(active_seconds=7200, money={"USD": Money(total=2.0), "EUR": Money(total=1.0)})
+    two = Figures(active_seconds=7200, money={"USD": Money(active=2.0), "EUR": Money(active=1.0)})
     _, rows = exported(ledger({key("a"): two}))
     assert [(row["BillingCurrency"], row["EffectiveCost"], row["ConsumedQuantity"]) for row in rows] == [
-        ("EUR", "1", "2"),
-        ("USD", "2", "0"),
+        ("EUR", "1.0", "2.0"),
+        ("USD", "2.0", "0.0"),
     ]
 
 
@@ -222,7 +249,7 @@ def test_a_restated_month_is_a_correction() -> None:
 def test_a_ledger_without_the_nodes_is_refused_in_words() -> None:
     of = ledger({})
     few = FleetLedger(window=of.window, dimensions=frozenset(("namespace",)), chunks=())
-    with pytest.raises(ExporterError, match="FOCUS needs a ledger by cluster, kind, mode, model, node"):
+    with pytest.raises(ExporterError, match="FOCUS needs a ledger by cluster, kind, labels, mode, model, node"):
         write_focus(few, io.StringIO())
 
 

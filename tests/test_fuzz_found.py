@@ -17,7 +17,6 @@ from fuzz_page import gpus, lived, metering, node, reading
 from fuzz_prometheus import WINDOW, FedPrometheus
 from fuzz_state import state_of_a_node, written
 
-from exporter.accounting.ledger import Ledger
 from exporter.attribution import api_errors
 from exporter.config import price_book, web_config
 from exporter.config.load import load_agent
@@ -27,6 +26,7 @@ from exporter.model import Field, Reading
 from exporter.report import node_report
 from exporter.report.budget import file as budget_file
 from exporter.report.fleet.recorded import Recorded
+from exporter.report.fleet.values import CHECKPOINT_SECONDS
 from exporter.report.service.view_query import read_view
 from exporter.simulator import scenario
 from exporter.sources import wire
@@ -74,9 +74,8 @@ def test_half_a_surrogate_pair_in_a_label_does_not_keep_a_report_from_being_writ
 
 def test_a_capacity_that_is_no_number_is_left_out_of_a_ledger() -> None:
     recorded = Recorded([WINDOW], "cluster")
-    rows = [
-        {"metric": {"cluster": name}, "value": [WINDOW.end_seconds, text]} for name, text in (("a", "NaN"), ("b", "7"))
-    ]
+    at = WINDOW.end_seconds + CHECKPOINT_SECONDS
+    rows = [{"metric": {"cluster": name}, "value": [at, text]} for name, text in (("a", "NaN"), ("b", "7"))]
     recorded.add_capacity(rows, (0,))
     assert recorded.capacity(0) == {"b": 7.0}
 
@@ -112,7 +111,7 @@ def test_a_state_of_another_program_is_set_aside_and_the_agent_meters_on(
     place[path[-1]] = value
     file = written(tmp_path / "read", json.dumps(state).encode())
     meter = metering(file=file)
-    meter.restore(Ledger.load, 10.0)
+    meter.restore(10.0)
     assert "is damaged" in meter.problem
     assert (tmp_path / "read" / "ledger.json.damaged-1").exists()
     lived(*node(meter=meter), steady=20.0)

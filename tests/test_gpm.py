@@ -9,7 +9,7 @@ from driver_support import H100, T4, gpu, instance, load, partitioned, simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model import DeviceState, Field
+from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, DeviceState, Field
 from exporter.simulator import driver as simulated_driver
 from exporter.simulator.truth import Fault
 from exporter.sources import gpm
@@ -57,7 +57,7 @@ def test_the_first_read_is_absent_and_the_second_is_the_mean_of_the_time_between
         values = source.sample(104.0).gpus[0].values
         assert values[ENGINE] == pytest.approx(0.25)
         assert values[Field.PROF_NVLINK_TX_BYTES] == 2**20
-        assert set(values) >= EVERYTHING
+        assert set(values) >= EVERYTHING - CODECS
         source.close()
 
 
@@ -143,6 +143,21 @@ def test_each_mig_instance_has_its_own_engine_and_no_board_rates() -> None:
         source.close()
 
 
+def test_codecs_of_an_instance_are_read_whatever_is_asked_for() -> None:
+    with simulated(partitioned(instance(3), instance(5)), init=False) as node:
+        source = NvmlSource(frozenset())
+        source.open()
+        source.sample(100.0)
+        decoding = load(decode=1.8, jpeg=0.4, optical_flow=0.2)
+        node.change(at=102.0, instances=(instance(3, load_integral=decoding), instance(5)))
+        first, second = (part.values for part in source.sample(102.0).gpus[0].instances)
+        measured = (DECODERS[0], JPEG_DECODERS[0], FLOW_ENGINES[0])
+        assert [first[unit] for unit in measured] == pytest.approx([0.9, 0.2, 0.1])
+        assert [second[unit] for unit in measured] == [0.0, 0.0, 0.0]
+        assert CODECS & set(first) == set(measured), "a unit that the instance does not have is absent"
+        source.close()
+
+
 def test_a_compute_instance_beside_others_has_no_memory_bandwidth_of_its_own() -> None:
     level = gpm.Level.COMPUTE_INSTANCE
     assert Field.PROF_DRAM_ACTIVE not in gpm.fields_at(level, EVERYTHING)
@@ -199,3 +214,22 @@ def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays()
         sampler.close()
     assert asked[-1] == [1, 2]
     assert counted == []
+
+
+def test_a_metric_that_was_refused_once_is_asked_for_again() -> None:
+    refused = {10}
+
+    class Scripted(gpm.Sampler):
+        def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
+            return {one: (2 if one in refused else 0, 50.0) for one in metric_ids}
+
+    with simulated(gpu()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        fields = {ENGINE: 1, Field.PROF_DRAM_ACTIVE: 10}
+        sampler = Scripted(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample), fields, lambda _: None)
+        sampler.sample(1.0)
+        assert sampler.sample(2.0) == {ENGINE: 0.5}
+        refused.clear()
+        assert sampler.sample(3.0) == {ENGINE: 0.5}
+        assert sampler.sample(13.0) == {ENGINE: 0.5, Field.PROF_DRAM_ACTIVE: 0.5}
+        sampler.close()

@@ -1,5 +1,6 @@
 """Users and systemd units as holders on a host without a workload manager, against a fake /proc."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from outside_support import Proc, gpu, holders, instance_uuid, joined, partition
 from exporter.attribution.host_processes import HostProcess
 from exporter.attribution.host_users import HostUsers, tenant_of
 from exporter.attribution.processes import NO_NAME, NO_POD
-from exporter.model import AllocationState, Owner
+from exporter.model import AllocationState, DeviceState, Field, Owner, ProcessUse
 
 ID = "ab" * 32
 LOGIN = "0::/user.slice/user-1000.slice/session-3.scope\n"
@@ -110,6 +111,17 @@ def test_several_on_one_device_have_it_evenly_and_that_is_an_estimate(proc: Proc
     assert all(holder.share_estimated for holder in found[gpu(0).uuid])
 
 
+@pytest.mark.parametrize(("used_mib", "hidden"), [(59_000, True), (3, False)])
+def test_processes_that_are_sampled_and_not_listed_are_hidden(proc: Proc, used_mib: int, *, hidden: bool) -> None:
+    """In another PID namespace only what works just now is sampled: an idle holder must not look gone."""
+    proc.add(42, LOGIN)
+    users = HostUsers(proc_root=proc.root)
+    sampled = (ProcessUse(pid=42, sm_ratio=0.4, ended=True),)
+    users.observe(reading(replace(whole(0), processes=sampled, values={Field.FB_USED: used_mib})), 100.0)
+    assert bool(users.problem) is hidden
+    assert (users.latest is None) is hidden
+
+
 def test_two_users_units_of_one_name_are_two(proc: Proc) -> None:
     form = "0::/user.slice/user-{0}.slice/user@{0}.service/app.slice/notebook.service\n"
     proc.add(42, form.format(1000))
@@ -139,6 +151,18 @@ def test_a_holder_leaves_with_its_last_process(proc: Proc) -> None:
     users.observe(seen, 101.0)
     assert holders(users.latest, seen) == {}
     assert (users.problem, users.errors) == ("", {})
+
+
+def test_a_lost_gpu_is_nobodys_when_its_last_process_has_ended(proc: Proc) -> None:
+    proc.add(42, "0::/system.slice/triton.service\n")
+    users = HostUsers(proc_root=proc.root)
+    users.observe(reading(whole(0, 42)), 100.0)
+    seen = reading(whole(0, state=DeviceState.LOST))
+    users.observe(seen, 101.0)
+    assert holders(users.latest, seen) == {gpu(0).uuid: [("host", "triton.service", 1.0)]}
+    proc.end(42)
+    users.observe(seen, 30 * 86_400.0)
+    assert (holders(users.latest, seen), state(users.latest, seen, 0)) == ({}, AllocationState.UNALLOCATED)
 
 
 def test_a_new_name_of_a_user_is_read_without_a_restart(proc: Proc) -> None:

@@ -1,74 +1,224 @@
-"""The idle clock: since when a holder has its device, and since when it leaves it idle."""
+"""The idle clock: for how long a holder has had its device, and for how long it has left it idle."""
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.accounting.idle import IdleClock, Standing
+from exporter.accounting.idle import IdleClock, Standing, memories_of
 
 KEY = ("GPU-0", "ml", "notebook-0", "main")
 
 
-def clock() -> IdleClock:
-    return IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0)
+IDLE, BUSY, OPEN = (0.0, 0.01), (0.9, 0.9), (0.0, 0.5)
+"""Bounds of an activity: below the threshold for sure, above it for sure, or neither."""
+DAY = 86400.0
+
+
+def clock(tolerated_gap_seconds: float = 3.0) -> IdleClock:
+    return IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=tolerated_gap_seconds)
+
+
+def observed(
+    idle: IdleClock, begin: int, end: int, bounds: tuple[float, float] | None, uid: str | None = "uid-1", step: int = 1
+) -> Standing:
+    """Sample every ``step`` seconds from ``begin`` up to and with ``end``."""
+    for second in range(begin, end + 1, step):
+        standing = idle.observe(KEY, float(second), bounds, uid)
+    return standing
+
+
+def restarted(idle: IdleClock, now: float) -> IdleClock:
+    """The clock of the next process, from a state file's JSON."""
+    after = clock()
+    after.restore(memories_of(json.loads(json.dumps(idle.dump()))), now)
+    return after
 
 
 def test_idle_time_runs_from_the_last_busy_sample() -> None:
     idle = clock()
-    idle.observe(KEY, 100.0, 0.9, None)
-    for second in range(101, 161):
-        standing = idle.observe(KEY, float(second), 0.01, None)
-    assert standing == Standing(age_seconds=60.0, idle_for_seconds=60.0)
-    assert idle.observe(KEY, 161.0, 0.05, None).idle_for_seconds == 0.0
+    observed(idle, 100, 100, BUSY)
+    assert observed(idle, 101, 160, IDLE) == Standing(age_seconds=60.0, idle_for_seconds=60.0)
+    assert idle.observe(KEY, 161.0, (0.05, 0.05), "uid-1").idle_for_seconds == 0.0
+
+
+def test_time_that_two_agents_saw_counts_once_for_the_one_that_takes_over() -> None:
+    first, second = clock(), clock()
+    observed(first, 100, 100, BUSY)
+    observed(first, 101, 200, IDLE)
+    observed(second, 160, 203, IDLE)
+    second.restore(memories_of(json.loads(json.dumps(first.dump()))), 203.0)
+    assert observed(second, 204, 204, IDLE) == Standing(age_seconds=104.0, idle_for_seconds=104.0)
 
 
 def test_unknown_activity_is_unknown_idleness() -> None:
     idle = clock()
-    idle.observe(KEY, 100.0, 0.0, None)
-    assert idle.observe(KEY, 101.0, None, None) == Standing(age_seconds=1.0, idle_for_seconds=None)
+    observed(idle, 100, 100, IDLE)
+    assert observed(idle, 101, 101, None) == Standing(age_seconds=1.0, idle_for_seconds=None)
 
 
-def test_time_that_was_not_seen_is_never_counted_as_idle() -> None:
+def test_a_short_unknown_time_neither_counts_nor_restarts() -> None:
     idle = clock()
-    for second in range(100, 200):
-        idle.observe(KEY, float(second), 0.0, None)
-    for second in range(200, 260):
-        idle.observe(KEY, float(second), None, None)
-    assert idle.observe(KEY, 260.0, 0.0, None).idle_for_seconds == 0.0
+    observed(idle, 100, 200, IDLE)
+    observed(idle, 201, 204, None)
+    assert observed(idle, 205, 205, IDLE).idle_for_seconds == 101.0
 
 
-def test_one_lost_sample_does_not_start_the_idle_clock_anew() -> None:
+def test_a_short_time_without_samples_neither_counts_nor_restarts() -> None:
     idle = clock()
-    idle.observe(KEY, 100.0, 0.0, None)
-    idle.observe(KEY, 101.0, 0.0, None)
-    idle.observe(KEY, 102.0, None, None)
-    assert idle.observe(KEY, 103.0, 0.0, None).idle_for_seconds == 3.0
+    observed(idle, 100, 200, IDLE)
+    assert observed(idle, 204, 205, IDLE).idle_for_seconds == 101.0
+
+
+def test_an_estimate_that_leaves_it_open_neither_counts_nor_restarts() -> None:
+    idle = clock()
+    observed(idle, 100, 200, IDLE)
+    assert observed(idle, 201, 210, OPEN).idle_for_seconds is None
+    assert observed(idle, 211, 220, IDLE).idle_for_seconds == 110.0
+
+
+@pytest.mark.parametrize("bounds", [None, OPEN])
+def test_a_longer_unmeasured_time_restarts_the_clock(bounds: tuple[float, float] | None) -> None:
+    for unmeasured, idle_for in ((300, 101.0), (302, 1.0)):
+        idle = clock()
+        observed(idle, 100, 200, IDLE)
+        observed(idle, 201, 200 + unmeasured, bounds)
+        assert observed(idle, 201 + unmeasured, 201 + unmeasured, IDLE).idle_for_seconds == idle_for
+
+
+def test_a_long_time_without_samples_restarts_the_clock() -> None:
+    idle = clock()
+    observed(idle, 100, 200, IDLE)
+    assert observed(idle, 501, 502, IDLE).idle_for_seconds == 1.0
+
+
+def test_a_holder_that_is_unmeasured_again_and_again_is_never_idle_for_long() -> None:
+    """Its processes may end before the agent sees whose they are, every time."""
+    idle = clock()
+    longest = 0.0
+    for second in range(0, 20_000, 10):
+        observed(idle, second, second + 1, OPEN)
+        longest = max(longest, observed(idle, second + 2, second + 9, IDLE).idle_for_seconds or 0.0)
+    assert longest < 1600
+
+
+def test_the_clock_gets_through_a_hiccup_every_hour() -> None:
+    idle = clock(tolerated_gap_seconds=60.0)
+    for hour in range(48):
+        observed(idle, hour * 3600, hour * 3600 + 3560, IDLE, step=20)
+        standing = observed(idle, hour * 3600 + 3580, hour * 3600 + 3580, None)
+    assert standing.idle_for_seconds is None
+    standing = observed(idle, 48 * 3600, 48 * 3600, IDLE)
+    assert standing.idle_for_seconds == 48 * 3600 - 48 * 20, "what was measured, and no more"
 
 
 def test_another_pod_under_the_same_name_is_another_holder() -> None:
     idle = clock()
-    idle.observe(KEY, 100.0, 0.0, "uid-1")
-    assert idle.observe(KEY, 101.0, 0.0, "uid-2") == Standing(age_seconds=0.0, idle_for_seconds=0.0)
+    observed(idle, 100, 100, IDLE, "uid-1")
+    assert observed(idle, 101, 101, IDLE, "uid-2") == Standing(age_seconds=0.0, idle_for_seconds=0.0)
 
 
 def test_a_uid_that_is_learnt_later_does_not_make_a_new_holder() -> None:
     idle = clock()
-    idle.observe(KEY, 100.0, 0.0, None)
-    assert idle.observe(KEY, 103.0, 0.0, "uid-1").age_seconds == 3.0
+    observed(idle, 100, 100, IDLE, None)
+    assert observed(idle, 103, 103, IDLE, "uid-1").age_seconds == 3.0
 
 
-def test_a_holder_that_went_and_came_back_starts_anew() -> None:
+def test_a_holder_that_went_and_came_back_starts_from_zero() -> None:
     idle = clock()
-    idle.observe(KEY, 100.0, 0.0, None)
+    observed(idle, 100, 100, IDLE)
     idle.forget(keep=())
-    assert idle.observe(KEY, 200.0, 0.0, None).age_seconds == 0.0
+    assert observed(idle, 200, 200, IDLE).age_seconds == 0.0
 
 
-@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.one_of(st.none(), st.floats(0, 1))), max_size=30))
-def test_no_clock_step_makes_a_duration_negative(samples: list[tuple[float, float | None]]) -> None:
+def test_a_restart_of_the_agent_keeps_age_and_idle_time() -> None:
+    idle = clock()
+    observed(idle, 100, 700, IDLE)
+    after = restarted(idle, 720.0)
+    assert observed(after, 720, 720, IDLE) == Standing(age_seconds=620.0, idle_for_seconds=600.0)
+    assert observed(after, 721, 730, IDLE).idle_for_seconds == 610.0
+
+
+def test_a_restart_keeps_nothing_of_another_pod_of_the_same_name() -> None:
+    idle = clock()
+    observed(idle, 100, 700, IDLE)
+    after = restarted(idle, 720.0)
+    assert observed(after, 720, 721, IDLE, "uid-2") == Standing(age_seconds=1.0, idle_for_seconds=1.0)
+
+
+def test_after_a_restart_a_pod_is_the_same_only_once_its_uid_is_known() -> None:
+    idle = clock()
+    observed(idle, 100, 700, IDLE)
+    after = restarted(idle, 720.0)
+    assert observed(after, 720, 730, IDLE, None) == Standing(age_seconds=10.0, idle_for_seconds=10.0)
+    assert after.dump() == idle.dump(), "another restart in the meantime loses nothing"
+    assert observed(after, 731, 731, IDLE) == Standing(age_seconds=631.0, idle_for_seconds=611.0)
+    busy = restarted(idle, 720.0)
+    observed(busy, 720, 720, BUSY, None)
+    assert observed(busy, 721, 725, IDLE) == Standing(age_seconds=625.0, idle_for_seconds=5.0)
+
+
+def test_a_long_time_between_two_processes_restarts_the_clock_and_not_the_age() -> None:
+    idle = clock()
+    observed(idle, 100, 700, IDLE)
+    after = restarted(idle, 1001.0)
+    assert observed(after, 1001, 1002, IDLE) == Standing(age_seconds=902.0, idle_for_seconds=1.0)
+
+
+def test_a_restart_forgets_a_holder_that_holds_nothing_any_more() -> None:
+    idle = clock()
+    observed(idle, 100, 700, IDLE)
+    after = restarted(idle, 720.0)
+    after.forget(keep=())
+    assert after.dump() == []
+
+
+def test_a_clock_that_is_ahead_is_of_another_boot() -> None:
+    idle = clock()
+    observed(idle, 100, 700, IDLE)
+    after = restarted(idle, 50.0)
+    assert observed(after, 50, 50, IDLE).age_seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"holder": ["a"]},
+        {"holder": [1, 2, 3, 4]},
+        {"pod_uid": None},
+        {"idle_seconds": -1},
+        {"first_seen": "x"},
+        {"first_seen": 1e9},
+    ],
+)
+def test_a_damaged_idle_clock_is_refused(change: dict[str, object]) -> None:
+    idle = clock()
+    observed(idle, 100, 700, IDLE)
+    (row,) = idle.dump()
+    with pytest.raises((TypeError, ValueError)):
+        memories_of([row | change])
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.sampled_from([None, IDLE, BUSY, OPEN])), max_size=30))
+def test_no_clock_step_makes_a_duration_negative(samples: list[tuple[float, tuple[float, float] | None]]) -> None:
     idle = clock()
     now = 1e9
-    for step, activity in samples:
+    for step, bounds in samples:
         now += step
-        standing = idle.observe(KEY, now, activity, None)
+        standing = idle.observe(KEY, now, bounds, None)
         assert standing.age_seconds >= 0
-        assert standing.idle_for_seconds is None or 0 <= standing.idle_for_seconds <= standing.age_seconds
+        assert standing.idle_for_seconds is None or 0 <= standing.idle_for_seconds <= standing.age_seconds + 1e-6
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from([None, IDLE, OPEN, BUSY])), max_size=60))
+def test_idle_time_is_never_more_than_was_measured_idle_since_busy(
+    samples: list[tuple[int, tuple[float, float] | None]],
+) -> None:
+    idle = clock()
+    now, measured = 0, 0
+    idle.observe(KEY, 0.0, IDLE, None)
+    for step, bounds in samples:
+        now += step
+        measured = 0 if bounds == BUSY else measured + step * (bounds == IDLE and step <= 3)
+        assert (idle.observe(KEY, float(now), bounds, None).idle_for_seconds or 0.0) <= measured

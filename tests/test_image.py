@@ -268,7 +268,7 @@ def test_a_simulated_node_knows_workloads_by_what_is_left_of_the_kubernetes_clie
     words = ("agent", *ANY_PORT, "--simulate", "demo")
     options = ("--tmpfs", "/tmp", "--user", NOBODY)  # noqa: S108 - the container's own
     with running(images, images.agent, *words, options=options) as one:
-        one.until(lambda page: matching(page, "gpu_ledger_allocated_seconds_total", workload_kind="Job"), "a job")
+        one.until(lambda page: matching(page, "gpu_ledger_seconds_total", workload_kind="Job"), "a job")
 
 
 def test_the_health_check_says_whether_the_agent_lives_whatever_it_listens_on(

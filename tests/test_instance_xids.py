@@ -1,4 +1,4 @@
-"""Xids of MIG instances, whose ids the driver gives out again: what the former one met is not the next one's."""
+"""Xids of MIG instances: each stands on one row, and an instance inherits none of the former one with its id."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +38,12 @@ class Partitioned:
         self.seconds = 0.0
 
     def tell(
-        self, *uuids: str, xids: tuple[int, ...] = (), of: int | None = 7, state: DeviceState = DeviceState.UP
+        self,
+        *uuids: str,
+        xids: tuple[int, ...] = (),
+        of: int | None = 7,
+        part: int | None = None,
+        state: DeviceState = DeviceState.UP,
     ) -> dict[str, Told]:
         """What is shown of each device after a reading with these instances and Xids: all four places of the page."""
         self.seconds += 1.0
@@ -64,14 +69,16 @@ class Partitioned:
                 taken_at_seconds=at,
                 duration_seconds=0.0,
                 gpus=(GpuReading(gpu=gpu, state=state, instances=parts),),
-                xids=tuple(XidEvent(uuid="GPU-0", xid=xid, at_seconds=at, gpu_instance_id=of) for xid in xids),
+                xids=tuple(
+                    XidEvent(uuid="GPU-0", xid=xid, at_seconds=at, gpu_instance_id=of, compute_instance_id=part)
+                    for xid in xids
+                ),
             )
         )
         snapshot = self.node.tick(at, self.seconds)
         told = {}
         for view in snapshot.devices:
-            key = view.gpu.uuid, view.instance.gpu_instance_id if view.instance else None
-            recent = snapshot.events[key].recent_xids if key in snapshot.events else {}
+            recent = snapshot.events[view.uuid].recent_xids if view.uuid in snapshot.events else {}
             told[view.uuid] = (view.xids, view.xid_last_seen_seconds, view.last_xid, recent)
         return told
 
@@ -90,7 +97,9 @@ def test_an_instance_does_not_inherit_the_xids_of_the_former_one_of_its_id(node:
 
 def test_an_xid_that_comes_with_the_new_instance_is_of_the_former_one(node: Partitioned) -> None:
     node.tell("MIG-old")
-    assert node.tell("MIG-new", xids=(94,))["MIG-new"] == NOTHING
+    told = node.tell("MIG-new", xids=(94,))
+    assert told["MIG-new"] == NOTHING
+    assert told["GPU-0"][0] == {94: 1}, "the former one has no row any more"
 
 
 @pytest.mark.parametrize("state", [DeviceState.UP, DeviceState.LOST])
@@ -114,6 +123,15 @@ def test_a_compute_instance_more_in_a_gpu_instance_takes_nothing_from_it(node: P
     assert node.tell("MIG-old", "MIG-beside")["MIG-old"][0] == {94: 1}
 
 
-def test_an_xid_before_the_instances_are_told_is_of_the_first_that_is(node: Partitioned) -> None:
-    node.tell(xids=(94,))
-    assert node.tell("MIG-old")["MIG-old"][0] == {94: 1}
+def test_an_xid_of_an_instance_that_is_not_listed_stands_on_the_gpus_row(node: Partitioned) -> None:
+    assert node.tell("MIG-other", xids=(95,))["GPU-0"] == ({95: 1}, {95: EPOCH + 1}, 95, {95: 1})
+    told = node.tell("MIG-other", "MIG-late")
+    assert (told["GPU-0"][0], told["MIG-late"]) == ({95: 1}, NOTHING), "a counter does not move to another row"
+
+
+def test_an_xid_counts_once_where_compute_instances_share_a_gpu_instance(node: Partitioned) -> None:
+    node.tell("MIG-a", "MIG-b")
+    told = node.tell("MIG-a", "MIG-b", xids=(43,), part=1)
+    assert (told["GPU-0"], told["MIG-a"], told["MIG-b"][0]) == (NOTHING, NOTHING, {43: 1})
+    told = node.tell("MIG-a", "MIG-b", xids=(94,))
+    assert (told["GPU-0"][0], told["MIG-a"], told["MIG-b"][0]) == ({94: 1}, NOTHING, {43: 1})

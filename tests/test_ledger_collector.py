@@ -1,12 +1,13 @@
 """The series of the ledger: what is not known is absent, and what ends is told."""
 
 import dataclasses
+from collections import Counter
 
-from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, snapshot
+from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, one_ledger, snapshot
 
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers
 from exporter.exposition.collector import ExpositionOptions, families
-from exporter.model import OTHER, Account, LedgerView, Money, Owner, Portion, Price, ShareMode, Snapshot, Totals
+from exporter.model import Account, LedgerView, Money, Owner, Portion, Price, ShareMode, Snapshot, Totals
 
 NOW = 1_760_000_200.25
 
@@ -22,54 +23,70 @@ def showing(**changes: object) -> Snapshot:
     return dataclasses.replace(base, ledger=dataclasses.replace(base.ledger, **changes))
 
 
-def test_an_owners_seconds_joules_and_money_carry_who_pays_for_what() -> None:
+def test_an_owners_seconds_and_money_by_state_carry_the_ledger_and_who_pays_for_what() -> None:
     view = snapshot()
-    (work, who_knows, free) = rows(view, "gpu_ledger_allocated_seconds_total")
-    assert work == (
+    seconds = rows(view, "gpu_ledger_seconds_total")
+    assert seconds[0] == (
         {
+            "ledger": "0123456789ab",
             "node": "node-a",
             "workload_namespace": "vision",
             "workload_kind": "Job",
             "workload_name": "resnet",
             "team": "perception",
+            "cost_labels": "example.com/cost-center=42,project=resnet",
             "model": TRAINING.model,
             "mode": "exclusive",
+            "state": "active_unprofiled",
         },
-        3600.0,
+        2700.0,
     )
-    assert (who_knows[0]["workload_kind"], who_knows[0]["mode"]) == ("Unattributed", "mig")
-    assert (free[0]["workload_kind"], "workload_namespace" in free[0]) == ("Unallocated", False)
-    assert [value for _, value in rows(view, "gpu_ledger_cost_total")] == [2.5, 2.45]
-    assert [(labels["currency"], value) for labels, value in rows(view, "gpu_ledger_idle_cost_total")] == [
-        ("USD", 0.4166666),
-        ("USD", 2.45),
+    by_state = {(labels["workload_kind"], labels["mode"], labels["state"]): value for labels, value in seconds}
+    assert by_state == {
+        ("Job", "exclusive", "active_unprofiled"): 2700.0,
+        ("Job", "exclusive", "idle"): 600.0,
+        ("Job", "exclusive", "unknown"): 300.0,
+        ("Unattributed", "mig", "unknown"): 72.0,
+        ("Unallocated", "exclusive", "idle"): 3528.0,
+    }, "a state without a second is absent"
+    cost = [(labels["state"], labels["currency"], value) for labels, value in rows(view, "gpu_ledger_cost_total")]
+    assert cost == [
+        ("active_unprofiled", "USD", 1.875),
+        ("idle", "USD", 0.4166666),
+        ("idle", "USD", 2.45),
+        ("unknown", "USD", 0.2083334),
+    ]
+    assert [value for _, value in rows(view, "gpu_ledger_unpriced_seconds_total")] == [72.0]
+
+
+def test_every_ledger_has_its_own_series_and_tells_when_it_began() -> None:
+    second = Totals(active_seconds=1.0)
+    both = (*one_ledger({TRAINING: second}, 100.0), *one_ledger({TRAINING: second}, 200.0, identity="ba9876543210"))
+    view = showing(ledgers=both)
+    assert [labels["ledger"] for labels, _ in rows(view, "gpu_ledger_seconds_total")] == [
+        "0123456789ab",
+        "ba9876543210",
+    ]
+    assert rows(view, "gpu_ledger_created_timestamp_seconds") == [
+        ({"ledger": "0123456789ab", "node": "node-a"}, 100.0),
+        ({"ledger": "ba9876543210", "node": "node-a"}, 200.0),
     ]
 
 
-def test_active_idle_and_unknown_sum_to_allocated_for_every_series() -> None:
+def test_a_pods_active_idle_and_unknown_seconds_sum_to_allocated() -> None:
     view = snapshot()
-    for level in ("pod", "ledger"):
-        parts = zip(
-            *(rows(view, f"gpu_{level}_{part}_seconds_total") for part in ("active", "idle", "unknown")), strict=True
-        )
-        whole = rows(view, f"gpu_{level}_allocated_seconds_total")
-        for (labels, value), row in zip(whole, parts, strict=True):
-            assert {tuple(part[0].items()) for part in row} == {tuple(labels.items())}
-            assert value == sum(part[1] for part in row)
+    parts = zip(*(rows(view, f"gpu_pod_{part}_seconds_total") for part in ("active", "idle", "unknown")), strict=True)
+    for (labels, value), row in zip(rows(view, "gpu_pod_allocated_seconds_total"), parts, strict=True):
+        assert {tuple(part[0].items()) for part in row} == {tuple(labels.items())}
+        assert value == sum(part[1] for part in row)
 
 
 def test_energy_that_was_never_measured_and_money_without_a_price_are_absent_and_not_zero() -> None:
-    only = showing(accounts={UNMEASURED: Totals(unknown_seconds=72.0, energy_unknown_seconds=72.0)})
+    only = showing(ledgers=one_ledger({UNMEASURED: Totals(unknown_seconds=72.0, energy_unknown_seconds=72.0)}))
     assert rows(only, "gpu_ledger_energy_joules_total") == []
     assert rows(only, "gpu_ledger_cost_total") == []
     partly = Totals(idle_seconds=72.0, energy_joules=5.0, energy_unknown_seconds=71.0)
-    assert rows(showing(accounts={UNMEASURED: partly}), "gpu_ledger_energy_joules_total")[0][1] == 5.0
-
-
-def test_a_series_that_was_just_born_shows_zero_in_every_quantity_so_that_increase_sees_its_first_step() -> None:
-    born = showing(accounts={TRAINING: Totals(money={"USD": Money()})})
-    for name in ("allocated_seconds", "active_seconds", "energy_joules", "cost", "idle_cost"):
-        assert [value for _, value in rows(born, f"gpu_ledger_{name}_total")] == [0.0], name
+    assert rows(showing(ledgers=one_ledger({UNMEASURED: partly})), "gpu_ledger_energy_joules_total")[0][1] == 5.0
 
 
 def test_a_pod_that_ended_keeps_its_counters_while_it_lingers() -> None:
@@ -98,8 +115,8 @@ def test_the_price_of_a_gpu_stands_once_even_while_it_is_down_and_is_absent_wher
 
 
 def test_currencies_are_never_added_up() -> None:
-    both = Totals(active_seconds=1.0, money={"USD": Money(total=1.0), "EUR": Money(total=2.0)})
-    shown = rows(showing(accounts={TRAINING: both}), "gpu_ledger_cost_total")
+    both = Totals(active_seconds=1.0, money={"USD": Money(active=1.0), "EUR": Money(active=2.0)})
+    shown = rows(showing(ledgers=one_ledger({TRAINING: both})), "gpu_ledger_cost_total")
     assert [(labels["currency"], value) for labels, value in shown] == [("EUR", 2.0), ("USD", 1.0)]
 
 
@@ -107,7 +124,7 @@ def test_whether_the_ledger_is_on_disk_and_adds_up_is_told() -> None:
     view = snapshot()
     assert rows(view, "gpu_exporter_state_saved") == [({}, 1)]
     assert rows(view, "gpu_exporter_state_saved_timestamp_seconds") == [({}, NOW - 3)]
-    assert rows(view, "gpu_exporter_ledger_capacity_seconds_total") == [({}, 7200.0)]
+    assert rows(view, "gpu_exporter_ledger_capacity_seconds_total") == [({"ledger": "0123456789ab"}, 7200.0)]
     assert rows(view, "gpu_exporter_conservation_error_seconds") == [({}, 1e-12)]
     in_memory = showing(saved_at_seconds=None, state_problem="disk full")
     assert rows(in_memory, "gpu_exporter_state_saved") == [({}, 0)]
@@ -126,7 +143,7 @@ def test_pods_beyond_the_series_limit_are_left_out_whole_and_counted_but_owners_
     options = ExpositionOptions(series_limit=gauges + counters)
     assert len(rows(view, "gpu_pod_allocated_seconds_total", options)) == 1
     assert rows(view, "gpu_exporter_dropped_series_total", options)[0][1] == 4
-    assert len(rows(view, "gpu_ledger_allocated_seconds_total", options)) == 3
+    assert len(rows(view, "gpu_ledger_seconds_total", options)) == 5
 
 
 def test_two_accounts_that_differ_only_in_mode_or_model_are_two_series() -> None:
@@ -136,26 +153,24 @@ def test_two_accounts_that_differ_only_in_mode_or_model_are_two_series() -> None
         for model in ("A100", "H100")
         for mode in ShareMode
     }
-    view = dataclasses.replace(snapshot(), ledger=LedgerView(accounts=accounts))
-    assert len(rows(view, "gpu_ledger_active_seconds_total")) == 6
+    view = dataclasses.replace(snapshot(), ledger=LedgerView(ledgers=one_ledger(accounts)))
+    assert len(rows(view, "gpu_ledger_seconds_total")) == 6
 
 
-def test_what_folded_owners_have_had_is_not_scraped_a_second_time() -> None:
-    folded = Account(owner=OTHER, model=TRAINING.model, mode=ShareMode.EXCLUSIVE)
-    base = snapshot().ledger
-    assert base is not None
-    view = showing(accounts={**base.accounts, folded: Totals(active_seconds=10.0)})
-    kinds = {labels.get("workload_kind") for labels, _ in rows(view, "gpu_ledger_allocated_seconds_total")}
-    assert kinds == {"Job", "Unattributed", "Unallocated"}
-
-
-def test_the_page_adds_up_to_the_capacity_with_owners_just_born_and_owners_folded() -> None:
-    ledger = Ledger(account_limit=3)
+def test_each_ledger_adds_up_to_its_capacity_which_never_goes_back() -> None:
+    """With owners that are not known when their ledger ends: another one takes them over."""
+    ledgers, before = Ledgers(account_limit=3), dict[str, float]()
     for number in range(200):
-        owner = Owner(namespace=f"team-{number // 40}")
+        owner = Owner(namespace=f"team-{number // 30}", kind="Pod", name="a", provisional=number % 30 < 10)
         account = Account(owner=owner, model=TRAINING.model, mode=ShareMode.EXCLUSIVE)
-        ledger.charge([Portion(gpu_uuid="GPU-0", account=account, idle_seconds=1.0)], {}, float(number))
-        view = dataclasses.replace(snapshot(), ledger=ledger.view(float(number)))
-        told = [*rows(view, "gpu_ledger_allocated_seconds_total"), *rows(view, "gpu_exporter_ledger_withheld_seconds")]
-        assert sum(value for _, value in told) == rows(view, "gpu_exporter_ledger_capacity_seconds_total")[0][1]
-    assert any(account.owner == OTHER for account in ledger.view(200.0).accounts)
+        portion = Portion(gpu_uuid="GPU-0", account=account, idle_seconds=1.0)
+        ledgers.charge([portion], {}, now=float(number), steady=float(number))
+        view = dataclasses.replace(snapshot(), ledger=ledgers.view())
+        seconds = Counter[str]()
+        for labels, value in rows(view, "gpu_ledger_seconds_total"):
+            seconds[labels["ledger"]] += value
+        capacity = rows(view, "gpu_exporter_ledger_capacity_seconds_total")
+        assert {labels["ledger"]: value for labels, value in capacity if value} == seconds
+        assert all(value >= before.get(labels["ledger"], 0.0) for labels, value in capacity)
+        before |= {labels["ledger"]: value for labels, value in capacity}
+    assert len(ledgers.view().ledgers) > 1

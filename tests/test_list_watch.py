@@ -12,7 +12,7 @@ from api_support import NODE, PODS, SELECTOR, Waits, World, following, pod, pod_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution.list_watch import GONE_SPREAD_SECONDS, REMOVED_LIMIT, REMOVED_SECONDS, ListWatch
+from exporter.attribution.list_watch import GONE_SPREAD_SECONDS, ListWatch
 from exporter.simulator import api_answers
 from exporter.simulator.api_server import ApiObjects
 from exporter.simulator.api_store import Store
@@ -53,15 +53,13 @@ async def test_pods_are_listed_once_and_followed_by_one_watch(world: World) -> N
     await until(lambda: world.server.open_streams == 0, "the stream is closed when the follower ends")
 
 
-async def test_a_finished_pod_goes_and_is_remembered_as_removed(world: World) -> None:
+async def test_a_finished_pod_goes_and_another_of_its_name_comes(world: World) -> None:
     async with following(world.client) as pods:
         await until(lambda: pods.known, "listed")
         world.put(pod("a", phase="Succeeded"))
         await until(lambda: A not in pods.items, "gone")
-        assert pods.removed[A] == pytest.approx(time.time(), abs=5)
         world.put(pod("a", uid="second"))
         await until(lambda: pods.items.get(A) == "second", "another pod of the name")
-        assert A not in pods.removed
 
 
 async def test_a_pod_deleted_and_made_again_between_two_looks_is_the_new_one(world: World) -> None:
@@ -69,7 +67,6 @@ async def test_a_pod_deleted_and_made_again_between_two_looks_is_the_new_one(wor
         await until(lambda: pods.known, "listed")
         world.put(pod("a", uid="second"))
         await until(lambda: pods.items.get(A) == "second", "the new uid")
-        assert dict(pods.removed) == {}
 
 
 async def test_a_change_of_nothing_that_is_read_is_no_new_version(world: World) -> None:
@@ -175,7 +172,6 @@ async def test_a_restarted_server_that_has_forgotten_its_history_is_listed_again
         world.put(pod("b"))
         await world.server.restart()
         await until(lambda: set(pods.items) == {B} and not pods.problem, "the truth")
-        assert set(pods.removed) == {A}
         assert pods.errors["gone"] == 1
 
 
@@ -357,17 +353,6 @@ async def test_a_clock_that_differs_from_the_server_s_is_told_once_and_no_reason
         assert pods.errors == {"clock_skew": 1}
 
 
-async def test_while_an_object_is_skipped_what_is_not_in_the_map_may_be_there(world: World) -> None:
-    async with following(world.client) as pods:
-        await until(lambda: pods.known and world.server.open_streams == 1, "watched")
-        assert pods.complete
-        world.put(pod("a"), pod("b", annotations={"huge": "x" * (3 << 20)}))
-        await until(lambda: not pods.complete, "skipped")
-        world.faults = {Fault.API_GONE: 0}
-        await until(lambda: pods.complete, "a list has it")
-        assert B in pods.items
-
-
 async def test_an_object_that_cannot_be_parsed_is_skipped_and_a_known_one_stays_as_it_was(tmp_path: Path) -> None:
     def broken(name: str, version: int) -> dict[str, Any]:
         return {"metadata": {"namespace": "ml", "name": name, "resourceVersion": str(version)}}  # no uid
@@ -376,11 +361,12 @@ async def test_an_object_that_cannot_be_parsed_is_skipped_and_a_known_one_stays_
         if "watch" not in request.query:
             return pod_list(at("a", 90), broken("b", 91), None, "text")
         lines = [event("MODIFIED", broken("a", 101)), event("ADDED", at("c", 102)), event("DELETED", broken("c", 103))]
+        lines.append(event("ADDED", at("d", 104)))
         return await stream(request, lines, hold=True)
 
     async with scripted(answer, tmp_path) as (client, _), following(client) as pods:
-        await until(lambda: C in pods.removed, "the last event")
-        assert dict(pods.items) == {A: "uid-of-a"}
+        await until(lambda: ("ml", "d") in pods.items, "the last event")
+        assert dict(pods.items) == {A: "uid-of-a", ("ml", "d"): "uid-of-d"}
         assert pods.errors == {"unparsable": 4}
 
 
@@ -425,6 +411,31 @@ async def test_a_silent_stream_is_made_again_from_where_it_was(world: World) -> 
         world.put(pod("b"))
         await until(lambda: set(pods.items) == {B}, "the truth")
     assert world.server.requests["list pods"] == 1
+
+
+async def test_a_quiet_watch_is_renewed_and_is_no_error(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await stream(request, [], hold=True) if "watch" in request.query else pod_list(at("a", 90))
+
+    async with scripted(answer, tmp_path) as (client, requests), following(client, silence_seconds=1.1) as pods:
+        await until(lambda: len(requests) >= 4, "two watches renewed")
+        assert (pods.errors, pods.problem, pods.known) == ({}, "", True)
+    assert ["watch" in request.query for request in requests[:4]] == [False, True, True, True]
+
+
+async def test_a_list_without_the_canary_is_a_failed_lookup(world: World) -> None:
+    options = {"canary": ("ml", "own"), "canary_fix": "set --node-name"}
+    async with following(world.client, **options) as pods:
+        await until(lambda: "incomplete" in pods.errors, "refused")
+        assert (dict(pods.items), pods.known) == ({}, False)
+        assert "ml/own, the pod of this agent, is not among the 1 objects; set --node-name" in pods.problem
+        world.put(pod("a"), pod("own"))
+        await until(lambda: pods.known and not pods.problem, "complete")
+        await world.server.stop()
+        world.put(pod("b"))
+        await world.server.restart()
+        await until(lambda: pods.errors["incomplete"] > 1, "listed again")
+        assert set(pods.items) == {A, ("ml", "own")}
 
 
 async def test_the_first_request_waits_for_a_random_part_of_the_jitter(world: World) -> None:
@@ -477,19 +488,6 @@ def offline(clock: Callable[[], float] = time.time) -> ListWatch[str]:
     )
 
 
-def test_what_was_removed_is_forgotten_after_ten_minutes_and_never_more_than_a_bounded_number_kept() -> None:
-    now = SimpleNamespace(seconds=1e9)
-    pods = offline(lambda: now.seconds)
-    for number in range(REMOVED_LIMIT + 10):
-        pods._apply("ADDED", at(f"p{number}", number))
-        pods._apply("DELETED", at(f"p{number}", number))
-    assert len(pods.removed) == REMOVED_LIMIT
-    assert ("ml", "p9") not in pods.removed
-    now.seconds += REMOVED_SECONDS + 1
-    pods._apply("ADDED", at("a", 1))
-    assert dict(pods.removed) == {}
-
-
 NAMES = st.sampled_from("abc")
 STATES = st.dictionaries(NAMES, st.tuples(st.sampled_from(["u1", "u2"]), st.sampled_from(["Running", "Failed"])))
 
@@ -507,4 +505,3 @@ def test_events_give_the_map_that_a_list_would_have_given(states: list[dict[str,
                 read = json.loads(line)
                 pods._apply(read["type"], read["object"])
         assert dict(pods.items) == dict(uid_of(dict(shown)) for shown in store.list("pods") if wanted(shown))
-        assert not set(pods.items) & set(pods.removed)

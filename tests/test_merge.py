@@ -137,6 +137,8 @@ def test_a_gpu_that_only_dcgm_remembers_is_not_added() -> None:
     assert len(joined(reading("nvml", of(0)), reading("dcgm", of(0), of(1))).gpus) == 1
     lost = of(1, state=DeviceState.LOST, reason="gpu_is_lost")
     assert joined(reading("nvml", of(0)), reading("dcgm", of(0), lost)).gpus[1] == lost
+    removed = of(1, state=DeviceState.MISSING, reason="not_enumerated")
+    assert len(joined(reading("nvml", of(0)), reading("dcgm", of(0), removed)).gpus) == 1
 
 
 def test_an_engine_of_another_machine_adds_nothing() -> None:

@@ -65,6 +65,15 @@ async def test_a_pod_s_owner_and_its_namespace_s_team_and_the_node_are_read(clus
         assert reader.server.without_token == 0
 
 
+async def test_cost_labels_are_read_of_the_pod_and_its_namespace(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add_pod("llm-0", labels={"project": "llm", "user": "anna"})
+    cluster.add_namespace("ml", labels={"project": "default", "example.com/cost-center": "42"})
+    async with reading(cluster, tmp_path, cost_labels=("project", "example.com/cost-center")) as reader:
+        reader.note(whole_gpu("llm-0"))
+        await reader.until(lambda: reader.metadata.facts("ml", "llm-0"))
+        assert reader.metadata.facts("ml", "llm-0").owner.cost_labels == "example.com/cost-center=42,project=llm"
+
+
 async def test_evidence_is_the_same_object_until_something_changes(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.known)
@@ -135,43 +144,38 @@ async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
 
 
-async def test_a_pod_that_the_api_never_had_has_ended_after_half_a_minute(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_pod_that_the_api_never_had_stays_a_holder(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
-        reader.note(whole_gpu("old-0"))
+        reader.note(whole_gpu("static-without-mirror"))
         await reader.until(lambda: reader.metadata.known)
-        reader.passes(29)
+        reader.passes(100)
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
-        reader.passes(3)
-        assert reader.metadata.evidence(cluster.now).ended == {("ml", "old-0")}
-        cluster.add_pod("old-0")
+        await reader.until(lambda: reader.server.requests["list pods"] > 1)
+        reader.passes(1000)
+        assert reader.metadata.evidence(cluster.now).ended == frozenset()
+        assert reader.metadata.problem == ""
+
+
+async def test_a_pod_that_finished_before_the_agent_started_has_ended(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add_pod("done-0", phase="Succeeded")
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(whole_gpu("done-0"))
+        await reader.until(lambda: reader.metadata.evidence(cluster.now).ended == {("ml", "done-0")})
+        cluster.add_pod("done-0", uid="another")
         await reader.until(lambda: not reader.metadata.evidence(cluster.now).ended)
 
 
-async def test_a_watch_that_is_down_or_has_said_nothing_since_ends_no_pod(cluster: Cluster, tmp_path: Path) -> None:
-    async with reading(cluster, tmp_path) as reader:
-        await reader.until(lambda: reader.metadata.known)
-        reader.passes(1)
-        reader.note(whole_gpu("new-0"))
-        reader.passes(100)
-        assert reader.metadata.evidence(cluster.now).ended == frozenset(), "the list is older than the kubelet's answer"
-        cluster.faults = {Fault.API_DOWN: 0}
-        await reader.until(lambda: reader.metadata.problem)
-        reader.passes(100)
+async def test_an_incomplete_list_ends_no_pod(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add_pod("own")
+    async with reading(cluster, tmp_path, own_pod=("ml", "own")) as reader:
+        await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
+        reader.note(whole_gpu("train-0"))
+        await reader.server.stop()
+        cluster.pods.clear()
+        await reader.server.restart()
+        await reader.until(lambda: "incomplete" in reader.metadata.errors)
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
-
-
-async def test_a_clock_that_is_set_ends_no_pod(cluster: Cluster, tmp_path: Path) -> None:
-    async with reading(cluster, tmp_path) as reader:
-        reader.note(whole_gpu("new-0"))
-        await reader.until(lambda: reader.metadata.known)
-        reader.passes(5)
-        cluster.now += 7200.0
-        reader.passes(5)
-        cluster.now -= 9000.0
-        reader.passes(1)
-        assert reader.metadata.evidence(cluster.now).ended == frozenset()
-        reader.passes(40)
-        assert reader.metadata.evidence(cluster.now).ended == {("ml", "new-0")}
+        assert "--node-name is 'n1'" in reader.metadata.problem
 
 
 async def test_another_pod_of_the_same_name_has_its_own_uid_and_owner(cluster: Cluster, tmp_path: Path) -> None:
@@ -276,7 +280,12 @@ async def test_without_the_right_to_get_nodes_and_namespaces_owners_are_known_al
 async def test_a_node_name_that_is_not_in_the_cluster_is_a_problem(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path, node="mistyped") as reader:
         await reader.until(lambda: "node_not_found" in reader.metadata.errors)
-        await reader.until(lambda: "get nodes" in reader.metadata.problem)
+        await reader.until(lambda: "no node 'mistyped', the value of --node-name" in reader.metadata.problem)
+        reader.note(whole_gpu("train-0"))
+        reader.passes(100)
+        evidence = reader.metadata.evidence(cluster.now)
+        assert (evidence.pods, evidence.ended, evidence.is_followed) == (None, frozenset(), False)
+        assert not reader.metadata.known
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
@@ -299,6 +308,25 @@ async def test_claims_and_slices_are_read_once_a_claimed_device_was_seen(
         assert reader.metadata.evidence(cluster.now).claims == {}
         assert reader.server.requests["get resource.k8s.io"] == 1
         assert reader.server.requests["get resourceclaim"] == 1
+
+
+async def test_an_api_version_that_is_no_longer_served_is_found_again(cluster: Cluster, tmp_path: Path) -> None:
+    with_dra(cluster, "v1beta2", admin=True)
+    async with reading(cluster, tmp_path) as reader:
+        reader.note(claimed("train-0"))
+        await reader.until(lambda: reader.metadata.evidence(cluster.now).claims)
+        await reader.until(lambda: reader.metadata.evidence(cluster.now).devices)
+        await reader.server.stop()
+        second = "22222222-2222-3333-4444-555555555555"
+        with_dra(cluster, "v1", admin=True)
+        claim = cluster.claims[0]
+        cluster.claims.append({**claim, "metadata": {**claim["metadata"], "name": "d", "uid": second}})
+        await reader.server.restart()
+        reader.note(claimed("train-0"), claimed("train-1", claim="d", uid=second))
+        await reader.until(lambda: second in reader.metadata.evidence(cluster.now).claims)
+        await reader.until(lambda: not reader.metadata.problem)
+        assert reader.metadata.evidence(cluster.now).devices
+        assert reader.metadata.errors["slices_not_found"] + reader.metadata.errors["claim_not_found"] > 0
 
 
 async def test_a_cluster_without_dra_is_asked_once(cluster: Cluster, tmp_path: Path) -> None:

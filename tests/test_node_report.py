@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from agent_support import AgentProcess
+from agent_support import AgentProcess, matching
 from aiohttp import web
-from exposition_support import H100, TRAINING, gpu, snapshot
+from exposition_support import H100, TRAINING, gpu, one_ledger, snapshot
 
 from exporter.cli import main
 from exporter.errors import ExporterError
@@ -22,8 +22,8 @@ from exporter.exposition import ledger_api
 from exporter.exposition.bodies import Body
 from exporter.exposition.server import create_app
 from exporter.model import (
-    OTHER,
     UNALLOCATED,
+    UNATTRIBUTED,
     Account,
     LedgerView,
     Money,
@@ -40,6 +40,12 @@ AGENT = "http://node-a:9400"
 
 def report_of(view: Snapshot) -> NodeReport:
     return read(json.loads(ledger_api.ledger_document(view)), AGENT)
+
+
+def with_capacity(seconds: float, **changes: object) -> Snapshot:
+    base = snapshot().ledger
+    assert base is not None
+    return ledger_of(ledgers=(dataclasses.replace(base.ledgers[0], capacity_seconds=seconds),), **changes)
 
 
 def ledger_of(**changes: object) -> Snapshot:
@@ -81,6 +87,16 @@ def test_the_table_has_owners_with_hours_and_money_and_those_whom_nobody_knows_a
     assert row(text, "Total")[-2:] == ["4.95*", "2.87"]
 
 
+def test_an_owner_is_one_line_whatever_cost_labels_its_pods_have() -> None:
+    other = dataclasses.replace(TRAINING, owner=dataclasses.replace(TRAINING.owner, cost_labels="project=other"))
+    hour = Totals(active_seconds=3600.0)
+    text = written(ledger_of(ledgers=one_ledger({TRAINING: hour, other: hour})))
+    assert (
+        row(text, "vision/Job/resnet")[-4:]
+        == row(written(ledger_of(ledgers=one_ledger({TRAINING: hour + hour}))), "vision/Job/resnet")[-4:]
+    )
+
+
 def test_the_foot_says_how_far_the_report_can_be_trusted() -> None:
     text = written(snapshot())
     assert "2.0000 of 2.0000 GPU-hours metered, conservation error 1.0e-12 s" in text
@@ -90,15 +106,15 @@ def test_the_foot_says_how_far_the_report_can_be_trusted() -> None:
     assert "GPUs are 80% of a node's price" in text
     assert "matches 1 GPU(s)" in text
     assert "0.0200 GPU-hours had no price and are in no cost" in text
-    assert "not shown yet" not in text
+    assert "not known yet" not in text
 
 
-def test_owners_too_young_to_be_shown_are_what_the_sum_lacks() -> None:
-    text = written(ledger_of(capacity_seconds=7250.0, withheld_seconds=50.0))
-    assert "50 s are of owners that are not shown yet" in text
+def test_pods_whose_owner_is_not_known_are_what_the_sum_lacks() -> None:
+    text = written(with_capacity(7200.0, withheld_seconds=50.0))
+    assert "50 s are of pods whose owner is not known yet" in text
     assert "bug" not in text
     for wrong in (7000.0, 7250.0):
-        assert "s have no owner: please report this as a bug" in written(ledger_of(capacity_seconds=wrong))
+        assert "s have no owner: please report this as a bug" in written(with_capacity(wrong))
 
 
 def test_a_ledger_that_is_not_on_disk_says_so_and_why() -> None:
@@ -112,20 +128,20 @@ def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> 
         return Account(owner=owner, model=H100, mode=ShareMode.EXCLUSIVE)
 
     accounts = {
-        account(UNALLOCATED): Totals(idle_seconds=99.0, money={"USD": Money(total=99.0)}),
-        account(OTHER): Totals(idle_seconds=1.0),
+        account(UNALLOCATED): Totals(idle_seconds=99.0, money={"USD": Money(active=99.0)}),
+        account(UNATTRIBUTED): Totals(idle_seconds=1.0),
         account(Owner(namespace="long")): Totals(idle_seconds=50.0),
-        account(Owner(namespace="dear")): Totals(idle_seconds=1.0, money={"USD": Money(total=9.0)}),
+        account(Owner(namespace="dear")): Totals(idle_seconds=1.0, money={"USD": Money(active=9.0)}),
         account(Owner(namespace="longer")): Totals(idle_seconds=60.0),
     }
-    report = report_of(dataclasses.replace(snapshot(), ledger=LedgerView(accounts=accounts)))
+    report = report_of(dataclasses.replace(snapshot(), ledger=LedgerView(ledgers=one_ledger(accounts))))
     assert [one.owner.namespace for one, _ in report.owners] == ["dear", "longer", "long"]
-    assert [one.owner for one, _ in report.apart] == [OTHER, UNALLOCATED]
+    assert [one.owner for one, _ in report.apart] == [UNATTRIBUTED, UNALLOCATED]
 
 
 def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing() -> None:
-    both = Totals(active_seconds=36.0, money={"USD": Money(total=0.001), "EUR": Money(total=2000.5, idle=1.0)})
-    text = written(ledger_of(accounts={TRAINING: both}))
+    both = Totals(active_seconds=36.0, money={"USD": Money(active=0.001), "EUR": Money(active=1999.5, idle=1.0)})
+    text = written(ledger_of(ledgers=one_ledger({TRAINING: both})))
     assert row(text, "vision")[-4:] == ["2,000.50", "1.00", "<0.01", "0.00"]
     assert "Cost EUR" in text
     assert "Cost USD" in text
@@ -133,7 +149,7 @@ def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing(
 
 def test_without_any_price_there_is_no_money_rather_than_zero() -> None:
     unpriced = Totals(active_seconds=36.0, unpriced_seconds=36.0)
-    text = written(dataclasses.replace(ledger_of(accounts={TRAINING: unpriced}), prices={}))
+    text = written(dataclasses.replace(ledger_of(ledgers=one_ledger({TRAINING: unpriced})), prices={}))
     assert row(text, "Total")[-2:] == ["no", "price"]
     assert "0.00 " not in row(text, "vision")
 
@@ -165,7 +181,7 @@ def test_json_has_every_line_the_sum_and_the_trust() -> None:
 
 def test_a_name_cannot_steer_the_terminal_or_be_a_formula() -> None:
     evil = dataclasses.replace(TRAINING, owner=Owner(namespace="=cmd()\x1b[31m"))
-    view = ledger_of(accounts={evil: Totals(active_seconds=1.0)})
+    view = ledger_of(ledgers=one_ledger({evil: Totals(active_seconds=1.0)}))
     assert "\x1b" not in written(view)
     assert "'=cmd()?[31m" in written(view, "csv")
 
@@ -173,7 +189,7 @@ def test_a_name_cannot_steer_the_terminal_or_be_a_formula() -> None:
 def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() -> None:
     with pytest.raises(ExporterError, match="has not metered anything yet; look at http://node-a:9400/readyz"):
         report_of(dataclasses.replace(snapshot(), ledger=None))
-    empty = written(dataclasses.replace(snapshot(), ledger=LedgerView()))
+    empty = written(dataclasses.replace(snapshot(), ledger=LedgerView(ledgers=one_ledger({}))))
     assert "0.0000 of 0.0000 GPU-hours metered" in empty
     assert "Coverage" not in empty
 
@@ -222,15 +238,19 @@ def answering(body: str, status: int = 200, server: str = "nginx") -> web.Applic
 async def test_report_asks_a_running_agent(capsys: pytest.CaptureFixture[str]) -> None:
     async with served(agent(snapshot)) as address:
         code = await asyncio.to_thread(main, ["report", "--agent", f"http://{address}/", "--format", "csv"])
-    out, err = capsys.readouterr()
+        out, err = capsys.readouterr()
+        options = ["--agent", f"http://{address}/", "--by", "label:nope"]
+        unknown = await asyncio.to_thread(main, ["report", *options])
     assert (code, err) == (0, "")
     assert "resnet" in out
+    assert unknown == 2
+    assert "no owner has the label nope; labels of this node:" in capsys.readouterr().err
 
 
 def test_the_report_of_the_demo_adds_up_to_the_capacity_that_passed(
     demo_agent: AgentProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    demo_agent.until(lambda page: page.get("gpu_exporter_ledger_capacity_seconds_total"), "a metered interval")
+    demo_agent.until(lambda page: bool(matching(page, "gpu_ledger_cost_total")), "a priced interval")
     assert main(["report", "--agent", f"http://127.0.0.1:{demo_agent.port}", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     told = document["total"]["allocated_seconds"] + document["withheld_seconds"]
@@ -308,7 +328,7 @@ def test_a_narrow_terminal_breaks_lines_and_takes_no_name_or_figure(monkeypatch:
 def test_a_team_has_a_column_only_where_somebody_has_one() -> None:
     assert "Team" in written(snapshot())
     nobody = dataclasses.replace(TRAINING, owner=Owner(namespace="vision"))
-    text = written(ledger_of(accounts={nobody: Totals(active_seconds=3600.0)}))
+    text = written(ledger_of(ledgers=one_ledger({nobody: Totals(active_seconds=3600.0)})))
     assert "Team" not in text
     assert row(text, "vision")[-4:] == ["1.0000", "1.0000", "0.0000", "0.0000"]
 

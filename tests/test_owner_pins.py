@@ -1,13 +1,16 @@
 """Who is charged: one pod, one owner, whenever metadata comes, goes or changes its mind."""
 
+import json
 from collections.abc import Mapping, Sized
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metering_support import H100, gpu, holder
 
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers, kept_of
+from exporter.accounting.slots import slot_of
 from exporter.accounting.usage import Meter
 from exporter.agent.owners import PATIENCE_SECONDS, Owners
 from exporter.model import Account, AllocationState, DeviceView, Owner, PodFacts, PodUse, ShareMode
@@ -77,43 +80,49 @@ def test_a_namespace_that_paid_for_want_of_metadata_is_no_owner_to_be_kept() -> 
     assert after.owner_of(holder("a", uid="1")) == JOB
 
 
-def metered(owners: Owners, ledger: Ledger, meter: Meter, seconds: range) -> None:
+def metered(owners: Owners, ledgers: Ledgers, meter: Meter, seconds: range) -> None:
     for second in seconds:
-        ledger.charge(meter.add((held(),), float(second)), {}, float(second))
-        ledger.settle(owners.settled, float(second))
+        ledgers.charge(meter.add((held(),), float(second)), {}, now=float(second), steady=float(second))
+        ledgers.settle(owners.settled, float(second))
 
 
-def seconds_of(ledger: Ledger, owner: Owner, now: float) -> float | None:
+def restarted(ledgers: Ledgers, now: float) -> Ledgers:
+    """What the next process makes of the state."""
+    after = Ledgers()
+    after.restore(kept_of(ledgers.begin_save(lambda owner, _: owner, now=now, steady=now)))
+    return after
+
+
+def seconds_of(ledgers: Ledgers, owner: Owner) -> float | None:
     account = Account(owner=owner, model=H100, mode=ShareMode.EXCLUSIVE)
-    totals = ledger.view(now).accounts.get(account)
+    totals = ledgers.view().accounts.get(account)
     return totals.allocated_seconds if totals else None
 
 
 def test_what_a_pod_had_before_its_owner_was_known_is_its_owners() -> None:
     told = Told()
-    owners, ledger = Owners(tenancy=told), Ledger(birth_seconds=0.0)
+    owners, ledgers = Owners(tenancy=told), Ledgers()
     meter = Meter(1.0, owners.owner_of)
-    metered(owners, ledger, meter, range(11))
-    waiting = ledger.view(10.0)
+    metered(owners, ledgers, meter, range(11))
+    waiting = ledgers.view()
     assert waiting.accounts == {}
     assert (waiting.withheld_seconds, waiting.capacity_seconds) == (10.0, 10.0)
 
-    restarted = Ledger.load(ledger.dump(), birth_seconds=0.0)
+    after = restarted(ledgers, 10.0)
     told.owners["a"] = JOB
-    metered(owners, restarted, meter, range(11, 21))
-    assert seconds_of(restarted, JOB, 20.0) == 20.0
-    assert restarted.view(20.0).withheld_seconds == 0.0
-    assert len(restarted.view(20.0).accounts) == 1
+    metered(owners, after, meter, range(11, 21))
+    assert seconds_of(after, JOB) == 20.0
+    assert after.view().withheld_seconds == 0.0
+    assert len(after.view().accounts) == 1
 
 
 def test_a_pod_of_which_nothing_is_ever_known_pays_for_itself() -> None:
-    owners, ledger = Owners(tenancy=Told()), Ledger(birth_seconds=0.0)
+    owners, ledgers = Owners(tenancy=Told()), Ledgers()
     meter = Meter(1.0, owners.owner_of)
-    metered(owners, ledger, meter, range(11))
+    metered(owners, ledgers, meter, range(11))
     late = round(PATIENCE_SECONDS) + 2
-    metered(owners, ledger, meter, range(late, late + 5))
-    shown = seconds_of(ledger, ITSELF, late + 4.0)
-    assert shown == ledger.view(late + 4.0).capacity_seconds - unattributed(ledger, late + 4.0)
+    metered(owners, ledgers, meter, range(late, late + 5))
+    assert seconds_of(ledgers, ITSELF) == ledgers.view().capacity_seconds - unattributed(ledgers)
     assert owners.owner_of(holder("a")) == ITSELF
 
 
@@ -123,8 +132,8 @@ def test_the_time_of_another_pod_of_the_name_waits_for_its_own_owner() -> None:
     assert owners.owner_of(holder("a", uid="1")) == JOB
     told.owners.clear()
     provisional = owners.owner_of(holder("a", uid="2"))
-    assert provisional == WAITS
-    assert owners.settled(provisional, 0.0) == WAITS, "the first one's owner does not pay for it"
+    assert provisional == replace(WAITS, pod_uid="2")
+    assert owners.settled(provisional, 0.0) == provisional, "the first one's owner does not pay for it"
     told.owners["a"] = OTHER_TEAM
     assert owners.settled(provisional, 1.0) == OTHER_TEAM
 
@@ -138,11 +147,44 @@ def test_a_pod_made_again_while_the_api_is_away_is_not_charged_to_the_owner_of_t
     told.pod_uid = "uid-1"
     owners = Owners(tenancy=told)
     assert owners.owner_of(holder("a", uid="uid-1")) == alone
-    assert owners.owner_of(holder("a", uid="uid-2")) == WAITS, "the API tells of the first pod still"
-    assert owners.settled(WAITS, 100.0) == WAITS
+    waits = owners.owner_of(holder("a", uid="uid-2"))
+    assert waits == replace(WAITS, pod_uid="uid-2"), "the API tells of the first pod still"
+    assert owners.settled(waits, 100.0) == waits
+    assert owners.settled(WAITS, 100.0) == WAITS, "without a UID it is not known which pod that was"
     told.owners, told.pod_uid = {"a": again}, "uid-2"
-    assert owners.settled(WAITS, 110.0) == again
+    assert owners.settled(waits, 110.0) == owners.settled(WAITS, 110.0) == again
     assert owners.owner_of(holder("a", uid="uid-2")) == again
+
+
+def test_time_of_two_pods_of_a_name_that_both_waited_for_the_api_goes_to_each_ones_own_owner() -> None:
+    told = Told()
+    owners, ledgers = Owners(tenancy=told), Ledgers()
+    meter = Meter(1.0, owners.owner_of)
+    for second in range(21):
+        view = held(uid="uid-1" if second < 10 else "uid-2")
+        ledgers.charge(meter.add((view,), float(second)), {}, now=float(second), steady=float(second))
+        ledgers.settle(owners.settled, float(second))
+    ledgers = restarted(ledgers, 20.0)
+    told.owners, told.pod_uid = {"a": OTHER_TEAM}, "uid-2"
+    ledgers.settle(owners.settled, 21.0)
+    assert seconds_of(ledgers, OTHER_TEAM) == 11.0
+    assert ledgers.view().withheld_seconds == 9.0, "nobody has told yet whose the first pod was"
+    ledgers.settle(owners.settled, PATIENCE_SECONDS + 21.0)
+    assert (seconds_of(ledgers, ITSELF), seconds_of(ledgers, OTHER_TEAM)) == (9.0, 11.0)
+    assert owners.owner_of(holder("a", uid="uid-3")) == replace(WAITS, pod_uid="uid-3"), "a third one waits again"
+
+
+def test_a_pod_that_pays_for_itself_keeps_its_cost_labels_over_a_restart() -> None:
+    alone = replace(ITSELF, cost_labels="project=llm")
+    meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
+    meter.add((held(uid="1"),), 0.0)
+    after = Owners(tenancy=Told({"a": ITSELF}))
+    slots = json.loads(json.dumps([asdict(slot) for slot in meter.slots()]))
+    after.restore(map(slot_of, slots))
+    assert after.owner_of(holder("a", uid="1")) == alone
+    slots[0]["account"]["owner"]["cost_labels"] = 7
+    with pytest.raises(TypeError, match="not the texts of a slot"):
+        slot_of(slots[0])
 
 
 def test_a_pod_on_two_lines_of_the_ledger_is_given_up_on_both_at_once() -> None:
@@ -190,10 +232,10 @@ def test_a_pod_that_pays_for_itself_keeps_its_team_over_a_restart_in_an_outage()
     assert after.owner_of(holder("a")) == alone
 
 
-def unattributed(ledger: Ledger, now: float) -> float:
+def unattributed(ledgers: Ledgers) -> float:
     return sum(
         totals.allocated_seconds
-        for account, totals in ledger.view(now).accounts.items()
+        for account, totals in ledgers.view().accounts.items()
         if account.owner.kind == "Unattributed"
     )
 
@@ -201,13 +243,13 @@ def unattributed(ledger: Ledger, now: float) -> float:
 @given(steps=st.lists(st.sampled_from(["tell", "forget", "retell", "tick", "restart"]), max_size=30))
 def test_whatever_the_api_does_every_second_is_entered_once_and_on_one_owner(steps: list[str]) -> None:
     told = Told()
-    owners, ledger = Owners(tenancy=told), Ledger(birth_seconds=0.0)
+    owners, ledgers = Owners(tenancy=told), Ledgers()
     meter = Meter(1.0, owners.owner_of)
     now = 0
     for step in [*steps, "tick"]:
         if step == "restart":
             slots = meter.slots()
-            ledger = Ledger.load(ledger.dump(), birth_seconds=0.0)
+            ledgers = restarted(ledgers, float(now))
             owners = Owners(tenancy=told)
             owners.restore(slots)
             meter = Meter(1.0, owners.owner_of)
@@ -216,8 +258,8 @@ def test_whatever_the_api_does_every_second_is_entered_once_and_on_one_owner(ste
             now += 1
         else:
             told.owners = {"tell": {"a": JOB}, "forget": {}, "retell": {"a": OTHER_TEAM}}[step]
-        metered(owners, ledger, meter, range(now, now + 1))
-    shown = ledger.view(float(now))
+        metered(owners, ledgers, meter, range(now, now + 1))
+    shown = ledgers.view()
     known = [account.owner for account in shown.accounts]
     assert len(known) <= 1
     total = sum(totals.allocated_seconds for totals in shown.accounts.values()) + shown.withheld_seconds

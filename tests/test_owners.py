@@ -20,7 +20,7 @@ from exporter.attribution.owners import (
     wanted_annotations,
     workload_of,
 )
-from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, PodFacts, PodMetadata
+from exporter.model import UNALLOCATED, UNATTRIBUTED, PodFacts, PodMetadata
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures" / "pods").glob("*.yaml"))
 TEAM_KEYS = ("team", "owner", "project", "cost-center", "costcenter", "cost_center", "department")
@@ -151,7 +151,7 @@ def test_any_text_gives_one_owner_that_can_be_printed(
     facts = facts_of(pod, labels, annotations, OwnerRules(team_keys=TEAM_KEYS, exported_labels=KEYS))
     owner = facts.owner
     assert owner.kind
-    assert owner.kind not in {UNALLOCATED.kind, UNATTRIBUTED.kind, OTHER.kind}
+    assert owner.kind not in {UNALLOCATED.kind, UNATTRIBUTED.kind}
     assert not owner.provisional
     texts = [(owner.namespace, MAX_NAME), (owner.kind, MAX_KIND), (owner.name, MAX_NAME), (owner.team, MAX_TEAM)]
     texts += [(facts.queue, MAX_NAME), *((value, 128) for _, value in facts.exported)]
@@ -277,6 +277,22 @@ def test_the_team_is_looked_for_on_the_pod_then_on_its_namespace_labels_first() 
     assert teams(replace(pod, labels={}, annotations={}), {"team": "d"}, {"team": "e"}) == "d"
     assert teams(replace(pod, labels={}, annotations={}), {}, {"team": "e"}) == "e"
     assert teams(replace(pod, labels={}, annotations={}), {}, {}) == ""
+
+
+def test_cost_labels_are_the_named_labels_of_the_pod_or_else_its_namespace_by_key() -> None:
+    pod = PodMetadata(
+        namespace="n",
+        name="p",
+        uid="u",
+        labels={"project": "llm", "environment": "", "user": "anna", "tier": "a=b,c"},
+        annotations={"example.com/cost-center": "7"},
+    )
+    of_namespace = {"project": "default", "environment": "prod", "example.com/cost-center": "42"}
+    keys = ("project", "example.com/cost-center", "absent", "environment", "tier")
+    facts = facts_of(pod, of_namespace, {"absent": "said"}, OwnerRules(cost_labels=keys))
+    assert facts.owner.cost_labels == "environment=prod,example.com/cost-center=42,project=llm"
+    assert facts_of(pod, {}, {}, OwnerRules(cost_labels=("absent",))).owner.cost_labels == ""
+    assert facts_of(pod, of_namespace, {}, DEFAULTS).owner.cost_labels == "", "none by default"
 
 
 def test_the_order_of_team_keys_decides_between_two_on_one_object() -> None:

@@ -29,6 +29,12 @@ def test_beside_a_pod_stand_its_workload_team_queue_and_class() -> None:
     assert "ml/ train-worker-0 main PyTorchJob train · team core · queue gold · batch" in text
 
 
+def test_pods_of_one_workload_with_other_cost_labels_are_one_owner() -> None:
+    other = replace(TRAIN, owner=replace(TRAIN.owner, cost_labels="project=llm"))
+    text = read(known(of(made.held(0, "train-worker-0"), TRAIN), of(made.held(1, "train-worker-1"), other))).text
+    assert "2 in 2 pods" in text
+
+
 def test_what_the_pods_name_already_says_is_not_said_again() -> None:
     itself = PodFacts(owner=Owner(namespace="ml", kind="Pod", name="lonely"))
     notebook = PodFacts(owner=Owner(namespace="ml", kind="Notebook", name="anna"))

@@ -118,9 +118,9 @@ def test_the_chart_needs_the_level_that_is_said_of_it(values: str, level: str) -
     assert needed(documents(values=values)) == level
 
 
-def test_only_the_kubelets_socket_keeps_a_slim_agent_above_baseline() -> None:
+def test_the_kubelets_socket_and_the_lock_keep_a_slim_agent_above_baseline() -> None:
     found = documents(
         values="agent: {processes: {enabled: false}, state: {enabled: false}, attribution: {podLogsPath: ''}}"
     )
     (agent,) = [document for document in found if document["kind"] == "DaemonSet"]
-    assert list(above_baseline(pod_spec(agent))) == ["hostPath pod-resources"]
+    assert list(above_baseline(pod_spec(agent))) == ["hostPath pod-resources", "hostPath lock"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from exporter.attribution import _proto
-from exporter.attribution.podresources import KubeletClient, KubeletPoller
+from exporter.attribution import _proto, socket_probe
+from exporter.attribution.podresources import Completeness, KubeletClient, KubeletPoller
 from exporter.errors import AttributionError
-from exporter.model import ClaimedDevice, ContainerAllocation, DeviceIds
+from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
 from exporter.simulator.kubelet import KubeletServer
 from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
 
@@ -41,6 +41,7 @@ class Node:
     def __init__(self) -> None:
         self.holders: tuple[HolderTruth, ...] = (holder(GPU),)
         self.allocatable: Mapping[str, tuple[str, ...]] = {"nvidia.com/gpu": (GPU,), "cpu.example/x": ("1",)}
+        self.others: tuple[tuple[str, str, str], ...] = (("kube-system", "dns", "main"),)
         self.faults: dict[Fault, float] = {}
 
     def truth(self) -> NodeTruth:
@@ -49,7 +50,7 @@ class Node:
             node="n",
             driver_version="580",
             holders=self.holders,
-            other_pods=(("kube-system", "dns", "main"),),
+            other_pods=self.others,
             allocatable=self.allocatable,
             faults=dict(self.faults),
         )
@@ -376,3 +377,166 @@ async def test_the_poller_runs_until_it_is_cancelled_and_follows_a_kubelet_that_
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+OWN_POD = ("kube-system", "dns")
+
+
+def pods_of(answer: Allocations) -> set[str]:
+    return {container.pod for container in answer.containers}
+
+
+async def test_an_answer_without_pods_after_one_with_pods_is_a_failed_lookup(server: KubeletServer, path: Path) -> None:
+    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: NOW)
+    await poller.poll()
+    await server.restart(starting_seconds=60.0)
+    assert await poller.poll() == 5
+    assert poller.latest is not None
+    assert pods_of(poller.latest) == {"train"}
+    assert poller.errors == {"kubelet_starting": 1}
+    assert "does not know its pods yet" in poller.problem
+    await server.restart()
+    await poller.poll()
+    assert poller.problem == ""
+
+
+async def test_an_answer_without_pods_of_the_same_kubelet_ends_all_holders(
+    server: KubeletServer, path: Path, node: Node
+) -> None:
+    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: NOW)
+    await poller.poll()
+    node.holders = node.others = ()
+    await poller.poll()
+    assert poller.latest is not None
+    assert (pods_of(poller.latest), poller.problem) == (set(), "")
+    await server.restart()
+    await poller.poll()  # it had no pod before it restarted either
+    assert (poller.latest.containers, poller.problem, poller.errors) == ((), "", {})
+
+
+async def test_a_restart_during_the_call_leaves_the_next_empty_answer_unbelieved() -> None:
+    holders = frozenset({("ml", "train", "main")})
+    judge = Completeness(None)
+    judge.check({("ml", "train")}, holders, None)
+    for _ in range(3):
+        with pytest.raises(AttributionError, match="does not know its pods yet"):
+            judge.check(frozenset(), frozenset(), (1, 1))
+    judge.check({("ml", "train")}, holders, (1, 1))
+    judge.check(frozenset(), frozenset(), (1, 1))
+
+
+async def test_a_first_answer_without_pods_is_believed_outside_a_pod_only(
+    server: KubeletServer, client: KubeletClient, path: Path
+) -> None:
+    await server.restart(starting_seconds=60.0)
+    assert (await client.fetch(NOW)).containers == ()
+    inside = KubeletClient(str(path), canary=OWN_POD)
+    assert (await failure(inside)).reason == "kubelet_starting"
+    await inside.close()
+
+
+@pytest.mark.usefixtures("server")
+async def test_an_answer_without_the_own_pod_is_refused_with_the_fix(path: Path, node: Node) -> None:
+    inside = KubeletClient(str(path), canary=OWN_POD)
+    assert pods_of(await inside.fetch(NOW)) == {"train"}
+    node.faults[Fault.KUBELET_PARTIAL] = 0
+    while (error := await failure(inside)).reason != "kubelet_starting":
+        pass  # the kubelet restarts first
+    assert error.reason == "kubelet_starting"
+    assert "kube-system/dns" in str(error)
+    assert "POD_NAMESPACE" in str(error)
+    await inside.close()
+
+
+@pytest.mark.usefixtures("server")
+async def test_an_end_after_an_incomplete_answer_needs_two_answers(path: Path, node: Node) -> None:
+    inside = KubeletClient(str(path), canary=OWN_POD)
+    await inside.fetch(NOW)
+    node.faults[Fault.KUBELET_STARTING] = 0
+    while (await failure(inside)).reason != "kubelet_starting":
+        pass  # the kubelet restarts first
+    node.faults.clear()
+    node.holders = ()
+    assert "confirms" in str(await failure(inside))
+    assert pods_of(await inside.fetch(NOW)) == set()
+    await inside.close()
+
+
+async def test_an_end_after_a_restart_between_two_polls_needs_two_answers(
+    server: KubeletServer, client: KubeletClient, node: Node
+) -> None:
+    await client.fetch(NOW)
+    node.holders = (holder(GPU, pod="next"),)
+    assert pods_of(await client.fetch(NOW)) == {"next"}  # without a restart one answer is enough
+    await server.restart()
+    node.holders = (holder(GPU, pod="third"),)
+    assert "ml/next" in str(await failure(client))
+    node.holders = (holder(GPU, pod="next"),)
+    assert pods_of(await client.fetch(NOW)) == {"next"}
+    node.holders = ()
+    assert pods_of(await client.fetch(NOW)) == set()
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(("seconds", "listed"), [(0.0, {"a"}), (1e-9, {"a", "b"})], ids=["lasting", "over"])
+async def test_kubelet_server_lists_half_of_its_pods_after_a_restart(
+    path: Path, node: Node, seconds: float, listed: set[str]
+) -> None:
+    poller = KubeletPoller(socket_path=str(path), interval_seconds=5, clock=lambda: NOW)
+    node.holders = (holder(GPU, pod="a"), holder(GPU, pod="b"))
+    before = socket_probe.identity(str(path))
+    node.faults[Fault.KUBELET_PARTIAL] = seconds
+    while poller.latest is None:
+        await poller.poll()
+    assert pods_of(poller.latest) == listed
+    assert socket_probe.identity(str(path)) not in {None, before}
+
+
+async def test_kubelet_that_restarts_again_needs_two_answers_again(
+    server: KubeletServer, client: KubeletClient, node: Node
+) -> None:
+    await client.fetch(NOW)
+    both, node.holders = node.holders, ()
+    for _ in range(3):
+        await server.restart()
+        assert "ml/train" in str(await failure(client))
+    node.holders = both
+    assert pods_of(await client.fetch(NOW)) == {"train"}
+
+
+async def test_kubelet_with_static_pods_only_after_a_restart_is_starting(
+    server: KubeletServer, path: Path, node: Node
+) -> None:
+    """It reads them from files; all others come from the API server, which may be away for long."""
+    outside = KubeletClient(str(path), node_name="Node-1")
+    node.others = (("kube-system", "proxy-node-1", "main"),)
+    assert pods_of(await outside.fetch(NOW)) == {"train"}
+    holders, node.holders = node.holders, ()
+    await server.restart()
+    for _ in range(3):
+        assert "static" in str(await failure(outside))
+    node.holders = holders
+    assert pods_of(await outside.fetch(NOW)) == {"train"}
+    node.holders = ()
+    assert pods_of(await outside.fetch(NOW)) == set()
+    await outside.close()
+
+
+@pytest.mark.usefixtures("server")
+async def test_uuids_under_any_resource_name_are_kept_and_placeholders_are_not(
+    client: KubeletClient, node: Node
+) -> None:
+    mig = "MIG-00000000-0000-5000-8000-000000000001"
+    node.holders = (
+        holder(GPU, resource="acme.com/gpu"),
+        holder(mig, f"{mig}::1", resource="acme.com/slice"),
+        holder(f"{GPU}-3", resource="acme.com/vgpu"),
+        holder("nvidia0", resource="smarter-devices/nvidia0"),
+    )
+    node.allocatable = {"acme.com/gpu": (GPU,), "acme.com/vgpu": (f"{GPU}-3",)}
+    answer = await client.fetch(NOW)
+    assert answer.containers[0].devices == (
+        DeviceIds(resource="acme.com/gpu", ids=(GPU,)),
+        DeviceIds(resource="acme.com/slice", ids=(mig, f"{mig}::1")),
+    )
+    assert answer.allocatable == (DeviceIds(resource="acme.com/gpu", ids=(GPU,)),)

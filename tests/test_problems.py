@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from page_support import snapshot
 
-from exporter.agent.problems import ProblemLog
+from exporter.agent.run import ProblemLog
 
 
 def test_a_problem_is_logged_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 
 from exporter.agent.attribution import attributing_of
-from exporter.attribution.processes import NO_NAME, NO_POD, PidResolver, PodNames, match
+from exporter.attribution.processes import (
+    NO_NAME,
+    NO_POD,
+    Bucket,
+    Matched,
+    PidResolver,
+    PodNames,
+    hides_processes,
+    match,
+)
 from exporter.config import load_agent
-from exporter.model import Holder, ProcessUse, ShareMode
+from exporter.model import Field, Holder, ProcessUse, ShareMode
 
 UID_A = "aaaaaaaa-0000-4000-8000-000000000001"
 UID_B = "bbbbbbbb-0000-4000-8000-000000000002"
@@ -50,42 +59,49 @@ def write_process(proc: Path, pid: int, *, uid: str | None, started: int = 100, 
     (directory / "stat").write_text(f"{pid} ({comm}) S {'0 ' * 18}{started} {'0 ' * 30}\n")
 
 
+def of(matched: Matched, *holders: Holder, known: bool = True) -> tuple[ProcessUse, ...]:
+    """Processes in the bucket of these holders."""
+    return next((one.processes for one in matched.buckets if (one.holders, one.known) == (holders, known)), ())
+
+
 def test_processes_go_to_the_holder_whose_pod_they_are_in() -> None:
     matched = match([A, B], [P1, P2, P3], {1: UID_A, 2: UID_B, 3: UID_A}.get, name_of)
-    assert matched.by_holder == {A: (P1, P3), B: (P2,)}
-    assert (matched.unattributed, matched.ambiguous, matched.complete) == ((), (), True)
-
-
-def test_a_holder_without_processes_is_listed_with_none() -> None:
-    assert match([A, B], [P1], {1: UID_A}.get, name_of).by_holder == {A: (P1,), B: ()}
+    assert matched.buckets == (Bucket(holders=(A,), processes=(P1, P3)), Bucket(holders=(B,), processes=(P2,)))
+    assert matched.unattributed == ()
 
 
 def test_a_pod_that_holds_nothing_is_unattributed_even_beside_a_single_holder() -> None:
     matched = match([A], [P1], {1: UID_OLD}.get, name_of)
-    assert (matched.by_holder, matched.unattributed, matched.complete) == ({A: ()}, (P1,), True)
+    assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
 def test_a_pod_whose_log_directory_is_gone_is_unattributed() -> None:
     matched = match([A], [P1], {1: "dddddddd-0000-4000-8000-000000000004"}.get, name_of)
-    assert (matched.unattributed, matched.complete) == ((P1,), True)
+    assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
 def test_a_host_process_is_unattributed() -> None:
     matched = match([A], [P1, P2], {1: NO_POD, 2: UID_A}.get, name_of)
-    assert (matched.by_holder, matched.unattributed) == ({A: (P2,)}, (P1,))
+    assert (of(matched, A), matched.unattributed) == ((P2,), (P1,))
 
 
 def test_a_process_that_vanished_is_unattributed_and_the_rest_stands() -> None:
     matched = match([A], [P1, P2], {2: UID_A}.get, name_of)
-    assert (matched.unattributed, matched.complete) == ((P1,), True)
+    assert (of(matched, A), matched.unattributed) == ((P2,), (P1,))
 
 
-def test_a_process_that_was_busy_and_vanished_before_a_look_at_it_makes_nobody_idle() -> None:
+def test_a_busy_process_that_vanished_unseen_may_be_of_any_holder() -> None:
     vanished = ProcessUse(pid=1, sm_ratio=0.9, ended=True)
     launcher = ProcessUse(pid=2, sm_ratio=0.0)
-    matched = match([A], [vanished, launcher], {2: UID_A}.get, name_of)
-    assert (matched.by_holder, matched.ambiguous) == ({A: (launcher,)}, (vanished,))
-    assert not matched.complete
+    matched = match([A, B], [vanished, launcher], {2: UID_A}.get, name_of)
+    assert (of(matched, A), of(matched, A, B, known=False), of(matched)) == ((launcher,), (vanished,), ())
+
+
+@pytest.mark.parametrize("engine", ["sm_ratio", "enc_ratio", "dec_ratio", "jpg_ratio", "ofa_ratio"])
+def test_a_vanished_process_is_busy_on_whatever_engine_it_used(engine: str) -> None:
+    vanished = ProcessUse(pid=1, ended=True, **{"sm_ratio": 0.0, engine: 0.4})  # type: ignore[arg-type] # a table
+    matched = match([A], [vanished, P2], {2: UID_A}.get, name_of)
+    assert of(matched, A, known=False) == (vanished,)
 
 
 def test_what_the_pod_before_did_in_the_same_window_makes_the_one_after_it_no_less_busy() -> None:
@@ -93,8 +109,8 @@ def test_what_the_pod_before_did_in_the_same_window_makes_the_one_after_it_no_le
     before = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
     after = ProcessUse(pid=2, sm_ratio=0.3)
     matched = match([A], [before, after], {1: UID_OLD, 2: UID_A}.get, name_of)
-    assert (matched.by_holder, matched.unattributed, matched.complete) == ({A: (after,)}, (), True)
-    assert match([A], [before], {1: UID_OLD}.get, name_of).by_holder == {A: ()}
+    assert matched.buckets == (Bucket(holders=(A,), processes=(after,)),)
+    assert match([A], [before], {1: UID_OLD}.get, name_of).buckets == ()
     assert match([], [before], {1: UID_OLD}.get, name_of).unattributed == (before,), "nobody came after it"
 
 
@@ -103,37 +119,58 @@ def test_a_host_process_that_has_ended_was_nobodys_use_still() -> None:
     assert match([A], [ended, P2], {1: NO_POD, 2: UID_A}.get, name_of).unattributed == (ended,)
 
 
-def test_processes_none_of_which_can_be_seen_divide_nothing() -> None:
-    matched = match([A], [P1, P2], {}.get, name_of)
-    assert (matched.unattributed, matched.complete) == ((P1, P2), False)
+def test_processes_none_of_which_can_be_seen_may_be_of_any_holder() -> None:
+    matched = match([A, B], [P1, P2], {}.get, name_of)
+    assert matched.buckets == (Bucket(holders=(A, B), processes=(P1, P2), known=False),)
 
 
 def test_an_unheld_device_needs_nothing_told_apart() -> None:
     matched = match([], [P1], {}.get, no_names)
-    assert (matched.unattributed, matched.complete) == ((P1,), True)
+    assert matched.buckets == (Bucket(holders=(), processes=(P1,)),)
 
 
 def test_without_names_nobody_is_made_the_owner_by_elimination() -> None:
     matched = match([A], [P1], {1: UID_A}.get, no_names)
-    assert (matched.by_holder, matched.ambiguous, matched.complete) == ({A: ()}, (P1,), False)
+    assert matched.buckets == (Bucket(holders=(A,), processes=(P1,), known=False),)
 
 
 def test_a_known_pod_uid_needs_no_name() -> None:
     known = holder("a", uid=UID_A)
-    assert match([known, B], [P1], {1: UID_A}.get, no_names).by_holder[known] == (P1,)
+    assert of(match([known, B], [P1], {1: UID_A}.get, no_names), known) == (P1,)
+
+
+def test_a_pod_without_a_name_is_not_a_holder_of_another_uid() -> None:
+    known = holder("a", uid=UID_A)
+    matched = match([known, B], [P1, P2], {1: UID_A, 2: UID_B}.get, no_names)
+    assert (of(matched, known), of(matched, B, known=False)) == ((P1,), (P2,))
 
 
 def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_processes() -> None:
     new = holder("a", uid=UID_B)
     matched = match([new], [P1], {1: UID_A}.get, name_of)
-    assert (matched.by_holder, matched.unattributed, matched.complete) == ({new: ()}, (P1,), True)
+    assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
-def test_two_containers_of_one_pod_on_one_device_cannot_be_told_apart() -> None:
+def test_two_containers_of_one_pod_share_its_processes_and_no_others() -> None:
     side = holder("a", "side")
     matched = match([A, side, B], [P1, P2], {1: UID_A, 2: UID_B}.get, name_of)
-    assert (matched.by_holder, matched.ambiguous) == ({A: (), side: (), B: (P2,)}, (P1,))
-    assert not matched.complete
+    assert (of(matched, A, side), of(matched, B)) == ((P1,), (P2,))
+
+
+@pytest.mark.parametrize(
+    ("processes", "used_mib", "hidden"),
+    [
+        ((), 59_000, True),
+        ((ProcessUse(pid=1, sm_ratio=0.4, ended=True),), 59_000, True),
+        ((ProcessUse(pid=1, sm_ratio=0.4, ended=True), ProcessUse(pid=2)), 59_000, False),
+        ((ProcessUse(pid=1, sm_ratio=0.4, ended=True),), 3, False),
+        ((), 3, False),
+    ],
+)
+def test_processes_are_hidden_where_memory_is_in_use_and_none_runs(
+    processes: tuple[ProcessUse, ...], used_mib: int, *, hidden: bool
+) -> None:
+    assert hides_processes(processes, {Field.FB_USED: used_mib}) is hidden
 
 
 @pytest.mark.parametrize("comm", ["python3", "a) b (c", "tmux: server", ") S 1 2 3"])

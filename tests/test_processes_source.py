@@ -20,6 +20,8 @@ SAMPLES = st.builds(
     sm=st.integers(0, 40_000),
     enc=st.integers(0, 200),
     dec=st.integers(0, 200),
+    jpg=st.none() | st.integers(0, 200),
+    ofa=st.none() | st.integers(0, 200),
 )
 
 
@@ -135,6 +137,21 @@ def test_the_older_sample_call_serves_where_the_newer_is_missing() -> None:
         it.poll(100.0)
         node.set(at=103.0)
         assert by_pid(it.poll(103.0))[11].sm_ratio == pytest.approx(0.5, abs=0.15)
+
+
+@pytest.mark.parametrize("driver_version", ["590.48.01", "535.129.03"])
+def test_jpeg_and_optical_flow_use_is_read_where_the_driver_has_it(driver_version: str) -> None:
+    thumbnails, flow = process(11, jpg_ratio=0.8), process(12, ofa_ratio=0.4)
+    with simulated(gpu(processes=(thumbnails, flow)), driver_version=driver_version) as node:
+        it = poller()
+        it.poll(100.0)
+        node.set(at=104.0)
+        found = by_pid(it.poll(104.0))
+    use = [found[pid].jpg_ratio for pid in (11, 12)] + [found[pid].ofa_ratio for pid in (11, 12)]
+    if driver_version.startswith("535"):
+        assert use == [None] * 4
+    else:
+        assert use == [pytest.approx(0.8, abs=0.05), 0.0, 0.0, pytest.approx(0.4, abs=0.05)]
 
 
 def test_without_samples_there_is_memory_and_no_ratio() -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import json
 import shutil
 import socket
 import ssl
@@ -17,7 +18,7 @@ from prometheus_support import Server, failure, serving, success, vector
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import PrometheusError
 from exporter.report.fleet import engine, prometheus
-from exporter.report.fleet.prometheus import PrometheusClient, Sample
+from exporter.report.fleet.prometheus import MEMORY, Memory, PrometheusClient, Sample
 
 ONE = vector(({"team": "a"}, "1.5"))
 
@@ -26,14 +27,17 @@ async def one(request: web.Request) -> web.Response:  # noqa: ARG001 - answers e
     return success(ONE)
 
 
-def client(url: str, waits: list[float] | None = None, **settings: object) -> PrometheusClient:
+def client(
+    url: str, waits: list[float] | None = None, *, memory: Memory = MEMORY, **settings: object
+) -> PrometheusClient:
     """A client that does not wait, but keeps how long it would have."""
 
     async def sleep(seconds: float) -> None:
         if waits is not None:
             waits.append(seconds)
 
-    return PrometheusClient(PrometheusSettings(url=url, **settings), random=lambda: 1.0, sleep=sleep)  # type: ignore[arg-type]
+    made = PrometheusSettings(url=url, **settings)  # type: ignore[arg-type]
+    return PrometheusClient(made, random=lambda: 1.0, sleep=sleep, memory=memory)
 
 
 async def refused(
@@ -186,8 +190,74 @@ async def test_an_answer_beyond_the_limit_is_refused_while_it_comes(monkeypatch:
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     error, server = await refused(lambda _: web.Response(body=packed, headers=headers))
     assert error.reason == "too_large"
-    assert "longer than 1 MiB" in str(error)
+    assert "an answer would take more than 1 MiB" in str(error)
     assert len(server.requests) == 1
+
+
+async def test_memory_is_bounded_for_all_answers_of_a_process_together() -> None:
+    memory = Memory(8 << 20)
+    packed = gzip.compress(b'{"status":"success","data":{"resultType":"vector","result":[]}}' + b" " * (1 << 20))
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+    async with (
+        serving(answer) as server,
+        client(server.url, memory=memory) as one,
+        client(server.url, memory=memory) as other,
+    ):
+        kept = [await one.ask_instant("x", 1), await other.ask_instant("x", 1)]
+        with pytest.raises(PrometheusError, match="all answers together would take more than 8 MiB") as refused:
+            await one.ask_instant("x", 1)
+        assert refused.value.reason == "too_large"
+        kept.clear()
+        assert await one.ask_instant("x", 1)
+        assert memory.held_bytes == 0
+
+
+@pytest.mark.parametrize("row", [b"[],", b"{},", b'"",', b'"\\ud800",'])
+async def test_memory_counts_what_decoding_takes(row: bytes) -> None:
+    memory = Memory(64 << 20)
+    body = b'{"status":"success","data":{"resultType":"vector","result":[' + row * (1 << 20) + b"0]}}"
+    assert len(body) < memory.most_bytes // 6
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    async with serving(answer) as server, client(server.url, memory=memory) as asked:
+        with pytest.raises(PrometheusError, match="more than 64 MiB"):
+            await asked.ask_instant("x", 1)
+    assert memory.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        gzip.compress(b"{}", mtime=0)[:-4],
+        gzip.compress(b"{}", mtime=0) + b"more",
+        b"no gzip",
+        gzip.compress(b" " * 300_000, mtime=0)[:-9],
+    ],
+    ids=["cut", "followed", "plain", "large-cut"],
+)
+async def test_packed_answer_that_is_damaged_is_refused(body: bytes) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    error, server = await refused(lambda _: web.Response(body=body, headers=headers))
+    assert error.reason == "garbage"
+    assert len(server.requests) > 1
+
+
+@pytest.mark.parametrize("length", [1, (1 << 18) - 62, 1 << 18, 3 << 18])
+async def test_packed_answer_of_any_length_is_read_whole(length: int) -> None:
+    rows = vector(({"name": "x" * length}, "1"))
+    packed = gzip.compress(json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}}).encode())
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+    async with serving(answer) as server, client(server.url) as asked:
+        (sample,) = await asked.instant("x", 1)
+    assert len(sample.labels["name"]) == length
 
 
 async def test_a_broken_connection_is_asked_again() -> None:

@@ -22,7 +22,7 @@ from tests.fleet_support import SMALL_FLEET, backfill, prometheus, victoria
 from tests.recommend_support import END_SECONDS, GB, H100, HOURS, L40S, T4, WEEK, use
 
 LATE_SECONDS = 1234
-"""Hourly rules run at some moment of each hour, which is the same each time."""
+"""Hourly rules of evidence run at some moment of each hour, which is the same each time."""
 PRICES = {H100: 4.0, L40S: 2.0, T4: 0.5}
 OF_ALL = {"cluster": "prod"}
 FLEET = (
@@ -63,9 +63,7 @@ def samples(one: DeviceUse, extra: dict[str, str]) -> Iterator[tuple[str, str, f
         "team": one.team,
     }
     inside = labels(**device, **owner)
-    account = labels(
-        **{name: device[name] for name in ("cluster", "node", "model")}, **owner, **extra, mode="exclusive"
-    )
+    account = labels(cluster=one.cluster, model=one.model, **owner, **extra, state="idle")
     level = "workload_device:gpu"
     for hour in range(int(HOURS)):
         at = END_SECONDS - int(HOURS) * 3600 + hour * 3600 + LATE_SECONDS
@@ -79,11 +77,10 @@ def samples(one: DeviceUse, extra: dict[str, str]) -> Iterator[tuple[str, str, f
         yield f"{level}_memory_used_bytes:max1h", inside, one.peak_memory_bytes or 0.0, at
         if one.estimated:
             yield f"{level}_estimated:info", inside, 1.0, at
-        seconds = 3600 * one.share_ratio
-        yield "owner:gpu_idle_seconds:delta1h", account, seconds, at
-        yield "owner:gpu_allocated_seconds:delta1h", account, seconds, at
-        yield "owner:gpu_cost:delta1h", f'{account},currency="USD"', one.share_ratio * PRICES[one.model], at
-        yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.cluster, **extra), 3600.0, at
+        over = at - LATE_SECONDS + 3600
+        yield "workload:gpu_seconds:delta1h", account, 3600 * one.share_ratio, over
+        yield "workload:gpu_cost:delta1h", f'{account},currency="USD"', one.share_ratio * PRICES[one.model], over
+        yield "cluster:gpu_capacity_seconds:delta1h", labels(cluster=one.cluster, **extra), 3600.0, over
     of_workload = labels(cluster=one.cluster, **owner, **extra)
     if one.policy:
         yield "workload:gpu_policy:info", f'{of_workload},policy="{one.policy}"', 1.0, END_SECONDS - 60
@@ -130,7 +127,7 @@ async def uses_at(address: str, filters: Filters | None = None) -> tuple[DeviceU
 
 async def recommendations_at(address: str) -> tuple[Recommendation, ...]:
     async with PrometheusClient(PrometheusSettings(url=address)) as client:
-        return await read_recommendations(client, PrometheusLedger(client), END_SECONDS + 100)
+        return await read_recommendations(client, PrometheusLedger(client), END_SECONDS + 300)
 
 
 def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prometheis(url: str) -> None:

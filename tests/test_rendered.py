@@ -6,7 +6,7 @@ import tracemalloc
 
 import aiohttp
 from aiohttp import web
-from exposition_support import FACTS, exclusive, holder, ledger, lost, partitioned, shared, snapshot
+from exposition_support import FACTS, exclusive, holder, ledger, lost, one_ledger, partitioned, shared, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -111,7 +111,7 @@ def made_up(seed: int) -> Snapshot:
         views.append(dataclasses.replace(view, values={**view.values, **measured}, pods=some))
     at_seconds = float(chance.randrange(3))
     told = ledger(at_seconds)
-    money = Money(total=chance.choice(RATIOS), idle=chance.choice(RATIOS))
+    money = Money(active=chance.choice(RATIOS), idle=chance.choice(RATIOS))
     paid = Totals(active_seconds=chance.choice(COUNTS), money={"USD": money})
     return dataclasses.replace(
         snapshot(at_seconds=at_seconds),
@@ -119,7 +119,10 @@ def made_up(seed: int) -> Snapshot:
         driver_version=chance.choice(("580.65.06", "590.1", None)),
         ledger=dataclasses.replace(
             told,
-            accounts={account: chance.choice((paid, totals)) for account, totals in told.accounts.items()},
+            ledgers=one_ledger(
+                {account: chance.choice((paid, totals)) for account, totals in told.accounts.items()},
+                identity=chance.choice(("0123456789ab", "ba9876543210")),
+            ),
             pods={pod: totals for pod, totals in told.pods.items() if chance.random() < 0.7},
         ),
         errors={("attribution", reason): 3 for reason in "abc" if chance.random() < 0.5},
@@ -189,4 +192,5 @@ def test_memory_and_garbage_collection_of_the_process_are_on_the_page() -> None:
     assert value_of(page, "process_resident_memory_bytes") > 1_000_000
     assert value_of(page, "process_cpu_seconds_total") > 0
     assert value_of(page, "python_gc_collections_total") >= 0
-    assert b"_created" not in page
+    assert b"_created " not in page
+    assert b"_created{" not in page

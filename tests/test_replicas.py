@@ -101,15 +101,6 @@ def test_a_state_with_replicas_that_are_none_is_set_aside(tmp_path: Path, kept: 
     assert "is damaged" in started(tmp_path).problem
 
 
-def test_a_state_of_before_has_no_replicas_and_is_read(tmp_path: Path) -> None:
-    live(started(tmp_path), attributor(tmp_path / "no", started()), 0.0, 2.0)
-    state = StateFile(tmp_path).load()
-    assert state is not None
-    del state["replicas"]
-    StateFile(tmp_path).save(state)
-    assert started(tmp_path).problem == ""
-
-
 def test_the_agent_keeps_how_its_gpus_are_divided(tmp_path: Path) -> None:
     with running_agent("--simulate", "t4-timeslicing", "--state-dir", str(tmp_path)) as agent:
         agent.until(lambda page: any(name.startswith("gpu_ledger_") for name in page), "the ledger")

@@ -28,7 +28,7 @@ from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.fleet.values import DAY_SECONDS, Window, pairs
 from exporter.report.store import DayStore
 from exporter.report.store.values import ALL_OF_A_DAY
 
@@ -92,6 +92,54 @@ def test_every_team_is_told_as_it_truly_was(
     assert told["simulated"]
 
 
+def test_days_of_a_time_zone_are_exact_and_sum_to_the_days_together(
+    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    together = 0.0
+    for number, day in enumerate(("2026-09-11", "2026-09-12")):
+        told = document(capsys, fleet_prometheus.url, "--timezone", "Europe/Berlin", "--window", day)
+        start = START + number * DAY_SECONDS + 22 * 3600
+        assert (told["window"]["from_seconds"], told["window"]["to_seconds"]) == (start, start + DAY_SECONDS)
+        truth = truth_between(start, start + DAY_SECONDS, fleet_prometheus.plan)
+        assert told["trust"]["capacity_seconds"] == pytest.approx(truth.capacity_seconds, rel=1e-9)
+        assert told["trust"]["whole"]
+        together += told["total"]["allocated_seconds"]
+    both = document(capsys, fleet_prometheus.url, "--timezone", "Europe/Berlin", "--window", "2026-09-11..2026-09-12")
+    assert both["total"]["allocated_seconds"] == pytest.approx(together, rel=1e-12)
+
+
+def test_days_of_half_hours_are_refused_and_not_billed_as_25_hours(
+    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    indian = "2026-09-11T00:00+05:30..2026-09-12T00:00+05:30"
+    assert main(report(fleet_prometheus.url, window=indian)) == 2
+    shown = capsys.readouterr()
+    assert "begins at 2026-09-10 18:30:00 UTC, within an hour" in shown.err
+    assert "such as 2026-09-10T18:00Z..2026-09-11T19:00Z" in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("form", ["table", "focus"])
+def test_coverage_below_the_least_wanted_is_exit_code_3_and_is_not_called_complete(
+    form: str, fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Three hours of 2026-08-25 and 2026-08-26 were not recorded.
+    command = report(fleet_prometheus.url, "--format", form, window="2026-08-25..2026-08-26")
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "nothing is missing" not in out
+    assert ("what was not is in no sum" in out) is (form == "table")
+    assert main([*command, "--min-coverage", "90%"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--min-coverage", "0.99"]) == 3
+    shown = capsys.readouterr()
+    assert "93.75 % of the hours were recorded (90 of 96), less than --min-coverage 99.00 %" in shown.err
+    assert shown.out == out, "the report is written all the same"
+    for wrong in ("1.1", "-1", "much", "nan"):
+        assert main([*command, "--min-coverage", wrong]) == 2
+        assert "is not a part; allowed: 0 to 1, or 0% to 100%" in capsys.readouterr().err
+
+
 def test_filters_and_names_of_dimensions_are_understood(
     fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +154,37 @@ def test_filters_and_names_of_dimensions_are_understood(
     assert all(line["owner_kind"] and line["owner_name"] for line in told["lines"])
     whole = sum(line["allocated_seconds"] for line in every["lines"] if line["owner_namespace"] in names[:2])
     assert told["total"]["allocated_seconds"] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
+def test_labels_are_dimensions_and_filters(
+    engine: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    server: FleetServer = request.getfixturevalue(engine)
+    true: dict[tuple[str, str], float] = {}
+    for (labels, team, kind), totals in truth_between(START, END, server.plan).total("labels", "team", "kind").items():
+        if kind not in APART:
+            place = (pairs(labels).get("project", ""), team)
+            true[place] = true.get(place, 0.0) + totals.allocated_seconds
+    told = document(capsys, server.url, "--by", "label:project,team")
+    held = [line for line in told["lines"] if line["held"]]
+    found = {((line["labels"] or {}).get("project", ""), line["team"] or ""): line for line in held}
+    assert {place: line["allocated_seconds"] for place, line in found.items()} == pytest.approx(true)
+    team = next(team for project, team in true if project == "sweep" and team)
+    some = document(
+        capsys, server.url, "--by", "workload", "--filter", "label:project=sweep,", "--filter", f"team={team}"
+    )
+    assert sum(line["allocated_seconds"] for line in some["lines"]) == pytest.approx(
+        sum(seconds for (project, of), seconds in true.items() if project in {"sweep", ""} and of == team)
+    )
+    path = tmp_path / "projects.csv"
+    assert main(report(server.url, "--by", "label:project", "--format", "csv", "--output", str(path))) == 0
+    rows = [row for row in csv.DictReader(io.StringIO(path.read_text())) if row["record"] == "Owner"]
+    assert {row["label:project"] for row in rows} == {project for project, _ in true}
+    assert main(report(server.url, "--by", "label:project")) == 0
+    assert "(no project)" in capsys.readouterr().out
+    assert main(report(server.url, "--by", "label:projects")) == 2
+    assert "no line has the label projects; labels of this period: environment, project" in capsys.readouterr().err
 
 
 def test_a_name_that_nobody_has_is_told_at_once(
@@ -313,7 +392,7 @@ def test_a_question_that_stays_unanswered_is_told_in_every_form(
     assert code == 3
     beside = path.with_name("report.metadata.json")
     text = (beside if form == "focus" else path).read_text(encoding="utf-8")
-    assert "owner:gpu_cost:delta1h" in text
+    assert ("owner" if form == "focus" else "workload") + ":gpu_cost:delta1h" in text
     assert "503" in text
 
 
@@ -437,6 +516,9 @@ def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
         (["--store", "f", "--by", "team,tems"], "did you mean 'team'?"),
         (["--store", "f", "--by", "owner"], "a fleet's owners are told apart by workload"),
         (["--store", "f", "--by", "team,team"], "--by: team is named twice"),
+        (["--store", "f", "--by", "label:"], "--by: value 'label:' names no label; allowed: label:KEY"),
+        (["--store", "f", "--filter", "label:a b=c"], "--filter: value 'label:a b' names no label"),
+        (["--store", "f", "--by", ",".join(f"label:k{n}" for n in range(9))], "names 9 labels; allowed: at most 8"),
         (["--store", "f", "--filter", "vision"], "--filter: value 'vision' has no ="),
         (["--store", "f", "--filter", "team=a", "--filter", "team=b"], "team is named twice; give all its values"),
         (["--store", "f", "--share-unallocated"], "give --share-idle even or weighted, too"),

@@ -6,13 +6,13 @@ import io
 import json
 
 import pytest
-from exposition_support import snapshot
+from exposition_support import one_ledger, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.exposition import ledger_api
-from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
 from exporter.report import BY, NodeReport, read, write
 from exporter.report.lines import By, lines
 from exporter.report.node_report import add
@@ -21,7 +21,7 @@ A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 
 
 def used(hours: float, dollars: float | None = None) -> Totals:
-    money = {} if dollars is None else {"USD": Money(total=dollars, idle=dollars / 2)}
+    money = {} if dollars is None else {"USD": Money(active=dollars / 2, idle=dollars / 2)}
     return Totals(active_seconds=1800.0 * hours, idle_seconds=1800.0 * hours, money=money)
 
 
@@ -43,13 +43,13 @@ ACCOUNTS = {
 
 def report_of(accounts: dict[Account, Totals]) -> NodeReport:
     seconds = sum(totals.allocated_seconds for totals in accounts.values())
-    ledger = LedgerView(accounts=accounts, capacity_seconds=seconds)
+    ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=seconds))
     return read(json.loads(ledger_api.ledger_document(dataclasses.replace(snapshot(), ledger=ledger))), "http://node-a")
 
 
-def written(by: By, form: str) -> str:
+def written(by: By, form: str, accounts: dict[Account, Totals] = ACCOUNTS) -> str:
     stream = io.StringIO()
-    write(report_of(ACCOUNTS), form, stream, by)
+    write(report_of(accounts), form, stream, by)
     return stream.getvalue()
 
 
@@ -85,6 +85,24 @@ def test_sums_are_told_in_every_form() -> None:
     assert line["allocated_seconds"] == 11 * 3600
 
 
+def test_a_label_is_told_in_every_form() -> None:
+    accounts = {
+        account(Owner(namespace="ml", kind="Job", name="a", cost_labels="project=llm,user=x")): used(1, 2.0),
+        account(Owner(namespace="ml", kind="Job", name="b", cost_labels="project=llm,user=y")): used(2, 3.0),
+        account(Owner(namespace="lab", kind="Pod", name="c", cost_labels="user=y")): used(4, 4.0),
+        account(UNALLOCATED): used(8, 1.0),
+    }
+    table, text, document = (written("label:project", form, accounts) for form in ("table", "csv", "json"))
+    shown = table.split("Total")[0].splitlines()[3:]
+    assert [line.split()[0] for line in shown if line.strip(" ─")] == ["llm", "(no", "Unallocated"]
+    assert [row["label:project"] for row in csv.DictReader(io.StringIO(text))] == ["llm", "", ""]
+    lines_of = json.loads(document)["lines"]
+    assert [(line["labels"], line["allocated_seconds"]) for line in lines_of[:2]] == [
+        ({"project": "llm"}, 3 * 3600),
+        (None, 4 * 3600),
+    ]
+
+
 def test_a_model_says_what_owners_held_of_it_and_what_nobody_did() -> None:
     table = [line.split() for line in written("model", "table").splitlines()]
     assert ["A100-SXM4-80GB", "owners", "10.00"] in [line[:3] for line in table]
@@ -102,7 +120,7 @@ def test_the_foot_is_the_same_however_the_lines_are_summed(by: By, form: str) ->
         assert {**told, "by": 0, "lines": 0} == {**whole, "by": 0, "lines": 0}
 
 
-OWNERS = st.sampled_from([OTHER, UNALLOCATED, UNATTRIBUTED]) | st.builds(
+OWNERS = st.sampled_from([UNALLOCATED, UNATTRIBUTED]) | st.builds(
     Owner,
     namespace=st.sampled_from(["", "a", "b"]),
     kind=st.just("Job"),
@@ -120,7 +138,7 @@ SECONDS = st.floats(0, 1e9)
             active_seconds=SECONDS,
             idle_seconds=SECONDS,
             unknown_seconds=SECONDS,
-            money=st.dictionaries(st.sampled_from(["USD", "EUR"]), st.builds(Money, total=SECONDS, idle=SECONDS)),
+            money=st.dictionaries(st.sampled_from(["USD", "EUR"]), st.builds(Money, active=SECONDS, idle=SECONDS)),
         ),
     ),
     st.sampled_from(BY),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fleet_report_support import A100, H100, START, hours, ledger, ledgers, nobody, owner
+from fleet_report_support import A100, H100, hours, ledger, ledgers, nobody, owner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +11,7 @@ from exporter.config import price_book
 from exporter.model import Money
 from exporter.report.fleet.costs import make_report
 from exporter.report.fleet.reprice import reprice
-from exporter.report.fleet.values import DAY_SECONDS, UNALLOCATED, FleetLedger
-
-LATER = START + 40 * DAY_SECONDS
+from exporter.report.fleet.values import UNALLOCATED, FleetLedger
 
 
 def book(*rows: str, head: str = "list_prices: off") -> price_book.PriceBook:
@@ -28,7 +26,7 @@ def money_of(priced: FleetLedger, number: int = 0) -> list[dict[str, Money]]:
 def test_money_is_hours_at_the_books_price_and_idle_money_that_of_idle_hours() -> None:
     known = ledger({owner("a", "x"): hours(active=6, idle=2, unknown=2, usd=1), nobody(UNALLOCATED): hours(idle=14)})
     priced = reprice(known, book(f"model: {H100}, per_gpu_hour: 7"))
-    assert money_of(priced) == [{"USD": Money(total=70, idle=14)}, {"USD": Money(total=98, idle=98)}]
+    assert money_of(priced) == [{"USD": Money(active=42, idle=14, unknown=14)}, {"USD": Money(idle=98)}]
     assert [one.allocated_seconds for one in priced.chunks[0].lines.values()] == [36_000, 50_400]
 
 
@@ -56,7 +54,7 @@ def test_what_no_row_matches_is_unpriced_and_never_free() -> None:
 def test_rows_find_a_node_by_its_facts_and_what_is_unknown_is_told() -> None:
     lines = {owner("a", "x"): hours(active=1), owner("a", "x", node="n9"): hours(active=1)}
     priced = reprice(ledger(lines), book("instance_type: p5.48xlarge, node_hour: 80, gpus: 8"))
-    assert money_of(priced) == [{"USD": Money(total=10, idle=0)}, {}]
+    assert money_of(priced) == [{"USD": Money(active=10)}, {}]
     assert any("nothing but the name is known of 1 node(s) (n9)" in note for note in priced.notes)
 
 
@@ -84,7 +82,7 @@ def test_list_prices_step_in_in_their_own_currency() -> None:
 def test_both_totals_are_told_on_the_report() -> None:
     known = ledger({owner("a", "x"): hours(active=10, usd=99.5)}, {owner("b", "x", model=A100): hours(active=2, eur=3)})
     priced = reprice(known, book(f"model: {H100}, per_gpu_hour: 7"))
-    report = make_report(priced, ["namespace"], now_seconds=LATER, prices="book.yaml")
+    report = make_report(priced, ["namespace"], prices="book.yaml")
     (note,) = report.trust.notes
     assert note == (
         "re-priced at book.yaml (GPUs are 100% of a node's price): 70.00 USD (2.0 GPU-hours unpriced); at the prices of"

@@ -96,19 +96,25 @@ def test_another_namespace_is_a_setting() -> None:
         ({"gpu-fraction": "1"}, GPU_MIB, 1.0, False),
         ({"gpu-fraction": "3"}, GPU_MIB, 1.0, True),
         ({"gpu-memory": str(GPU_MIB // 8)}, GPU_MIB, 0.125, False),
-        ({"gpu-memory": "1000"}, None, 1.0, True),
         ({"gpu-fraction": "0.5", "gpu-memory": "1"}, GPU_MIB, 0.5, False),
     ],
 )
 def test_a_share_is_the_fraction_or_the_memory_asked_for(
     annotations: Mapping[str, str],
-    memory_mib: int | None,
+    memory_mib: int,
     share: float,
     estimated: bool,  # noqa: FBT001 - a table
 ) -> None:
     known = knowing(reservation(), member("a", annotations))
     (holder,) = join([reserved()], [gpu(0, memory_mib=memory_mib)], evidence=known).holders[gpu_uuid(0)]
     assert (holder.share_ratio, holder.share_estimated) == (share, estimated)
+
+
+def test_memory_asked_of_a_gpu_of_unknown_memory_is_unresolved() -> None:
+    known = knowing(reservation(), member("a", {"gpu-memory": "1000"}))
+    attribution = join([reserved()], [gpu(0, memory_mib=None)], evidence=known)
+    assert not attribution.holders
+    assert reasons(attribution) == [("a", "memory_unknown")]
 
 
 @pytest.mark.parametrize(

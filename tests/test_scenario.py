@@ -177,7 +177,8 @@ def test_chaos_shows_every_fault_and_health_between_them() -> None:
         now = {gpu.fault for gpu in truth.gpus if gpu.fault} | set(truth.faults)
         seen |= now
         healthy += not now
-    assert seen == set(Fault)
+    # An API has a node under one name, and serves one version, for as long as an agent lives.
+    assert seen == set(Fault) - {Fault.API_OTHER_NODE_NAME, Fault.API_UPGRADED}
     assert healthy > 40
 
 

@@ -81,7 +81,7 @@ def test_containers_devices_and_replicas_become_holders() -> None:
         (changed("name: two", "name: 2"), "pods[1].name: is 2; allowed: a text (in quotes"),
         (changed("{gpu: 1, scale: 0}", "{gpu: 0}"), "GPU 0 is held"),
         (WELL + "faults: [{kind: gpu_lots, gpu: 0}]\n", "did you mean 'gpu_lost'?"),
-        (WELL + "faults: [{kind: hang, gpu: 0}]\n", "means nothing for hang"),
+        (WELL + "faults: [{kind: kubelet_down, gpu: 0}]\n", "means nothing for kubelet_down"),
         (WELL + "faults: [{kind: gpu_lost, gpu: 0, for: 9, every: 5}]\n", "faults[0].every: is 5"),
         (WELL + "xids: [{gpu: 4, code: 79, at: 0}]\n", "xids[0].gpu: is 4, which is not there"),
         (WELL + "faults: [{kind: api_slow}]\n", "faults[0].seconds: is missing; allowed: a number from 0"),

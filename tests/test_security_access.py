@@ -108,6 +108,12 @@ async def test_scrapers_are_answered_while_passwords_are_looked_at_and_guesses_b
         ({"X_Forwarded_Proto": "http"}, "not released through a proxy"),
         ({"x_envoy_attempt_count": "1"}, "not released through a proxy"),
         ({"X_Request_ID": "0f1e"}, "not released through a proxy"),
+        ({"X_Client_IP": "127.0.0.1"}, "not released through a proxy"),
+        ({"True_Client_IP": "127.0.0.1"}, "not released through a proxy"),
+        ({"X_Original_Forwarded_For": "127.0.0.1"}, "not released through a proxy"),
+        ({"X_Remote_User": "system:anonymous"}, "not released through a proxy"),
+        ({"Traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "not released through a proxy"),
+        ({"X_B3_TraceId": "463ac35c9f6413ad48485a3953bb6124"}, "not released through a proxy"),
     ],
 )
 async def test_neither_a_browser_nor_a_proxy_beside_the_agent_releases_the_driver(
@@ -116,6 +122,47 @@ async def test_neither_a_browser_nor_a_proxy_beside_the_agent_releases_the_drive
     answer = await raw(agent.port, ask("/-/release?seconds=1", "POST", Content_Length="0", **header))
     assert (answer.status, why in answer.body.decode()) == (403, True)
     assert not any("driver released" in line for line in agent.lines)
+
+
+async def test_release_takes_the_headers_of_common_clients(agent: AgentProcess) -> None:
+    common = {"User_Agent": "curl/8.5.0", "Accept": "*/*", "Accept_Encoding": "identity", "Content_Type": "text/plain"}
+    answer = await raw(agent.port, ask("/-/release?seconds=nan", "POST", Content_Length="0", **common))
+    assert (answer.status, b"allowed: more than 0" in answer.body) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 421),
+        ("cost.example.org.evil.example", 421),
+        ("gpu-cost.svc.evil.example", 421),
+        ("cost.example.org", 200),
+        ("COST.example.org.:8443", 200),
+        ("localhost:9401", 200),
+        ("127.0.0.1:9401", 200),
+        ("[::1]:9401", 200),
+        ("gpu-cost.monitoring.svc:9401", 200),
+        ("gpu-cost.monitoring.svc.cluster.local", 200),
+    ],
+)
+async def test_service_with_a_name_answers_to_no_other_name(host: str, status: int) -> None:
+    async with service(external_url="https://cost.example.org/cost") as (_, port):
+        for page in ("/healthz", "/cost/metrics"):
+            assert (await raw(port, ask(page, Host=host))).status == status, page
+        assert (await raw(port, ask("/openapi.json", Host="[::1]"))).status == 200
+
+
+async def test_service_without_a_name_answers_to_any_name() -> None:
+    async with service() as (_, port):
+        assert (await raw(port, ask("/healthz", Host="cost.example.org"))).status == 200
+
+
+async def test_refusals_tell_no_referrer_and_readiness_has_words_for_its_own_statuses_only(tmp_path: Path) -> None:
+    async with served(web_file(tmp_path, users={"alice": hashed()})) as one:
+        refused = await raw(one.port, ask("/metrics"))
+        posted = await raw(one.port, ask("/readyz", "POST", Content_Length="0"))
+    assert (refused.status, refused.values("referrer-policy")) == (401, ["no-referrer"])
+    assert (posted.status, b"ready;" in posted.body, posted.values("allow")) == (405, False, ["GET, HEAD"])
 
 
 async def test_releasing_the_driver_needs_the_password_from_this_host_too(tmp_path: Path) -> None:
@@ -163,6 +210,8 @@ async def test_what_is_no_request_is_refused_as_text_and_told_no_version(
             assert answer.values("content-type") == ["text/plain; charset=utf-8"]
             assert answer.values("x-content-type-options") == ["nosniff"]
             assert answer.values("server") == ["gpu-cost-exporter"]
+            assert answer.values("referrer-policy") == ["no-referrer"]
+            assert answer.status != 400 or answer.body.startswith(b"this is not an HTTP/1.1 request"), answer
     assert not any("Traceback" in line for line in agent.lines)
 
 
@@ -220,7 +269,8 @@ async def test_no_parameter_makes_a_header_or_leads_elsewhere() -> None:
         for path in ("//evil.example/cost", "/cost//evil.example", "/cost/\\evil.example", "/%5cevil.example/.."):
             answer = await raw(port, ask(path))
             assert not any("//evil" in place or "\\" in place for place in answer.values("location")), path
-        (place,) = (await raw(port, ask("/cost?a=1", Host="evil.example"))).values("location")
+        assert not (await raw(port, ask("/cost?a=1", Host="evil.example"))).values("location")
+        (place,) = (await raw(port, ask("/cost?a=1"))).values("location")
         assert place.startswith("/cost/"), "the host that a client names is nowhere repeated"
 
 

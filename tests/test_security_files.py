@@ -60,7 +60,7 @@ def _content_of_an_agents_state(state: Path, temporary: Path) -> str:
             "sockets and tokens of a simulated node lie below it"
         )
         found = modes(state)
-        assert set(found) - {"ledger.json.new"} == {"ledger.json"}
+        assert set(found) - {"ledger.json.new", "windows.json", "windows.json.new"} == {"ledger.json"}
         assert set(found.values()) == {"0o600"}
         content = (state / "ledger.json").read_text()
         assert agent.end() == 0

@@ -1,20 +1,29 @@
 """Names that would like to be more than names: in series, logs, terminals, files and questions."""
 
+import asyncio
+import contextlib
 import csv
 import dataclasses
 import io
 import json
 import logging
+import os
+import pty
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from exposition_support import exclusive, snapshot
+from exposition_support import exclusive, one_ledger, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_support import StubLedger, serving
 
+from exporter.cli import main
 from exporter.cli.base import say
 from exporter.config.logs import JsonFormatter, TextFormatter
 from exporter.doctor.finding import Finding, Level
@@ -29,6 +38,17 @@ from exporter.report.lines import lines
 from exporter.report.service import responses
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
+SPLIT_FORMULAS = (
+    "x;=cmd|' /C calc'!A0;",
+    "x; @SUM(A1)",
+    'x;"=1+1";',
+    "x\n+1",
+    "x\t-1",
+    "x\r\n=1",
+    " =1+1",
+    "x;\uff1d1+1",
+)
+"""Formulas where a spreadsheet splits at a semicolon or a tab, and takes no notice of quotes within a cell."""
 HOSTILE = (
     'a"} 1\nforged_metric{x="',
     "a\\",
@@ -48,7 +68,7 @@ ALIKE = ("team-a", "te\u0430m-a", "TEAM-A", "team-a\u200b", "team\u2010a", "team
 
 def report_of(names: tuple[str, ...]) -> NodeReport:
     """A node's report, read from the agent's own document, with an hour of each of these namespaces."""
-    dollar = Money(total=1.0, idle=0.5)
+    dollar = Money(active=0.5, idle=0.5)
     totals = Totals(active_seconds=1800.0, idle_seconds=1800.0, money={"USD": dollar})
     accounts = {
         Account(
@@ -56,7 +76,7 @@ def report_of(names: tuple[str, ...]) -> NodeReport:
         ): totals
         for name in names
     }
-    ledger = LedgerView(accounts=accounts, capacity_seconds=3600.0 * len(accounts))
+    ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=3600.0 * len(accounts)))
     shown = dataclasses.replace(snapshot(), ledger=ledger, node=names[0])
     return read(json.loads(ledger_api.ledger_document(shown)), "http://node-a")
 
@@ -133,6 +153,60 @@ def test_no_name_in_a_nodes_csv_is_a_formula() -> None:
     for row in rows:
         for key in ("node", "owner_namespace", "owner_kind", "owner_name", "team", "model"):
             assert row[key][0] in "'?", row
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_csv_of_a_node_has_no_formula_at_any_separator(separator: str) -> None:
+    cells = cells_of(written(report_of(SPLIT_FORMULAS), "csv"), separator)
+    assert [cell for cell in cells if FORMULA_SIGN.match(cell)] == []
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+async def test_csv_of_a_fleet_has_no_formula_at_any_separator(separator: str, tmp_path: Path) -> None:
+    lines = [({"team": name, "workload_namespace": name}, "3600") for name in SPLIT_FORMULAS]
+    for form, more in (("csv", ("--by", "namespace,team")), ("focus", ())):
+        file = tmp_path / form
+        async with serving(StubLedger(lines=lines, money=[({**of, "currency": "USD"}, "1") for of, _ in lines])) as one:
+            options = ("--window", "2026-10-01", "--format", form, "--output", str(file), *more)
+            assert await asyncio.to_thread(main, ["report", "--prometheus", one.url, *options]) == 0
+        text = file.read_text(encoding="utf-8")
+        assert "cmd|" in text
+        assert [cell for cell in cells_of(text, separator) if FORMULA_SIGN.match(cell)] == [], form
+
+
+FORMULA_SIGN = re.compile(r"[\s\"]*[=+\-@\uff1d](?![0-9.]+\"?$)")
+"""At the begin of a cell; a number with a sign is none."""
+
+
+def cells_of(text: str, separator: str) -> list[str]:
+    """The cells that a spreadsheet with this list separator shows."""
+    return [cell for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) for cell in row]
+
+
+async def test_csv_at_a_terminal_has_no_control_character() -> None:
+    hostile = "\x1b[31mred\x1b]0;owned\x07\x9b2J\u202e"
+    stub = StubLedger(lines=[({"team": hostile}, "3600")], warnings=(f"slow {hostile}",))
+    ours, theirs = pty.openpty()
+    async with serving(stub) as one:
+        command = ("report", "--prometheus", one.url, "--window", "2026-10-01", "--by", "team", "--format", "csv")
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "exporter", *command, stdout=theirs)
+        os.close(theirs)
+        shown = await asyncio.to_thread(until_closed, ours)
+        await process.wait()
+    text = shown.replace("\r\n", "\n")
+    assert "[31mred" in text
+    assert "slow" in text
+    assert (STEERING - {"\n"}) & set(text) == set()
+
+
+def until_closed(descriptor: int) -> str:
+    """All that a terminal was sent."""
+    sent = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(descriptor, 65_536):
+            sent += part
+    os.close(descriptor)
+    return sent.decode(errors="replace")
 
 
 def test_names_that_look_alike_stay_apart() -> None:

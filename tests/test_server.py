@@ -21,12 +21,15 @@ METRICS = b"# TYPE gpu_up gauge\n" + b"gpu_up 1\n" * 400
 
 @asynccontextmanager
 async def served(
-    snapshot: Snapshot | None, release: Callable[[float], None] | None = None, host: str = "127.0.0.1"
+    snapshot: Snapshot | None,
+    release: Callable[[float], None] | None = None,
+    host: str = "127.0.0.1",
+    steady: float = 0.0,
 ) -> AsyncIterator[str]:
     def metrics(accept: str) -> Body:
         return Body(METRICS, f"text/plain; asked={accept.split('/', maxsplit=1)[0]}")
 
-    app = create_app(snapshot=lambda: snapshot, metrics=metrics, release=release)
+    app = create_app(snapshot=lambda: snapshot, metrics=metrics, release=release, steady=lambda: steady)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -109,6 +112,14 @@ async def test_readiness_gives_its_reasons() -> None:
         assert body.decode() == "not ready\n- source nvml is hung\n- no fresh reading\n"
     async with served(page_support.snapshot()) as base, asked(base, "/readyz") as (response, body):
         assert (response.status, body) == (200, b"ready\n")
+
+
+@pytest.mark.parametrize(("age_seconds", "status"), [(2.9, 200), (3.1, 503)])
+async def test_readiness_ends_when_the_snapshot_itself_is_too_old(age_seconds: float, status: int) -> None:
+    old = page_support.snapshot(taken_steady_seconds=100.0, stale_after_seconds=3.0)
+    async with served(old, steady=100.0 + age_seconds) as base, asked(base, "/readyz") as (response, body):
+        assert response.status == status
+        assert (b"the newest picture of the node is 3 s old (limit 3 s)" in body) is (status == 503)
 
 
 async def test_what_is_known_less_of_is_a_note_and_changes_nothing_of_readiness() -> None:

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from service_support import NOW, Running, running
 
 from exporter.model import Totals
+from exporter.report.fleet.values import pairs
 from exporter.report.service.endpoints import ENDPOINTS
 from exporter.report.service.openapi import document
 from exporter.report.service.parameters import FILTERS
@@ -65,6 +66,36 @@ async def test_a_page_of_a_report_has_all_that_is_nobodys_and_the_whole_total(si
     assert part["paging"] == {"offset": 2, "limit": 3, "lines": len(held)}
 
 
+async def test_days_of_the_services_time_zone_are_exact_and_shown_as_the_same_period_again(
+    fleet_prometheus: FleetServer,
+) -> None:
+    async with running(fleet_prometheus.url, timezone="Europe/Berlin") as site:
+        start = 1_789_077_600  # 2026-09-10 22:00 UTC
+        for _ in range(2):
+            day = await site.json("/api/v1/report?window=2026-09-11")
+            assert (day["window"]["from_seconds"], day["window"]["to_seconds"]) == (start, start + 86_400)
+        truth = truth_between(start, start + 86_400)
+        assert day["trust"]["capacity_seconds"] == pytest.approx(truth.capacity_seconds, rel=1e-9)
+        page = await site.get("/?window=2026-09-11")
+        assert "2026-09-10 22:00 to 2026-09-11 22:00 UTC" in page.text
+        months = await site.json("/allocation?window=2026-08-30..2026-09-02&accumulate=month&currency=USD")
+        assert [one["window"]["start"] for one in first_windows(months)] == [
+            "2026-08-29T22:00:00Z",
+            "2026-08-31T22:00:00Z",
+        ]
+
+
+def first_windows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [next(iter(one.values())) for one in document["data"]]
+
+
+async def test_a_window_within_hours_is_refused_with_the_hours_to_give(site: Running) -> None:
+    for path in ("/api/v1/report?window=", "/allocation?currency=USD&window="):
+        answer = await site.get(path + "2026-09-11T10:00%2B05:30..2026-09-11T12:00%2B05:30")
+        assert answer.status == 400
+        assert "such as 2026-09-11T04:00Z..2026-09-11T07:00Z" in answer.text
+
+
 async def test_filters_keep_the_lines_that_have_one_of_the_values(site: Running) -> None:
     whole = await site.json("/api/v1/report?window=7d&by=team,namespace")
     teams = sorted({line["team"] for line in whole["lines"] if line["team"]})[:2]
@@ -79,6 +110,23 @@ async def test_filters_keep_the_lines_that_have_one_of_the_values(site: Running)
 async def test_an_empty_filter_asks_for_those_without_one(site: Running) -> None:
     report = await site.json("/api/v1/report?window=7d&by=team&filter.team=")
     assert {line["team"] for line in report["lines"]} == {None}
+
+
+async def test_labels_tell_lines_apart_and_filter_them(site: Running) -> None:
+    report = await site.json("/api/v1/report?window=7d&by=label:project,namespace&filter.label:environment=dev,none")
+    lines = {line["labels"]["project"] for line in report["lines"] if line["labels"]}
+    truth = truth_between(WEEK, END_SECONDS).total("labels")
+    dev = {labels: totals for (labels,), totals in truth.items() if pairs(labels).get("environment") == "dev"}
+    assert lines == {pairs(labels)["project"] for labels in dev if "project" in pairs(labels)}
+    total = sum(totals.allocated_seconds for totals in dev.values())
+    assert report["total"]["allocated_seconds"] == pytest.approx(total, rel=1e-6)
+    assert report["filters"] == {"label:environment": ["dev", "none"]}
+    for query, said in (
+        ("by=label:", "names no label; allowed: label:KEY"),
+        ("filter.label:a/b/c=d", "names no label; allowed: label:KEY"),
+        ("&".join(f"filter.label:k{number}=x" for number in range(9)), "names 9 labels; allowed: at most 8"),
+    ):
+        assert said in (await site.get(f"/api/v1/report?{query}")).text
 
 
 async def test_a_series_has_a_part_for_each_day_and_the_parts_sum_to_the_line(site: Running) -> None:
@@ -158,15 +206,15 @@ async def test_months_have_what_was_spent_since_the_first_and_a_forecast_of_the_
         assert month["last_month"] is None, "August was not recorded from its first day on"
 
 
-async def test_every_answer_is_as_the_published_schema_says(site: Running) -> None:
-    await site.round()
+async def test_every_answer_is_as_the_published_schema_says(fleet_prometheus: FleetServer) -> None:
     openapi = document()
-    for endpoint in ENDPOINTS:
-        query = "?currency=USD" if endpoint.schema == "Allocations" else ""
-        found = await site.json(endpoint.path + query)
-        schema = {"$ref": f"#/components/schemas/{endpoint.schema}", "components": openapi["components"]}
-        Draft202012Validator(schema).validate(found)
-        assert set(found) <= set(openapi["components"]["schemas"][endpoint.schema]["properties"])
+    async with running(fleet_prometheus.url, currency="USD") as site:
+        await site.round()
+        for endpoint in ENDPOINTS:
+            found = await site.json(endpoint.path)
+            schema = {"$ref": f"#/components/schemas/{endpoint.schema}", "components": openapi["components"]}
+            Draft202012Validator(schema).validate(found)
+            assert set(found) <= set(openapi["components"]["schemas"][endpoint.schema]["properties"])
 
 
 async def test_a_client_that_has_the_answer_already_is_told_so(site: Running) -> None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
@@ -43,6 +43,7 @@ FILTERED = (
     "/by/workload?namespace=vision&sort=-idle&q=notebook",
     "/by/model?share=weighted&shareUnallocated=true",
     "/by/team?team=nobody",
+    "/by/label:project?label:environment=dev&share=even",
     "/?window=2020-01",
 )
 AXED = (
@@ -292,23 +293,23 @@ def test_charts_follow_light_and_dark(browser: Browser, service: Served) -> None
         seen.check()
 
 
-def many_owners(directory: Path, end_seconds: int, count: int) -> Path:
+TEAMS = tuple(f"team-{number}" for number in range(20))
+MARKUP = ('<a href="https://evil.example/login" target="_top">Log in again</a>', "<b>ml</b>", "ml", "a<br>b &lt;i&gt;")
+
+
+def many_owners(directory: Path, end_seconds: int, count: int, teams: Sequence[str] = TEAMS) -> Path:
     """Blocks with an hour of many workloads, one per GPU."""
     text = directory / "many.om"
-    where = 'node="n1",model="NVIDIA L4",mode="exclusive",workload_kind="Job"'
+    where = 'model="NVIDIA L4",workload_kind="Job"'
     with text.open("w", encoding="utf-8") as output:
-        for series, value, more in (
-            ("gpu_allocated_seconds", 3600, ""),
-            ("gpu_active_seconds", 1800, ""),
-            ("gpu_idle_seconds", 1800, ""),
-            ("gpu_cost", 0.5, ',currency="USD"'),
-            ("gpu_idle_cost", 0.25, ',currency="USD"'),
-        ):
-            output.write(f"# TYPE owner:{series}:delta1h gauge\n")
+        for series, value, more in (("gpu_seconds", 1800, ""), ("gpu_cost", 0.25, ',currency="USD"')):
+            output.write(f"# TYPE workload:{series}:delta1h gauge\n")
             output.writelines(
-                f'owner:{series}:delta1h{{{where},workload_namespace="ns-{number % 50}",'
-                f'workload_name="job-{number}",team="team-{number % 20}"{more}}} {value} {end_seconds}\n'
+                f'workload:{series}:delta1h{{{where},workload_namespace="ns-{number % 50}",'
+                f'workload_name="job-{number}",team={json.dumps(teams[number % len(teams)])},state="{state}"{more}}}'
+                f" {value} {end_seconds}\n"
                 for number in range(count)
+                for state in ("active_unprofiled", "idle")
             )
         output.write("# TYPE cluster:gpu_capacity_seconds:delta1h gauge\n")
         output.write(f"cluster:gpu_capacity_seconds:delta1h {3600 * count} {end_seconds}\n# EOF\n")
@@ -333,6 +334,25 @@ def test_ten_thousand_owners_come_a_hundred_at_a_time(browser: Browser, tmp_path
         page = seen.open("/by/workload?page=100")
         assert "10,000, shown 9,901 to 10,000" in page.locator("#table h2").inner_text()
         seen.check()
+
+
+def test_chart_shows_names_with_markup_as_text(browser: Browser, tmp_path: Path, small_fleet: FleetPlan) -> None:
+    blocks = many_owners(tmp_path, small_fleet.end_seconds, len(MARKUP), MARKUP)
+    with (
+        prometheus(tmp_path, blocks, small_fleet) as server,
+        beside(served(server.url, small_fleet.end_seconds + 600.0)) as running,
+        watched(browser, running) as seen,
+    ):
+        page = seen.open("/by/team")
+        legend = page.locator(".plot .legendtext").all_text_contents()
+        page.locator(".plot .nsewdrag").hover(force=True)
+        page.wait_for_selector(".plot .hoverlayer text")
+        hover = " ".join(page.locator(".plot .hoverlayer text").all_text_contents())
+        assert page.locator("svg a").count() == 0
+        assert page.locator(".plot tspan[style*=bold]").count() == 0
+        seen.check()
+    assert set(MARKUP) <= set(legend)
+    assert [name for name in MARKUP if name not in hover] == []
 
 
 def test_screenshots_of_the_documentation(browser: Browser, service: Served, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from exporter.report.fleet.windows import Now
 from exporter.report.service.endpoints import ENDPOINTS
 from exporter.report.service.openapi import PLAIN, document
 from exporter.report.service.parameters import read
@@ -71,12 +72,12 @@ def test_schemas_are_json_schema() -> None:
 def test_defaults_that_are_told_are_those_that_hold() -> None:
     root = document()
     for endpoint in ENDPOINTS:
-        values = read(endpoint.parameters, [], 1_790_000_000.0)
+        values = read(endpoint.parameters, [], Now(1_790_000_000.0))
         for parameter in endpoint.parameters:
             told = root["paths"][endpoint.path]["get"]["parameters"]
             schema = next(one for ref in told if (one := resolved(ref, root))["name"] == parameter.name)["schema"]
             if "default" in schema:
-                given = read(endpoint.parameters, [(parameter.name, _text(schema["default"]))], 1_790_000_000.0)
+                given = read(endpoint.parameters, [(parameter.name, _text(schema["default"]))], Now(1_790_000_000.0))
                 assert given[parameter.name] == values[parameter.name]
 
 

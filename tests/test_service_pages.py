@@ -18,7 +18,7 @@ from fleet_support import FleetServer, backfill, prometheus, truth_between
 
 from exporter.model import Totals
 from exporter.report.fleet.report import FleetReport
-from exporter.report.fleet.values import Dimension
+from exporter.report.fleet.values import Dimension, pairs
 from exporter.report.fleet.windows import parse_window
 from exporter.report.service.book import PodUse
 from exporter.report.service.settings import ServeSettings
@@ -249,6 +249,27 @@ def test_most_waste_is_the_owner_with_most_idle_money(service: Served, small_fle
     worst = max(idle, key=lambda key: idle[key])
     waste = shown.text[shown.text.index("Most waste") :]
     assert waste.index(worst[1]) < waste.index(money(sorted(idle.values())[-2], "USD"))
+
+
+def test_labels_are_pages_and_filters_of_their_own(service: Served, small_fleet: FleetPlan) -> None:
+    truth = month_truth(small_fleet)
+    seconds: dict[str, float] = {}
+    for (labels, kind), totals in truth.total("labels", "kind").items():
+        if kind not in {"Unallocated", "Unattributed"}:
+            project = pairs(labels).get("project", "(no project)")
+            seconds[project] = seconds.get(project, 0.0) + totals.allocated_seconds
+    shown = page(service, f"/by/label:project?window={MONTH}&currency=USD")
+    assert {name: shown.row(name)[1] for name in seconds} == {name: hours(value) for name, value in seconds.items()}
+    assert {f"/by/label:{key}" for key in ("environment", "project")} <= {urlsplit(link).path for link in shown.links}
+    assert any("by=label%3Aproject" in link for link in shown.links if link.startswith("/api/v1/report"))
+    (link,) = {link for link in shown.links if link.startswith("/owner?") and link.endswith("label:project=sweep")}
+    assert hours(seconds["sweep"]) in page(service, link).text
+    some = page(service, f"/by/team?window={MONTH}&label:project=sweep&label:environment=dev")
+    assert some.row("Total")[1] == hours(truth.sum(labels="environment=dev,project=sweep").allocated_seconds)
+    text = fetch(service.url, f"/?window={MONTH}")[2].decode()
+    assert '<option value="sweep">' in text
+    assert "no line has the label unknown" in page(service, f"/by/label:unknown?window={MONTH}").text
+    page(service, "/by/label:a%20b", 404)
 
 
 def test_filters_are_in_the_address_and_hold_for_every_figure(service: Served, small_fleet: FleetPlan) -> None:
@@ -546,16 +567,17 @@ def hostile_series(end_seconds: int) -> Iterator[str]:
         text = quoted(name)
         return f'workload_namespace="{text}",workload_kind="Job",workload_name="{text}",team="{text}"'
 
-    where = 'node="n1",model="NVIDIA <b>H100</b>",mode="exclusive"'
-    measures = {"allocated": 3600, "active": 1800, "idle": 1800}
-    for measure, value in measures.items():
-        yield f"# TYPE owner:gpu_{measure}_seconds:delta1h gauge"
-        for name in names:
-            yield f"owner:gpu_{measure}_seconds:delta1h{{{where},{owner(name)}}} {value} {end_seconds}"
-    for money_name in ("cost", "idle_cost"):
-        yield f"# TYPE owner:gpu_{money_name}:delta1h gauge"
-        for name in names:
-            yield f'owner:gpu_{money_name}:delta1h{{{where},{owner(name)},currency="USD"}} 2 {end_seconds}'
+    model = 'model="NVIDIA <b>H100</b>"'
+    for level, where in (("workload", model), ("owner", f'{model},node="n1",mode="exclusive"')):
+        for measure, states, more in (
+            ("gpu_seconds", {"active_unprofiled": 1800, "idle": 1800}, ""),
+            ("gpu_cost", {"idle": 2}, ',currency="USD"'),
+        ):
+            yield f"# TYPE {level}:{measure}:delta1h gauge"
+            for name in names:
+                for state, value in states.items():
+                    inside = f'{where},{owner(name)},state="{state}"{more}'
+                    yield f"{level}:{measure}:delta1h{{{inside}}} {value} {end_seconds}"
     yield "# TYPE cluster:gpu_capacity_seconds:delta1h gauge"
     yield f"cluster:gpu_capacity_seconds:delta1h {3600 * len(names)} {end_seconds}"
     yield "# EOF"

@@ -11,6 +11,7 @@ from service_support import Clock
 from exporter.errors import ConfigError, PrometheusError
 from exporter.report.fleet.report import FleetReport, ReportLine, Trust
 from exporter.report.fleet.values import Failure, Figures, Filters, LineKey, Window
+from exporter.report.fleet.windows import Now
 from exporter.report.service import bodies as of_bodies
 from exporter.report.service import readings as of_readings
 from exporter.report.service.bodies import Bodies
@@ -27,7 +28,7 @@ def question(number: int = 0) -> Question:
 
 
 def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> FleetReport:
-    failures = (Failure(window=window, what="owner:gpu_cost:delta1h", reason=failed),) if failed else ()
+    failures = (Failure(window=window, what="workload:gpu_cost:delta1h", reason=failed),) if failed else ()
     return FleetReport(
         window=window,
         by=("team",),
@@ -238,8 +239,8 @@ async def test_what_was_written_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
 @given(st.lists(st.text(st.sampled_from("ab\\, é") | st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))
 def test_any_value_can_be_filtered_by(values: list[str]) -> None:
     escaped = [filter_text(value) for value in values]
-    together = read(FILTERS, [("filter.team", ",".join(escaped))], 0.0)
-    apart = read(FILTERS, [("filter.team", value) for value in escaped], 0.0)
+    together = read(FILTERS, [("filter.team", ",".join(escaped))], Now(0.0))
+    apart = read(FILTERS, [("filter.team", value) for value in escaped], Now(0.0))
     assert filters_of(together) == filters_of(apart) == Filters(wanted={"team": frozenset(values)})
 
 
@@ -248,7 +249,7 @@ def test_any_value_can_be_filtered_by(values: list[str]) -> None:
 )
 def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[str, str]]) -> None:
     try:
-        read((WINDOW, BY, LIMIT, SHARE_IDLE), pairs, 1_790_000_000.0)
+        read((WINDOW, BY, LIMIT, SHARE_IDLE), pairs, Now(1_790_000_000.0))
     except ConfigError as error:
         for problem in problem_document(error.problems, 400)["problems"]:
             assert problem["error"]
@@ -258,7 +259,7 @@ def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[s
 def test_an_answer_to_a_thousand_unknown_parameters_is_no_longer_than_twenty_need() -> None:
     pairs = [(f"wi{number}", "x") for number in range(1000)] * 2
     with pytest.raises(ConfigError) as told:
-        read([WINDOW, BY, *FILTERS], pairs, 0.0)
+        read([WINDOW, BY, *FILTERS], pairs, Now(0.0))
     assert len(told.value.problems) == 21
     assert told.value.problems[0].startswith("wi0: unknown parameter; ")
     assert told.value.problems[-1] == "980 more unknown parameters"

@@ -1,5 +1,6 @@
 """Slurm's jobs as holders, by mapping directory and by cgroup, against a fake /proc."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,89 @@ def test_a_lost_gpu_keeps_its_holders_and_does_not_hide_the_others(proc: Proc) -
         gpu(0).uuid: [("slurm", "job-1", 1.0)],
         gpu(1).uuid: [("slurm", "job-2", 1.0)],
     }
+
+
+def test_a_lost_gpu_is_held_only_while_a_process_of_its_job_lives(proc: Proc) -> None:
+    for pid in (42, 43):
+        proc.add(pid, V2.format(job=1))
+    jobs = running(proc)
+    jobs.observe(reading(whole(0, 42, 43)), 100.0)
+    seen = reading(GpuReading(gpu=gpu(0), state=DeviceState.LOST))
+    proc.end(42)
+    jobs.observe(seen, 101.0)
+    assert holders(jobs.latest, seen) == {gpu(0).uuid: [("slurm", "job-1", 1.0)]}
+    proc.add(43, V2.format(job=2), started=77)
+    jobs.observe(seen, 86_400.0)
+    assert (holders(jobs.latest, seen), state(jobs.latest, seen, 0)) == ({}, AllocationState.UNALLOCATED)
+
+
+SLUID = "0::/system.slice/{node}slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n"
+
+
+@pytest.mark.parametrize("node", ["", "node7_"])
+def test_a_sluid_without_a_job_id_leaves_its_gpu_unknown_and_says_why(proc: Proc, node: str) -> None:
+    proc.add(42, SLUID.format(node=node))
+    proc.add(43, V2.format(job=2))
+    jobs, seen = running(proc), reading(whole(0, 42), whole(1, 43), whole(2))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen) == {gpu(1).uuid: [("slurm", "job-2", 1.0)]}
+    assert [state(jobs.latest, seen, index) for index in range(3)] == [
+        AllocationState.UNKNOWN,
+        AllocationState.ALLOCATED,
+        AllocationState.UNALLOCATED,
+    ]
+    assert [entry.reason for entry in joined(jobs.latest, seen).unresolved] == ["job_id_unknown"]
+    assert jobs.problem.startswith("GPU 0: Slurm names the cgroups of jobs by SLUID")
+    assert "set CgroupJobIdPaths=yes in cgroup.conf (Slurm 26.05.2 or later)" in jobs.problem
+    assert jobs.pod_uid(42) is None
+    proc.end(42)
+    seen = reading(whole(0), whole(1, 43))
+    jobs.observe(seen, 101.0)
+    assert (jobs.problem, state(jobs.latest, seen, 0)) == ("", AllocationState.UNALLOCATED)
+
+
+def test_a_users_cgroup_with_the_form_of_a_sluid_is_nobodys(proc: Proc) -> None:
+    proc.add(42, "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/s5K1KKYAYG5D00/x\n")
+    assert running(proc).pod_uid(42) == NO_POD
+
+
+def test_a_mapping_names_the_job_and_the_user_of_processes_with_a_sluid(proc: Proc, mapping: Path) -> None:
+    proc.add(42, SLUID.format(node=""), user=1001)
+    (mapping / "0").write_text("123")
+    jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0, 42))
+    jobs.observe(seen, 100.0)
+    assert holders(jobs.latest, seen) == {gpu(0).uuid: [("slurm", "job-123", 1.0)]}
+    assert owner(jobs, "job-123") == Owner(namespace="slurm", kind="SlurmJob", name="123", team="bob")
+    assert (jobs.problem, jobs.pod_uid(42)) == ("", None)
+
+
+def missing(index: int) -> GpuReading:
+    return GpuReading(gpu=gpu(index), state=DeviceState.MISSING)
+
+
+def moved(index: int, *pids: int, to: int) -> GpuReading:
+    """A GPU under another index than it had."""
+    return replace(whole(index, *pids), gpu=replace(gpu(index), index=to))
+
+
+def test_a_mapping_file_charges_one_gpu_after_indices_have_moved(proc: Proc, mapping: Path) -> None:
+    (mapping / "0").write_text("500")
+    (mapping / "1").write_text("501")
+    jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
+    jobs.observe(reading(whole(0), whole(1)), 100.0)
+    seen = reading(missing(0), moved(1, to=0))
+    jobs.observe(seen, 105.0)
+    both = {gpu(0).uuid: [("slurm", "job-500", 1.0)], gpu(1).uuid: [("slurm", "job-501", 1.0)]}
+    assert holders(jobs.latest, seen) == both
+
+
+def test_a_mapping_file_means_the_gpu_that_is_there_and_not_a_missing_one(proc: Proc, mapping: Path) -> None:
+    jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
+    jobs.observe(reading(whole(0), whole(1)), 100.0)
+    (mapping / "0").write_text("500")
+    seen = reading(missing(0), moved(1, to=0))
+    jobs.observe(seen, 105.0)
+    assert holders(jobs.latest, seen) == {gpu(1).uuid: [("slurm", "job-500", 1.0)]}
 
 
 def test_an_answer_that_says_the_same_is_the_same_object_until_it_is_renewed(proc: Proc) -> None:

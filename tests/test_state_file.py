@@ -92,16 +92,19 @@ def test_a_damaged_file_is_kept_aside_and_saving_works_again(tmp_path: Path) -> 
     assert (tmp_path / "ledger.json.damaged-9").read_bytes() == b"damage 11"
 
 
-def test_a_file_of_a_newer_version_is_not_read_but_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_file, "VERSION", 7)
+@pytest.mark.parametrize(("version", "reason"), [(1, "state_older"), (7, "state_newer")])
+def test_file_of_another_version_is_kept_but_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, reason: str
+) -> None:
+    monkeypatch.setattr(state_file, "VERSION", version)
     file = StateFile(tmp_path)
     file.save(STATE)
-    newer = file.path.read_bytes()
+    other = file.path.read_bytes()
     monkeypatch.undo()
     error = refused(file)
-    assert error.reason == "state_newer"
-    assert "version 7" in str(error)
-    assert (tmp_path / "ledger.json.damaged-1").read_bytes() == newer
+    assert error.reason == reason
+    assert f"version {version}" in str(error)
+    assert (tmp_path / "ledger.json.damaged-1").read_bytes() == other
 
 
 def test_a_file_larger_than_the_limit_is_neither_read_nor_written(
@@ -189,21 +192,3 @@ def test_a_limit_on_file_size_is_a_full_disk(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.load() == STATE
-
-
-def test_a_directory_belongs_to_one_process_until_it_lets_go(tmp_path: Path) -> None:
-    first, second = StateFile(tmp_path), StateFile(tmp_path)
-    first.claim()
-    with pytest.raises(StateError, match="in use by another agent") as caught:
-        second.claim()
-    assert caught.value.reason == "state_in_use"
-    first.release()
-    second.claim()
-    second.release()
-    assert names(tmp_path) == []
-
-
-def test_a_directory_that_is_not_there_is_claimed_without_a_word(tmp_path: Path) -> None:
-    file = StateFile(tmp_path / "gone")
-    file.claim()
-    file.release()

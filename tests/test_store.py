@@ -50,8 +50,8 @@ def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_
     nobody = LineKey(kind="Unattributed", model="H100", mode="exclusive")
     other_model = nobody._replace(model="T4")
     lines = {
-        held: Figures(active_seconds=86_400.0, energy_joules=1e7, money={"USD": Money(total=10.0)}),
-        nobody: Figures(energy_joules=4.32e7, money={"USD": Money(total=1.44)}),
+        held: Figures(active_seconds=86_400.0, energy_joules=1e7, money={"USD": Money(active=10.0)}),
+        nobody: Figures(energy_joules=4.32e7, money={"USD": Money(active=1.44)}),
         other_model: Figures(energy_joules=5.0),
     }
     day = Chunk(
@@ -66,7 +66,7 @@ def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_
         assert store.check() == ()
         assert store.restatements(D1)[0].lines == 3, "and what has nothing at all is not kept"
     assert found == lines
-    assert (by_kind[LineKey(kind="Unattributed")].money, len(by_kind)) == ({"USD": Money(total=1.44)}, 2)
+    assert (by_kind[LineKey(kind="Unattributed")].money, len(by_kind)) == ({"USD": Money(active=1.44)}, 2)
 
 
 @given(
@@ -79,6 +79,7 @@ def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_
             "kind": st.just(frozenset({"Job", "Unallocated"})),
             "team": st.just(frozenset({"", "red"})),
             "pool": st.just(frozenset({"p1 on-demand"})),
+            "label:project": st.sampled_from((frozenset({"llm"}), frozenset({"", "ads"}))),
         },
     ),
 )
@@ -188,7 +189,7 @@ def test_a_reopened_day_is_not_replaced_by_less_than_it_had(tmp_path: Path) -> N
 
 def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
     day = day_ledger(chunk(D1))
-    failure = Failure(window=day.window, what="owner:gpu_cost:delta1h", reason="no answer")
+    failure = Failure(window=day.window, what="workload:gpu_cost:delta1h", reason="no answer")
     half = Window(start_seconds=D1, end_seconds=D1 + 3600)
     with DayStore.open(tmp_path / "store", write=True) as store:
         with pytest.raises(StoreError, match="only whole UTC days"):
@@ -197,7 +198,7 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
             store.close_day(dataclasses.replace(day, dimensions=frozenset()), now=NOW)
         with pytest.raises(StoreError, match="is not over, or the clock is wrong"):
             store.close_day(day, now=D2 - 1.0)
-        with pytest.raises(StoreError, match="1 questions stayed unanswered, first owner:gpu_cost:delta1h: no answer"):
+        with pytest.raises(StoreError, match="1 questions stayed unanswered, first workload:gpu_cost"):
             store.close_day(dataclasses.replace(day, failures=(failure,)), now=NOW)
         assert store.closed_days() == ()
 
@@ -207,7 +208,7 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
     [
         Figures(active_seconds=math.nan),
         Figures(active_seconds=2.0, idle_seconds=-1.0),
-        Figures(active_seconds=1.0, money={"USD": Money(total=math.inf)}),
+        Figures(active_seconds=1.0, money={"USD": Money(active=math.inf)}),
     ],
 )
 def test_a_number_that_no_ledger_has_is_refused(tmp_path: Path, line: Figures) -> None:
@@ -329,8 +330,24 @@ def test_a_newer_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     for write in (False, True):
-        with pytest.raises(StoreError, match="is of version 99, this program knows 1: use the program that wrote it"):
+        with pytest.raises(StoreError, match="is of version 99, this program knows 2: use the program that wrote it"):
             DayStore.open(path, write=write)
+
+
+def test_a_store_without_labels_is_refused_to_readers_and_upgraded_by_writers(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    connection = door.connect_to_write(path, schema.STEPS[:1])
+    connection.execute("INSERT INTO owners VALUES (7, 'ml', 'Job', 'train', 'red')")
+    connection.close()
+    with pytest.raises(
+        StoreError, match=r"is of version 1, this program reads 2; bring it there with: .* store vacuum"
+    ):
+        DayStore.open(path, write=False)
+    closed(path, chunk(D1)).close()
+    with sqlite3.connect(path) as changed:
+        assert changed.execute("SELECT * FROM owners WHERE id = 7").fetchall() == [(7, "ml", "Job", "train", "red", "")]
+        assert changed.execute("PRAGMA foreign_key_check").fetchall() == []
+    changed.close()
 
 
 def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(tmp_path: Path) -> None:
@@ -343,7 +360,7 @@ def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(tm
         assert len(store.closed_days()) == 1
     connection = door.connect_to_write(path, (*schema.STEPS, "ALTER TABLE versions ADD COLUMN later INTEGER"))
     assert connection.execute("SELECT number, later FROM versions").fetchall() == [(1, None)]
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     connection.close()
 
 

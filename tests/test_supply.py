@@ -443,3 +443,19 @@ def test_where_nobody_answers_check_goes_on_and_audit_fails(
     monkeypatch.setattr(audit, "withdrawn", lambda _: iter(()))
     assert audit.main(["--osv-url", url, "--required", lists]) == 1
     assert "audit: nobody has told whether what is pinned is vulnerable\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("base", "is_built"),
+    [
+        ("", False),
+        ("python:3.13-slim-bookworm", False),
+        ("python:3.13-slim-bookworm@sha256:abc", False),
+        ("mirror.example.org/python@sha256:" + "0123456789abcdef" * 4, True),
+    ],
+)
+def test_image_of_a_release_needs_the_digest_of_its_base(base: str, is_built: bool) -> None:  # noqa: FBT001 - a case
+    command = ["make", "-C", str(ROOT), "image", "RELEASE=1", "BUILDER=echo", f"BASE_IMAGE={base}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0, f"BASE_IMAGE={base}" in done.stdout) == (is_built, is_built), done
+    assert is_built or "has no digest" in done.stderr

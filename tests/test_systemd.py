@@ -63,6 +63,12 @@ def test_settings_and_state_are_where_the_unit_and_its_comments_have_them() -> N
     assert values("RestartPreventExitStatus") == ["2"]
 
 
+def test_the_units_folder_is_the_one_of_the_lock_and_stays_when_the_unit_stops() -> None:
+    (folder,) = values("RuntimeDirectory")
+    assert load_agent({}, {}).lock_dir == Path("/run") / folder
+    assert values("RuntimeDirectoryPreserve") == ["yes"]
+
+
 def test_the_agent_measures_with_no_other_rights_than_the_units(tmp_path: Path) -> None:
     if shutil.which("setpriv") is None or stub.compiler() is None:
         pytest.skip("needs setpriv and a C compiler: make install")

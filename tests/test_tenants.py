@@ -29,7 +29,7 @@ def held_by(facts: PodFacts | None) -> DeviceView:
 def test_a_pod_has_its_owner_in_the_words_of_the_ledger() -> None:
     view = snapshot(exclusive())
     ((info, _),) = rows(view, "gpu_pod_info")
-    of_ledger, *_ = (pairs for pairs, _ in rows(view, "gpu_ledger_allocated_seconds_total"))
+    of_ledger, *_ = (pairs for pairs, _ in rows(view, "gpu_ledger_seconds_total"))
     owner = ("workload_namespace", "workload_kind", "workload_name", "team")
     assert {name: info[name] for name in owner} == {name: of_ledger[name] for name in owner}
     assert (info["queue"], info["workload_class"]) == ("research", "batch")

@@ -180,14 +180,15 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
     gpu = Gpu(uuid=WHOLE, index=0, minor=0, model="H100", pci_bus_id="")
     lie = GpuReading(gpu=gpu, values={Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99})
     counted = []
-    for second in range(5):
+    for second in range(20):
         at = EPOCH + second
         source.readings.append(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, gpus=(lie,)))
         page, _ = build(node.tick(at, float(second)), ExpositionOptions(), Dropped())
         samples = [one for family in page if family.name.startswith("gpu_exporter_errors") for one in family.samples]
         counted.append([(dict(one.pairs), one.value) for one in samples])
     told = ({"part": "activity", "reason": "contradiction"}, 1)
-    assert counted == [[], [], [told], [told], [told]]
+    assert counted[:5] == [[]] * 5, "the means need some seconds"
+    assert counted[10:] == [[told]] * 10
 
 
 def check(snapshot: Snapshot, allocations: Allocations | None) -> None:

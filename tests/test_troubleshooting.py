@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 from document_support import ROOT, page
 
+from exporter.accounting import state_file
 from exporter.attribution import api_errors
 from exporter.sources import driver
 
@@ -126,6 +127,16 @@ def counted_by_key(paths: Iterator[Path]) -> set[str]:
     return found
 
 
+def beginnings(paths: Iterator[Path]) -> set[str]:
+    """Return the reasons of `_count(memory, "reason", holds=...)`, which counts each time that one begins to hold."""
+    return {
+        str(call.args[1].value)
+        for path in paths
+        for called, call, _ in calls(path)
+        if called == "_count" and len(call.args) > 1 and isinstance(call.args[1], ast.Constant)
+    }
+
+
 def modules(*folders: str) -> Iterator[Path]:
     return (path for folder in folders for path in (ROOT / "exporter" / folder).glob("*.py"))
 
@@ -136,12 +147,12 @@ def reasons() -> set[str]:
     found = counted_by_key(modules(*every))
     for error in ("AttributionError", "ApiError", "StateError", "SourceError", "set_aside"):
         found |= constants(error, modules("agent", "attribution", "accounting", "sources"))
+    found |= beginnings(modules("accounting"))
     found |= constants("_error", modules("attribution")) | set(api_errors._REASONS.values()) | {"server_error"}
     podresources = (ROOT / "exporter" / "attribution" / "podresources.py").read_text(encoding="utf-8")
     found |= set(re.findall(r'^ +reason = "(\w+)"', podresources, re.MULTILINE))
-    found |= set(driver._REASONS.values()) | driver._MENDS.keys()
-    # With that one the agent does not start.
-    return {reason for reason in found - {"state_in_use"} if not reason.startswith("dcgm_")}
+    found |= set(driver._REASONS.values()) | driver._MENDS.keys() | {state_file.UNSYNCED}
+    return {reason for reason in found if not reason.startswith("dcgm_")}
 
 
 def test_every_reason_that_is_counted_is_explained() -> None:
@@ -150,8 +161,10 @@ def test_every_reason_that_is_counted_is_explained() -> None:
     assert len(there) > 70
     assert {reason for reason in there if f"`{reason}`" not in text} == set()
     named = {name for row in rows(text) for cell in row[:2] for name in re.findall(r"`([a-z_]+)`", cell)}
-    parts = {"state", "prices", "web", "activity", "exposition", "agent"}
-    assert named - there - parts - {"config", "tick", "gpm_clamped", "events_unavailable"} == set()
+    parts = {"ledger", "state", "windows", "prices", "web", "activity", "exposition", "agent"}
+    assert (
+        named - there - parts - {"config", "tick", "gpm_clamped", "events_unavailable", "too_many_cost_labels"} == set()
+    )
 
 
 def test_every_part_has_its_reasons() -> None:
@@ -159,7 +172,7 @@ def test_every_part_has_its_reasons() -> None:
     headed = set(re.findall(r'^### part="(\w+)"$', text, re.MULTILINE))
     others = {row[0].strip("`") for row in rows(text.partition("### Other parts")[2])[1:]}
     assert headed == {"nvml", "dcgm", "attribution", "metadata"}
-    assert others == {"state", "prices", "web", "activity", "exposition", "agent"}
+    assert others == {"ledger", "state", "windows", "prices", "web", "activity", "exposition", "agent"}
 
 
 def test_every_alert_of_the_exporter_leads_here_and_to_its_runbook() -> None:

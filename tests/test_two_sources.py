@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_support import EPOCH_SECONDS, DirectSource, pipeline
 
-from exporter.agent.counters import Counters
-from exporter.agent.sources import FIRST_WAIT_SECONDS, Sources, instant
+from exporter.agent.sources import FIRST_WAIT_SECONDS, Counters, Sources, instant
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState
 from exporter.simulator import scenario
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metering_support import LAYOUTS, holder, namespace_owner, partitioned, random_views, use, whole
 
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers, kept_of
 from exporter.accounting.slots import slot_of
 from exporter.accounting.usage import Meter
 from exporter.model import (
@@ -366,7 +366,7 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
     layouts: list[int], seed: int, steps: list[float]
 ) -> None:
     random = Random(seed)  # noqa: S311 # chance in a test, nothing secret
-    meter, ledger = Meter(1.0, namespace_owner), Ledger(birth_seconds=2.0)
+    meter, ledgers = Meter(1.0, namespace_owner), Ledgers(saves=True)
     counters: dict[int, float] = {}
     at: dict[str, float] = {}
     steady = passed = joules = 0.0
@@ -383,17 +383,20 @@ def test_whatever_happens_all_time_and_all_energy_have_an_owner(
             passed += interval
             at[uuid] = max(steady, at.get(uuid, steady))
         joules += sum(portion.energy_joules or 0.0 for portion in portions)
-        ledger.charge(portions, {"GPU-0": PRICE}, steady)
-        view = ledger.view(steady)
+        ledgers.charge(portions, {"GPU-0": PRICE}, now=steady, steady=steady)
+        state = json.loads(json.dumps(ledgers.begin_save(lambda owner, _: owner, now=steady, steady=steady)))
+        ledgers.saved()
+        view = ledgers.view()
         in_sight = sum(totals.allocated_seconds for totals in view.accounts.values())
         assert in_sight + view.withheld_seconds == pytest.approx(view.capacity_seconds, rel=1e-9)
         if random.random() < 0.2:
             meter = resumed(meter)
             at = dict.fromkeys(at, meter.steady or 0.0)
-            ledger = Ledger.load(json.loads(json.dumps(ledger.dump())), birth_seconds=2.0)
-    ledger.view(steady)
-    totals = ledger.view(steady + 10).accounts.values()
-    assert ledger.capacity_seconds == pytest.approx(passed, rel=1e-9)
+            ledgers = Ledgers(saves=True)
+            ledgers.restore(kept_of(state))
+    view = ledgers.view()
+    totals = view.accounts.values()
+    assert view.capacity_seconds == pytest.approx(passed, rel=1e-9)
     assert sum(total.allocated_seconds for total in totals) == pytest.approx(passed, rel=1e-9)
     assert sum(total.energy_joules for total in totals) == pytest.approx(joules, rel=1e-9)
-    assert ledger.conservation_error_seconds <= 1e-9 * max(passed, 1.0)
+    assert view.conservation_error_seconds <= 1e-9 * max(passed, 1.0)

@@ -255,6 +255,19 @@ def test_mig_without_a_source_is_unknown_and_its_holder_is_not_idle(viewer: View
     assert instance.pods[0].idle_for_seconds is None
 
 
+@pytest.mark.parametrize("described", [True, False])
+def test_a_partitioned_gpu_with_a_new_instance_is_not_idle(viewer: Viewer, *, described: bool) -> None:
+    """The first sample of an instance has no mean yet, and the GPU's own counters do not show its decoders."""
+    new = GpuReading(
+        gpu=gpu(mig_enabled=True, compute_slices=7, memory_slices=8),
+        values={Field.PROF_GR_ENGINE_ACTIVE: 0.01},
+        instances=(MigReading(instance=mig(7)),) if described else (),
+        lacks_instances=not described,
+    )
+    board = views(viewer, [new], held())[0]
+    assert (board.activity, board.activity_unknown_reason) == (None, "incomplete")
+
+
 def test_a_lost_gpu_keeps_its_holder_and_has_no_values(viewer: Viewer) -> None:
     lost = GpuReading(gpu=gpu(), state=DeviceState.LOST, reason="gpu_is_lost")
     other = GpuReading(gpu=gpu(1), values={Field.GPU_UTIL: 50})
@@ -350,7 +363,7 @@ def test_xids_are_counted_per_code_and_device() -> None:
     for at, code in ((10.0, 31), (20.0, 79), (30.0, 31)):
         event = XidEvent(uuid="GPU-0", xid=code, at_seconds=at)
         record.add(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0, xids=(event,)))
-    xids = record.xids["GPU-0", None]
+    xids = record.xids["GPU-0"]
     assert dict(xids.counts) == {31: 2, 79: 1}
     assert (xids.last_seen_seconds[31], xids.last) == (30.0, 31)
 
@@ -360,8 +373,8 @@ def test_a_source_that_makes_up_xids_gets_no_series_without_end() -> None:
     events = tuple(XidEvent(uuid="GPU-0", xid=code, at_seconds=1.0) for code in (*range(1000), 5))
     counted = record.add(Reading(source="dcgm", taken_at_seconds=1.0, duration_seconds=0.0, xids=events))
     assert [event.xid for event in counted] == [*range(MOST_XIDS), 5]
-    assert record.xids["GPU-0", None].counts[5] == 2
-    assert len(record.xids["GPU-0", None].counts) == MOST_XIDS
+    assert record.xids["GPU-0"].counts[5] == 2
+    assert len(record.xids["GPU-0"].counts) == MOST_XIDS
 
 
 def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances() -> None:

@@ -54,14 +54,16 @@ def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("node", "most"), [("whole", 17.0), ("partitioned", 44.0)])
+@pytest.mark.parametrize(("node", "most"), [("whole", 17.0), ("partitioned", 62.0)])
 def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, most: float) -> None:
     partitioned = node == "partitioned"
     calls = driver_calls.nvml(partitioned=partitioned, samples=SAMPLES)
     assert sum(calls.values()) / SAMPLES / 8 <= most
-    # What a GPU is does not change while it is there, and its limits do not while nobody sets them.
-    for name in ("nvmlDeviceGetName", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetMaxClockInfo"):
+    # What a GPU is does not change while it is there, nor do its limits unless somebody sets them. An instance can come
+    # back under its UUID in another shape, so all of them are described every five samples.
+    for name in ("nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetMaxClockInfo"):
         assert name not in calls
+    assert calls.get("nvmlDeviceGetName", 0) == (56 * SAMPLES / 5 if partitioned else 0)
     # One call for each list of each device, every other sample.
     devices = 56 if partitioned else 8
     assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == devices * SAMPLES / 2

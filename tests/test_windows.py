@@ -1,12 +1,14 @@
 """Periods as people write them: what they mean, where they are cut, and what is said to those that are none."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.cli import main
 from exporter.errors import ConfigError
 from exporter.report.fleet.values import Window
 from exporter.report.fleet.windows import chunks, parse_window, stretches
@@ -41,7 +43,8 @@ def moment(text: str) -> int:
         ("2026-08..2026-09", "2026-08-01", "2026-10-01"),
         ("2026-10-01T00:00Z..2026-10-02T06:00Z", "2026-10-01", "2026-10-02T06:00"),
         ("2026-10-01T02:00+02:00..2026-10-01T06:00+02:00", "2026-10-01", "2026-10-01T04:00"),
-        ("2026-10-01T00:30..2026-10-01T05:10", "2026-10-01", "2026-10-01T06:00"),
+        ("2026-10-01T00:00..2026-10-01T05:59:59", "2026-10-01", "2026-10-01T06:00"),
+        ("2026-10-01T05:30+05:30..2026-10-01T07:30+05:30", "2026-10-01", "2026-10-01T02:00"),
         (f"{moment('2026-10-01')},{moment('2026-10-02')}", "2026-10-01", "2026-10-02"),
         (" 2026-10-03 ", "2026-10-03", "2026-10-04"),
         ("2024-02", "2024-02-01", "2024-03-01"),
@@ -74,6 +77,9 @@ def test_a_period_is_what_people_mean_by_it(text: str, start: str, end: str) -> 
         ("2026-11", "lies in the future"),
         ("2027-01-01..2027-01-02", "lies in the future"),
         ("9999d", "longer than ten years"),
+        ("2026-10-01T00:30..2026-10-01T05:00", "begins at 2026-10-01 00:30:00 UTC, within an hour"),
+        ("2026-10-01T00:00..2026-10-01T05:10", "ends at 2026-10-01 05:10:00 UTC, within an hour"),
+        ("1790001000,1790003600", "begins at 2026-09-21 14:30:00 UTC"),
     ],
 )
 def test_what_is_no_period_is_told_with_what_is_allowed(text: str, why: str) -> None:
@@ -84,9 +90,85 @@ def test_what_is_no_period_is_told_with_what_is_allowed(text: str, why: str) -> 
     assert str(caught.value).isprintable()
 
 
-def test_a_period_without_a_whole_hour_yet_is_told_apart_from_the_future() -> None:
-    with pytest.raises(ConfigError, match="has no whole hour yet; it is 2026-10-14 00:20 UTC"):
+def test_a_period_without_a_recorded_hour_yet_is_told_apart_from_the_future() -> None:
+    with pytest.raises(ConfigError, match="has no recorded hour yet; it is 2026-10-14 00:20 UTC"):
         parse_window("today", datetime(2026, 10, 14, 0, 20, tzinfo=UTC).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "end"),
+    [
+        ("2026-10-14T15:04:59", "30d", "2026-10-14T14:00"),
+        ("2026-10-14T15:05:00", "30d", "2026-10-14T15:00"),
+        ("2026-10-14T00:04:59", "yesterday", "2026-10-13T23:00"),
+        ("2026-10-14T00:05:00", "yesterday", "2026-10-14"),
+        ("2026-10-01T00:00:01", "lastmonth", "2026-09-30T23:00"),
+    ],
+)
+def test_the_last_hour_is_there_five_minutes_after_it(now: str, text: str, end: str) -> None:
+    assert parse_window(text, moment(now)).end_seconds == moment(end)
+
+
+def test_a_period_within_hours_is_refused_with_the_whole_hours_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"allowed: whole hours, such as 2026-10-01T04:00Z\.\.2026-10-01T07:00Z"):
+        parse_window("2026-10-01T10:00+05:30..2026-10-01T12:00+05:30", NOW.timestamp())
+
+
+BERLIN, KOLKATA, SYDNEY = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("Australia/Sydney")
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "start", "end"),
+    [
+        ("today", BERLIN, "2026-10-13T22:00", "2026-10-14T15:00"),
+        ("today", SYDNEY, "2026-10-14T13:00", "2026-10-14T15:00"),  # it is the next day there
+        ("yesterday", SYDNEY, "2026-10-13T13:00", "2026-10-14T13:00"),
+        ("2026-09", BERLIN, "2026-08-31T22:00", "2026-09-30T22:00"),
+        ("2026-03", BERLIN, "2026-02-28T23:00", "2026-03-31T22:00"),
+        ("2026-03-29", BERLIN, "2026-03-28T23:00", "2026-03-29T22:00"),  # 23 hours
+        ("2025-10-26", BERLIN, "2025-10-25T22:00", "2025-10-26T23:00"),  # 25 hours
+        ("2026-Q1", BERLIN, "2025-12-31T23:00", "2026-03-31T22:00"),
+        ("lastmonth", BERLIN, "2026-08-31T22:00", "2026-09-30T22:00"),
+        ("2026-10-01T06:00..2026-10-01T08:00", BERLIN, "2026-10-01T04:00", "2026-10-01T06:00"),
+        ("2026-10-01T06:00Z..2026-10-01T08:00Z", BERLIN, "2026-10-01T06:00", "2026-10-01T08:00"),
+        ("12h", BERLIN, "2026-10-14T03:00", "2026-10-14T15:00"),
+    ],
+)
+def test_days_and_months_are_those_of_the_time_zone(text: str, zone: ZoneInfo, start: str, end: str) -> None:
+    window = parse_window(text, NOW.timestamp(), zone)
+    assert (window.start_seconds, window.end_seconds) == (moment(start), moment(end))
+
+
+@pytest.mark.parametrize("text", ["today", "2026-09", "2026-10-03", "2026-10-03T00:00..2026-10-04T00:00"])
+def test_days_of_a_half_hour_zone_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"\(Asia/Kolkata\) begins at .* 18:30:00 UTC, within an hour"):
+        parse_window(text, NOW.timestamp(), KOLKATA)
+
+
+@given(days=st.integers(min_value=0, max_value=3000), zone=st.sampled_from([BERLIN, SYDNEY, UTC]))
+def test_days_of_a_time_zone_follow_each_other_without_a_gap(days: int, zone: tzinfo) -> None:
+    day = date(2018, 1, 1) + timedelta(days=days)
+    first, second = (parse_window(f"{one}", NOW.timestamp(), zone) for one in (day, day + timedelta(days=1)))
+    assert first.end_seconds == second.start_seconds
+    assert first.hours in {23, 24, 25}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Asia/Kolkata", "days there begin within an hour UTC, and the ledger is recorded by the hour UTC"),
+        ("Australia/Lord_Howe", "days there begin within an hour UTC"),
+        ("Europe/Berln", "value 'Europe/Berln' is not a time zone; allowed: an IANA name such as Europe/Berlin"),
+        ("../etc/passwd", "is not a time zone"),
+        ("Europe", "is not a time zone"),
+        ("", "is not a time zone"),
+    ],
+)
+def test_a_time_zone_that_cannot_be_exact_is_refused_with_the_reason(
+    capsys: pytest.CaptureFixture[str], name: str, why: str
+) -> None:
+    assert main(["report", "--prometheus", "http://127.0.0.1:1", "--timezone", name]) == 2
+    assert why in capsys.readouterr().err
 
 
 hours = st.integers(min_value=0, max_value=600_000).map(lambda hour: hour * 3600)

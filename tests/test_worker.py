@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_support import until
@@ -246,6 +248,56 @@ async def test_a_release_asked_for_during_the_back_off_holds() -> None:
         await until(lambda: one.status.restarts >= 2)
         one.release(3600)
         await until(lambda: one.status.state is SourceState.RELEASED)
+
+
+def brings_a_gpu_back(started: Path) -> str:
+    """Return a child that has a GPU which the first one of them lacks; each one notes its pid when it reads."""
+    return f"""
+    from exporter.model import DeviceState, Gpu, GpuReading
+    gpu = Gpu(uuid="GPU-1", index=0, minor=0, model="H100", pci_bus_id="00000000:17:00.0")
+    gpus = (GpuReading(gpu=gpu, state=DeviceState.UP),) if os.listdir({str(started)!r}) else ()
+    open(os.path.join({str(started)!r}, str(os.getpid())), "w").close()
+    while True:
+        say(wire.encode(Reading(source="nvml", taken_at_seconds=1.0, duration_seconds=0.0, gpus=gpus)))
+        time.sleep(0.02)
+    """
+
+
+def still_alive(started: Path) -> list[int]:
+    return [int(path.name) for path in started.iterdir() if alive(int(path.name))]
+
+
+async def test_no_child_that_is_prepared_has_the_driver_open_during_a_release(tmp_path: Path) -> None:
+    async with working(script(brings_a_gpu_back(tmp_path))) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        one.release(3600)
+        one.renew()
+        await until(lambda: one.status.state is SourceState.RELEASED)
+        await asyncio.sleep(1.0)
+        assert still_alive(tmp_path) == []
+
+
+async def test_a_prepared_child_ends_where_the_working_one_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, starts = asyncio.create_subprocess_exec, iter(range(9))
+
+    async def create_slowly(*command: str, **options: Any) -> asyncio.subprocess.Process:  # noqa: ANN401 - passed on
+        if next(starts) == 2:  # the child after the one that dies, while the prepared one becomes ready
+            await until(lambda: len(list(tmp_path.iterdir())) == 2)
+            await asyncio.sleep(0.5)
+        return await create(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create_slowly)
+    async with working(script(brings_a_gpu_back(tmp_path))) as one:
+        await until(lambda: one.status.state is SourceState.UP)
+        first = one.pid
+        assert first is not None
+        one.renew()
+        await asyncio.sleep(0)  # lets the prepared child start first
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: one.pid not in {None, first} and one.status.state is SourceState.UP)
+        assert still_alive(tmp_path) == [one.pid]
 
 
 async def test_the_child_is_dead_when_the_worker_is_cancelled() -> None:

@@ -1,32 +1,180 @@
-"""How busy a device was over a sample, how sure that is, and whose activity it was."""
+"""Judge how busy a device is: which engines it has, what measures them, and when its activity is unknown."""
 
+import math
+import re
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum, auto
+from functools import lru_cache
 
-from exporter.model import Activity, ActivitySource, Field, Gpu, Holder
+from exporter.model import (
+    DECODERS,
+    FLOW_ENGINES,
+    JPEG_DECODERS,
+    NO_PROCESS_MEMORY_MIB,
+    Activity,
+    ActivitySource,
+    Field,
+    Gpu,
+    Holder,
+    ProcessUse,
+)
 
-CODEC_FIELDS = (Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL)
+_PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
 
-DEAD_ENGINE_RATIO = 0.001
-"""An engine-active reading below this says "nothing ran"."""
+MEAN_SECONDS = 60.0
+"""Time constant of the means that are compared: at one sample a second, a reading this old counts e times less."""
 
-HIGH_UTILISATION_PERCENT = 50
-"""A utilisation from here on says "something ran for sure"."""
+CONTRADICTING_UTILISATION = 0.1
+"""A mean utilisation from here on says that work ran."""
 
-NO_PROCESS_MEMORY_MIB = 64
-"""With less memory in use than the smallest CUDA context, an empty process list can be believed."""
+CONTRADICTING_FRACTION = 0.1
+"""A mean engine activity below this part of the mean utilisation says that hardly any work ran.
 
-CONTRADICTING_SAMPLES = 3
-"""So many contradicting samples in a row are no coincidence of windows.
-
-NVML's utilisation is a mean over up to the last second and so lags behind the engine counter by a sample
-whenever work stops; only a contradiction that lasts is one (NVIDIA/dcgm-exporter#662: 0 for weeks at 99 %).
+NVML's utilisation lags behind the engine counter by a sample, and DCGM's figures by up to three. Means over many
+samples do not notice that; a counter that stays at 0 for weeks beside 99 % (NVIDIA/dcgm-exporter#662) they do.
 """
 
-CONTRADICTING_SAMPLES_ACROSS = 6
-"""The same where one source told the one and the other the other: DCGM's figure has been measured, read and joined in
-steps of one sample each, and so may be of three samples ago."""
+_HEAVIEST_READING_SECONDS = 2.0
+"""A reading counts for at most this time: with rare samples, three that lag are still no contradiction."""
+
+_LONGEST_STEP_SECONDS = 600.0
+"""After a longer time without a reading the means start again. The longest sample interval is half of it."""
+
+RECENT_SECONDS = 60.0
+"""An engine that was measured within this time is one that a source can measure."""
+
+SETTLING_SECONDS = 5.0
+"""In the first seconds of a device that DCGM measures, an engine may not have been reported yet, by it or by NVML."""
+
+_CODEC_NOISE = 0.005
+"""Activity of a codec below this is no evidence of use."""
+
+
+class Engine(StrEnum):
+    """A part of a device that works by itself."""
+
+    COMPUTE = auto()
+    ENCODE = auto()
+    DECODE = auto()
+    JPEG = auto()
+    OPTICAL_FLOW = auto()
+
+
+class Level(StrEnum):
+    """What activity is judged of."""
+
+    GPU = auto()
+    """A whole GPU."""
+    PARTITIONED_GPU = auto()
+    """A GPU in MIG mode: its codecs belong to its instances."""
+    INSTANCE = auto()
+    """A MIG instance."""
+
+
+_Found = dict[Engine, tuple[float, Field]]
+"""Activity (0..1) of each engine that was measured, and the field that says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """One engine: which devices have it, and what measures it."""
+
+    engine: Engine
+    fields: tuple[tuple[Field, ...], ...]
+    """Alternatives, best first; the first one with a value counts. Of several units the busiest one counts."""
+    of_process: Callable[[ProcessUse], float | None]
+    """Its use by a process; ``None`` where the driver's samples do not cover it."""
+    lacking_models: re.Pattern[str] | None = None
+    """GPU models without it, from NVIDIA's video codec support matrix."""
+    levels: frozenset[Level] = frozenset({Level.GPU, Level.INSTANCE})
+
+    def measured(self, values: Mapping[Field, int | float]) -> tuple[float, Field] | None:
+        """Return its activity (0..1) and the field that says so; ``None`` where it was not measured."""
+        for units in self.fields:
+            known = [unit for unit in units if unit in values]
+            if known:
+                busiest = max(known, key=values.__getitem__)
+                ratio = values[busiest] / 100 if busiest in _PERCENT else values[busiest]
+                return min(1.0, max(0.0, ratio)), busiest
+        return None
+
+
+_WITHOUT_ENCODER = re.compile(r"\b(A100|A800|A30|H100|H800|H20|H200|GH200|B200|GB200|B300|GB300)\b")
+_BEFORE_AMPERE = r"\b(K80|M40|M60|P4|P40|P100|V100|V100S|T4|T40|RTX [4568]000)\b(?!.*\bAda\b)"
+_WITHOUT_JPEG = re.compile(_BEFORE_AMPERE + r"|\b(A2|A10|A10G|A16|A40|RTX A\d{3,4}|RTX 30\d0)\b")
+_INSTANCE_WITHOUT_CODECS = re.compile(r"\b(A100|A800|A30)\b")
+"""Ampere has no GPM, which alone measures codecs of instances."""
+_WITHOUT_FLOW = re.compile(_BEFORE_AMPERE)
+
+ENGINES = (
+    EngineRow(
+        engine=Engine.COMPUTE,
+        # The engine counter: GPM (NVML on Hopper and later, MIG instances included), or DCGM. Else NVML's utilisation,
+        # which MIG instances do not have.
+        fields=((Field.PROF_GR_ENGINE_ACTIVE,), (Field.GPU_UTIL,)),
+        of_process=lambda use: use.sm_ratio,
+        levels=frozenset(Level),
+    ),
+    EngineRow(
+        engine=Engine.ENCODE,
+        # NVML and DCGM, whole GPUs only.
+        fields=((Field.ENC_UTIL,),),
+        of_process=lambda use: use.enc_ratio,
+        lacking_models=_WITHOUT_ENCODER,
+    ),
+    EngineRow(
+        engine=Engine.DECODE,
+        # The utilisation: NVML and DCGM, whole GPUs only. The units: GPM of NVML (MIG instances), or DCGM.
+        fields=((Field.DEC_UTIL,), DECODERS),
+        of_process=lambda use: use.dec_ratio,
+    ),
+    EngineRow(
+        engine=Engine.JPEG,
+        # The utilisation: NVML, whole GPUs only. The units as of decoders.
+        fields=((Field.JPG_UTIL,), JPEG_DECODERS),
+        of_process=lambda use: use.jpg_ratio,
+        lacking_models=_WITHOUT_JPEG,
+    ),
+    EngineRow(
+        engine=Engine.OPTICAL_FLOW,
+        fields=((Field.OFA_UTIL,), FLOW_ENGINES),
+        of_process=lambda use: use.ofa_ratio,
+        lacking_models=_WITHOUT_FLOW,
+    ),
+)
+"""Every engine, and the fields that measure it: the one place that says what has to be measured before time is idle."""
+
+
+@lru_cache(maxsize=64)
+def engines_of(level: Level, model: str) -> tuple[EngineRow, ...]:
+    """Return the engines that a device has.
+
+    Args:
+        level: What the device is.
+        model: Name of the GPU as the driver gives it.
+    """
+    return tuple(
+        row
+        for row in ENGINES
+        if level in row.levels and not (row.lacking_models is not None and row.lacking_models.search(model))
+    )
+
+
+def samples_cover(values: Mapping[Field, int | float], processes: Iterable[ProcessUse]) -> bool:
+    """Return whether the driver's samples of processes show what works on a device.
+
+    They do not while an engine is in use that the samples lack: drivers before R550 sample no JPEG and optical-flow
+    engines, and the first poll of processes has no samples at all.
+
+    Args:
+        values: The device's values.
+        processes: The processes on it.
+    """
+    in_use = [row for row in ENGINES if (found := row.measured(values)) and found[0] > _CODEC_NOISE]
+    return all(row.of_process(use) is not None for use in processes for row in in_use)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,112 +185,210 @@ class Judgement:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One new sample of one device."""
+
+    uuid: str
+    """Of the GPU or MIG instance."""
+    at_seconds: float
+    """Instant of the sample; only differences count."""
+    values: Mapping[Field, int | float]
+    level: Level = Level.GPU
+    model: str = ""
+    from_dcgm: frozenset[Field] = frozenset()
+    """The fields in ``values`` that DCGM measured."""
+    process_count: int | None = None
+    """Processes that the driver lists; ``None`` where it lists none or the list is not reliable."""
+    parent_values: Mapping[Field, int | float] = field(default_factory=dict)
+    """Of a MIG instance: the values of its GPU."""
+
+    @property
+    def runs_nothing(self) -> bool:
+        """Whether no process is there; an empty list is not credible while memory is in use."""
+        return self.process_count == 0 and self.values.get(Field.FB_USED, 0) < NO_PROCESS_MEMORY_MIB
+
+
+@dataclass(slots=True)
+class _Means:
+    """Decaying means of several quantities; they start from 0."""
+
+    values: tuple[float, ...]
+    at_seconds: float | None = None
+
+    def add(self, at_seconds: float, *readings: float) -> None:
+        """Add readings, which hold since the previous ones, or for less where those are long ago."""
+        step = math.inf if self.at_seconds is None else at_seconds - self.at_seconds
+        self.at_seconds = at_seconds
+        if not 0 <= step <= _LONGEST_STEP_SECONDS:
+            self.values = (0.0,) * len(readings)
+            return
+        kept = math.exp(-min(step, _HEAVIEST_READING_SECONDS) / MEAN_SECONDS)
+        self.values = tuple(
+            mean * kept + reading * (1 - kept) for mean, reading in zip(self.values, readings, strict=True)
+        )
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is kept of one device between samples."""
+
+    first_seen_seconds: float
+    means: _Means = field(default_factory=lambda: _Means((0.0, 0.0)))
+    """Of engine activity and utilisation."""
+    unexplained: _Means = field(default_factory=lambda: _Means((0.0,)))
+    """Of utilisation without a process or memory in use."""
+    measured: dict[Engine, tuple[float, float]] = field(default_factory=dict)
+    """When each engine was last measured, and its activity then."""
+    counted: set[str] = field(default_factory=set)
+    """Reasons that were counted and still hold."""
+
+    def contradicts(self, sample: Observation) -> bool:
+        """Add a sample to the means, and return whether its readings cannot all be true.
+
+        Two cases are known: an engine counter that is dead while kernels run, and a device that reports utilisation
+        with no process and no memory in use (a process that was killed in mid-kernel on Blackwell).
+        """
+        engine, percent = sample.values.get(Field.PROF_GR_ENGINE_ACTIVE), sample.values.get(Field.GPU_UTIL)
+        if percent is None:
+            return False
+        unused = sample.runs_nothing and Field.FB_USED in sample.values
+        self.unexplained.add(sample.at_seconds, percent / 100 if unused else 0.0)
+        if unused and self.unexplained.values[0] >= CONTRADICTING_UTILISATION:
+            return True
+        if engine is None:
+            return False
+        self.means.add(sample.at_seconds, engine, percent / 100)
+        mean_engine, mean_utilisation = self.means.values
+        return mean_utilisation >= CONTRADICTING_UTILISATION and mean_engine < CONTRADICTING_FRACTION * mean_utilisation
+
+    def unmeasured(self, sample: Observation, found: _Found) -> list[EngineRow]:
+        """Note which engines a sample measured, and return the engines of the device that it did not."""
+        for engine, (ratio, _) in found.items():
+            self.measured[engine] = sample.at_seconds, ratio
+        return [row for row in engines_of(sample.level, sample.model) if row.engine not in found]
+
+    def age_seconds(self, row: EngineRow, at_seconds: float) -> float:
+        """Return for how long an engine has not been measured."""
+        last = self.measured.get(row.engine)
+        return at_seconds - (self.first_seen_seconds if last is None else last[0])
+
+    def may_be_in_use(self, row: EngineRow, sample: Observation) -> bool:
+        """Return whether an engine that a sample did not measure may be busy.
+
+        It may be where a source measured it a moment ago, so that only this reading is missing; where it was busy when
+        it was last measured; where the device is new and DCGM or NVML may not have reported it yet; and where the GPU's
+        engine is in use. Without a process nothing is in use.
+        """
+        if sample.runs_nothing:
+            return False
+        last = self.measured.get(row.engine)
+        new = sample.at_seconds - self.first_seen_seconds < SETTLING_SECONDS
+        reported = sample.level is Level.GPU or (
+            sample.level is Level.INSTANCE and not _INSTANCE_WITHOUT_CODECS.search(sample.model)
+        )
+        if last is None and new and reported and sample.from_dcgm:
+            return True
+        if last is not None and (sample.at_seconds - last[0] <= RECENT_SECONDS or last[1] > _CODEC_NOISE):
+            return True
+        of_parent = row.measured(sample.parent_values)
+        return of_parent is not None and of_parent[0] > _CODEC_NOISE
+
+
 @dataclass(slots=True)
 class ActivityJudge:
-    """Judges samples of many devices; remembers per device for how long its signals contradict each other."""
+    """Judges samples of many devices, and remembers what it needs of each."""
 
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Counts since start by (part, reason): contradictions that have made a device unknown, one when that begins."""
-    _contradictions: dict[str, int] = field(default_factory=dict)
-    _unknown: set[str] = field(default_factory=set)
-    """Devices of which a contradiction has been counted and lasts."""
+    """Counts since start by (part, reason), one when each begins: ``contradiction`` and ``incomplete``."""
+    _memory: dict[str, _Memory] = field(default_factory=dict)
 
-    def judge(
-        self,
-        uuid: str,
-        values: Mapping[Field, int | float],
-        *,
-        from_dcgm: frozenset[Field] = frozenset(),
-        process_count: int | None = None,
-        process_list_reliable: bool = True,
-    ) -> Judgement:
+    def judge(self, sample: Observation, *, idle_below: float) -> Judgement:
         """Judge one new sample of one device.
 
         Args:
-            uuid: Identity of the GPU or MIG instance.
-            values: What was measured, in ``Field`` units.
-            from_dcgm: Which of them DCGM told.
-            process_count: Processes that the driver lists; ``None`` where it does not tell.
-            process_list_reliable: False in a PID namespace of our own, where the list is empty whatever runs.
+            sample: What was measured.
+            idle_below: The idle threshold, 0..1. Below it a device is idle only if no engine may be in use unseen.
 
         Returns:
-            The largest of compute, encode, decode, JPEG and optical-flow activity, 0..1. Compute is the engine
-            counter where there is one, else NVML's utilisation, else unknown.
+            The activity of the busiest engine. Unknown without a compute reading, where readings contradict each
+            other, and where the device would be idle but for an engine that may be in use and was not measured.
         """
-        contradiction = contradicts(values, process_count if process_list_reliable else None)
-        if not contradiction:
-            self._contradictions.pop(uuid, None)
-        else:
-            self._contradictions[uuid] = self._contradictions.get(uuid, 0) + 1
-            across = (Field.PROF_GR_ENGINE_ACTIVE in from_dcgm) is not (Field.GPU_UTIL in from_dcgm)
-            enough = CONTRADICTING_SAMPLES_ACROSS if across else CONTRADICTING_SAMPLES
-            if self._contradictions[uuid] >= enough:
-                if uuid not in self._unknown:
-                    self._unknown.add(uuid)
-                    self.errors["activity", "contradiction"] += 1
-                return Judgement(activity=None, reason="contradiction")
-        self._unknown.discard(uuid)
-        return judge_sample(values, from_dcgm)
+        memory = self._memory.setdefault(sample.uuid, _Memory(sample.at_seconds))
+        contradiction = memory.contradicts(sample)
+        self._count(memory, "contradiction", holds=contradiction)
+        found = _measured(sample.values)
+        missing = memory.unmeasured(sample, found)
+        judgement = _busiest(found, sample.from_dcgm)
+        if judgement.activity is None:
+            return judgement
+        lasting = any(memory.age_seconds(row, sample.at_seconds) > RECENT_SECONDS for row in missing)
+        if lasting or not missing:
+            self._count(memory, "incomplete", holds=lasting)
+        if contradiction:
+            return Judgement(activity=None, reason="contradiction")
+        if judgement.activity.ratio < idle_below and any(memory.may_be_in_use(row, sample) for row in missing):
+            return Judgement(activity=None, reason="incomplete")
+        return judgement
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""
-        for uuid in self._contradictions.keys() - keep:
-            del self._contradictions[uuid]
-        self._unknown &= keep
+        for uuid in self._memory.keys() - keep:
+            del self._memory[uuid]
+
+    def _count(self, memory: _Memory, reason: str, *, holds: bool) -> None:
+        """Count a reason when it begins to hold."""
+        if not holds:
+            memory.counted.discard(reason)
+        elif reason not in memory.counted:
+            memory.counted.add(reason)
+            self.errors["activity", reason] += 1
 
 
-def contradicts(values: Mapping[Field, int | float], process_count: int | None) -> bool:
-    """Tell whether the signals of one sample cannot all be true.
-
-    Two cases are known: an engine counter that is dead while a kernel is resident, and a device that says it is
-    busy with no process on it and no memory in use (a process killed in mid-kernel on Blackwell).
-    """
-    utilisation = values.get(Field.GPU_UTIL)
-    if utilisation is None or utilisation < HIGH_UTILISATION_PERCENT:
-        return False
-    engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)
-    if engine is not None and engine < DEAD_ENGINE_RATIO:
-        return True
-    memory = values.get(Field.FB_USED)
-    return process_count == 0 and memory is not None and memory < NO_PROCESS_MEMORY_MIB
+def _measured(values: Mapping[Field, int | float]) -> _Found:
+    return {row.engine: known for row in ENGINES if (known := row.measured(values)) is not None}
 
 
-def judge_sample(values: Mapping[Field, int | float], from_dcgm: frozenset[Field] = frozenset()) -> Judgement:
-    """Judge one sample by itself: engine before utilisation, and codecs where they are busier than both."""
-
-    def told(ratio: float, source: ActivitySource, by: Field) -> Activity:
-        return Activity(ratio=_clamp(ratio), source=source, measured_by="dcgm" if by in from_dcgm else "nvml")
-
-    engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)
-    utilisation = values.get(Field.GPU_UTIL)
-    if engine is not None:
-        compute = told(engine, ActivitySource.ENGINE, Field.PROF_GR_ENGINE_ACTIVE)
-    elif utilisation is not None:
-        compute = told(utilisation / 100, ActivitySource.UTILISATION, Field.GPU_UTIL)
-    else:
-        # Codecs alone cannot show that a device is idle; that its compute engines are is not known.
+def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
+    if Engine.COMPUTE not in found:
         return Judgement(activity=None, reason="no_source")
-    busiest = max((key for key in CODEC_FIELDS if key in values), key=values.__getitem__, default=None)
-    if busiest is not None and values[busiest] / 100 > compute.ratio:
-        return Judgement(activity=told(values[busiest] / 100, ActivitySource.CODEC, busiest))
-    return Judgement(activity=compute)
+    engine = max(found, key=lambda one: found[one][0])
+    ratio, by = found[engine]
+    if engine is not Engine.COMPUTE:
+        source = ActivitySource.CODEC
+    else:
+        source = ActivitySource.UTILISATION if by is Field.GPU_UTIL else ActivitySource.ENGINE
+    measured_by = "dcgm" if by in from_dcgm else "nvml"
+    return Judgement(activity=Activity(ratio=ratio, source=source, measured_by=measured_by))
 
 
 def partitioned_activity(
-    gpu: Gpu, own: Judgement, instances: Sequence[tuple[int, Judgement]], *, lacks_some: bool = False
+    gpu: Gpu,
+    own: Judgement,
+    instances: Sequence[tuple[int, Judgement]],
+    *,
+    idle_below: float,
+    lacks_some: bool = False,
 ) -> Judgement:
-    """Activity of a GPU that is partitioned, from its own counters or else from its instances.
+    """Return the activity of a partitioned GPU: by its own engine counter, else by its instances.
 
     Args:
         gpu: The GPU.
-        own: What the GPU's own values say.
+        own: The judgement of the GPU's own values, which do not show the codecs of its instances.
         instances: Compute slices and judgement of each instance; slices of no instance are idle.
-        lacks_some: There are others, of which nothing is known.
+        idle_below: The idle threshold, 0..1.
+        lacks_some: Whether there are other instances, of which nothing is known.
 
     Returns:
-        The slice-weighted mean, unknown as soon as one instance is unknown; DCGM's as soon as one instance's is.
+        ``own`` where it is known and no instance is busiest in a codec. Else the slice-weighted mean of the instances:
+        unknown if one instance is unknown, measured by DCGM if one instance is. ``own`` below the idle threshold is
+        unknown, too, if one instance is: its codecs may be in use.
     """
-    if own.activity is not None or not gpu.compute_slices or lacks_some:
+    judged = [judgement.activity for _, judgement in instances]
+    if own.activity is not None and own.activity.ratio < idle_below and (lacks_some or None in judged):
+        return Judgement(activity=None, reason="incomplete")
+    in_codec = any(activity and activity.source is ActivitySource.CODEC for activity in judged)
+    if not gpu.compute_slices or lacks_some or (own.activity is not None and not in_codec):
         return own
     total = 0.0
     source, measured_by = ActivitySource.ENGINE, "nvml"
@@ -152,7 +398,20 @@ def partitioned_activity(
         total += judgement.activity.ratio * slices / gpu.compute_slices
         source = judgement.activity.source
         measured_by = "dcgm" if judgement.activity.measured_by == "dcgm" else measured_by
+    source = ActivitySource.CODEC if in_codec else source
     return Judgement(activity=Activity(ratio=_clamp(total), source=source, measured_by=measured_by))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledUse:
+    """What processes of the same holders were sampled to use of a device."""
+
+    holders: tuple[Holder, ...]
+    """Holders that they may be of; empty: of none."""
+    ratio: float
+    """Sum of what each of them used, 0..1 of the device."""
+    known: bool = True
+    """Whether they are of one of the holders for sure; if not, they may also be of none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,54 +420,59 @@ class Split:
 
     parts: tuple[Activity | None, ...]
     """One per holder, in their order; ``None`` where the device's activity is unknown."""
+    bounds: tuple[tuple[float, float] | None, ...]
+    """Least and most that each part can be, 0..1 of the device; the same where all of it was measured."""
     remainder_ratio: float | None
     """Activity that belongs to no holder; ``None`` where it cannot be told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """Per-process samples of a device, summed: by holder (in their order), and of everything else."""
-
-    by_holder: tuple[float, ...]
-    others: float
-
-
-def split_activity(device: Activity | None, holders: Sequence[Holder], samples: Samples | None) -> Split:
+def split_activity(device: Activity | None, holders: Sequence[Holder], samples: Sequence[SampledUse] | None) -> Split:
     """Divide a device's activity among its holders.
 
-    A single holder gets everything but what foreign processes were sampled to use. Several holders
-    get it in proportion to the process samples; the samples tell *whose*, the device tells *how much*. Without
-    samples, or when they show nothing on a busy device, it is divided by share and marked as estimated.
+    It is divided in proportion to the process samples: these show *whose* it is, the device shows *how much*. Samples
+    that may be of several holders are divided among those by share. So is all of it without samples, or when they show
+    nothing. A part that is mostly divided by share is estimated. A single holder gets all but what is of none.
 
     Args:
         device: Activity of the device, ``None`` if unknown.
         holders: Its holders.
-        samples: Process samples, ``None`` where processes are not told or cannot be told apart.
+        samples: Process samples, ``None`` where the driver has none or they cannot divide this activity.
 
     Returns:
         Parts that, with the remainder, sum to the device's activity.
     """
     if device is None:
-        return Split(parts=(None,) * len(holders), remainder_ratio=None)
+        return Split(parts=(None,) * len(holders), bounds=(None,) * len(holders), remainder_ratio=None)
     if not holders:
-        return Split(parts=(), remainder_ratio=device.ratio)
-    sampled = sum(samples.by_holder) + samples.others if samples else 0.0
-    if samples and sampled > 0:
-        alone = len(holders) == 1 and not samples.others
-        source = device.source if alone else ActivitySource.PROCESS_SAMPLES
-        parts = tuple(
-            replace(device, ratio=device.ratio * (part / sampled), source=source) for part in samples.by_holder
-        )
-        return Split(parts=parts, remainder_ratio=device.ratio * (samples.others / sampled))
-    if len(holders) == 1:
-        return Split(parts=(device,), remainder_ratio=0.0)
-    shares = sum(holder.device_share_ratio for holder in holders)
+        return Split(parts=(), bounds=(), remainder_ratio=device.ratio)
+    if samples is None or sum(one.ratio for one in samples) < sys.float_info.min:  # a denormal divisor overflows
+        samples = [SampledUse(holders=tuple(holders), ratio=1.0, known=False)]
+    scale = device.ratio / sum(one.ratio for one in samples)
+    remainder = scale * sum(one.ratio for one in samples if not one.holders)
+    if len(holders) == 1 and not remainder:
+        return Split(parts=(device,), bounds=((device.ratio, device.ratio),), remainder_ratio=0.0)
+    position = {holder: number for number, holder in enumerate(holders)}
+    measured, divided, possible = ([0.0] * len(holders) for _ in range(3))
+    for one in samples:
+        shares = sum(holder.device_share_ratio for holder in one.holders)
+        for holder in one.holders:
+            number = position[holder]
+            if one.known and len(one.holders) == 1:
+                measured[number] += one.ratio
+            else:
+                divided[number] += one.ratio * holder.device_share_ratio / shares
+                possible[number] += one.ratio
     return Split(
         parts=tuple(
-            replace(device, ratio=device.ratio * holder.device_share_ratio / shares, source=ActivitySource.ESTIMATED)
-            for holder in holders
+            replace(
+                device,
+                ratio=min(device.ratio, scale * own + scale * part),
+                source=ActivitySource.ESTIMATED if part > own else ActivitySource.PROCESS_SAMPLES,
+            )
+            for own, part in zip(measured, divided, strict=True)
         ),
-        remainder_ratio=0.0,
+        bounds=tuple((scale * own, scale * own + scale * more) for own, more in zip(measured, possible, strict=True)),
+        remainder_ratio=remainder,
     )
 
 

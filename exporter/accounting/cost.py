@@ -14,14 +14,18 @@ def money(portion: Portion, price: Price) -> Money:
         price: Of a whole physical GPU, of the portion's time.
 
     Returns:
-        Hours at the hourly price, plus measured energy where the price asks for it. Energy is idle money in the part
-        that idle seconds are of all; energy without any second was used, not idled away.
+        Hours at the hourly price, plus measured energy where the price asks for it. Energy is divided among the states
+        as the seconds are; energy without any second is active money.
     """
-    total = portion.allocated_seconds / SECONDS_PER_HOUR * price.per_hour
-    idle = portion.idle_seconds / SECONDS_PER_HOUR * price.per_hour
-    if price.per_kwh and portion.energy_joules is not None:
-        energy = portion.energy_joules / JOULES_PER_KWH * price.per_kwh
-        total += energy
-        if portion.allocated_seconds > 0:
-            idle += energy * (portion.idle_seconds / portion.allocated_seconds)
-    return Money(total=total, idle=idle)
+    per_second = price.per_hour / SECONDS_PER_HOUR
+    seconds = portion.allocated_seconds
+    energy = (portion.energy_joules or 0.0) / JOULES_PER_KWH * price.per_kwh
+    if energy and not seconds:
+        return Money(active=energy)
+    if energy:
+        per_second += energy / seconds
+    return Money(
+        active=portion.active_seconds * per_second,
+        idle=portion.idle_seconds * per_second,
+        unknown=portion.unknown_seconds * per_second,
+    )

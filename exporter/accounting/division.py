@@ -8,6 +8,7 @@ from exporter.model import (
     UNALLOCATED,
     UNATTRIBUTED,
     Account,
+    ActivitySource,
     AllocationState,
     DeviceState,
     DeviceView,
@@ -115,7 +116,8 @@ class Divider:
         # All of a quarter is all that a sharer can use: it is wholly active, not idle for three quarters.
         of_its_share = use.activity.ratio / holder.device_share_ratio if holder.device_share_ratio > 0 else 0.0
         active = share * min(1.0, max(0.0, of_its_share))
-        return Part(slot=slot, pod=pod, active_ratio=active, idle_ratio=share - active)
+        estimated = use.activity.source is ActivitySource.ESTIMATED
+        return Part(slot=slot, pod=pod, active_ratio=active, idle_ratio=share - active, estimated=estimated)
 
     def _describe(self, view: DeviceView, holder: Holder) -> tuple[Slot, PodAccount]:
         key = (view.uuid, holder.namespace, holder.pod, holder.container)

@@ -31,7 +31,7 @@ class EnergyMeter:
     """One physical GPU's energy: its counter's increase, else power times time."""
 
     counter_millijoules: float | None = None
-    """The driver's counter at the end of the last interval; it restarts with the driver."""
+    """The driver's counter when it was read last; it begins again at 0 with the driver."""
     idle_watts: float | None = None
     """Lowest mean power over an interval so far: what the GPU takes when it does nothing."""
     uncounted_seconds: float = 0.0
@@ -72,7 +72,8 @@ class EnergyMeter:
         counter, before = values.get(Field.TOTAL_ENERGY_CONSUMPTION), self.counter_millijoules
         if counter is not None and before is not None:
             self.counter_millijoules = counter
-            return max(0.0, counter - before) / 1000
+            # A fall: the driver was loaded again, and what it had counted until then is lost.
+            return (counter - before) / 1000 if counter >= before else None
         power = values.get(Field.POWER_USAGE) if seen else None
         if counter is not None or power is not None:
             self.counter_millijoules = counter  # what power has told must not be told again by the counter's return

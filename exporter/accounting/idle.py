@@ -1,66 +1,166 @@
-"""Since when a holder has its device, and since when it leaves it idle."""
+"""For how long a holder has had its device, and for how long it has left it idle."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 HolderKey = tuple[str, str, str, str]
 """(device uuid, namespace, pod, container)."""
 
+UNMEASURED_SECONDS = 300.0
+"""More unmeasured time than this restarts the idle clock. An upgrade of the agent takes less."""
+UNMEASURED_RATIO = 0.01
+"""Measured idle time makes up for this part of it in unmeasured time."""
 
-@dataclass(slots=True)
-class _Memory:
-    first_seen: float
+_FIGURES = ("first_seen", "last_seen", "idle_seconds", "unmeasured_seconds")
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What the clock remembers of one holder; instants are seconds of the monotonic clock."""
+
     pod_uid: str | None
-    idle_since: float
-    last_known: float | None = None
-    """When activity was last known; ``None`` if never."""
+    first_seen: float
+    last_seen: float
+    idle_seconds: float = 0.0
+    """Measured idle time since the holder was last busy."""
+    unmeasured_seconds: float = 0.0
+    """Time since then that was not measured, less what measured idle time makes up for."""
+    was_busy: bool = False
+    """Whether the holder was busy in this process."""
+
+    def restart(self) -> None:
+        """Start to measure idle time from 0."""
+        self.idle_seconds = self.unmeasured_seconds = 0.0
+
+    def resume(self, earlier: "Memory") -> None:
+        """Go on from what an earlier process remembered of the same pod.
+
+        An agent that waited for the ledger has seen some of that process's time itself: that part counts once.
+        """
+        if not self.was_busy:
+            both_saw = max(0.0, earlier.last_seen - self.first_seen)
+            self.idle_seconds += max(0.0, earlier.idle_seconds - both_saw)
+            self.unmeasured_seconds += earlier.unmeasured_seconds + max(0.0, self.first_seen - earlier.last_seen)
+        self.first_seen = min(self.first_seen, earlier.first_seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What can be said of a holder now, in seconds; ``None`` is unknown."""
+    """What is known of a holder now, in seconds; ``None`` is unknown."""
 
     age_seconds: float
     idle_for_seconds: float | None
 
 
+def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, Memory]:
+    """Read what ``IdleClock.dump`` returned.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is something else.
+    """
+    memories: dict[HolderKey, Memory] = {}
+    for row in rows:
+        device, namespace, pod, container = row["holder"]
+        figures = {name: float(row[name]) for name in _FIGURES}
+        if not all(isinstance(text, str) for text in (device, namespace, pod, container, row["pod_uid"])):
+            raise TypeError(f"not the holder of an idle clock: {row!r}")
+        ordered = figures["first_seen"] <= figures["last_seen"]
+        if not (ordered and all(0 <= figure < math.inf for figure in figures.values())):
+            raise ValueError(f"not the figures of an idle clock: {row!r}")
+        memories[device, namespace, pod, container] = Memory(
+            pod_uid=row["pod_uid"],
+            first_seen=figures["first_seen"],
+            last_seen=figures["last_seen"],
+            idle_seconds=figures["idle_seconds"],
+            unmeasured_seconds=figures["unmeasured_seconds"],
+        )
+    return memories
+
+
 @dataclass(slots=True)
 class IdleClock:
-    """Remembers, per holder, when it was first seen and when it was last busy.
+    """Measures, per holder, for how long it has had its device and for how long it has been idle.
 
-    ``threshold_ratio`` is the activity (0..1) from which on a holder counts as busy. Time in which activity was
-    unknown for longer than ``tolerated_gap_seconds`` is never counted as idle: the clock starts anew after it.
+    Only time that was measured to be idle counts. Time that was not measured (a gap, an unknown activity, an estimate
+    that leaves it open) neither counts nor restarts the clock, up to ``UNMEASURED_SECONDS`` and ``UNMEASURED_RATIO``
+    of the idle time; after that the holder may have worked unseen for too long, and the clock restarts.
+
+    Attributes:
+        threshold_ratio: Activity (0..1) from which on a holder counts as busy.
+        tolerated_gap_seconds: A longer time between two samples was not measured.
     """
 
     threshold_ratio: float
     tolerated_gap_seconds: float
-    _memory: dict[HolderKey, _Memory] = field(default_factory=dict)
+    _memory: dict[HolderKey, Memory] = field(default_factory=dict)
+    _earlier: dict[HolderKey, Memory] = field(default_factory=dict)
+    """Of the process before, until the pod's UID shows whether it is the same pod."""
 
-    def observe(self, key: HolderKey, now: float, activity_ratio: float | None, pod_uid: str | None) -> Standing:
-        """Take note of one sample of one holder.
+    def observe(self, key: HolderKey, now: float, bounds: tuple[float, float] | None, pod_uid: str | None) -> Standing:
+        """Count the time since the holder's last sample.
 
         Args:
-            key: Who holds what.
-            now: Seconds, best of a clock that nobody sets; a step backwards never makes a duration negative.
-            activity_ratio: Activity of the holder *as a part of what it holds*, ``None`` if unknown.
+            key: Holder and device.
+            now: Monotonic clock, in seconds; a step backwards makes no duration negative.
+            bounds: The least and the most that the holder's activity can be, *as a part of what it holds*; ``None`` if
+                unknown.
             pod_uid: UID of the pod where known; another UID under the same name is another pod.
         """
+        memory = self._memory_of(key, now, pod_uid)
+        elapsed = now - memory.last_seen
+        memory.last_seen = now
+        if elapsed < 0:
+            memory.first_seen = min(memory.first_seen, now)
+            memory.idle_seconds = min(memory.idle_seconds, now - memory.first_seen)
+            elapsed = 0.0
+        least, most = bounds or (0.0, math.inf)
+        is_busy, is_idle = least >= self.threshold_ratio, most < self.threshold_ratio
+        if is_idle and elapsed <= self.tolerated_gap_seconds:
+            memory.idle_seconds += elapsed
+            memory.unmeasured_seconds = max(0.0, memory.unmeasured_seconds - elapsed * UNMEASURED_RATIO)
+        else:
+            memory.unmeasured_seconds += elapsed
+        if is_busy or memory.unmeasured_seconds > UNMEASURED_SECONDS:
+            memory.was_busy = memory.was_busy or is_busy
+            memory.restart()
+        return Standing(
+            age_seconds=now - memory.first_seen,
+            idle_for_seconds=memory.idle_seconds if is_idle or is_busy else None,
+        )
+
+    def _memory_of(self, key: HolderKey, now: float, pod_uid: str | None) -> Memory:
         memory = self._memory.get(key)
         if memory is None or (pod_uid and memory.pod_uid and pod_uid != memory.pod_uid):
-            memory = self._memory[key] = _Memory(first_seen=now, pod_uid=pod_uid, idle_since=now)
+            memory = self._memory[key] = Memory(pod_uid=pod_uid, first_seen=now, last_seen=now)
         memory.pod_uid = memory.pod_uid or pod_uid
-        memory.first_seen = min(memory.first_seen, now)
-        age = now - memory.first_seen
-        if activity_ratio is None:
-            return Standing(age_seconds=age, idle_for_seconds=None)
-        seen_before = memory.last_known if memory.last_known is not None else memory.first_seen
-        if activity_ratio >= self.threshold_ratio or now - seen_before > self.tolerated_gap_seconds:
-            memory.idle_since = now
-        memory.idle_since = min(memory.idle_since, now)
-        memory.last_known = now
-        return Standing(age_seconds=age, idle_for_seconds=now - memory.idle_since)
+        if pod_uid and self._earlier:
+            earlier = self._earlier.pop(key, None)
+            if earlier and earlier.pod_uid == pod_uid:
+                memory.resume(earlier)
+        return memory
 
     def forget(self, keep: Iterable[HolderKey]) -> None:
         """Forget holders that are not in ``keep``; call it only when the holders are known."""
-        for key in self._memory.keys() - set(keep):
-            del self._memory[key]
+        kept = set(keep)
+        for memories in (self._memory, self._earlier):
+            for key in memories.keys() - kept:
+                del memories[key]
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Return what outlives the process, for JSON: holders whose pod is known by its UID."""
+        known = {key: memory for key, memory in self._memory.items() if memory.pod_uid}
+        return [
+            {"holder": list(key), "pod_uid": memory.pod_uid, **{name: getattr(memory, name) for name in _FIGURES}}
+            for key, memory in {**self._earlier, **known}.items()
+        ]
+
+    def restore(self, memories: Mapping[HolderKey, Memory], now: float) -> None:
+        """Go on from an earlier process of the same boot; the clock of another boot means nothing.
+
+        Args:
+            memories: As ``memories_of`` returned them.
+            now: Monotonic clock, in seconds.
+        """
+        self._earlier = {key: memory for key, memory in memories.items() if memory.last_seen <= now}

@@ -42,8 +42,11 @@ class Match:
         told = [f"{name} {asked}" for name, asked in zip(names, self.keys, strict=True) if asked]
         return ", ".join(told) or "every GPU"
 
-    def matches(self, *, model: str, node: str, facts: NodeFacts) -> bool:
-        """Whether a GPU of this model on this node is what the row asks for."""
+    def matches(self, *, model: str, node: str, facts: NodeFacts, facts_complete: bool = True) -> bool:
+        """Return whether the row is for a GPU of this model on this node.
+
+        With ``facts_complete`` false, an empty fact may have any value, so every pattern can match it.
+        """
         found = Match(
             node=node,
             instance_type=facts.instance_type,
@@ -52,7 +55,10 @@ class Match:
             model=model,
         )
         asked_and_found = zip(self.keys, found.keys, strict=True)
-        return all(not asked or (text and _compiled(asked).fullmatch(text)) for asked, text in asked_and_found)
+        return all(
+            not asked or (_compiled(asked).fullmatch(text) if text else not facts_complete)
+            for asked, text in asked_and_found
+        )
 
     def meets(self, other: "Match", known_models: Collection[str] = ()) -> bool:
         """Whether some GPU on some node can be what both rows ask for.
@@ -200,35 +206,57 @@ class PriceBook:
     fallback: "PriceBook | None" = None
     warnings: tuple[str, ...] = ()
     """One line each: what is no mistake and yet may not be meant."""
-    _candidates: dict[tuple[str, str, NodeFacts], tuple[PriceRow, ...]] = field(
+    _candidates: dict[tuple[str, str, NodeFacts, bool], tuple[PriceRow, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def price(self, *, model: str, node: str, facts: NodeFacts, at_seconds: float) -> Price | None:
-        """Price of a physical GPU at a time, ``None`` where no row matches: not known, which is not 0.
+    def price(
+        self, *, model: str, node: str, facts: NodeFacts, at_seconds: float, facts_complete: bool = True
+    ) -> Price | None:
+        """Return the price of a physical GPU at a time; ``None`` if no row matches: unknown, which is not 0.
 
         Args:
             model: As NVML names it.
             node: The node's name.
             facts: What else is known of the node.
             at_seconds: Unix time.
+            facts_complete: Whether an empty fact means that the node has none. If false, it is not known yet, and the
+                price is ``None`` while another value of that fact could select another row.
         """
-        key = (model, node, facts)
-        candidates = self._candidates.get(key)
-        if candidates is None:
-            candidates = self._candidates[key] = tuple(self._matching(model, node, facts))
-        for row in candidates:
+        for row in self._matching(model, node, facts, facts_complete=facts_complete):
             if row.holds_at(at_seconds):
-                return row.price
+                return row.price if facts_complete or row.match.matches(model=model, node=node, facts=facts) else None
         if self.fallback is None:
             return None
-        price = self.fallback.price(model=model, node=node, facts=facts, at_seconds=at_seconds)
+        price = self.fallback.price(
+            model=model, node=node, facts=facts, at_seconds=at_seconds, facts_complete=facts_complete
+        )
         return price and replace(price, fallback=True)
 
-    def _matching(self, model: str, node: str, facts: NodeFacts) -> list[PriceRow]:
-        found = [row for row in self.rows if row.match.matches(model=model, node=node, facts=facts)]
-        # Stable: in a tie, which only a model that nobody knew of can bring, the row that stands first.
-        return sorted(found, key=lambda row: row.match.specificity, reverse=True)
+    def changes(self, *, model: str, node: str, facts: NodeFacts, after: float, until: float) -> set[float]:
+        """Return the Unix times after ``after``, up to ``until``, at which the price of a GPU may change."""
+        found = (
+            set()
+            if self.fallback is None
+            else self.fallback.changes(model=model, node=node, facts=facts, after=after, until=until)
+        )
+        for row in self._matching(model, node, facts, facts_complete=False):
+            found.update(edge for edge in (row.from_seconds, row.to_seconds) if after < edge <= until)
+        return found
+
+    def _matching(self, model: str, node: str, facts: NodeFacts, *, facts_complete: bool) -> tuple[PriceRow, ...]:
+        key = (model, node, facts, facts_complete)
+        candidates = self._candidates.get(key)
+        if candidates is None:
+            found = [
+                row
+                for row in self.rows
+                if row.match.matches(model=model, node=node, facts=facts, facts_complete=facts_complete)
+            ]
+            # Stable: in a tie, which only a model that nobody knew of can bring, the row that stands first.
+            found.sort(key=lambda row: row.match.specificity, reverse=True)
+            candidates = self._candidates[key] = tuple(found)
+        return candidates
 
     @property
     def description(self) -> str:

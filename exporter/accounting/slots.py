@@ -52,7 +52,7 @@ def slot_of(data: Mapping[str, Any]) -> Slot:
     account = data["account"]
     owner, model = Owner(**account["owner"]), account["model"]
     slot = Slot(**{**data, "account": Account(owner=owner, model=model, mode=ShareMode(account["mode"]))})
-    of_owner = (owner.namespace, owner.kind, owner.name, owner.team)
+    of_owner = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels, owner.pod_uid)
     texts: tuple[object, ...] = (*of_owner, model, *slot.key, slot.gpu_uuid, slot.pod_uid or "")
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"not the texts of a slot: {texts!r}")
@@ -72,6 +72,8 @@ class Part:
     active_ratio: float = 0.0
     idle_ratio: float = 0.0
     unknown_ratio: float = 0.0
+    estimated: bool = False
+    """Whether the activity is divided by share, for want of process data."""
 
     def scaled(self, factor: float) -> "Part":
         """Return the same part made larger or smaller."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -15,14 +14,15 @@ from typing import Any
 
 from exporter.errors import StateError
 
-VERSION = 1
-"""Of the layout of the file's content; a file of a newer one is not read."""
+VERSION = 2
+"""Version of the layout of the file's content; a file of another version is not read."""
 MAX_BYTES = 16 * 1024 * 1024
 """A full ledger with 110 pods is under 2 MB: what is larger is not ours, or a leak that must not fill the disk."""
+UNSYNCED = "state_unsynced"
+"""Reason of a save that may not outlive a loss of power: the file is in place, its directory is not synced."""
 SET_ASIDE_LIMIT = 9
 """Files set aside and kept; the next replaces the last."""
 
-_NAME = "ledger.json"
 _LAYOUT = re.compile(rb'\{"version":([0-9]{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -30,55 +30,29 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @dataclass(slots=True)
 class StateFile:
-    """``ledger.json`` in a directory of its own: one line of JSON with version and checksum, mode 0600.
+    """A file in a directory of its own: one line of JSON with version and checksum, mode 0600.
 
-    One process at a time may write it: ``claim`` sees to that.
+    One process at a time may write it: the one that holds the ``WriterLock``.
     """
 
     directory: Path
-    _claimed: int | None = None
-    """Descriptor of the locked directory."""
+    name: str = "ledger.json"
+    content: str = "the ledger"
+    """What starts at 0 when the file is lost, as messages name it."""
     _unread_in_the_way: bool = False
     """A file that could not be read could not be set aside either: a save must not replace it unasked."""
 
     @property
     def path(self) -> Path:
         """Where the state is."""
-        return self.directory / _NAME
-
-    def claim(self) -> None:
-        """Keep other processes out for as long as this one lives; however it ends, the kernel lets go.
-
-        Two that save in turn would each put back the other's totals. A directory that is not there or cannot be locked
-        is not told here: saving tells the one, and for the other no lock is no reason to lose the ledger.
-
-        Raises:
-            StateError: Another process has it (``state_in_use``).
-        """
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                os.close(descriptor)
-                raise StateError("state_in_use", f"state: {self.directory} is in use by another agent") from error
-            except OSError:
-                os.close(descriptor)
-            else:
-                self._claimed = descriptor
-
-    def release(self) -> None:
-        """Let others claim it."""
-        if self._claimed is not None:
-            os.close(self._claimed)
-            self._claimed = None
+        return self.directory / self.name
 
     def load(self) -> dict[str, Any] | None:
         """Return what was saved last, ``None`` where nothing ever was.
 
         Raises:
-            StateError: The file is damaged (``state_damaged``), of a newer version (``state_newer``), too large
-                (``state_too_large``) or cannot be read (``state_unreadable``). It has been set aside and the
+            StateError: The file is damaged (``state_damaged``), of another version (``state_newer``, ``state_older``),
+                too large (``state_too_large``) or cannot be read (``state_unreadable``). It has been set aside and the
                 message tells where; saving then starts a new one.
         """
         try:
@@ -100,6 +74,8 @@ class StateFile:
                 "state_newer",
                 f"is of version {int(version)}, this program knows {VERSION}; with the newer program, move it back",
             )
+        if int(version) < VERSION:
+            raise self.set_aside("state_older", f"is of version {int(version)}, this program reads {VERSION} only")
         try:
             state = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -109,13 +85,14 @@ class StateFile:
         return state
 
     def save(self, data: Mapping[str, Any]) -> None:
-        """Replace what was saved by ``data``; on return it is on the disk, on an error the old state still is.
+        """Replace what was saved by ``data``; on return it is on the disk, on an error but one the old state still is.
 
         Takes as long as the disk: not to be called where other things wait.
 
         Raises:
             StateError: The disk is full (``disk_full``) or read-only (``read_only``), the state larger than the
-                limit (``state_too_large``), or else could not be written (``state_unwritable``).
+                limit (``state_too_large``), or else could not be written (``state_unwritable``). Or it is written, and
+                may not outlive a loss of power (``state_unsynced``).
         """
         content = encode(data)
         if len(content) > MAX_BYTES:
@@ -125,13 +102,18 @@ class StateFile:
             )
         if self._unread_in_the_way:
             self._move_away()
-        temporary = self.directory / f"{_NAME}.new"
+        temporary = self.directory / f"{self.name}.new"
         try:
             self._replace(temporary, content)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()  # half a file would keep a full disk full
             raise _not_saved(self.path, error) from error
+        try:
+            self._sync_directory()
+        except OSError as error:
+            words = f"state: {self.path} is written, but may be lost with the power: {error.strerror}"
+            raise StateError(UNSYNCED, f"{words}; check the disk of --state-dir") from error
 
     def _read(self) -> bytes:
         # Not waiting: what somebody put there may be a pipe that nobody writes to.
@@ -151,6 +133,8 @@ class StateFile:
                 rest = rest[file.write(rest) :]
             os.fsync(descriptor)
         temporary.replace(self.path)
+
+    def _sync_directory(self) -> None:
         directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
@@ -167,8 +151,8 @@ class StateFile:
         try:
             aside = self._move_away()
         except StateError as error:
-            return StateError(reason, f"state: {self.path} {what}; the ledger starts at 0 in memory; {error}")
-        return StateError(reason, f"state: {self.path} {what}; kept as {aside.name}, the ledger starts at 0")
+            return StateError(reason, f"state: {self.path} {what}; {self.content} starts at 0 in memory; {error}")
+        return StateError(reason, f"state: {self.path} {what}; kept as {aside.name}, {self.content} starts at 0")
 
     def _move_away(self) -> Path:
         """Rename the file.
@@ -176,7 +160,7 @@ class StateFile:
         Raises:
             StateError: It cannot be renamed, and saving will try again before anything else.
         """
-        names = [self.directory / f"{_NAME}.damaged-{number}" for number in range(1, SET_ASIDE_LIMIT + 1)]
+        names = [self.directory / f"{self.name}.damaged-{number}" for number in range(1, SET_ASIDE_LIMIT + 1)]
         self._unread_in_the_way = True
         try:
             aside = next((path for path in names if not path.exists()), names[-1])

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 
 from exporter.accounting.division import Divider
 from exporter.accounting.energy import Energy, EnergyMeter, split_energy
 from exporter.accounting.slots import Division, Slot, across_gap
-from exporter.model import UNATTRIBUTED, Account, DeviceView, Holder, Owner, Portion
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, DeviceView, Holder, Owner, Portion
 
 GAP_INTERVALS = 3
 LEAST_GAP_SECONDS = 2.0
@@ -110,6 +111,13 @@ class Meter:
             for slot in meter.slots
         )
 
+    def free_shares(self) -> dict[str, float]:
+        """Return the part (0..1) of each physical GPU that nobody holds, by UUID, as of its last sample."""
+        return {
+            uuid: fsum(slot.share_ratio for slot in meter.slots if slot.account.owner == UNALLOCATED)
+            for uuid, meter in self._gpus.items()
+        }
+
     def instants(self) -> dict[str, float]:
         """Return up to when each GPU is metered; one that is away may be far behind the last sample."""
         return {uuid: meter.steady for uuid, meter in self._gpus.items()}
@@ -170,6 +178,7 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
             unknown_seconds=part.unknown_ratio * interval,
             energy_joules=own,
             interval_seconds=interval,
+            estimated=part.estimated,
         )
         for part, own in zip(division.parts, joules, strict=False)
     ]

@@ -1,6 +1,5 @@
 """Chooses who tells whose a device is: the kubelet and the Kubernetes API, Slurm, or whoever runs there."""
 
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from exporter.agent.attributor import Attributor
 from exporter.agent.owners import Tenancy
-from exporter.attribution.podresources import KubeletPoller
+from exporter.attribution.podresources import KubeletPoller, own_pod
 from exporter.attribution.proc_files import own_name
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import AgentConfig
@@ -88,6 +87,8 @@ def _poller(config: AgentConfig) -> KubeletPoller:
         interval_seconds=config.kubelet_interval_seconds,
         resources=config.gpu_resources,
         clock=time.time,
+        canary=own_pod(),
+        node_name=config.node_name,
     )
 
 
@@ -99,16 +100,11 @@ def _metadata(config: AgentConfig) -> "Metadata":
         kubeconfig=config.kubeconfig,
         start_jitter_seconds=config.kube_start_jitter_seconds,
         team_keys=config.team_keys,
+        cost_labels=config.cost_labels,
         namespace_teams=config.namespace_teams,
         pod_labels=config.pod_labels,
         pod_annotations=config.pod_annotations,
         reservation_namespaces=config.reservation_namespaces,
-        own_pod=_own_pod(),
+        own_pod=own_pod(),
     )
     return Metadata(settings, clock=time.time, random=random.random)
-
-
-def _own_pod() -> tuple[str, str] | None:
-    """The pod that this agent runs in, as its manifest tells it."""
-    namespace, name = os.environ.get("POD_NAMESPACE", ""), os.environ.get("POD_NAME", "")
-    return (namespace, name) if namespace and name else None

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from exporter.attribution.evidence import NO_EVIDENCE, Evidence
-from exporter.attribution.join import REPLICAS_UNKNOWN, attribute
+from exporter.attribution.join import MEMORY_UNKNOWN, REPLICAS_UNKNOWN, attribute
+from exporter.attribution.processes import UNLISTED_USE, unlisted_uses
 from exporter.attribution.replicas import Replicas
 from exporter.attribution.shares import DRA
 from exporter.model import (
@@ -186,7 +187,17 @@ class Attributor:
             if self.metadata:
                 self._cached = self._with_uids_of_node(self._cached, is_followed=evidence.is_followed)
             self._cached_for = (allocations, evidence, gpus, instances)
-        return self._cached
+        unlisted = self._unlisted(reading) if reading and self._cached.known else ()
+        return replace(self._cached, unresolved=(*self._cached.unresolved, *unlisted)) if unlisted else self._cached
+
+    def _unlisted(self, reading: Reading) -> tuple[Unresolved, ...]:
+        return unlisted_uses(
+            reading,
+            self._cached,
+            pod_uid=self.pids.pod_uid,
+            name_of=self.names.name_of,
+            command_of=self.command_of,
+        )
 
     def _with_uids_of_node(self, attribution: Attribution, *, is_followed: bool) -> Attribution:
         """Ask the node which pod of a name runs, where the API has none or may tell of the one before.
@@ -213,7 +224,7 @@ class Attributor:
         if self.metadata is None or self.metadata.known or self._cached_for is None:
             return False
         reserved = self._cached_for[1].reservation_namespaces
-        not_told = HARMLESS_REASONS | {REPLICAS_UNKNOWN}  # by the API either
+        not_told = HARMLESS_REASONS | {REPLICAS_UNKNOWN, MEMORY_UNKNOWN, UNLISTED_USE}  # by the API either
         return any(entry.reason not in not_told for entry in attribution.unresolved) or any(
             holder.source == DRA or holder.namespace in reserved
             for holders in attribution.holders.values()
@@ -233,16 +244,25 @@ def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> Al
         return AllocationState.UNKNOWN
     if attribution.holders.get(uuid):
         return AllocationState.ALLOCATED
-    return AllocationState.UNKNOWN if is_doubtful(attribution, gpu) else AllocationState.UNALLOCATED
+    return AllocationState.UNKNOWN if is_doubtful(attribution, uuid, gpu) else AllocationState.UNALLOCATED
 
 
-def is_doubtful(attribution: Attribution, gpu: GpuReading) -> bool:
-    """Tell whether an id that was not resolved could stand for a GPU or a part of it."""
-    return any(
-        (entry.gpu_uuids is None or gpu.gpu.uuid in entry.gpu_uuids)
-        and (entry.reason not in HARMLESS_REASONS or _may_be_part_of(gpu, entry))
-        for entry in attribution.unresolved
-    )
+def is_doubtful(attribution: Attribution, uuid: str, gpu: GpuReading) -> bool:
+    """Tell whether an id that was not resolved could stand for a GPU or a part of it, or a pod uses the device.
+
+    Args:
+        attribution: Holders of all devices.
+        uuid: Of the device.
+        gpu: The GPU that the device is or is part of.
+    """
+    return any(_leaves_doubt(entry, uuid, gpu) for entry in attribution.unresolved)
+
+
+def _leaves_doubt(entry: Unresolved, uuid: str, gpu: GpuReading) -> bool:
+    if entry.reason == UNLISTED_USE:
+        return entry.device_id == uuid
+    concerns = entry.gpu_uuids is None or gpu.gpu.uuid in entry.gpu_uuids
+    return concerns and (entry.reason not in HARMLESS_REASONS or _may_be_part_of(gpu, entry))
 
 
 def _may_be_part_of(gpu: GpuReading, entry: Unresolved) -> bool:

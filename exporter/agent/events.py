@@ -4,8 +4,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from exporter.model import CLOCK_EVENTS, DeviceEvents, Field, Reading
+from exporter.agent.record import DeviceXid
+from exporter.model import CLOCK_EVENTS, DeviceEvents, Field, Reading, XidEvent
 
+_MOST_KINDS = 4096
+"""More than all GPUs and instances of a node report; a source that makes codes up must not fill the memory."""
+_Kind = tuple[str, int | None, int]
 _STEPS = 60
 """Of a window, which moves on by one: so its size in memory does not depend on how often is read."""
 
@@ -62,32 +66,25 @@ class EventLog:
     with_windows: bool = False
     xid_window_seconds: float = 300.0
     clock_events_window_seconds: float = 300.0
-    _xids: dict[tuple[str, int | None], Window] = field(default_factory=dict)
-    """By UUID of the GPU and GPU instance."""
+    _xids: dict[str, Window] = field(default_factory=dict)
+    """By UUID of the device."""
     _clocks: dict[str, _Clocks] = field(default_factory=dict)
 
-    def add(self, reading: Reading, at: float) -> None:
-        """Count what a reading tells; each one once, in their order.
+    def add(self, reading: Reading, xids: Iterable[DeviceXid], at: float) -> None:
+        """Count what a reading reports; each one once, in their order.
 
         Args:
             reading: The newest.
+            xids: Its Xid events.
             at: Now, in seconds of a clock that nobody sets.
         """
         if self.with_windows:
-            for event in reading.xids:
-                window = self._xids.setdefault(
-                    (event.uuid, event.gpu_instance_id), Window(seconds=self.xid_window_seconds)
-                )
-                window.add(event.xid, at)
+            for event in xids:
+                self._xids.setdefault(event.uuid, Window(seconds=self.xid_window_seconds)).add(event.xid, at)
         for gpu in reading.gpus:
             mask = gpu.values.get(Field.CLOCK_THROTTLE_REASONS)
             if mask is not None:
                 self._add_mask(gpu.gpu.uuid, int(mask), at)
-
-    def forget_xids(self, instances: Iterable[tuple[str, int]]) -> None:
-        """Forget the Xids of GPU instances that are no more, before another has the id; by UUID of the GPU and id."""
-        for instance in instances:
-            self._xids.pop(instance, None)
 
     def _add_mask(self, uuid: str, mask: int, at: float) -> None:
         clocks = self._clocks.get(uuid)
@@ -100,17 +97,55 @@ class EventLog:
         if clocks.recent:
             clocks.recent.add(mask, at)
 
-    def told(self, now: float) -> Mapping[tuple[str, int | None], DeviceEvents]:
-        """What is known by now, of the same clock; by UUID of the GPU and GPU instance, ``None`` for the GPU itself."""
-        xids = {device: window.counts(now) for device, window in self._xids.items()}
+    def told(self, now: float) -> Mapping[str, DeviceEvents]:
+        """Return what is known by now, of the same clock, by UUID of the device."""
+        xids = {device: counts for device, window in self._xids.items() if (counts := window.counts(now))}
+        self._xids = {device: self._xids[device] for device in xids}
         told = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
         for uuid, clocks in self._clocks.items():
-            told[uuid, None] = DeviceEvents(
-                recent_xids=xids.get((uuid, None), {}),
+            told[uuid] = DeviceEvents(
+                recent_xids=xids.get(uuid, {}),
                 clock_events=dict(clocks.began),
                 recent_clock_events=_recent(clocks.recent, now),
             )
         return told
+
+
+@dataclass(slots=True)
+class LargerCounts:
+    """Passes on each Xid event of two sources once, as soon as one of them reports it.
+
+    Of each kind (GPU, GPU instance, code) as many events are passed on as the source has reported that reported more.
+    While a source is away it misses events, so its counts follow: what it reports later is new.
+    """
+
+    _reported: dict[str, Counter[_Kind]] = field(default_factory=dict)
+    """By name of the source."""
+    _passed: Counter[_Kind] = field(default_factory=Counter)
+    _ready: list[XidEvent] = field(default_factory=list)
+
+    def hear(self, source: str, events: Iterable[XidEvent]) -> None:
+        """Take the events of a source's reading; each reading once."""
+        reported = self._reported.setdefault(source, Counter())
+        for event in events:
+            kind = (event.uuid, event.gpu_instance_id, event.xid)
+            if kind not in self._passed and len(self._passed) >= _MOST_KINDS:
+                self._ready.append(event)  # the record counts it as one too many
+                continue
+            reported[kind] += 1
+            if reported[kind] > self._passed[kind]:
+                self._passed[kind] += 1
+                self._ready.append(event)
+
+    def follow(self, source: str) -> None:
+        """Note that a source does not answer now."""
+        self._reported[source] = Counter(self._passed)
+
+    def ready(self) -> tuple[XidEvent, ...]:
+        """Return the events since the last call."""
+        events = tuple(self._ready)
+        self._ready.clear()
+        return events
 
 
 def _recent(masks: Window | None, now: float) -> dict[str, int] | None:

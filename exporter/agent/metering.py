@@ -1,24 +1,35 @@
-"""Metering in the agent: every sample becomes counters, and what is shown of them is on the disk first."""
+"""Metering in the agent: every sample becomes counters, and a saved ledger shows only what is on the disk."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.idle import IdleClock, memories_of
+from exporter.accounting.ledger import COST_LABELS_LIMIT
+from exporter.accounting.ledgers import Ledgers, kept_of
 from exporter.accounting.pricing import PriceBook, settled_facts
-from exporter.accounting.slots import slot_of
-from exporter.accounting.state_file import StateFile
+from exporter.accounting.slots import Slot, slot_of
+from exporter.accounting.state_file import UNSYNCED, StateFile
 from exporter.accounting.tally import amount
 from exporter.accounting.usage import Meter
+from exporter.accounting.writer_lock import WriterLock
+from exporter.agent.owner_windows import OwnerWindows, WindowsSave
 from exporter.agent.owners import Owners
 from exporter.attribution.replicas import Replicas, counts_of
 from exporter.errors import ConfigError, StateError
-from exporter.model import DeviceView, LedgerView, NodeFacts, Price
+from exporter.model import DeviceView, LedgerView, NodeFacts, Owner, OwnersView, PodAccount, Portion, Price, Totals
 
 LOG = logging.getLogger("exporter.agent")
+
+_FOLDED = "ledger", "too_many_cost_labels"
+_FOLDED_NOTE = (
+    f"more than {COST_LABELS_LIMIT} combinations of the labels that --cost-labels names: further ones are metered with"
+    " the value __other__ until a new ledger begins; leave out keys whose values differ in each pod"
+)
 
 HUNG_SECONDS = 30.0
 """A save that takes longer than this is told, and no longer waited for by what is shown."""
@@ -37,23 +48,66 @@ def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
 
 
 def _amounts(state: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Read figures by GPU; none where the state has no such thing.
+    """Read figures by GPU.
 
     Raises:
-        TypeError, ValueError: They are something else.
+        KeyError, TypeError, ValueError: They are something else.
     """
-    figures = state.get(name, {})
+    figures = state[name]
     return {str(uuid): amount(figures, uuid) for uuid in figures}
+
+
+def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
+    """Return the part of a portion between two ages of its interval in seconds; ``None`` if there is none.
+
+    A portion without an interval belongs to age 0. Ages, not Unix times: differences of those lose microseconds.
+    """
+    interval = portion.interval_seconds
+    if not interval:
+        return None if newer else portion
+    seconds = min(interval, older) - newer
+    return portion.part(seconds / interval) if seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """The instant up to which time was metered, and who held what then."""
+
+    boot_id: str
+    metered_steady: float
+    until: dict[str, float]
+    """By GPU, where it differs from ``metered_steady``."""
+    uncounted: dict[str, float]
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "_Point":
+        """Read what ``Metering`` has written to the state file or the lock file.
+
+        Raises:
+            KeyError, TypeError, AttributeError, ValueError: It is something else.
+        """
+        return cls(
+            boot_id=str(data["boot_id"]),
+            metered_steady=amount(data, "metered_steady"),
+            until=_amounts(data, "metered_until"),
+            uncounted=_amounts(data, "energy_uncounted_seconds"),
+            slots=tuple(slot_of(slot) for slot in data["slots"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """A state to be written, and what may be shown once it has been."""
+    """A state to be written, and the counters of pods that are in it."""
 
     file: StateFile
     data: Mapping[str, Any]
-    view: LedgerView
+    pods: Mapping[PodAccount, Totals]
+    now: float
+    """Unix time of its begin."""
     steady: float
+    windows: WindowsSave | None = None
+    """Written behind it, when due; whether that succeeds changes nothing for the ledger."""
 
     def write(self) -> StateError | None:
         """Write it; takes as long as the disk. Touches nothing that the agent goes on changing."""
@@ -61,29 +115,38 @@ class Save:
             self.file.save(self.data)
         except StateError as error:
             return error
+        if self.windows:
+            self.windows.write()
         return None
 
 
 @dataclass(slots=True, kw_only=True)
 class Metering:
-    """Meter, ledger, prices and state file of one node.
+    """Meter, ledgers, prices and state file of one node.
 
     With a state file that can be written, ``shown`` is what has been saved: whenever the process ends, the next one
-    goes on from no less than anybody has seen. Without one it is what is in memory.
+    goes on from no less than anybody has seen. While it cannot be written, a memory-only ledger is shown in addition.
     """
 
     node: str
     meter: Meter
-    ledger: Ledger
+    ledgers: Ledgers
     book: PriceBook
     facts: NodeFacts
     """As flags have them."""
-    labelled: NodeFacts = field(default_factory=NodeFacts)
-    """As the node's labels had them last, in this process or the one before; flags win."""
+    labelled: NodeFacts | None = None
+    """From the node's labels as last read, by this process or the one before; ``None`` until read. Flags win."""
+    awaits_labels: bool = False
+    """Whether the node's labels are to be read and never were: prices that may depend on them are unknown."""
     owners: Owners = field(default_factory=Owners)
     replicas: Replicas = field(default_factory=Replicas)
     """Of shared devices; kept with the ledger, as of one that is unhealthy nobody tells after a restart."""
+    clock: IdleClock | None = None
+    """Ages and idle times of holders, kept with the ledger."""
+    owner_windows: OwnerWindows = field(default_factory=OwnerWindows)
     file: StateFile | None = None
+    lock: WriterLock | None = None
+    """While another agent holds it, nothing is charged, saved or shown; ``None``: there is no other agent."""
     boot_id: str = ""
     """Of the machine: seconds of another boot's clock mean nothing. Empty where not known."""
     simulated: bool = False
@@ -96,18 +159,54 @@ class Metering:
     problem: str = ""
     """Why totals are not on disk, in one line; empty when they are or nobody asked for it."""
     shown: LedgerView | None = None
-    _shown_steady: float = 0.0
     _metered_steady: float | None = None
     """Instant of the last sample, on the clock of samples."""
+    _is_noted: bool = False
+    """Whether there is a note in the lock file."""
     _saving: Save | None = None
     _next_save: float | None = None
 
-    def restore(self, ledger_of: Callable[[Mapping[str, Any]], Ledger], steady: float) -> None:
-        """Go on from the state file, if there is one; a bad one is set aside, told and counted.
+    def take(self, steady: float) -> None:
+        """Become the writer of the node's ledger if no other agent is, and continue from the state file.
 
         Args:
-            ledger_of: Makes a ledger of what one has dumped; raises ValueError for anything else.
-            steady: Seconds of a clock that nobody sets, now.
+            steady: Seconds of the monotonic clock, now.
+        """
+        if self.lock is None or self.lock.held:
+            return
+        waited, warned = self.lock.waits_for, self.lock.warning
+        if not self.lock.take():
+            if self.lock.waits_for != waited:
+                LOG.warning("ledger: %s", self.lock_note)
+            return
+        if waited:
+            LOG.info("ledger: the other agent has ended, this one writes the ledger from now on")
+        if self.lock.warning != warned:
+            LOG.warning("%s", self.lock.warning)
+        self.restore(steady)
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this agent writes the node's ledger."""
+        return self.lock is None or self.lock.held
+
+    @property
+    def lock_note(self) -> str:
+        """Why this agent does not write the ledger, or another may write it too, in one line; empty otherwise."""
+        if self.lock is None:
+            return ""
+        if self.lock.waits_for:
+            return (
+                f"another agent on this node writes the ledger ({self.lock.waits_for} is locked);"
+                " this one shows no ledger and takes over when that one ends"
+            )
+        return self.lock.warning
+
+    def restore(self, steady: float) -> None:
+        """Go on from the state file, if there is one; a bad one is set aside, logged and counted.
+
+        Args:
+            steady: Monotonic time in seconds.
         """
         if self.file is None:
             return
@@ -116,15 +215,13 @@ class Metering:
             if state is None:
                 return
             try:
-                ledger = ledger_of(state["ledger"])
-                slots = [slot_of(slot) for slot in state["slots"]]
-                boot_id, metered_steady = str(state["boot_id"]), amount(state, "metered_steady")
+                kept = kept_of(state)
+                point = _Point.of(state)
                 saved_at_seconds = datetime.fromtimestamp(amount(state, "saved_at_seconds"), UTC).timestamp()
-                # None of these is in a state of before.
-                replicas = counts_of(state.get("replicas", []))
-                until, uncounted = (_amounts(state, name) for name in ("metered_until", "energy_uncounted_seconds"))
+                replicas = counts_of(state["replicas"])
+                idle_clocks = memories_of(state["idle_clocks"])
                 simulated = bool(state["simulated"])
-                node_facts = node_facts_of(state.get("node_facts", {}))  # a state of before has none
+                labelled = None if state["labelled"] is None else node_facts_of(state["labelled"])
             except (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
                 raise self.file.set_aside("state_damaged", f"is damaged: {error!r}") from error
             if simulated is not self.simulated:
@@ -133,13 +230,64 @@ class Metering:
         except StateError as error:
             self._failed(error)
             return
-        self.ledger, self.replicas.counts = ledger, replicas
-        self.learn(node_facts)
-        self.owners.restore(slots)
-        if boot_id and boot_id == self.boot_id:
-            self.meter.resume(slots, metered_steady, until, uncounted)
-        self._show(replace(ledger.view(steady), saved_at_seconds=saved_at_seconds), steady)
+        self.ledgers.restore(kept)
+        # What this agent has seen while another one wrote the ledger is newer.
+        self.replicas.counts = {**replicas, **self.replicas.counts}
+        self.labelled = self.labelled or labelled
+        point = self._later(point)
+        self.owners.restore(point.slots)
+        if point.boot_id and point.boot_id == self.boot_id:
+            self.meter.resume(point.slots, point.metered_steady, point.until, point.uncounted)
+            if self.clock:
+                self.clock.restore(idle_clocks, steady)
+            self.owner_windows.restore(steady, self.errors)
+        self.shown = replace(self.ledgers.view(), saved_at_seconds=saved_at_seconds)
         LOG.info("the ledger goes on from %s", self.file.path)
+
+    def _later(self, saved: _Point) -> _Point:
+        """Return the saved point, or the one in the lock file: of a process that showed more than it could save."""
+        noted = self.lock.noted() if self.lock else {}
+        self._is_noted = bool(noted)
+        try:
+            point = _Point.of(noted)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return saved
+        if not point.boot_id or point.boot_id != self.boot_id:
+            return saved
+        is_later = saved.boot_id != self.boot_id or point.metered_steady > saved.metered_steady
+        return point if is_later else saved
+
+    def _note(self, point: Mapping[str, Any]) -> None:
+        """Write to the lock file up to which instant time is shown, or nothing where the state file has all of it."""
+        if self.lock is None or not (point or self._is_noted):
+            return
+        try:
+            self.lock.note(point)
+        except OSError as error:
+            self.errors["state", "not_noted"] += 1
+            if self.errors["state", "not_noted"] == 1:
+                what = "ledger: cannot write %s: %s; a restart charges the time that is not saved again"
+                LOG.warning(what, self.lock.path, error.strerror)
+        else:
+            self._is_noted = bool(point)
+
+    def _point(self) -> dict[str, Any]:
+        """Return up to where time is metered now and who holds what, for JSON."""
+        return {
+            "boot_id": self.boot_id,
+            "metered_steady": self._metered_steady,
+            "metered_until": self.meter.instants(),
+            "energy_uncounted_seconds": self.meter.uncounted(),
+            "slots": [asdict(slot) for slot in self.meter.slots()],
+        }
+
+    def close(self) -> None:
+        """Let another agent write the ledger; not while a save hangs, which may still replace the file.
+
+        The kernel releases the lock when the process ends, and the save with it.
+        """
+        if self.lock is not None and self._saving is None:
+            self.lock.release()
 
     @property
     def begun(self) -> bool:
@@ -158,32 +306,68 @@ class Metering:
             views: What was made of the sample.
             sampled_steady: Its instant, on a clock that nobody sets.
             now: Unix time, at which prices are looked up.
-            steady: Seconds of a clock that nobody sets, for births and lingering.
+            steady: Monotonic time in seconds, for lingering.
         """
         self.look_up_prices(views, now)
-        self.ledger.charge(self.meter.add(views, sampled_steady), self.prices, steady)
-        self.ledger.settle(self.owners.settled, steady)
+        if not self.is_writer:
+            return
+        portions = self.meter.add(views, sampled_steady)
+        self.owner_windows.add(portions, steady)
+        models = {view.gpu.uuid: view.gpu.model for view in views}
+        for part, prices in self._priced(portions, models, now):
+            self.ledgers.charge(part, prices, now=now, steady=steady)
+        self.ledgers.settle(self._settled, steady)
+        if folded := self.ledgers.folded_count:
+            if not self.errors[_FOLDED]:
+                LOG.warning("ledger: %s", _FOLDED_NOTE)
+            self.errors[_FOLDED] = folded
         self._metered_steady = self.meter.steady
 
-    def learn(self, found: NodeFacts) -> None:
-        """Take what the node's labels say, for what flags do not."""
-        self.labelled = found
+    def learn(self, found: NodeFacts | None) -> None:
+        """Take what the node's labels say of what the flags leave open; ``None`` while they could not be read."""
+        self.labelled = found or self.labelled
+        self.awaits_labels = self.labelled is None
 
     @property
     def node_facts(self) -> NodeFacts:
         """All that is known of the node."""
-        return settled_facts(self.facts, self.labelled)
+        return settled_facts(self.facts, self.labelled or NodeFacts())
 
     def look_up_prices(self, views: Sequence[DeviceView], now: float) -> None:
         """Find the price of every GPU at a time."""
-        facts = self.node_facts
         models = {view.gpu.uuid: view.gpu.model for view in views}
+        self.prices = self._prices_at(models, now)
+        self.unpriced_gpus = len(models) - len(self.prices)
+
+    def _prices_at(self, models: Mapping[str, str], now: float) -> dict[str, Price]:
+        """Return the prices at a time by UUID; a GPU without a price is absent."""
+        facts, complete = self.node_facts, not self.awaits_labels
         found = {
-            model: self.book.price(model=model, node=self.node, facts=facts, at_seconds=now)
+            model: self.book.price(model=model, node=self.node, facts=facts, at_seconds=now, facts_complete=complete)
             for model in set(models.values())
         }
-        self.prices = {uuid: price for uuid, model in models.items() if (price := found[model])}
-        self.unpriced_gpus = len(models) - len(self.prices)
+        return {uuid: price for uuid, model in models.items() if (price := found[model])}
+
+    def _priced(
+        self, portions: Sequence[Portion], models: Mapping[str, str], now: float
+    ) -> Iterator[tuple[Sequence[Portion], Mapping[str, Price]]]:
+        """Yield the portions of one sample with their prices, split at the times at which a price changes."""
+        longest = max((portion.interval_seconds or 0.0 for portion in portions), default=0.0)
+        changes = self._changes(set(models.values()), now - longest, now)
+        if not changes:
+            yield portions, self.prices
+            return
+        ages = {longest: now - longest, **{now - at: at for at in changes}, 0.0: now}
+        for older, newer in pairwise(sorted(ages, reverse=True)):
+            parts = [part for portion in portions if (part := _part_of(portion, older, newer))]
+            yield parts, self._prices_at(models, ages[older])
+
+    def _changes(self, models: set[str], after: float, until: float) -> list[float]:
+        facts = self.node_facts
+        found = (
+            self.book.changes(model=model, node=self.node, facts=facts, after=after, until=until) for model in models
+        )
+        return sorted(set().union(*found))
 
     def use_prices(self, book: PriceBook) -> None:
         """Price by another book from the next sample on."""
@@ -198,16 +382,30 @@ class Metering:
         for line in (*error.problems, "price book not reloaded, the last good one stays: mend it, send SIGHUP again"):
             LOG.error("%s", line)
 
+    def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
+        """Return what owners hold and use now; arguments as of ``observe``."""
+        return self.owner_windows.view(views, self.prices, self.meter.free_shares, now=now, steady=steady)
+
+    def _settled(self, provisional: Owner, steady: float) -> Owner:
+        """Return who pays for what stands on a provisional owner, and move its activity windows there."""
+        owner = self.owners.settled(provisional, steady)
+        self.owner_windows.windows.settle(provisional, owner)
+        return owner
+
     def view(self, steady: float) -> LedgerView | None:
         """Return what is to be shown now; ``None`` before the first sample."""
         hung = self._saving is not None and steady - self._saving.steady > HUNG_SECONDS
-        if hung and self._saving is not None and not self.problem:
-            path = self._saving.file.path
-            self._failed(StateError("hung", f"state: the disk of {path} has not answered for {HUNG_SECONDS:.0f} s"))
+        if hung and self._saving is not None:
+            if not self.problem:
+                words = f"the disk of {self._saving.file.path} has not answered for {HUNG_SECONDS:.0f} s"
+                self._failed(StateError("hung", f"state: {words}"))
+            self.ledgers.go_on_in_memory(self._saving.now + steady - self._saving.steady)
         # While a save is under way what is shown stands still: it may be all that will have been kept.
         from_memory = self.file is None or self.problem
         if from_memory and self._metered_steady is not None and (self._saving is None or hung):
-            self._show(self.ledger.view(steady), steady)
+            if self.file is not None and self.ledgers.shows_all:
+                self._note(self._point())  # before it is shown
+            self.shown = self.ledgers.view()
         if self.shown is None:
             return None
         return replace(self.shown, state_problem=self.problem)
@@ -225,32 +423,37 @@ class Metering:
         if self._next_save is not None and steady < self._next_save and not last:
             return None
         self._next_save = steady + self.save_interval_seconds
-        view = replace(self.ledger.view(steady), saved_at_seconds=now)  # before the dump: it says what was shown
         data = {
-            "boot_id": self.boot_id,
-            "metered_steady": self._metered_steady,
-            "metered_until": self.meter.instants(),
-            "energy_uncounted_seconds": self.meter.uncounted(),
+            **self.ledgers.begin_save(self._settled, now=now, steady=steady),
+            **self._point(),
             "saved_at_seconds": now,
             "simulated": self.simulated,
-            "node_facts": asdict(self.labelled),
+            "labelled": asdict(self.labelled) if self.labelled else None,
             "replicas": self.replicas.dump(),
-            "slots": [asdict(slot) for slot in self.meter.slots()],
-            "ledger": self.ledger.dump(),
+            "idle_clocks": self.clock.dump() if self.clock else [],
         }
-        self._saving = Save(file=self.file, data=data, view=view, steady=steady)
+        windows = self.owner_windows.begin_save(steady, last=last)
+        pods = self.ledgers.pods.shown()
+        self._saving = Save(file=self.file, data=data, pods=pods, now=now, steady=steady, windows=windows)
         return self._saving
 
     def end_save(self, save: Save, error: StateError | None) -> None:
         """Take note of how a save went; only then its totals are shown."""
         self._saving = None
         if error is not None:
+            self.ledgers.not_saved(in_doubt=error.reason == UNSYNCED)
             self._failed(error)
             return
+        if save.windows:
+            self.owner_windows.end_save(save.windows, self.errors)
+        self.ledgers.saved()
+        if self.ledgers.in_memory_only:
+            return  # it hung: what was charged meanwhile is in the next save
         if self.problem:
             LOG.info("the ledger is saved again in %s", save.file.path)
         self.problem = ""
-        self._show(save.view, save.steady)
+        self._note({})
+        self.shown = replace(self.ledgers.view(save.pods), saved_at_seconds=save.now)
 
     def save_now(self, now: float, steady: float, *, last: bool = False) -> None:
         """Save if it is due and wait for the disk."""
@@ -258,13 +461,8 @@ class Metering:
         if save is not None:
             self.end_save(save, save.write())
 
-    def _show(self, view: LedgerView, steady: float) -> None:
-        # What was shown from memory while a save hung may be newer than what that save wrote.
-        if self.shown is None or steady >= self._shown_steady:
-            self.shown, self._shown_steady = view, steady
-
     def _failed(self, error: StateError) -> None:
         self.errors["state", error.reason] += 1
         if str(error) != self.problem:
-            LOG.error("%s; until then the totals are in memory only", error)
+            LOG.error("%s; until then new totals are in memory only", error)
         self.problem = str(error)

@@ -10,7 +10,16 @@ from exporter.agent.metering import Metering
 from exporter.agent.record import SourceRecord
 from exporter.agent.sources import Source, Sources, age_seconds
 from exporter.agent.views import Viewer, darkened
-from exporter.model import Attribution, DeviceView, LedgerView, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
+from exporter.model import (
+    Attribution,
+    DeviceState,
+    DeviceView,
+    LedgerView,
+    Reading,
+    Snapshot,
+    SourceState,
+    SourceStatus,
+)
 
 STALE_INTERVALS = 3
 LEAST_STALE_SECONDS = 2.0
@@ -62,6 +71,11 @@ class Node:
             steady: Seconds of the clock that nobody sets, by which readings tell their instant; durations are of it.
         """
         started = self.process_clock()
+        metering, metadata = self.metering, self.attributor.metadata
+        if self.metering:
+            self.metering.take(steady)  # before anything is learned, which is newer than what the state has of it
+        if self.metering and metadata:
+            self.metering.learn(metadata.node_facts)
         sampled: tuple[DeviceView, ...] | None = None
         for reading in self._sources.take(now, steady):
             sampled = self._add(reading, now, steady)
@@ -73,9 +87,6 @@ class Node:
         if newest is not None and not views:
             shown = newest if fresh else darkened(newest, statuses[0].reason or "stale")
             views = self.viewer.views(shown, attribution, self.record.xids, steady)
-        metadata = self.attributor.metadata
-        if self.metering and metadata and metadata.node_facts:
-            self.metering.learn(metadata.node_facts)
         if self.metering and sampled is None:  # with a sample they have been looked up
             self.metering.look_up_prices(views, now)
         snapshot = self._snapshot(
@@ -88,7 +99,9 @@ class Node:
             duration=self.process_clock() - started,
         )
         return replace(
-            snapshot,
+            self._with_prices(snapshot),
+            taken_steady_seconds=steady,
+            owners=metering.owners_view(views, now=now, steady=steady) if metering and snapshot.ledger else None,
             events=self.events.told(steady),
             xid_window_seconds=self.events.xid_window_seconds,
             clock_events_window_seconds=self.events.clock_events_window_seconds,
@@ -103,9 +116,7 @@ class Node:
         counted = self.record.add(reading)
         if len(counted) < len(reading.xids):
             self.own_errors["agent", "xid_codes"] += len(reading.xids) - len(counted)
-            reading = replace(reading, xids=counted)
-        self.events.add(reading, steady)
-        self.events.forget_xids(self.record.made_anew)
+        self.events.add(reading, counted, steady)
         newest = self.record.newest or reading
         if self.attributor.observe:
             self.attributor.observe(newest, now)
@@ -133,6 +144,30 @@ class Node:
             self._waiting_since = steady
         return awaits and steady - self._waiting_since <= patience
 
+    def after_failed_tick(self, last: Snapshot | None, now: float, steady: float) -> Snapshot:
+        """Return the last snapshot with the errors since; one that is too old loses every value and is not ready.
+
+        Args:
+            last: What the last tick that succeeded, or this method, returned; ``None`` if there was none yet.
+            now: Unix time.
+            steady: Seconds of the monotonic clock, now.
+        """
+        last = last or Snapshot(
+            taken_at_seconds=now,
+            taken_steady_seconds=steady,
+            stale_after_seconds=stale_after_seconds(self.sample_interval_seconds),
+            node=self.name,
+            simulated=self.simulated,
+            not_ready_reasons=("no picture of the node yet",),
+        )
+        stale = last.stale_reason(steady)
+        if not stale:
+            return replace(last, errors=self._errors())
+        devices = tuple(_without_values(view) for view in last.devices)
+        return replace(
+            last, errors=self._errors(), devices=devices, owners=None, ready=False, not_ready_reasons=(stale,)
+        )
+
     def count_error(self, part: str, reason: str) -> None:
         """Count an error of the agent itself."""
         self.own_errors[part, reason] += 1
@@ -153,6 +188,7 @@ class Node:
         allocations = kubelet.latest if kubelet else None
         return Snapshot(
             taken_at_seconds=now,
+            stale_after_seconds=stale_after_seconds(self.sample_interval_seconds),
             node=self.name,
             simulated=self.simulated,
             driver_version=newest.driver_version if newest else None,
@@ -162,6 +198,7 @@ class Node:
             sample_duration_seconds=newest.duration_seconds if newest else None,
             devices=views,
             expected_devices=_expected(attribution, views),
+            unseen_instances=attribution.unseen_instances,
             sources=statuses,
             attribution_enabled=kubelet is not None,
             attribution_source=self.attributor.source,
@@ -176,15 +213,25 @@ class Node:
             metadata_at_seconds=metadata.at_seconds if metadata else None,
             metadata_problem=metadata.problem if metadata else "",
             metadata_remark=metadata.remark if metadata else "",
-            node_facts=self.metering.node_facts if self.metering else NodeFacts(),
             errors=self._errors(),
             tick_duration_seconds=duration,
             ready=fresh,
             not_ready_reasons=() if fresh else _why_not(statuses, newest),
             ledger=ledger,
-            prices=self.metering.prices if self.metering else {},
-            price_book=self.metering.book.description if self.metering else "",
-            unpriced_gpus=self.metering.unpriced_gpus if self.metering else 0,
+        )
+
+    def _with_prices(self, snapshot: Snapshot) -> Snapshot:
+        if self.metering is None:
+            return snapshot
+        return replace(
+            snapshot,
+            node_facts=self.metering.node_facts,
+            prices=self.metering.prices,
+            price_book=self.metering.book.description,
+            unpriced_gpus=self.metering.unpriced_gpus,
+            prices_await_labels=self.metering.awaits_labels,
+            ledger_writer=self.metering.is_writer,
+            ledger_note=self.metering.lock_note,
         )
 
     def _errors(self) -> dict[tuple[str, str], int]:
@@ -200,6 +247,25 @@ class Node:
             for reason, count in self.attributor.metadata.errors.items():
                 errors["metadata", reason] += count
         return dict(errors)
+
+
+def _without_values(view: DeviceView) -> DeviceView:
+    """Return a device that was last seen too long ago: identity, holders and events stay, measured values go."""
+    return replace(
+        view,
+        state=DeviceState.FAILED if view.state is DeviceState.UP else view.state,
+        reason=view.reason or "stale",
+        values={},
+        activity=None,
+        activity_unknown_reason="stale",
+        pods=tuple(
+            replace(use, activity=None, idle_for_seconds=None, memory_used_bytes=None, values={}) for use in view.pods
+        ),
+        unattributed_activity_ratio=None,
+        unattributed_memory_bytes=None,
+        unattributed_processes=None,
+        profiling=None,
+    )
 
 
 def _expected(attribution: Attribution, views: tuple[DeviceView, ...]) -> int | None:

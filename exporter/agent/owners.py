@@ -12,6 +12,8 @@ PATIENCE_SECONDS = 600.0
 
 _PINS_LIMIT = 4096
 _PodName = tuple[str, str]
+_Pod = tuple[str, str, str]
+"""Namespace, name and UID; the UID is empty where it is not known."""
 
 
 class Tenancy(Protocol):
@@ -39,8 +41,8 @@ class Owners:
 
     tenancy: Tenancy | None = None
     _pins: dict[_PodName, _Pin] = field(default_factory=dict)
-    _waiting_since: dict[_PodName, float] = field(default_factory=dict)
-    _given_up: dict[_PodName, None] = field(default_factory=dict)
+    _waiting_since: dict[_Pod, float] = field(default_factory=dict)
+    _given_up: dict[_Pod, None] = field(default_factory=dict)
     _outlived: dict[_PodName, str] = field(default_factory=dict)
     """UID of the former pod of a name, of which alone is told still while another one runs."""
     _held: set[_PodName] = field(default_factory=set)
@@ -59,7 +61,6 @@ class Owners:
         if pin is not None and pin.pod_uid and holder.pod_uid and pin.pod_uid != holder.pod_uid:
             # Another pod of the name: while it is not known whose it is, its time must not go to the first one's owner.
             del self._pins[name]
-            self._given_up.pop(name, None)
             pin = None
         if pin is not None:
             if pin.pod_uid is None and holder.pod_uid is not None:
@@ -91,8 +92,10 @@ class Owners:
         facts = self.facts(holder)
         if facts is not None:
             return facts.owner
-        name = (holder.namespace, holder.pod)
-        return Owner(namespace=holder.namespace, kind="Pod", name=holder.pod, provisional=name not in self._given_up)
+        itself = Owner(namespace=holder.namespace, kind="Pod", name=holder.pod)
+        uid = holder.pod_uid or ""
+        is_given_up = (holder.namespace, holder.pod, uid) in self._given_up
+        return itself if is_given_up else replace(itself, provisional=True, pod_uid=uid)
 
     def settled(self, provisional: Owner, steady: float) -> Owner:
         """Return who pays for what stands on a provisional owner; itself while that is still waited for.
@@ -102,20 +105,24 @@ class Owners:
             steady: Seconds of a clock that nobody sets.
         """
         name = (provisional.namespace, provisional.name)
+        uid = provisional.pod_uid
+        pod = (*name, uid)
         pin = self._pins.get(name)
+        if pin and uid and pin.pod_uid and pin.pod_uid != uid:
+            pin = None
         facts = self.tenancy.facts(*name) if self.tenancy else None
-        if facts and facts.pod_uid and facts.pod_uid == self._outlived.get(name):
+        if facts and facts.pod_uid and (facts.pod_uid != uid if uid else facts.pod_uid == self._outlived.get(name)):
             facts = None
         owner = pin.owner if pin else facts.owner if facts else None
-        waited = steady - self._waiting_since.setdefault(name, steady)
-        if owner is None and self.tenancy is not None and name not in self._given_up and waited < PATIENCE_SECONDS:
+        waited = steady - self._waiting_since.setdefault(pod, steady)
+        if owner is None and self.tenancy is not None and pod not in self._given_up and waited < PATIENCE_SECONDS:
             return provisional
-        del self._waiting_since[name]
+        del self._waiting_since[pod]
         if owner is None:
-            self._given_up[name] = None
+            self._given_up[pod] = None
             while len(self._given_up) > _PINS_LIMIT:
                 del self._given_up[next(iter(self._given_up))]
-        return owner or replace(provisional, provisional=False)
+        return owner or replace(provisional, provisional=False, pod_uid="")
 
     def forget(self, held: Iterable[_PodName], steady: float) -> None:
         """Forget pods that have held nothing for ``PATIENCE_SECONDS``, at the latest after twice that.
@@ -129,20 +136,21 @@ class Owners:
             self._looked_over = steady
         if steady - self._looked_over < PATIENCE_SECONDS:
             return
-        remembered: tuple[dict[_PodName, Any], ...] = (self._pins, self._given_up, self._outlived)
+        remembered: tuple[dict[Any, Any], ...] = (self._pins, self._given_up, self._outlived)
         for of_pods in remembered:
-            for name in of_pods.keys() - self._held:
-                del of_pods[name]
+            for pod in [pod for pod in of_pods if pod[:2] not in self._held]:
+                del of_pods[pod]
         self._held, self._looked_over = set(), steady
 
     def restore(self, slots: Iterable[Slot]) -> None:
         """Take over who was charged when the last process ended.
 
-        A namespace alone, or a pod itself without a team, may be all that was known then: those are looked up again.
+        A namespace alone, or a pod itself without a team and cost labels, may be all that was known then: those are
+        looked up again.
         """
         for slot in slots:
             owner = slot.account.owner
-            is_known = owner.kind != "Pod" or (owner.team and not owner.provisional)
+            is_known = owner.kind != "Pod" or ((owner.team or owner.cost_labels) and not owner.provisional)
             if slot.pod and owner.name and is_known:
                 self._pin((slot.namespace, slot.pod), owner, slot.pod_uid)
 

@@ -1,12 +1,31 @@
 """What the agent remembers of its readings between ticks: the newest, every GPU ever seen, Xid counts."""
 
+import logging
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from exporter.model import DeviceState, GpuReading, MigReading, Reading, XidEvent
+from exporter.model import DeviceState, GpuReading, MigInstance, MigReading, Reading, XidEvent
+from exporter.sources.merge import without_clashes
+
+LOG = logging.getLogger("exporter.agent")
+_NVIDIA = "nvidia"
 
 MOST_XIDS = 64
 """Codes of one device that are told apart: more than it meets in its life, fewer than a source that lies makes up."""
+
+
+MOST_DEVICES = 512
+"""Devices with Xids that are remembered, MIG instances that are gone among them."""
+
+
+class DeviceXid(NamedTuple):
+    """An Xid event of a device."""
+
+    uuid: str
+    """Of the device: a GPU or a MIG instance."""
+    xid: int
 
 
 @dataclass(slots=True)
@@ -23,48 +42,34 @@ class SourceRecord:
     """Everything kept of the readings."""
 
     newest: Reading | None = None
-    """With every GPU that was ever seen: one that is gone is missing, not forgotten."""
+    """With every GPU that was ever seen, but those that are known to have left: one that is gone is missing."""
+    bound_driver: Callable[[str], str | None] = lambda _bus_id: None
+    """Returns the kernel driver that a PCI bus id is bound to; ``None`` where that is not known."""
     known: dict[str, GpuReading] = field(default_factory=dict)
     """The last reading of each GPU while it was up, by UUID."""
-    xids: dict[tuple[str, int | None], XidRecord] = field(default_factory=dict)
-    """By (GPU uuid, GPU-instance id or ``None`` for the whole GPU)."""
-    made_anew: frozenset[tuple[str, int]] = frozenset()
-    """GPU instances, as in ``xids``, that the newest reading shows in the place of others of the same id."""
-    _instances: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
-    """UUIDs of the compute instances that were told last in each GPU instance."""
+    xids: dict[str, XidRecord] = field(default_factory=dict)
+    """By UUID of the device, a GPU or a MIG instance."""
 
-    def add(self, reading: Reading) -> tuple[XidEvent, ...]:
+    def add(self, reading: Reading) -> tuple[DeviceXid, ...]:
         """Add one reading: counts add up, values replace.
 
         Returns:
-            Its Xid events without those of codes beyond ``MOST_XIDS``, which would be a series each without end.
+            Its Xid events, each with its device, without those of codes beyond ``MOST_XIDS``: every code is a series.
         """
-        self.newest = replace(reading, gpus=self._with_all_known(reading.gpus))
-        counted = tuple(event for event in reading.xids if self._count(event))
-        # After the events, so that those of this very reading go with the former instance: it may have been destroyed
-        # for them, while nobody can hold the new one before its device plugin has seen it, as we do now.
-        self.made_anew = self._follow_instances(reading.gpus)
-        for made_anew in self.made_anew:
-            self.xids.pop(made_anew, None)
-        return counted
+        before = self.newest
+        self.newest = newest = replace(reading, gpus=self._with_all_known(reading.gpus))
+        self._forget_former(newest)
+        placed = [(_device_of(event, before, newest), event) for event in reading.xids]
+        return tuple(DeviceXid(uuid, event.xid) for uuid, event in placed if self._count(uuid, event))
 
-    def _follow_instances(self, gpus: tuple[GpuReading, ...]) -> frozenset[tuple[str, int]]:
-        """Return the GPU instances that are others than before: the driver gives the id of a destroyed one out again.
+    def _forget_former(self, newest: Reading) -> None:
+        """Keep the records of MIG instances that are gone only while they are few: they may be listed again."""
+        if len(self.xids) > MOST_DEVICES:
+            here = {uuid for gpu in newest.gpus for uuid in (gpu.gpu.uuid, *_instances(gpu))}
+            self.xids = {uuid: record for uuid, record in self.xids.items() if uuid in here}
 
-        One that is not told is not followed, as it need not be gone; nor is one of which a compute instance is left,
-        for that is the same GPU instance.
-        """
-        told: dict[tuple[str, int], set[str]] = {}
-        for gpu in gpus:
-            if gpu.state is DeviceState.UP:
-                for part in gpu.instances:
-                    told.setdefault((gpu.gpu.uuid, part.instance.gpu_instance_id), set()).add(part.instance.uuid)
-        before = {key: self._instances.get(key) for key in told}
-        self._instances.update((key, frozenset(uuids)) for key, uuids in told.items())
-        return frozenset(key for key, uuids in before.items() if uuids and uuids.isdisjoint(told[key]))
-
-    def _count(self, event: XidEvent) -> bool:
-        record = self.xids.setdefault((event.uuid, event.gpu_instance_id), XidRecord())
+    def _count(self, uuid: str, event: XidEvent) -> bool:
+        record = self.xids.setdefault(uuid, XidRecord())
         if event.xid not in record.counts and len(record.counts) >= MOST_XIDS:
             return False
         record.counts[event.xid] += 1
@@ -78,12 +83,10 @@ class SourceRecord:
         A new child does not know a GPU that was lost before it started, and a lost GPU does not tell its MIG
         instances; their holders go on holding them all the same.
         """
-        for gpu in gpus:
-            if gpu.state is DeviceState.UP:
-                self.known[gpu.gpu.uuid] = gpu
+        up = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP and gpu.gpu.pci_bus_id}
+        self.known.update((gpu.gpu.uuid, gpu) for gpu in gpus if gpu.state is DeviceState.UP)
         completed = [self._with_instances(gpu) for gpu in gpus]
         here = {gpu.gpu.uuid for gpu in gpus}
-        gone = [gpu for uuid, gpu in self.known.items() if uuid not in here]
         completed.extend(
             GpuReading(
                 gpu=gpu.gpu,
@@ -92,9 +95,33 @@ class SourceRecord:
                 instances=_identities(gpu.instances),
                 lacks_instances=gpu.lacks_instances,
             )
-            for gpu in gone
+            for uuid, gpu in self.known.items()
+            if uuid not in here
         )
-        return tuple(sorted(completed, key=lambda reading: reading.gpu.index)) if gone else tuple(completed)
+        there = [gpu for gpu in completed if gpu.state is not DeviceState.MISSING and not self._has_left(gpu, up)]
+        missing = [gpu for gpu in completed if gpu.state is DeviceState.MISSING and not self._has_left(gpu, up)]
+        # The driver counts the GPUs that are there, so that one of them may have the index of a missing one.
+        return tuple(sorted([*there, *without_clashes(missing, there)], key=lambda reading: reading.gpu.index))
+
+    def _has_left(self, gpu: GpuReading, up: Mapping[str, str]) -> bool:
+        """Return whether a GPU is known to belong to this node's driver no more, and forget it then.
+
+        Only what can be seen counts: without it a GPU that does not answer is missing, and its time is charged.
+
+        Args:
+            gpu: As it is shown otherwise.
+            up: UUIDs of the GPUs that are up, by PCI bus id.
+        """
+        if gpu.state is DeviceState.UP:
+            return False
+        bus_id, uuid = gpu.gpu.pci_bus_id, gpu.gpu.uuid
+        successor, bound = up.get(bus_id), self.bound_driver(bus_id)
+        if successor is None and bound in {None, _NVIDIA}:
+            return False
+        if self.known.pop(uuid, None):
+            why = f"replaced by {successor}" if successor else f"bound to kernel driver {bound}"
+            LOG.info("GPU forgotten: uuid=%s pci_bus_id=%s: %s", uuid, bus_id, why)
+        return True
 
     def _with_instances(self, gpu: GpuReading) -> GpuReading:
         before = self.known.get(gpu.gpu.uuid)
@@ -105,3 +132,30 @@ class SourceRecord:
 
 def _identities(instances: tuple[MigReading, ...]) -> tuple[MigReading, ...]:
     return tuple(MigReading(instance=part.instance) for part in instances)
+
+
+def _device_of(event: XidEvent, before: Reading | None, newest: Reading) -> str:
+    """Return the UUID of the device that shows an event: a MIG instance, or the GPU where no row of it is to be had.
+
+    The driver gives the id of a destroyed GPU instance to the next one. An event that arrives together with a new
+    layout belongs to the former one: nobody can hold the new instance before it is listed. A GPU instance that several
+    compute instances share has a row for each: without an id of one the event stands on the GPU's row, so that it
+    counts once.
+    """
+    here = _instances_of(newest, event.uuid)
+    for layout in (_instances_of(before, event.uuid) if before else {}, here):
+        parts = {uuid: one for uuid, one in layout.items() if one.gpu_instance_id == event.gpu_instance_id}
+        if len(parts) > 1:
+            parts = {uuid: one for uuid, one in parts.items() if one.compute_instance_id == event.compute_instance_id}
+        if parts:
+            uuid = next(iter(parts))
+            return uuid if uuid in here else event.uuid
+    return event.uuid
+
+
+def _instances_of(reading: Reading, uuid: str) -> Mapping[str, MigInstance]:
+    return next((_instances(gpu) for gpu in reading.gpus if gpu.gpu.uuid == uuid), {})
+
+
+def _instances(gpu: GpuReading) -> Mapping[str, MigInstance]:
+    return {part.instance.uuid: part.instance for part in gpu.instances}

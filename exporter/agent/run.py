@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import logging
 import signal
 import socket
@@ -12,20 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.ledger import Ledger
+from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.pricing import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
+from exporter.accounting.writer_lock import WriterLock
 from exporter.agent.attribution import Attributing, attributing_of
 from exporter.agent.events import EventLog
 from exporter.agent.metering import Metering, Save
-from exporter.agent.missing import MissingGpus
 from exporter.agent.node import Node, stale_after_seconds
+from exporter.agent.owner_windows import FILE_NAME, OwnerWindows
 from exporter.agent.owners import Owners
-from exporter.agent.problems import ProblemLog
+from exporter.agent.record import SourceRecord
 from exporter.agent.sources import Source
 from exporter.agent.views import Viewer
-from exporter.agent.workers import sources_of, workers_of
+from exporter.agent.workers import MissingGpus, Standby, sources_of, standby_of, workers_of
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
 from exporter.exposition.bodies import Body
@@ -42,11 +44,10 @@ from exporter.sources.worker import Worker
 
 LOG = logging.getLogger("exporter.agent")
 
-SEEN_AT_ZERO_SECONDS = 70.0
-"""For so long a new series stands at 0 on the page, where it comes with a save: two 30-s scrapes and a bit."""
-
 SHUTDOWN_SECONDS = 2.0
 """How long open scrapes may take to finish when the agent is told to end."""
+
+_HOUR_SECONDS = 3600.0
 
 
 async def run(
@@ -65,7 +66,7 @@ async def run(
         simulated: Whether what the child reads does not exist; every page and the metrics then say so.
 
     Raises:
-        ExporterError: Nothing was started: mistakes in a file (ConfigError), or others have port or state directory.
+        ExporterError: Nothing was started: mistakes in a file (ConfigError), or another process has the port.
     """
     collectors = read_collectors(config.collectors)
     load_prices = functools.partial(price_book.load, config.price_book)
@@ -75,17 +76,18 @@ async def run(
         LOG.warning("%s", warning)
     access = WebAccess(functools.partial(web_config.load, config.web_config)) if config.web_config else None
     listener = bind(config.listen_host, config.listen_port)
-    file = _state_file(config.state_dir)
     commands = {"nvml": worker_command, "dcgm": dcgm_worker_command}
     workers = workers_of(config, collectors.fields, commands)
     attributing = attributing_of(config)
     owners = Owners(tenancy=attributing.tenancy)
-    metering = metering_of(config, book, file, owners=owners, simulated=simulated)
+    clock = idle_clock_of(config)
+    metering = metering_of(config, book, owners=owners, clock=clock, simulated=simulated)
     attributing.attributor.replicas = metering.replicas
     agent = Agent(
-        node=_node(config, workers, attributing, metering, _events(config, collectors)),
+        node=_node(config, workers, attributing, metering, clock, _events(config, collectors)),
         load_prices=load_prices,
         workers=workers,
+        standby=standby_of(config, collectors.fields, commands, workers),
         attributing=attributing,
         renderer=Renderer(_exposition(config, collectors)),
         release_seconds=config.release_seconds,
@@ -94,23 +96,7 @@ async def run(
     try:
         return await agent.run(listener)
     finally:
-        if file:
-            file.release()
-
-
-def _state_file(directory: Path | None) -> StateFile | None:
-    """Claim the state directory.
-
-    Raises:
-        StateError: Another agent has it.
-    """
-    file = StateFile(directory) if directory else None
-    try:
-        if file:
-            file.claim()
-    except StateError as error:
-        raise StateError(error.reason, f"{error}; end that one or give this one another --state-dir") from error
-    return file
+        metering.close()
 
 
 def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOptions:
@@ -122,29 +108,58 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
             pod_uid=config.dcgm_pod_uid,
             old_names=config.dcgm_old_labels,
             model_hyphens=config.dcgm_model_hyphens,
+            engine_host=_engine_host(config),
         ),
         series_limit=config.series_limit,
     )
 
 
+def idle_clock_of(config: AgentConfig) -> IdleClock:
+    """Make the clock of holders' ages and idle times."""
+    tolerated = stale_after_seconds(config.sample_interval_seconds)
+    return IdleClock(threshold_ratio=config.idle_threshold_ratio, tolerated_gap_seconds=tolerated)
+
+
+def _engine_host(config: AgentConfig) -> str:
+    """Return the host of an engine on another machine, where no pods of this node are named; else nothing."""
+    host = config.dcgm_address.rpartition(":")[0].strip("[]")
+    if config.attribution or host in {"", "unix", "localhost"}:
+        return ""
+    with contextlib.suppress(ValueError):
+        return "" if ipaddress.ip_address(host).is_loopback else host
+    return host
+
+
 def metering_of(
-    config: AgentConfig, book: PriceBook, file: StateFile | None, *, owners: Owners, simulated: bool
+    config: AgentConfig,
+    book: PriceBook,
+    *,
+    owners: Owners,
+    clock: IdleClock,
+    simulated: bool,
 ) -> Metering:
-    """Make the meters and go on from where the last process ended."""
-    linger, birth = config.linger_seconds, SEEN_AT_ZERO_SECONDS + config.state_interval_seconds
+    """Make the meters; where no other agent writes the node's ledger, continue from where the last process ended."""
     metering = Metering(
         node=config.node_name,
         meter=Meter(config.sample_interval_seconds, owners.owner_of),
         owners=owners,
-        ledger=Ledger(linger_seconds=linger, birth_seconds=birth, started_at_seconds=time.time()),
+        ledgers=Ledgers(saves=config.state_dir is not None, linger_seconds=config.linger_seconds),
         book=book,
         facts=NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region),
-        file=file,
+        clock=clock,
+        owner_windows=OwnerWindows(
+            file=StateFile(config.state_dir, FILE_NAME, "every activity window") if config.state_dir else None,
+            boot_id=_boot_id(),
+            simulated=simulated,
+            pace=_HOUR_SECONDS / config.simulate_hour_seconds if simulated else 1.0,
+        ),
+        file=StateFile(config.state_dir) if config.state_dir else None,
+        lock=WriterLock(node=config.node_name, directory=config.lock_dir, state_directory=config.state_dir),
         boot_id=_boot_id(),
         simulated=simulated,
         save_interval_seconds=config.state_interval_seconds,
     )
-    metering.restore(functools.partial(Ledger.load, linger_seconds=linger, birth_seconds=birth), time.monotonic())
+    metering.take(time.monotonic())
     return metering
 
 
@@ -164,14 +179,16 @@ def _events(config: AgentConfig, collectors: Collectors) -> EventLog:
 
 
 def _node(
-    config: AgentConfig, sources: Sequence[Source], attributing: Attributing, metering: Metering, events: EventLog
+    config: AgentConfig,
+    sources: Sequence[Source],
+    attributing: Attributing,
+    metering: Metering,
+    clock: IdleClock,
+    events: EventLog,
 ) -> Node:
     viewer = Viewer(
         attributor=attributing.attributor,
-        clock=IdleClock(
-            threshold_ratio=config.idle_threshold_ratio,
-            tolerated_gap_seconds=stale_after_seconds(config.sample_interval_seconds),
-        ),
+        clock=clock,
         process_list_reliable=sees_host_processes(Path(config.proc_root)),
         owners=metering.owners,
     )
@@ -185,7 +202,25 @@ def _node(
         process_clock=time.monotonic,
         metering=metering,
         events=events,
+        record=SourceRecord()
+        if metering.simulated
+        else SourceRecord(bound_driver=functools.partial(bound_driver, Path("/sys"))),
     )
+
+
+def bound_driver(sys_root: Path, bus_id: str) -> str | None:
+    """Return the name of the kernel driver that a PCI device is bound to, or ``None`` where it cannot be read.
+
+    Args:
+        sys_root: Where sysfs is mounted.
+        bus_id: As NVML has it, with a domain of 8 digits.
+    """
+    domain, _, place = bus_id.partition(":")
+    try:
+        name = f"{int(domain, 16):04x}:{place.lower()}"
+        return (sys_root / "bus/pci/devices" / name / "driver").readlink().name
+    except (OSError, ValueError):
+        return None
 
 
 def sees_host_processes(proc_root: Path) -> bool:
@@ -194,6 +229,23 @@ def sees_host_processes(proc_root: Path) -> bool:
         return (proc_root / "2" / "comm").read_text(encoding="ascii").strip() == "kthreadd"
     except (OSError, UnicodeDecodeError):
         return False
+
+
+class ProblemLog:
+    """Logs what keeps the kubelet or the Kubernetes API from answering, once when it begins and when it is over."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Log what has begun, or is over, since the snapshot before."""
+        for name, problem in (("kubelet", snapshot.attribution_problem), ("Kubernetes API", snapshot.metadata_problem)):
+            if problem and name not in self._told:
+                self._told.add(name)
+                LOG.warning("%s: %s", name, problem)
+            elif not problem and name in self._told:
+                self._told.discard(name)
+                LOG.info("%s: tells again", name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,6 +262,7 @@ class Agent:
     access: WebAccess | None = None
     """Who may ask; ``None``: everybody, by plain HTTP."""
     missing: MissingGpus = field(default_factory=MissingGpus)
+    standby: Standby | None = None
     snapshot: Snapshot | None = None
     _problems: ProblemLog = field(default_factory=ProblemLog)
     _saving: asyncio.Task[None] | None = None
@@ -280,19 +333,25 @@ class Agent:
             self.snapshot = self.node.tick(time.time(), time.monotonic())
             self._problems.note(self.snapshot)
             self._look_for_missing(self.snapshot)
+            if self.standby:
+                self.standby.follow()
             self._save_if_due()
         except Exception:
-            # The last snapshot stays and its timestamp tells its age; a page that vanished would tell nothing.
+            # The last snapshot stays, with the error on its page, until it is too old to show values.
             self.node.count_error("agent", "tick")
             LOG.exception("tick failed; the last snapshot stays")
+            self.snapshot = self.node.after_failed_tick(self.snapshot, time.time(), time.monotonic())
 
     def _look_for_missing(self, snapshot: Snapshot) -> None:
-        """Have the driver opened anew where it may show a GPU again that it does not name."""
+        """Have the driver opened again where that may bring back a GPU that is missing or does not answer."""
         driver = next((worker for worker in self.workers if worker.status.name == "nvml"), None)
-        expected, named = snapshot.expected_devices, driver.named_gpus if driver else None
-        if driver and self.missing.is_due(expected=expected, named=named, steady=time.monotonic()):
-            LOG.info("%s GPUs are expected and the driver names %s: opening it anew to look for them", expected, named)
-            driver.open_anew()
+        expected, well = snapshot.expected_devices, driver.well_gpus if driver else None
+        if snapshot.unseen_instances and well is not None:
+            # Of a GPU that was away when the driver was opened, or of a layout that the device plugin still advertises.
+            expected = max(expected or 0, well + 1)
+        if driver and self.missing.is_due(expected=expected, well=well, steady=time.monotonic()):
+            LOG.info("opening the driver again in a new process: gpus_expected=%s gpus_up=%s", expected, well)
+            driver.renew()
 
     def _start_reload(self, metering: Metering) -> None:
         if self._reloading is None or self._reloading.done():

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from exporter.agent.counters import Counters
-from exporter.agent.xids import XidsOnce
-from exporter.model import Reading, SourceState, SourceStatus
-from exporter.sources.dcgm_fields import is_profiling
+from exporter.agent.events import LargerCounts
+from exporter.model import Field, GpuReading, Reading, SourceState, SourceStatus
+from exporter.sources.dcgm_fields import COUNTERS, is_profiling
 from exporter.sources.merge import in_place_of, joined, of_one_machine
 
 LOG = logging.getLogger("exporter.agent")
@@ -19,6 +18,8 @@ FIRST_WAIT_SECONDS = 5.0
 SLOW_COUNTER_SECONDS = 60.0
 """A counter of DCGM's may be this old and some intervals: it measures what is slow every 10 s, and waits for three."""
 _KEPT = 600
+_RISING = frozenset(one for one in Field if one in COUNTERS)
+"""What only rises until the driver is loaded anew, and either source can tell."""
 _OTHER_MACHINE = (
     "its host engine has none of the GPUs that NVML has, so it is another machine's and nothing of it is used; give the"
     " --dcgm-address of this node's engine"
@@ -41,6 +42,57 @@ class Source(Protocol):
     def take(self) -> tuple[Reading, ...]:
         """Readings since the last call, oldest first."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    value: float
+    by_dcgm: bool
+    at: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Remembers what was told last of each GPU's counters, and by whom.
+
+    DCGM's figures are up to some intervals older than NVML's, what it measures slowly half a minute. A counter that
+    falls is taken for one that has begun again from 0, by Prometheus and by whoever takes differences, so that all it
+    ever counted would be counted once more.
+    """
+
+    patience_seconds: float
+    """A counter that is still lower after this time has truly begun again."""
+    _told: dict[tuple[str, Field], _Told] = field(default_factory=dict)
+
+    def kept_from_falling(self, reading: Reading, at: float) -> Reading:
+        """Return the reading without the counters that have changed source and are not yet where they were.
+
+        Args:
+            reading: With ``from_dcgm`` set.
+            at: Its instant, in seconds of a clock that nobody sets.
+        """
+        gpus = tuple(self._without_fallen(gpu, at) for gpu in reading.gpus)
+        changed = any(new is not old for new, old in zip(gpus, reading.gpus, strict=True))
+        return replace(reading, gpus=gpus) if changed else reading
+
+    def _without_fallen(self, gpu: GpuReading, at: float) -> GpuReading:
+        fallen = set()
+        for key in _RISING & gpu.values.keys():
+            value, by_dcgm = gpu.values[key], key in gpu.from_dcgm
+            before = self._told.get((gpu.gpu.uuid, key))
+            if (
+                before is not None
+                and before.by_dcgm is not by_dcgm
+                and value < before.value
+                and at - before.at <= self.patience_seconds
+            ):
+                fallen.add(key)
+            else:
+                self._told[gpu.gpu.uuid, key] = _Told(value=value, by_dcgm=by_dcgm, at=at)
+        if not fallen:
+            return gpu
+        values = {key: value for key, value in gpu.values.items() if key not in fallen}
+        return replace(gpu, values=values, from_dcgm=gpu.from_dcgm - fallen)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,13 +131,11 @@ class Sources:
     _began: float | None = None
     _other_machine: bool = False
     _counters: Counters = field(init=False)
-    _xids: XidsOnce = field(init=False)
+    _xids: LargerCounts = field(default_factory=LargerCounts)
 
     def __post_init__(self) -> None:
         patience = SLOW_COUNTER_SECONDS + 2 * self.stale_after_seconds
         self._counters = Counters(patience_seconds=patience)
-        name = self.second.status.name if self.second else ""
-        self._xids = XidsOnce(second=name, slack_seconds=self.stale_after_seconds)
 
     @property
     def statuses(self) -> tuple[SourceStatus, ...]:
@@ -153,6 +203,9 @@ class Sources:
         for reading in theirs:
             self._beside = reading
             self._known_to_second.update(gpu.gpu.uuid for gpu in reading.gpus)
+        for status in self.statuses:
+            if status.state is not SourceState.UP:
+                self._xids.follow(status.name)
         if (self.second or self.first).status.state is not SourceState.UP:
             self._beside, self._profiled = None, False
 
@@ -160,8 +213,8 @@ class Sources:
         readings, name = source.take(), source.status.name
         for reading in readings:
             self._counted.update({(name, reason): count for reason, count in reading.errors.items()})
-            if self.second is not None:
-                self._xids.hear(reading, instant(reading))
+            if self.second is not None and not (source is self.second and self._other_machine):
+                self._xids.hear(name, reading.xids)
         return tuple(replace(reading, errors={}) if reading.errors else reading for reading in readings)
 
     def _back(self, now: float, steady: float) -> Reading | None:
@@ -206,11 +259,9 @@ class Sources:
                 continue
             whole = joined(None, reading)
             if self._led is None:
-                self._xids.let_second_tell(instant(reading))
                 yield self._give(whole)
             elif of_one_machine(self._led, reading) and (reading.gpus or not self._led.gpus):
                 # An engine that was started without a driver has no GPUs: that does not make them missing.
-                self._xids.let_second_tell(instant(reading))
                 yield self._give(in_place_of(whole, self._led, self._known_to_second, reason))
 
     def _give(self, reading: Reading) -> Reading:

@@ -3,15 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.accounting.activity import Judgement, Samples, split_activity
-from exporter.accounting.idle import HolderKey, IdleClock, Standing
+from exporter.accounting.activity import Judgement, SampledUse, samples_cover, split_activity
+from exporter.accounting.idle import HolderKey, IdleClock
 from exporter.attribution.processes import Matched
 from exporter.model import Activity, ActivitySource, Field, Holder, PodFacts, PodUse, ProcessUse
 
 MEBIBYTE = 1 << 20
-
-HIDDEN_PROCESSES_MEMORY_MIB = 300
-"""An empty process list with more memory than this in use means that processes are hidden, not absent."""
+_DIGITS = 6
+"""Decimal places of a holder's part of a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +33,6 @@ class DeviceUse:
     unattributed_processes: int | None
 
 
-def visible_processes(
-    processes: tuple[ProcessUse, ...] | None, values: Mapping[Field, int | float]
-) -> tuple[ProcessUse, ...] | None:
-    """Return the process list, or ``None`` where an empty one cannot be true (another PID namespace)."""
-    if processes == () and values.get(Field.FB_USED, 0) > HIDDEN_PROCESSES_MEMORY_MIB:
-        return None
-    return processes
-
-
 def divide(
     *,
     uuid: str,
@@ -61,35 +51,35 @@ def divide(
         holders: Its holders, in a stable order.
         judgement: The device's activity.
         values: The device's values.
-        matched: Its processes by holder, ``None`` where the driver does not tell processes.
+        matched: Its processes by holder, ``None`` where the driver lists none.
         clock: Remembers ages and idleness.
         known: Looks up pods.
-        now: Seconds of a clock that nobody sets.
+        now: Monotonic clock, in seconds.
     """
-    told = matched if matched is not None and matched.complete else None
-    split = split_activity(judgement.activity, holders, _samples(holders, told))
+    split = split_activity(judgement.activity, holders, _samples(matched, values) if matched else None)
+    sole = len(holders) == 1 and holders[0].device_share_ratio >= 1
+    memories = _memories(holders, matched, values.get(Field.FB_USED) if sole else None)
+    pods: list[PodUse] = []
+    for holder, part, bounds in zip(holders, split.parts, split.bounds, strict=True):
+        pod_uid = holder.pod_uid or known.uid_of(holder.namespace, holder.pod)
+        standing = clock.observe(_key(uuid, holder), now, _of_its_share(holder, bounds), pod_uid)
+        memory = memories.get(holder, 0)
+        use = PodUse(
+            holder=holder,
+            age_seconds=standing.age_seconds,
+            activity=part,
+            idle_for_seconds=standing.idle_for_seconds,
+            memory_used_bytes=memory,
+            values={} if sole or matched is None else _drop_in_values(part, judgement, values, memory),
+            facts=known.facts_of(holder),
+        )
+        pods.append(use)
+    foreign = _foreign(matched)
     return DeviceUse(
-        pods=tuple(
-            _pod_use(
-                holder,
-                part,
-                clock.observe(
-                    _key(uuid, holder),
-                    now,
-                    _of_its_share(holder, part),
-                    holder.pod_uid or known.uid_of(holder.namespace, holder.pod),
-                ),
-                judgement,
-                values,
-                told,
-                known.facts_of(holder),
-                sole=len(holders) == 1 and holder.device_share_ratio >= 1,
-            )
-            for holder, part in zip(holders, split.parts, strict=True)
-        ),
+        pods=tuple(pods),
         unattributed_activity_ratio=split.remainder_ratio,
-        unattributed_memory_bytes=_memory(told.unattributed) if told else None,
-        unattributed_processes=sum(not process.ended for process in told.unattributed) if told else None,
+        unattributed_memory_bytes=None if foreign is None else _memory(foreign),
+        unattributed_processes=None if foreign is None else sum(not process.ended for process in foreign),
     )
 
 
@@ -97,54 +87,35 @@ def _key(uuid: str, holder: Holder) -> HolderKey:
     return uuid, holder.namespace, holder.pod, holder.container
 
 
-def _of_its_share(holder: Holder, part: Activity | None) -> float | None:
-    """Activity by what idleness is judged: all of a quarter is busy, though it is 0.25 of the device."""
-    return None if part is None else min(1.0, part.ratio / holder.device_share_ratio)
-
-
-def _pod_use(
-    holder: Holder,
-    part: Activity | None,
-    standing: Standing,
-    judgement: Judgement,
-    values: Mapping[Field, int | float],
-    told: Matched | None,
-    facts: PodFacts | None,
-    *,
-    sole: bool,
-) -> PodUse:
-    """What is known of one holder; ``sole`` holders of a whole device have what the device has."""
-    used = values.get(Field.FB_USED) if sole else None
-    if used is not None:
-        memory = _memory_of_sole_holder(int(used), _memory(told.unattributed) if told else 0)
-    else:
-        memory = _memory(told.by_holder.get(holder, ())) if told else None
-    return PodUse(
-        holder=holder,
-        age_seconds=standing.age_seconds,
-        activity=part,
-        idle_for_seconds=standing.idle_for_seconds,
-        memory_used_bytes=memory,
-        values=_drop_in_values(part, judgement, values, memory) if told and not sole else {},
-        facts=facts,
-    )
-
-
-def _samples(holders: Sequence[Holder], matched: Matched | None) -> Samples | None:
-    if matched is None or matched.by_mps:
+def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Return the activity by which idleness is judged: all of a quarter is busy, though it is 0.25 of the device."""
+    if bounds is None:
         return None
-    everybody = [process for uses in matched.by_holder.values() for process in uses] + list(matched.unattributed)
-    if not any(process.sm_ratio is not None for process in everybody):
+    least, most = bounds
+    return least / holder.device_share_ratio, most / holder.device_share_ratio
+
+
+def _samples(matched: Matched, values: Mapping[Field, int | float]) -> list[SampledUse] | None:
+    """Return what the processes were sampled to use; ``None`` where that does not divide the device's activity."""
+    processes = (process for bucket in matched.buckets for process in bucket.processes)
+    if matched.by_mps or not samples_cover(values, processes):
         return None
-    return Samples(
-        by_holder=tuple(_busy(matched.by_holder.get(holder, ())) for holder in holders),
-        others=_busy(matched.unattributed),
-    )
+    return [
+        SampledUse(
+            holders=bucket.holders,
+            ratio=sum(process.busiest_ratio or 0.0 for process in bucket.processes),
+            known=bucket.known,
+        )
+        for bucket in matched.buckets
+    ]
 
 
-def _busy(processes: Sequence[ProcessUse]) -> float:
-    """Sum, over processes, of the busiest of their engines: a transcoder is not idle."""
-    return sum(max(p.sm_ratio or 0.0, p.enc_ratio or 0.0, p.dec_ratio or 0.0) for p in processes)
+def _foreign(matched: Matched | None) -> tuple[ProcessUse, ...] | None:
+    """Return the processes of no holder; ``None`` where there may be more of them than are known."""
+    if matched is None or matched.hidden:
+        return None
+    unsure = any(not process.ended for bucket in matched.buckets if not bucket.known for process in bucket.processes)
+    return None if unsure else matched.unattributed
 
 
 def _memory(processes: Sequence[ProcessUse]) -> int | None:
@@ -154,8 +125,28 @@ def _memory(processes: Sequence[ProcessUse]) -> int | None:
     return sum(known) if len(known) == len(alive) else None
 
 
-def _memory_of_sole_holder(used_mib: int, foreign_bytes: int | None) -> int | None:
-    return None if foreign_bytes is None else max(0, used_mib * MEBIBYTE - foreign_bytes)
+def _memories(holders: Sequence[Holder], matched: Matched | None, used_mib: float | None) -> dict[Holder, int | None]:
+    """Return memory in bytes of every holder with processes; ``None`` where one may have more than is known.
+
+    Args:
+        holders: Holders of the device.
+        matched: Its processes, ``None`` where the driver lists none.
+        used_mib: Memory in use on the device, where a sole holder has all but what is of no holder.
+    """
+    if used_mib is not None:
+        foreign = _memory(matched.unattributed) if matched else 0
+        return dict.fromkeys(holders, None if foreign is None else max(0, int(used_mib) * MEBIBYTE - foreign))
+    if matched is None or matched.hidden:
+        return dict.fromkeys(holders)
+    memories: dict[Holder, int | None] = {}
+    for bucket in matched.buckets:
+        memory = _memory(bucket.processes)
+        if memory and (len(bucket.holders) > 1 or not bucket.known):
+            memory = None
+        for holder in bucket.holders:
+            before = memories.get(holder, 0)
+            memories[holder] = None if memory is None or before is None else before + memory
+    return memories
 
 
 def _drop_in_values(
@@ -170,8 +161,7 @@ def _drop_in_values(
     if not device.activity.ratio and values.get(Field.GPU_UTIL):
         return drop_in  # utilisation of a moment ago, without anything to divide it by
     fraction = part.ratio / device.activity.ratio if device.activity.ratio else 0.0
-    if Field.GPU_UTIL in values:
-        drop_in[Field.GPU_UTIL] = round(values[Field.GPU_UTIL] * fraction)
-    if Field.PROF_GR_ENGINE_ACTIVE in values:
-        drop_in[Field.PROF_GR_ENGINE_ACTIVE] = values[Field.PROF_GR_ENGINE_ACTIVE] * fraction
+    for field in (Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE):
+        if field in values:
+            drop_in[field] = round(values[field] * fraction, _DIGITS)
     return drop_in

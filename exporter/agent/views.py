@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from exporter.accounting.activity import ActivityJudge, Judgement, partitioned_activity
+from exporter.accounting.activity import ActivityJudge, Judgement, Level, Observation, partitioned_activity
 from exporter.accounting.idle import IdleClock
 from exporter.agent.attributor import Attributor, allocation_state, is_doubtful
 from exporter.agent.owners import Owners
 from exporter.agent.record import XidRecord
-from exporter.agent.uses import DeviceUse, PodKnowledge, divide, visible_processes
+from exporter.agent.uses import DeviceUse, PodKnowledge, divide
 from exporter.attribution.inventory import PartOfGpu, instance_parts
-from exporter.attribution.processes import Matched, match
+from exporter.attribution.processes import Matched, hides_processes, match
 from exporter.model import (
     AllocationState,
     Attribution,
@@ -24,7 +24,7 @@ from exporter.model import (
     Reading,
 )
 
-XidRecords = Mapping[tuple[str, int | None], XidRecord]
+XidRecords = Mapping[str, XidRecord]
 NO_XIDS = XidRecord()
 
 
@@ -63,38 +63,38 @@ class Viewer:
         self, gpu: GpuReading, reading: Reading, attribution: Attribution, xids: XidRecords, now: float
     ) -> Iterator[DeviceView]:
         new = self._judged_at != reading.taken_at_seconds
-        parts = [(part, self._judge_instance(part, gpu, new=new)) for part in gpu.instances]
-        own = self._judge_gpu(gpu, new=new)
+        parts = [(part, self._judge(gpu, part, reading, new=new)) for part in gpu.instances]
+        own = self._judge(gpu, None, reading, new=new)
         shares: Mapping[str, PartOfGpu] = {}
-        if parts:
+        if parts or gpu.lacks_instances:
             judged = [(part.instance.compute_slices, judgement) for part, judgement in parts]
-            own = partitioned_activity(gpu.gpu, own, judged, lacks_some=gpu.lacks_instances)
+            own = partitioned_activity(
+                gpu.gpu, own, judged, idle_below=self.clock.threshold_ratio, lacks_some=gpu.lacks_instances
+            )
             shares = instance_parts(gpu.gpu, [part.instance for part in gpu.instances])
         yield self._view(gpu, None, own, attribution, xids, now)
         for part, judgement in parts:
             view = self._view(gpu, part, judgement, attribution, xids, now)
             yield replace(view, share_ratio=shares[part.instance.uuid].ratio)
 
-    def _judge_gpu(self, gpu: GpuReading, *, new: bool) -> Judgement:
+    def _judge(self, gpu: GpuReading, part: MigReading | None, reading: Reading, *, new: bool) -> Judgement:
+        """Judge a GPU or one of its instances, once per reading."""
         if gpu.state is not DeviceState.UP:
             return Judgement(activity=None, reason="device_down")
-        if new or gpu.gpu.uuid not in self._judgements:
-            processes = gpu.processes
-            self._judgements[gpu.gpu.uuid] = self.judge.judge(
-                gpu.gpu.uuid,
-                gpu.values,
-                from_dcgm=gpu.from_dcgm,
-                process_count=None if processes is None or gpu.instances else len(processes),
-                process_list_reliable=self.process_list_reliable,
-            )
-        return self._judgements[gpu.gpu.uuid]
-
-    def _judge_instance(self, part: MigReading, gpu: GpuReading, *, new: bool) -> Judgement:
-        if gpu.state is not DeviceState.UP:
-            return Judgement(activity=None, reason="device_down")
-        uuid = part.instance.uuid
+        uuid = part.instance.uuid if part else gpu.gpu.uuid
         if new or uuid not in self._judgements:
-            self._judgements[uuid] = self.judge.judge(uuid, part.values, from_dcgm=part.from_dcgm)
+            processes = _own_processes(gpu, part) if self.process_list_reliable else None
+            sample = Observation(
+                uuid=uuid,
+                at_seconds=reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds,
+                values=part.values if part else gpu.values,
+                level=_level(gpu, part),
+                model=gpu.gpu.model,
+                from_dcgm=part.from_dcgm if part else gpu.from_dcgm,
+                process_count=None if processes is None else len(processes),
+                parent_values=gpu.values if part else {},
+            )
+            self._judgements[uuid] = self.judge.judge(sample, idle_below=self.clock.threshold_ratio)
         return self._judgements[uuid]
 
     def _view(
@@ -114,7 +114,7 @@ class Viewer:
         allocation = allocation_state(attribution, uuid, gpu)
         # Where holders are not known, whatever runs may be theirs.
         told = allocation is not AllocationState.UNKNOWN
-        record = xids.get((gpu.gpu.uuid, part.instance.gpu_instance_id if part else None), NO_XIDS)
+        record = xids.get(uuid, NO_XIDS)
         return DeviceView(
             gpu=gpu.gpu,
             instance=part.instance if part else None,
@@ -125,7 +125,7 @@ class Viewer:
             activity_unknown_reason=judgement.reason,
             allocation=None if partitioned else allocation,
             pods=use.pods,
-            rest_is_free=not attribution.unresolved or not is_doubtful(attribution, gpu),
+            rest_is_free=not attribution.unresolved or not is_doubtful(attribution, uuid, gpu),
             lacks_instances=part is None and gpu.lacks_instances,
             unattributed_activity_ratio=use.unattributed_activity_ratio if told and not partitioned else None,
             unattributed_memory_bytes=use.unattributed_memory_bytes if told else None,
@@ -145,11 +145,13 @@ class Viewer:
         processes: tuple[ProcessUse, ...] | None,
         now: float,
     ) -> DeviceUse:
-        processes = visible_processes(processes, values) if self.process_list_reliable else None
         matched: Matched | None = None
-        if processes is not None:
+        if processes is not None and self.process_list_reliable:
             known = self.attributor
-            matched = match(holders, processes, known.pids.pod_uid, known.names.name_of, known.command_of)
+            hidden = hides_processes(processes, values)
+            matched = match(
+                holders, processes, known.pids.pod_uid, known.names.name_of, known.command_of, hidden=hidden
+            )
         return divide(
             uuid=uuid,
             holders=holders,
@@ -162,6 +164,12 @@ class Viewer:
         )
 
 
+def _level(gpu: GpuReading, part: MigReading | None) -> Level:
+    if part is not None:
+        return Level.INSTANCE
+    return Level.PARTITIONED_GPU if gpu.gpu.mig_enabled or gpu.instances else Level.GPU
+
+
 def _own_processes(gpu: GpuReading, part: MigReading | None) -> tuple[ProcessUse, ...] | None:
     if part is not None:
         return part.processes
@@ -169,13 +177,17 @@ def _own_processes(gpu: GpuReading, part: MigReading | None) -> tuple[ProcessUse
 
 
 def darkened(reading: Reading, reason: str) -> Reading:
-    """Return a reading that is too old to be shown: identities stay, every value is gone."""
+    """Return a reading that is too old to be shown: identities stay, every value is gone.
+
+    A driver that does not answer for a GPU is a fact about it. A host engine that does not is none.
+    """
+    down = DeviceState.UNKNOWN if reading.source == "dcgm" else DeviceState.FAILED
     return replace(
         reading,
         gpus=tuple(
             GpuReading(
                 gpu=gpu.gpu,
-                state=DeviceState.FAILED if gpu.state is DeviceState.UP else gpu.state,
+                state=down if gpu.state is DeviceState.UP else gpu.state,
                 reason=gpu.reason or reason,
                 instances=tuple(MigReading(instance=part.instance) for part in gpu.instances),
                 lacks_instances=gpu.lacks_instances,

@@ -108,13 +108,14 @@ class ApiClient:
         """Yield events until the server ends the stream, each ``{"type": ..., "object": {...}}``.
 
         The first is ``{"type": "OPENED"}``: the server has taken the watch. A line that is longer than any object may
-        be comes as ``{"type": "SKIPPED"}``.
+        be comes as ``{"type": "SKIPPED"}``. Silence ends the stream as the server's own end does: a server sends
+        nothing at all while nothing changes, and a connection that is dead shows when the watch is opened again.
 
         Args:
             path: Of the list.
             query: As for ``get``; ``watch`` is added.
             accept: Which form the objects have.
-            silence_seconds: How long nothing may come.
+            silence_seconds: After how long without a line the stream ends.
 
         Raises:
             ApiError: Also for an event of type ERROR, with the reason of its code.
@@ -128,7 +129,7 @@ class ApiClient:
         with self._translated(path, query, silence_seconds):
             try:
                 yield {"type": OPENED, "object": {}}
-                async with contextlib.aclosing(_lines(response.content)) as lines:
+                async with contextlib.aclosing(_until_silent(_lines(response.content))) as lines:
                     async for line in lines:
                         yield self._event(line, path, query)
             finally:
@@ -268,6 +269,14 @@ def _without_managed_fields(decoded: dict[str, Any]) -> dict[str, Any]:
     # While decoding, because they are four fifths of the metadata.
     decoded.pop("managedFields", None)
     return decoded
+
+
+async def _until_silent(lines: AsyncGenerator[bytes | None, None]) -> AsyncGenerator[bytes | None, None]:
+    """Yield lines until none has come for as long as the connection waits for one."""
+    async with contextlib.aclosing(lines):
+        with contextlib.suppress(TimeoutError):
+            async for line in lines:
+                yield line
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes | None, None]:

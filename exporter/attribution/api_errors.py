@@ -15,7 +15,8 @@ _REASONS = {401: "unauthorised", 403: "forbidden", 404: "not_found", 410: "gone"
 _MENDS = {
     "unauthorised": "the token is not accepted though it was read again; see that the service account exists and"
     " the token is for this cluster",
-    "not_found": "this cluster has no such object or API",
+    "not_found": "the API server has no such object, or does not serve this version of its API; compare with"
+    " `kubectl api-resources`",
     "too_many": "the server is overloaded and asks to wait",
     "server_error": "see the log of the API server",
 }

@@ -27,6 +27,8 @@ class Known:
     allocated: int | None
     expected: int | None
     """Advertised or allocated; ``None`` too where nothing is advertised: a plugin may still be about to register."""
+    unseen_instances: bool
+    """Whether a MIG instance is advertised or allocated that no seen GPU has; its UUID does not name its GPU."""
 
     @classmethod
     def of(
@@ -49,7 +51,9 @@ class Known:
         physical = _advertised(advertised, evidence, entries, inventory)
         undecided = any(one.reason in _UNDECIDED for one in unresolved)
         named = _physical((entry.parsed for entry in entries if entry.parsed.reason != _PASSED_THROUGH), inventory)
+        of_kubelet = [*(parsed for _, parsed in advertised or ()), *(entry.parsed for entry in entries)]
         return cls(
+            unseen_instances=any(one.kind is IdKind.MIG and inventory.physical(one) is None for one in of_kubelet),
             advertised=None if physical is None else len(physical),
             allocated=None if undecided or named is None else len(named),
             expected=len(physical | named) if physical and named is not None else None,

@@ -83,6 +83,7 @@ class ParsedId:
     """Snake case; set for ``NEEDS_ANNOTATION`` and ``UNKNOWN``."""
 
 
+_BY_UUID = frozenset({IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG})
 _UNKNOWN = ParsedId(kind=IdKind.UNKNOWN, reason="unknown_form")
 
 
@@ -151,6 +152,18 @@ def telling(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
     for device_id in ids:
         named.setdefault(device_id[:_NAMED_LENGTH] if device_id.startswith("GPU-") else "", device_id)
     return tuple(named.values())
+
+
+def named_devices(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids that are UUIDs of GPUs or MIG instances, whatever the resource is called.
+
+    Args:
+        resource: Resource name that the kubelet lists them under.
+        ids: As the kubelet lists them; all of one plugin have one form, so the first decides whether to read the rest.
+    """
+    if not ids or parse(resource, ids[0]).kind not in _BY_UUID:
+        return ()
+    return tuple(one for one in ids if parse(resource, one).kind in _BY_UUID)
 
 
 def is_per_unit(resource: str) -> bool:

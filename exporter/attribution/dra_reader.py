@@ -1,6 +1,7 @@
 """What the API says of devices that pods hold by DRA claims: slices of this node, and the claims; asked once seen."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +16,11 @@ from exporter.attribution.lookups import PATIENCE_SECONDS, Lookups
 from exporter.errors import ApiError
 from exporter.model import Allocations
 
+LOG = logging.getLogger("exporter.attribution.dra_reader")
+
 GROUP_PATH = "/apis/resource.k8s.io"
+VERSION_SECONDS = 2.0
+"""How soon a request that was not found leads to the question which version is served."""
 ABSENT_SECONDS = 600.0
 """A cluster without DRA is asked again, for who changes that changes no agent."""
 
@@ -157,7 +162,7 @@ class DraReader:
         self._slices_version = -1
         self._slices = ListWatch(
             self._client,
-            path=f"{GROUP_PATH}/{self._version}/resourceslices",
+            path=self._slices_path(),
             query={"fieldSelector": f"spec.nodeName={self._node},spec.driver={GPU_DRA_DRIVER}"},
             metadata_only=False,
             parse=dra_objects.parse_slice,
@@ -167,6 +172,26 @@ class DraReader:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._slices.run())
             group.create_task(self._claims.run())
+            group.create_task(self._follow_version(self._slices))
+
+    async def _follow_version(self, slices: ListWatch[dra_objects.Slice]) -> None:
+        """Find the served version again whenever something is not found: an upgraded server may serve another one."""
+        seen = 0
+        while True:
+            await asyncio.sleep(VERSION_SECONDS)
+            missed = slices.errors.get("not_found", 0) + self._claims.errors["not_found"]
+            if missed == seen:
+                continue
+            seen = missed
+            served = await self._find_version()
+            if served != self._version:
+                LOG.info("resource.k8s.io: served version changed: before=%s now=%s", self._version, served)
+                self._version = served
+                slices.path = self._slices_path()
+                self._claims.retry_absent()
+
+    def _slices_path(self) -> str:
+        return f"{GROUP_PATH}/{self._version}/resourceslices"
 
     async def _find_version(self) -> str:
         failures = 0

@@ -23,6 +23,10 @@ class Declared:
     """Of what ``memory_bytes`` is a part; ``None`` is the GPU's memory."""
     ratio: float = 0.0
 
+    def is_of_unknown_whole(self, device_bytes: int | None) -> bool:
+        """Return whether only memory was declared, and how much the GPU has in all is not known."""
+        return self.memory_bytes > 0 and self.ratio <= 0 and not (self.of_bytes or device_bytes)
+
     def part(self, device_bytes: int | None) -> tuple[float, bool]:
         """Give the part of the device, 0..1, and whether it is a guess.
 

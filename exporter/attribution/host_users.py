@@ -33,7 +33,7 @@ class HostUsers(Registered):
         self._processes = HostProcesses(proc_root)
         self._users = UserNames(proc_root)
         self._register = Register()
-        self._running = RunningTenants(self._register, HOST, self._tenant_of)
+        self._running = RunningTenants(self._register, HOST, self._tenant_of, lives=self._processes.lives)
         self._read_at: float | None = None
 
     def observe(self, reading: Reading, now: float) -> None:

@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 from exporter.attribution import annotated, counting, dra, shares
 from exporter.attribution.device_ids import IdKind, ParsedId, parse, telling
-from exporter.attribution.entries import Entry
+from exporter.attribution.entries import Entry, undecided
 from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.attribution.inventory import Inventory
 from exporter.attribution.reservations import Groups
 from exporter.attribution.shares import Claim, Replica, ReplicaCounts, ReplicaKey
-from exporter.attribution.tenants import SOURCES
+from exporter.attribution.tenants import SOURCES, UNNAMED_REASON
 from exporter.model import (
     Allocations,
     Attribution,
@@ -27,6 +27,8 @@ from exporter.model import (
 DEVICE_PLUGIN = "device-plugin"
 REPLICAS_UNKNOWN = "replicas_unknown"
 """Reason of a replica whose part of the device cannot be told, as the number of the others is not known."""
+MEMORY_UNKNOWN = "memory_unknown"
+"""Reason of a declared part of a GPU's memory, while it is not known how much memory the GPU has."""
 NOTHING_REMEMBERED: Mapping[ReplicaKey, int] = MappingProxyType({})
 
 
@@ -74,6 +76,7 @@ def attribute(
         holders=_holders(claims, counts, inventory, evidence),
         unresolved=tuple(unresolved),
         expected_devices=known.expected,
+        unseen_instances=known.unseen_instances,
         advertised_devices=known.advertised,
         allocated_devices=known.allocated,
         replicas=_remembered(counts, inventory),
@@ -131,6 +134,8 @@ def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Itera
     told: set[ParsedId] = set()
     for device_id in telling(devices.resource, devices.ids):
         parsed = parse(devices.resource, device_id)
+        if devices.resource in SOURCES and not container.pod and parsed.kind is not IdKind.UNKNOWN:
+            parsed = undecided(parsed, UNNAMED_REASON)
         if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands, and one says it all
             if parsed in told:
                 continue
@@ -158,8 +163,12 @@ def _match(
         for uuid in found:
             if is_replica and counts.of(uuid, entry.resource) is None:
                 unresolved.setdefault(_unresolved(entry, REPLICAS_UNKNOWN, inventory), entry)
+                continue
+            gpu = inventory.gpus[inventory.gpu_of(uuid)]
+            if entry.declared and entry.declared.is_of_unknown_whole(gpu.memory_total_bytes):
+                unresolved.setdefault(_unresolved(entry, MEMORY_UNKNOWN, inventory), entry)
             else:
-                claims.setdefault(uuid, []).append(_claim(entry, inventory.gpus[inventory.gpu_of(uuid)]))
+                claims.setdefault(uuid, []).append(_claim(entry, gpu))
     return claims, unresolved
 
 

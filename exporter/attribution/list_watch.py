@@ -20,10 +20,8 @@ Item = TypeVar("Item")
 Key = tuple[str, str]
 """Namespace and name."""
 
-REMOVED_SECONDS = 600.0
-REMOVED_LIMIT = 2000
 SILENCE_SECONDS = 150.0
-"""Two and a half bookmarks; where none come, watching again from the last version costs the server little."""
+"""A server sends no bookmark before something is new; watching again from the last version costs it little."""
 SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
 LIST_SECONDS = 30.0
@@ -40,11 +38,12 @@ _BROKEN = frozenset({"garbage", "forbidden", "not_found", "unexpected"})
 class ListWatch(Generic[Item]):
     """The objects of one list, followed by one watch connection.
 
-    ``items``, ``removed`` and ``errors`` are replaced and not mutated, so that a reader may keep what it got.
+    ``items`` and ``errors`` are replaced and not mutated, so that a reader may keep what it got. An object leaves
+    ``items`` by an event, or when a complete list lacks it.
 
     Args:
         client: Shared with others.
-        path: Of the list, such as ``/api/v1/pods``.
+        path: Of the list, such as ``/api/v1/pods``; it may be set to another version's later.
         query: Selectors.
         metadata_only: Whether to ask for metadata alone; a server may answer with whole objects all the same.
         parse: Key and item of an object, ``None`` for one that is of no interest; what it raises of LookupError,
@@ -56,6 +55,8 @@ class ListWatch(Generic[Item]):
         start_jitter_seconds: The first list comes after a random part of it.
         silence_seconds: How long a watch may say nothing before it is made again.
         keep_seconds: How long after the stream was lost ``known`` stays true.
+        canary: An object that every complete list has; a list without it is a failed lookup.
+        canary_fix: What to do where the canary is missing, for the message.
     """
 
     def __init__(  # noqa: PLR0913 - what to follow, what time is, and how patient to be
@@ -73,9 +74,13 @@ class ListWatch(Generic[Item]):
         start_jitter_seconds: float = 0,
         silence_seconds: float = SILENCE_SECONDS,
         keep_seconds: float = math.inf,
+        canary: Key | None = None,
+        canary_fix: str = "",
     ) -> None:
         self._client = client
-        self._path = path
+        self._canary = canary
+        self._canary_fix = canary_fix
+        self.path = path
         self._query = dict(query)
         self._metadata_only = metadata_only
         self._parse = parse
@@ -91,14 +96,11 @@ class ListWatch(Generic[Item]):
         self._failures = 0
         self._gones = 0
         self._listed = False
-        self._skipped = False
         self._lost_at: float | None = None
         self._errors: Counter[str] = Counter()
         self.items: Mapping[Key, Item] = MappingProxyType({})
-        self.removed: Mapping[Key, float] = MappingProxyType({})
-        """Unix time by key of what went away within ten minutes and has not come back."""
         self.version = 0
-        """Grows with each change of ``items`` or ``removed``, and when they become known."""
+        """Grows with each change of ``items``, and when they become known."""
         self.at_seconds: float | None = None
         """Unix time of the last sign of life."""
         self.problem = ""
@@ -111,11 +113,6 @@ class ListWatch(Generic[Item]):
         """Whether ``items`` is the server's word: listed once, and the stream not lost for too long."""
         lost = self._lost_at
         return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
-
-    @property
-    def complete(self) -> bool:
-        """Whether an object that is not in ``items`` is not there: none was skipped since the last list."""
-        return not self._skipped
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -135,8 +132,8 @@ class ListWatch(Generic[Item]):
                 await self._sleep(self._note(error))
             except Exception as error:
                 # An object that nobody thought of must not end the agent, which meters without the API too.
-                LOG.exception("%s: unexpected; listed again later", self._path)
-                words = f"list {self._path}: unexpected {type(error).__name__}; the agent's log has the cause"
+                LOG.exception("%s: unexpected; listed again later", self.path)
+                words = f"list {self.path}: unexpected {type(error).__name__}; the agent's log has the cause"
                 await self._sleep(self._note(ApiError("unexpected", words)))
 
     def _note(self, error: ApiError) -> float:
@@ -159,10 +156,14 @@ class ListWatch(Generic[Item]):
         # Any server's cache will do, unless it is behind what has been seen or what a watch can start from.
         behind = self._gones > 1
         listed = await self._get({} if behind else {"resourceVersion": "0"})
-        if not behind and _older(_version(listed), self._newest):
+        if not behind and (_older(_version(listed), self._newest) or not self._has_canary(listed)):
             listed = await self._get({})
+        if not self._has_canary(listed):
+            count = len(listed["items"] or ())
+            own = "/".join(self._canary or ())
+            words = f"{own}, the pod of this agent, is not among the {count} objects; {self._canary_fix}"
+            raise ApiError("incomplete", f"list {self.path} at {self._client.address}: {words}")
         found: dict[Key, Item] = {}
-        self._skipped = False
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
         first, self._listed = not self._listed, True
@@ -170,15 +171,18 @@ class ListWatch(Generic[Item]):
         self._at(_version(listed))
         self._replace(found, changed=first)
 
+    def _has_canary(self, listed: Mapping[str, Any]) -> bool:
+        return self._canary is None or any(_key(each) == self._canary for each in listed["items"] or ())
+
     async def _get(self, query: Mapping[str, str]) -> dict[str, Any]:
         listed = await self._client.get(
-            self._path,
+            self.path,
             {**self._query, **query},
             accept=METADATA_LIST if self._metadata_only else PLAIN,
             timeout_seconds=LIST_SECONDS,
         )
         if not isinstance(listed.get("items", 0), list | None) or not _version(listed):
-            raise ApiError("garbage", f"list {self._path} at {self._client.address}: the answer is no list of objects")
+            raise ApiError("garbage", f"list {self.path} at {self._client.address}: the answer is no list of objects")
         return listed
 
     async def _watch(self) -> None:
@@ -191,7 +195,7 @@ class ListWatch(Generic[Item]):
         }
         accept = METADATA_WATCH if self._metadata_only else PLAIN
         began, told = self._clock(), False
-        stream = self._client.watch(self._path, query, accept=accept, silence_seconds=self._silence_seconds)
+        stream = self._client.watch(self.path, query, accept=accept, silence_seconds=self._silence_seconds)
         async with aclosing(stream) as events:
             async for event in events:
                 if event["type"] == OPENED:
@@ -206,7 +210,7 @@ class ListWatch(Generic[Item]):
         if not told and 0 <= lasted < SHORTEST_WATCH_SECONDS:
             raise ApiError(
                 "short_watch",
-                f"watch {self._path} at {self._client.address}: the stream ended at once without an event;"
+                f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
                 " see whether a proxy before the server cuts long answers",
             )
         self._well()
@@ -236,7 +240,6 @@ class ListWatch(Generic[Item]):
     def _apply(self, kind: object, shown: dict[str, Any]) -> None:
         if kind == SKIPPED:
             self._errors["too_large"] += 1
-            self._skipped = True
             self.at_seconds = self._clock()
             return
         if kind in {"ADDED", "MODIFIED"}:
@@ -254,7 +257,6 @@ class ListWatch(Generic[Item]):
             parsed = self._parse(shown)
         except (LookupError, TypeError, ValueError, AttributeError):
             self._errors["unparsable"] += 1
-            self._skipped = True
             key = _key(shown)
             if key in self.items:
                 items[key] = self.items[key]
@@ -265,13 +267,8 @@ class ListWatch(Generic[Item]):
             items.pop(_key(shown), None)
 
     def _replace(self, items: dict[Key, Item], *, changed: bool = False) -> None:
-        now = self._clock()
-        removed = {key: at for key, at in self.removed.items() if key not in items and now - at < REMOVED_SECONDS}
-        removed |= {key: now for key in self.items if key not in items}
-        while len(removed) > REMOVED_LIMIT:
-            del removed[next(iter(removed))]
-        if changed or items != self.items or removed != self.removed:
-            self.items, self.removed = MappingProxyType(items), MappingProxyType(removed)
+        if changed or items != self.items:
+            self.items = MappingProxyType(items)
             self.version += 1
 
 

@@ -26,6 +26,10 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
+def _no_query(_key: Hashable) -> Mapping[str, str]:
+    return {}
+
+
 @dataclass(slots=True)
 class _State:
     """What is known of one key beside its item."""
@@ -47,8 +51,9 @@ class Lookups(Generic[Key, Item]):
         client: Of the API.
         path: Of a key's object.
         parse: Reads it; ``None`` for an object that is not yet what it will be.
-        steady: Seconds of a time that nobody sets.
+        steady: Seconds of a monotonic clock.
         random: 0..1.
+        query: Of a key's object, for one that is found by a list.
         renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
         whole: Whether the object is needed, and not its metadata alone; a node's is a hundred times that.
         absent_is_problem: Whether it has to be told that an object does not exist.
@@ -63,6 +68,7 @@ class Lookups(Generic[Key, Item]):
         parse: Callable[[Key, dict[str, Any]], Item | None],
         steady: Callable[[], float],
         random: Callable[[], float],
+        query: Callable[[Key], Mapping[str, str]] = _no_query,
         renew_seconds: float | None = 600.0,
         whole: bool = False,
         absent_is_problem: bool = False,
@@ -71,6 +77,7 @@ class Lookups(Generic[Key, Item]):
         self._client = client
         self._path = path
         self._parse = parse
+        self._query = query
         self._steady = steady
         self._random = random
         self._renew_seconds = renew_seconds
@@ -108,6 +115,13 @@ class Lookups(Generic[Key, Item]):
             self._states = {key: state for key, state in self._states.items() if key in wanted}
             self.items = {key: item for key, item in self.items.items() if key in wanted}
 
+    def retry_absent(self) -> None:
+        """Ask again, now, for every key that was not found."""
+        for state in self._states.values():
+            if state.refusal is not None and state.refusal.reason == "not_found":
+                state.due_seconds = 0.0
+        self._wake.set()
+
     def given_up(self, key: Key) -> bool:
         """Tell whether nothing should wait any more for a wanted key that has no item."""
         state = self._states.get(key)
@@ -140,7 +154,9 @@ class Lookups(Generic[Key, Item]):
                 continue
             self._asked(state)
             try:
-                answer = await self._client.get(self._path(key), accept=self._accept, timeout_seconds=TIMEOUT_SECONDS)
+                answer = await self._client.get(
+                    self._path(key), self._query(key), accept=self._accept, timeout_seconds=TIMEOUT_SECONDS
+                )
             except ApiError as error:
                 self.errors[error.reason] += 1
                 if error.reason not in _OWN_REASONS:

@@ -24,12 +24,17 @@ LOG = logging.getLogger("exporter.attribution.metadata")
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 """Pods that have finished come as deleted; without it only whole pods would tell."""
+_FINISHED = frozenset({"Succeeded", "Failed"})
 
 LOST_SECONDS = 300.0
 """An API server that is renewed is away for minutes; what was read of pods that run stays true."""
 
-_WITHOUT_NODE = "prices go without this node's labels (is --node-name its name in the cluster?)"
-_WITHOUT_NAMESPACES = "teams that only namespaces name are not known (or set --namespace-teams off)"
+_WITHOUT_NODE = (
+    "GPUs are unpriced where the price may depend on this node's labels, unless an earlier run has read them "
+    "(or set --instance-type, --capacity-type and --region)"
+)
+NAME_NODE = "set it (NODE_NAME) to spec.nodeName of the agent's pod, as `kubectl get nodes` prints it"
+_WITHOUT_NAMESPACES = "teams and cost labels that only namespaces name are not known (or set --namespace-teams off)"
 _FACTS_LIMIT = 4096
 _UNEXPECTED_SECONDS = 60.0
 """A part that has met what nobody thought of is begun again after this, give or take half."""
@@ -46,8 +51,9 @@ class MetadataSettings:
     start_jitter_seconds: float = 0.0
     """The first question comes after a random part of it."""
     team_keys: tuple[str, ...] = ()
+    cost_labels: tuple[str, ...] = ()
     namespace_teams: bool = True
-    """Whether namespaces are read, for teams and policies said there."""
+    """Whether namespaces are read, for teams, cost labels and policies said there."""
     pod_labels: tuple[str, ...] = ()
     pod_annotations: tuple[str, ...] = ()
     reservation_namespaces: tuple[str, ...] = ()
@@ -68,20 +74,21 @@ class Metadata:
         self._random = random
         self._rules = OwnerRules(
             team_keys=settings.team_keys,
+            cost_labels=settings.cost_labels,
             exported_labels=settings.pod_labels,
             exported_annotations=settings.pod_annotations,
         )
         wanted = wanted_annotations(self._rules)
         self._client = ApiClient(settings.kubeconfig, random=random)
-        self._pods: ListWatch[PodMetadata] = ListWatch(
+        self._pods = _followed_pods(self._client, settings, wanted, clock, random)
+        self._phases: Lookups[PodName, bool] = Lookups(
             self._client,
-            path="/api/v1/pods",
-            query={"fieldSelector": f"spec.nodeName={settings.node},{UNFINISHED}"},
-            metadata_only=True,
-            parse=partial(pod_objects.parse, wanted=wanted),
-            clock=clock,
+            path=lambda name: f"/api/v1/namespaces/{name[0]}/pods",
+            query=lambda name: {"fieldSelector": f"metadata.name={name[1]},spec.nodeName={settings.node}"},
+            parse=_has_finished,
+            steady=self._steady_now,
             random=random,
-            keep_seconds=LOST_SECONDS,
+            whole=True,
         )
         self._node: Lookups[str, NodeFacts] = Lookups(
             self._client,
@@ -114,7 +121,13 @@ class Metadata:
     @property
     def known(self) -> bool:
         """Whether the pods have been listed and changes are followed."""
-        return self._pods.known
+        return self._pods.known and not self._is_other_node
+
+    @property
+    def _is_other_node(self) -> bool:
+        """Whether the API knows no node of the configured name, so that an empty list of its pods says nothing."""
+        problem = self._node.problem
+        return problem is not None and problem.reason == "not_found" and not self._pods.items
 
     @property
     def at_seconds(self) -> float | None:
@@ -132,8 +145,11 @@ class Metadata:
         parts = [
             (error.reason, f"{error}; {without}")
             for error, without in ((self._node.problem, _WITHOUT_NODE), (self._namespaces.problem, _WITHOUT_NAMESPACES))
-            if error
+            if error and error.reason != "not_found"
         ]
+        if self._node.problem and self._node.problem.reason == "not_found":
+            wrong = f"the API at {self._client.address} has no node {self._settings.node!r}"
+            parts.insert(0, ("not_found", f"{wrong}, the value of --node-name: {NAME_NODE}"))
         parts += self._dra.problems
         # While the API itself is away, that is said once and not by every part.
         lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
@@ -153,7 +169,11 @@ class Metadata:
     def errors(self) -> Mapping[str, int]:
         """Counts since the start by reason; of all but the pods with the part before it."""
         errors = Counter(self._pods.errors)
-        for part, counts in (("node", self._node.errors), ("namespace", self._namespaces.errors)):
+        for part, counts in (
+            ("node", self._node.errors),
+            ("namespace", self._namespaces.errors),
+            ("phase", self._phases.errors),
+        ):
             errors.update({f"{part}_{reason}": count for reason, count in counts.items()})
         errors.update(self._dra.errors)
         if self._unexpected_count:
@@ -166,7 +186,13 @@ class Metadata:
             await asyncio.sleep(self._settings.start_jitter_seconds * self._random())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pods.run())  # bears anything by itself
-                for name, part in (("node", self._node), ("namespaces", self._namespaces), ("claims", self._dra)):
+                parts = (
+                    ("node", self._node),
+                    ("namespaces", self._namespaces),
+                    ("phases", self._phases),
+                    ("claims", self._dra),
+                )
+                for name, part in parts:
                     group.create_task(self._run_on(name, part.run))
         finally:
             await self._client.close()
@@ -187,7 +213,7 @@ class Metadata:
         """Take note of a new answer of the kubelet: whose namespaces and which claims to read, who should be known."""
         self._advance(now)
         pods = {(container.namespace, container.pod) for container in allocations.containers}
-        self._endings.note(pods, now, self._steady)
+        self._endings.note(pods)
         self._facts = {name: known for name, known in self._facts.items() if self._endings.find(name) is known[0]}
         self._dra.note(allocations)
         if self._settings.namespace_teams:
@@ -197,12 +223,14 @@ class Metadata:
     def evidence(self, now: float) -> Evidence:
         """Return what the join is to look at, the same object while nothing changes."""
         self._advance(now)
-        listed = self._pods.at_seconds is not None
-        self._endings.update(self._pods, self._steady)
+        listed = self._pods.at_seconds is not None and not self._is_other_node
+        if listed:
+            self._endings.update(self._pods.items, self._steady)
+            self._phases.keep(self._endings.strangers)
         new = Evidence(
             pods=self._endings.pods if listed else None,
-            is_followed=self._pods.known and not self._pods.problem,
-            ended=self._endings.ended,
+            is_followed=self.known and not self._pods.problem,
+            ended=self._endings.left | {name for name, finished in self._phases.items.items() if finished},
             claims=self._dra.claims,
             unreadable_claims=self._dra.unreadable,
             reads_claims=self._dra.reads_claims,
@@ -261,3 +289,34 @@ class Metadata:
 def _node_facts(_name: str, item: Mapping[str, Any]) -> NodeFacts:
     metadata = item.get("metadata")
     return node_labels.node_facts(pod_objects.labels_of(metadata) if isinstance(metadata, dict) else {})
+
+
+def _followed_pods(
+    client: ApiClient,
+    settings: MetadataSettings,
+    wanted: frozenset[str],
+    clock: Callable[[], float],
+    random: Callable[[], float],
+) -> ListWatch[PodMetadata]:
+    """Make the list and watch of this node's pods, which must have the agent's own pod among them."""
+    return ListWatch(
+        client,
+        path="/api/v1/pods",
+        query={"fieldSelector": f"spec.nodeName={settings.node},{UNFINISHED}"},
+        metadata_only=True,
+        parse=partial(pod_objects.parse, wanted=wanted),
+        clock=clock,
+        random=random,
+        keep_seconds=LOST_SECONDS,
+        canary=settings.own_pod,
+        canary_fix=f"--node-name is {settings.node!r}: {NAME_NODE}",
+    )
+
+
+def _has_finished(name: PodName, listed: Mapping[str, Any]) -> bool:
+    """Read the phase of one pod; a pod that the API does not have may be a static one without a mirror."""
+    for item in listed.get("items") or ():
+        metadata, status = item.get("metadata") or {}, item.get("status") or {}
+        if (metadata.get("namespace"), metadata.get("name")) == name:
+            return status.get("phase") in _FINISHED
+    return False

@@ -1,4 +1,4 @@
-"""Namespaces of pods that hold GPUs: their labels and annotations, for teams and policies that are said there."""
+"""Namespaces of pods that hold GPUs: their labels and annotations, for the teams, cost labels and policies in them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

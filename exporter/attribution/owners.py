@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from exporter.attribution import policy
 from exporter.attribution.exported_labels import exported_of
 from exporter.attribution.label_text import label_text
-from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Owner, PodFacts, PodMetadata
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, PodFacts, PodMetadata
 
 MAX_NAME = 253
 MAX_KIND = 63
 MAX_TEAM = 128
 
+# What the API server accepts; other text could not be read back from the pairs.
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+
 Workload = tuple[str, str]
 """Kind and name."""
 Rule = Callable[[PodMetadata], Workload | None]
 
-_OUR_KINDS = frozenset({UNALLOCATED.kind, UNATTRIBUTED.kind, OTHER.kind})
+_OUR_KINDS = frozenset({UNALLOCATED.kind, UNATTRIBUTED.kind})
 _GROUP_NAME = "scheduling.k8s.io/group-name"
 _RAY_KINDS = frozenset({"RayJob", "RayService", "RayCluster", "RayCronJob"})
 _KIND_OF_OPERATOR = {
@@ -70,6 +73,8 @@ class OwnerRules:
 
     team_keys: tuple[str, ...] = ()
     """Labels or annotations that name the team, first found wins."""
+    cost_labels: tuple[str, ...] = ()
+    """Keys of the labels, of the pod or else its namespace, that divide what the ledger counts."""
     exported_labels: tuple[str, ...] = ()
     exported_annotations: tuple[str, ...] = ()
 
@@ -102,6 +107,7 @@ def facts_of(
             kind=kind,
             name=name,
             team=team,
+            cost_labels=_cost_labels(pod.labels, namespace_labels, rules.cost_labels),
         ),
         queue=queue,
         workload_class=said.workload_class,
@@ -144,6 +150,12 @@ def _doubts(pod: PodMetadata, shown: tuple[tuple[str, int], ...]) -> Iterator[st
 def _first(sources: Iterable[Mapping[str, str]], keys: tuple[str, ...], limit: int) -> str:
     texts = (label_text(source[key], limit) for source in sources for key in keys if key in source)
     return next(filter(None, texts), "")
+
+
+def _cost_labels(pod: Mapping[str, str], namespace: Mapping[str, str], keys: Iterable[str]) -> str:
+    """Return the pairs of an owner: a key that neither has, or has without a value, is left out."""
+    values = {key: pod.get(key) or namespace.get(key, "") for key in sorted({*keys})}
+    return ",".join(f"{key}={value}" for key, value in values.items() if _LABEL_VALUE.fullmatch(value))
 
 
 def _label(pod: PodMetadata, *keys: str) -> str:

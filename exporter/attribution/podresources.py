@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,7 +24,7 @@ from exporter.attribution._proto import (
     Message,
     build_messages,
 )
-from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, telling
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, named_devices, telling
 from exporter.attribution.socket_probe import MEND_PATH
 from exporter.errors import AttributionError
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
@@ -43,7 +44,92 @@ _OPTIONS = (
 )
 _MESSAGES = build_messages()
 # A kubelet that is gone costs nothing to look for, and must be found again soon; one that suffers is left in peace.
-_CHEAP_REASONS = frozenset({"no_socket", "no_permission", "not_a_socket", "bad_path", "refused", "unavailable"})
+_CHEAP_REASONS = frozenset(
+    {"no_socket", "no_permission", "not_a_socket", "bad_path", "refused", "unavailable", "kubelet_starting"}
+)
+
+PodName = tuple[str, str]
+"""Namespace and name."""
+
+
+def own_pod(environ: Mapping[str, str] = os.environ) -> PodName | None:
+    """Return the pod that this process runs in, as its manifest sets it; ``None`` outside a pod."""
+    namespace, name = environ.get("POD_NAMESPACE", ""), environ.get("POD_NAME", "")
+    return (namespace, name) if namespace and name else None
+
+
+class Completeness:
+    """Judges whether an answer contains what must be there: a starting kubelet answers before it knows its pods.
+
+    Inside a pod the agent's own pod must be listed. Outside a pod an empty answer is believed where no earlier answer
+    had pods, or where the kubelet that listed them has not restarted since; one with static pods only is as good as
+    empty, because the kubelet reads those from files before the API server answers it. After a restart of the kubelet,
+    a holder that is missing has ended only when two answers in a row of that kubelet lack it, because a kubelet may
+    list some of its pods before it knows all of them.
+
+    Args:
+        canary: Namespace and name of the agent's own pod, ``None`` outside a pod.
+        node_name: Of the node, with which names of static pods end; empty where it is not known.
+    """
+
+    def __init__(self, canary: PodName | None, node_name: str = "") -> None:
+        self._canary = canary
+        self._static_ending = f"-{node_name.lower()}" if node_name else ""
+        self._had_pods = False
+        self._restarted = False
+        self._socket: object = None
+        self._holders: frozenset[tuple[str, str, str]] = frozenset()
+        self._missing_once: frozenset[tuple[str, str, str]] = frozenset()
+        self._missing_from: object = None
+        """The socket whose answer lacked them; ``None`` where it is unknown."""
+
+    def check(self, pods: AbstractSet[PodName], holders: frozenset[tuple[str, str, str]], socket: object) -> None:
+        """Accept an answer, or refuse it.
+
+        Args:
+            pods: Every pod of the answer.
+            holders: (namespace, pod, container) of the containers with devices.
+            socket: Identity of the socket file, another one after each start of the kubelet; ``None`` where it is
+                unknown, or has changed during the call.
+
+        Raises:
+            AttributionError: ``kubelet_starting``: the answer is incomplete and says nothing.
+        """
+        self._restarted = self._restarted or socket is None or self._socket not in {None, socket}
+        self._socket = socket or self._socket
+        if self._missing_from not in {None, socket}:
+            self._missing_once = frozenset()
+        static = {one for one in pods if self._static_ending and one[1].endswith(self._static_ending)}
+        if problem := self._incomplete(pods, len(static)):
+            self._restarted, self._missing_once = True, frozenset()
+            raise AttributionError("kubelet_starting", problem)
+        missing = self._holders - holders
+        if self._restarted and not missing <= self._missing_once:
+            self._missing_once, self._missing_from = missing, socket
+            namespace, pod, container = min(missing)
+            raise AttributionError(
+                "kubelet_starting",
+                f"kubelet has restarted and does not list {len(missing)} of {len(self._holders)} holders any more"
+                f" (container {container} of pod {namespace}/{pod}); the next answer confirms it, or lists them again",
+            )
+        # The answer may be of the kubelet before: the next one is then the first of the new kubelet.
+        self._restarted = socket is None
+        self._had_pods, self._missing_once, self._holders = len(pods) > len(static), frozenset(), holders
+
+    def _incomplete(self, pods: AbstractSet[PodName], static: int) -> str:
+        """Say what an answer lacks; empty where it lacks nothing."""
+        if self._canary and self._canary not in pods:
+            return (
+                f"kubelet lists {len(pods)} pods without {'/'.join(self._canary)}, the pod of this agent: it has just"
+                " started and does not know its pods yet; if this lasts, set POD_NAMESPACE and POD_NAME of the agent"
+                " from metadata.namespace and metadata.name"
+            )
+        if not self._canary and len(pods) == static and self._had_pods and self._restarted:
+            return (
+                f"kubelet has restarted, lists {f'{static} static pods' if static else 'no pod'} and listed others"
+                " before: it does not know its pods yet; if this node is to run no pods any more, restart the agent"
+            )
+        return ""
 
 
 class KubeletClient:
@@ -51,8 +137,11 @@ class KubeletClient:
 
     Args:
         socket_path: Of the kubelet's socket; it need not exist yet.
-        resources: Glob patterns of GPU resource names; containers without any (and without DRA GPUs) are dropped.
+        resources: Glob patterns of GPU resource names. Under any other name only UUIDs of GPUs and MIG instances are
+            kept; containers without a device are dropped.
         deadline_seconds: For each call.
+        canary: Namespace and name of the agent's own pod, which a complete answer lists; ``None`` outside a pod.
+        node_name: As for ``Completeness``.
     """
 
     def __init__(
@@ -61,7 +150,10 @@ class KubeletClient:
         *,
         resources: Sequence[str] = DEFAULT_RESOURCES,
         deadline_seconds: float = DEADLINE_SECONDS,
+        canary: PodName | None = None,
+        node_name: str = "",
     ) -> None:
+        self._completeness = Completeness(canary, node_name)
         self._path = os.path.abspath(socket_path)  # noqa: PTH100 - resolve() would follow links that may change later
         self._resources = tuple(resources)
         self._deadline_seconds = deadline_seconds
@@ -77,10 +169,18 @@ class KubeletClient:
             now: Unix time, for the answer's stamp.
 
         Raises:
-            AttributionError: When the list cannot be had. The advertised devices are not worth losing it: without
-                them an earlier answer's are repeated, or ``allocatable`` is ``None`` for a kubelet that has none.
+            AttributionError: When the list cannot be had, or lacks what must be there. The advertised devices are not
+                worth losing it: without them an earlier answer's are repeated, or ``allocatable`` is ``None`` for a
+                kubelet that has none.
         """
-        containers, others = self._containers(await self._call(LIST_METHOD, "ListPodResourcesResponse"))
+        socket = socket_probe.identity(self._path)
+        listed = await self._call(LIST_METHOD, "ListPodResourcesResponse")
+        containers, others = self._containers(listed)
+        self._completeness.check(
+            {(pod.namespace, pod.name) for pod in listed.pod_resources},
+            frozenset((one.namespace, one.pod, one.container) for one in containers),
+            socket if socket == socket_probe.identity(self._path) else None,
+        )
         self.allocatable_error = None
         try:
             answer = await self._call(ALLOCATABLE_METHOD, "AllocatableResourcesResponse")
@@ -169,8 +269,10 @@ class KubeletClient:
     def _devices(self, listed: Any) -> tuple[DeviceIds, ...]:  # noqa: ANN401 - as _call
         by_resource: dict[str, list[str]] = {}  # the kubelet lists a resource once per NUMA node
         for entry in listed:
-            if any(fnmatchcase(entry.resource_name, pattern) for pattern in self._resources):
-                by_resource.setdefault(entry.resource_name, []).extend(entry.device_ids)
+            name, ids = entry.resource_name, entry.device_ids
+            is_gpu = any(fnmatchcase(name, pattern) for pattern in self._resources)
+            if kept := ids if is_gpu else named_devices(name, ids):
+                by_resource.setdefault(name, []).extend(kept)
         return tuple(
             # Thousands of ids that say nothing are not kept until the next answer.
             DeviceIds(resource=name, ids=telling(name, ids) if is_per_unit(name) else tuple(ids))
@@ -187,7 +289,8 @@ class KubeletPoller:
         interval_seconds: Between two questions while all is well.
         resources: As for ``KubeletClient``.
         clock: Unix time now.
-        deadline_seconds: For each call.
+        canary: As for ``KubeletClient``.
+        node_name: As for ``KubeletClient``.
     """
 
     def __init__(
@@ -197,9 +300,10 @@ class KubeletPoller:
         interval_seconds: float,
         resources: Sequence[str] = DEFAULT_RESOURCES,
         clock: Callable[[], float],
-        deadline_seconds: float = DEADLINE_SECONDS,
+        canary: PodName | None = None,
+        node_name: str = "",
     ) -> None:
-        self._client = KubeletClient(socket_path, resources=resources, deadline_seconds=deadline_seconds)
+        self._client = KubeletClient(socket_path, resources=resources, canary=canary, node_name=node_name)
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._errors: Counter[str] = Counter()

@@ -87,6 +87,12 @@ class Remembered(Generic[Found]):
         self._remember(pid, (started, found))
         return found
 
+    def lives(self, pid: int) -> bool:
+        """Return whether the process that was last looked up under a pid still exists."""
+        known = self._known.get(pid) or self._before.get(pid)
+        _, started = name_and_start(f"{self._proc_root}/{pid}")
+        return started is not None and (known is None or known[0] == started)
+
     def forget(self, pid: int) -> None:
         """Look at a process afresh next time: it may be moved to another cgroup yet."""
         self._known.pop(pid, None)

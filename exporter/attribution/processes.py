@@ -5,35 +5,67 @@ looked up". The first makes a process unattributed, the second leaves open whose
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from exporter.attribution import cgroup
 from exporter.attribution.proc_files import Remembered, content
-from exporter.model import Holder, ProcessUse
+from exporter.model import Attribution, Field, Holder, ProcessUse, Reading, Unresolved
 
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
 
-_MPS_SERVER = "nvidia-cuda-mps"
+MPS_SERVER = "nvidia-cuda-mps"
 """The begin of its name that the kernel keeps."""
+UNLISTED_USE = "unlisted_use"
+"""Reason of a device that the kubelet lists with nobody and that a process in a pod's cgroup uses."""
 NO_POD = ""
 NO_NAME = ("", "")
 
 
+HIDDEN_PROCESSES_MEMORY_MIB = 300
+"""More than a driver takes for itself on a GPU without processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Processes of one device that belong to the same holders."""
+
+    holders: tuple[Holder, ...]
+    """Containers that they may be of: those of one pod, or all candidates; empty: they are of no holder."""
+    processes: tuple[ProcessUse, ...]
+    known: bool = True
+    """Whether the pod is known. If not, they may also be of no holder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """Processes of one device, divided by who they belong to; each process is in one of the three places at most."""
+    """Processes of one device by holder; each process is in one bucket at most."""
 
-    by_holder: Mapping[Holder, tuple[ProcessUse, ...]] = field(default_factory=dict)
-    unattributed: tuple[ProcessUse, ...] = ()
-    """Of no listed pod: host processes, vanished ones, pods that hold nothing here (any more)."""
-    ambiguous: tuple[ProcessUse, ...] = ()
-    """Perhaps of a holder, but of which cannot be told: a pod without a name, or busy and gone before a look at it."""
-    complete: bool = True
-    """False when the division cannot be relied on: something is ambiguous, or no process at all was visible."""
+    buckets: tuple[Bucket, ...] = ()
+    hidden: bool = False
+    """Whether processes run that the driver does not list here: then memory by process is unknown."""
     by_mps: bool = False
-    """Whether one MPS server works for several processes: then samples of processes do not tell whose the time was."""
+    """Whether one MPS server works for several processes: then samples do not show which of them it worked for."""
+
+    @property
+    def unattributed(self) -> tuple[ProcessUse, ...]:
+        """Processes of no holder: of the host, vanished, or of pods that do not hold the device."""
+        return tuple(process for bucket in self.buckets if not bucket.holders for process in bucket.processes)
+
+
+def hides_processes(processes: Sequence[ProcessUse], values: Mapping[Field, int | float]) -> bool:
+    """Return whether processes run that the list does not show, as in a PID namespace other than the host's.
+
+    Nothing lists as running there, while memory is in use and samples keep coming.
+
+    Args:
+        processes: What the driver lists and samples on a device.
+        values: The device's values.
+    """
+    running = any(not process.ended for process in processes)
+    return not running and values.get(Field.FB_USED, 0) > HIDDEN_PROCESSES_MEMORY_MIB
 
 
 class PidResolver:
@@ -142,8 +174,13 @@ def match(
     uid_of: Callable[[int], str | None],
     name_of: Callable[[str], tuple[str, str] | None],
     command_of: Callable[[int], str] = lambda _pid: "",
+    *,
+    hidden: bool = False,
 ) -> Matched:
     """Divide the processes of one device among its holders.
+
+    A process goes to a pod only on the evidence of that pod's UID or name, never by elimination. One that cannot be
+    matched leaves the others as they are.
 
     Args:
         holders: Holders of the device.
@@ -151,57 +188,115 @@ def match(
         uid_of: Pod UID of a process, as ``PidResolver.pod_uid``.
         name_of: Pod name of a UID, as ``PodNames.name_of``.
         command_of: A process' own name, empty where it cannot be seen.
+        hidden: As ``hides_processes`` returns it.
 
     Returns:
-        The division. A process goes to a holder only on the evidence of its pod's UID or name, and only if a single
-        container of that pod holds the device; never by elimination. One that has ended, of a pod that does not hold
-        the device (any more), is left out: beside it the pod that came after would look idle until the next samples.
+        The division. It leaves out a process that has ended, of a pod that does not hold the device (any more): with
+        it the pod that came after would look idle until the next samples.
     """
-    by_holder: dict[Holder, list[ProcessUse]] = {holder: [] for holder in holders}
+    uids = [uid_of(process.pid) for process in processes]
+    blind = all(uid is None for uid in uids)
+    by_pod: dict[str | None, list[ProcessUse]] = {}
+    for process, uid in zip(processes, uids, strict=True):
+        # One that was busy and is gone may be of any holder: a launcher's short processes are.
+        of_nobody = uid is None and not blind and not process.busiest_ratio
+        by_pod.setdefault(NO_POD if of_nobody else uid, []).append(process)
+    pods = _Pods.of(holders, name_of)
+    buckets: list[Bucket] = []
     unattributed: list[ProcessUse] = []
-    ambiguous: list[ProcessUse] = []
-    visible = 0
-    owners_of: dict[str | None, tuple[Holder, ...] | None] = {None: (), NO_POD: ()}
-    for process in processes:
-        uid = uid_of(process.pid)
-        visible += uid is not None
-        if uid not in owners_of:
-            owners_of[uid] = _owners(holders, uid or NO_POD, name_of)
-        owners = owners_of[uid]
-        # A job of many short processes would look idle beside its own launcher.
-        gone_busy = uid is None and _is_busy(process)
-        if owners is None or len(owners) > 1 or (holders and gone_busy):
-            ambiguous.append(process)
-        elif owners:
-            by_holder[owners[0]].append(process)
-        elif not (holders and process.ended and uid):
-            unattributed.append(process)
-    blind = bool(holders and processes and not visible)
-    return Matched(
-        by_holder={holder: tuple(found) for holder, found in by_holder.items()},
-        unattributed=tuple(unattributed),
-        ambiguous=tuple(ambiguous),
-        complete=not (ambiguous or blind),
-        by_mps=any(process.mps for process in processes) or _has_server(unattributed, command_of),
-    )
+    for uid, found in by_pod.items():
+        owners, known = pods.holders_of(uid)
+        if owners:
+            buckets.append(Bucket(holders=owners, processes=tuple(found), known=known))
+        else:
+            unattributed += [one for one in found if not (holders and one.ended and uid)]
+    if unattributed:
+        buckets.append(Bucket(holders=(), processes=tuple(unattributed)))
+    by_mps = any(process.mps for process in processes) or _has_server(unattributed, command_of)
+    return Matched(buckets=tuple(buckets), hidden=hidden, by_mps=by_mps)
+
+
+def unlisted_uses(
+    reading: Reading,
+    attribution: Attribution,
+    *,
+    pod_uid: Callable[[int], str | None],
+    name_of: Callable[[str], tuple[str, str] | None],
+    command_of: Callable[[int], str],
+) -> tuple[Unresolved, ...]:
+    """Find the pods that use a device which the kubelet lists with nobody.
+
+    The kubelet does not list ordinary init containers, whose devices stay taken for the life of their pod.
+
+    Args:
+        reading: The processes of every device.
+        attribution: The holders of every device that the kubelet lists.
+        pod_uid: From a process id to the UID of its pod.
+        name_of: From a UID to namespace and name.
+        command_of: From a process id to its own name.
+    """
+
+    def pods_among(processes: Sequence[ProcessUse]) -> Iterator[str]:
+        for process in processes:
+            uid = None if process.ended else pod_uid(process.pid)
+            if uid and command_of(process.pid) != MPS_SERVER:  # the server works for others and holds nothing
+                yield uid
+
+    found: list[Unresolved] = []
+    for gpu in reading.gpus:
+        whole = () if gpu.instances else ((gpu.gpu.uuid, gpu.processes),)
+        parts = ((part.instance.uuid, part.processes) for part in gpu.instances)
+        for uuid, processes in (*whole, *parts):
+            if not processes or attribution.holders.keys() & {uuid, gpu.gpu.uuid}:
+                continue
+            for uid in dict.fromkeys(pods_among(processes)):
+                namespace, pod = name_of(uid) or ("", "")
+                found.append(
+                    Unresolved(
+                        namespace=namespace,
+                        pod=pod,
+                        container="",
+                        resource="",
+                        device_id=uuid,
+                        reason=UNLISTED_USE,
+                        gpu_uuids=(gpu.gpu.uuid,),
+                    )
+                )
+    return tuple(found)
 
 
 def _has_server(unattributed: Sequence[ProcessUse], command_of: Callable[[int], str]) -> bool:
-    """Whether a busy one is an MPS server: before Volta the driver lists it alone, and nobody who holds owns it."""
-    return any(_is_busy(process) and command_of(process.pid) == _MPS_SERVER for process in unattributed)
+    """Return whether a busy one is an MPS server: before Volta the driver lists it alone, and it is of no holder."""
+    return any(process.busiest_ratio and command_of(process.pid) == MPS_SERVER for process in unattributed)
 
 
-def _is_busy(process: ProcessUse) -> bool:
-    return bool(process.sm_ratio or process.enc_ratio or process.dec_ratio)
+@dataclass(frozen=True, slots=True)
+class _Pods:
+    """Holders of one device by pod."""
 
+    everybody: tuple[Holder, ...]
+    by_uid: Mapping[str, tuple[Holder, ...]]
+    by_name_only: tuple[Holder, ...]
+    """Holders of which the UID is unknown. Of another one the name proves nothing: it may be a new pod of that name."""
+    name_of: Callable[[str], tuple[str, str] | None]
 
-def _owners(
-    holders: Sequence[Holder], uid: str, name_of: Callable[[str], tuple[str, str] | None]
-) -> tuple[Holder, ...] | None:
-    by_uid = tuple(holder for holder in holders if holder.pod_uid == uid)
-    # A holder whose UID is known to be another one may be a new pod of the same name: its name proves nothing.
-    by_name_only = [holder for holder in holders if holder.pod_uid is None]
-    if by_uid or not by_name_only:
-        return by_uid
-    name = name_of(uid)
-    return None if name is None else tuple(h for h in by_name_only if (h.namespace, h.pod) == name)
+    @classmethod
+    def of(cls, holders: Sequence[Holder], name_of: Callable[[str], tuple[str, str] | None]) -> Self:
+        """Sort the holders of a device."""
+        by_uid: dict[str | None, tuple[Holder, ...]] = {}
+        for holder in holders:
+            by_uid[holder.pod_uid] = (*by_uid.get(holder.pod_uid, ()), holder)
+        by_name_only = by_uid.pop(None, ())
+        return cls(tuple(holders), {uid: of_pod for uid, of_pod in by_uid.items() if uid}, by_name_only, name_of)
+
+    def holders_of(self, uid: str | None) -> tuple[tuple[Holder, ...], bool]:
+        """Return the holders that a pod's processes may be of, and whether the pod is known."""
+        if uid is None:
+            return self.everybody, False
+        by_uid = self.by_uid.get(uid, ())
+        if by_uid or not uid or not self.by_name_only:
+            return by_uid, True
+        name = self.name_of(uid)
+        if name is None:
+            return self.by_name_only, False
+        return tuple(holder for holder in self.by_name_only if (holder.namespace, holder.pod) == name), True

@@ -1,7 +1,7 @@
 """Slurm's jobs as holders: by the job-mapping directory of a prolog, else by who runs in a job's cgroup."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from exporter.attribution import job_mapping
@@ -12,20 +12,28 @@ from exporter.attribution.tenants import (
     RENEW_SECONDS,
     SLURM,
     SLURM_PROCESS,
+    UNNAMED,
     Register,
     Registered,
     RunningTenants,
     Tenant,
     devices_of,
 )
-from exporter.model import GpuReading, Owner, PodFacts, Reading
+from exporter.model import DeviceState, GpuReading, Owner, PodFacts, Reading
 
 NAMESPACE = "slurm"
 TEAM_PATIENCE_SECONDS = 60.0
 """For so long the owner of a mapped job waits for its first process on a GPU, which tells whose job it is."""
 
+SLUID_PROBLEM = (
+    "Slurm names the cgroups of jobs by SLUID, not by job id, so the jobs that run there are not known; "
+    "set CgroupJobIdPaths=yes in cgroup.conf (Slurm 26.05.2 or later), or give a --job-mapping-dir"
+)
+
 # cgroup v1 .../slurm/uid_1000/job_123/step_0/task_0, v2 .../slurmstepd.scope/job_123/step_0/user/task_0
 _JOB = re.compile(r"(?:/uid_(?P<user>[0-9]{1,10}))?/job_(?P<job>[0-9]{1,18})(?=/|$)", re.ASCII | re.MULTILINE)
+# Slurm 26.05 on cgroup v2: .../slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0
+_SLUID = re.compile(r"slurmstepd\.scope/s[0-9A-Z]{8,32}(?=/|$)", re.ASCII | re.MULTILINE)
 
 
 class SlurmJobs(Registered):
@@ -42,8 +50,15 @@ class SlurmJobs(Registered):
         self._processes = HostProcesses(proc_root)
         self._users = UserNames(proc_root)
         self._register = Register()
-        self._running = RunningTenants(self._register, SLURM_PROCESS, self._tenant_of)
+        self._running = RunningTenants(
+            self._register,
+            SLURM_PROCESS,
+            self._tenant_of,
+            lives=self._processes.lives,
+            unnamed_problem=SLUID_PROBLEM,
+        )
         self._mapped = Mapped()
+        self._bound: dict[tuple[Place, str], str] = {}
         self._mapped_since: dict[str, float] = {}
         self._read_at: float | None = None
         self._readable = False
@@ -83,6 +98,8 @@ class SlurmJobs(Registered):
         if process is None:
             return None
         match = _job_of(process.cgroup)
+        if match is None and _has_sluid(process.cgroup):
+            return UNNAMED
         if match is None:
             self._processes.forget(pid)  # slurmstepd may move it into its job's cgroup yet
             return NO_POD
@@ -122,16 +139,12 @@ class SlurmJobs(Registered):
     def _publish(self, reading: Reading, now: float, *, due: bool) -> None:
         tenants = {job: self._tenant(job, "") for jobs in self._mapped.jobs.values() for job in jobs}
         self._mapped_since = {one.key: self._mapped_since.get(one.key, now) for one in tenants.values()}
+        jobs_on, absent = self._jobs_on(reading)
         if not all(tenant.facts.owner.team for tenant in tenants.values()):
-            self._learn_teams(reading)
-        held: dict[str, dict[str, Tenant]] = {}
-        absent: list[str] = []
-        for place, jobs in self._mapped.jobs.items():
-            devices = _devices_at(place, reading)
-            if not devices:
-                absent.append(_told(place))
-            for uuid in devices:
-                held.setdefault(uuid, {}).update({one.key: one for one in (self._tenant(job, "") for job in jobs)})
+            self._learn_teams(reading, jobs_on)
+        held = {
+            uuid: {one.key: one for one in (self._tenant(job, "") for job in jobs)} for uuid, jobs in jobs_on.items()
+        }
         if due and absent:
             self.errors["mapping_absent_device"] += len(absent)
         if due:
@@ -139,16 +152,37 @@ class SlurmJobs(Registered):
         doubtful = [f"mapping file {_told(place)}" for place in self._mapped.doubtful]
         self._register.publish(held, SLURM, now, doubtful)
 
-    def _learn_teams(self, reading: Reading) -> None:
+    def _jobs_on(self, reading: Reading) -> tuple[dict[str, list[str]], list[str]]:
+        """Return the mapped jobs by UUID of their device, and the places without a device.
+
+        A job keeps the GPU that its file first meant: an index passes to another GPU when one is lost.
+        """
+        gpus = {gpu.gpu.uuid: gpu for gpu in reading.gpus}
+        there = {gpu.gpu.index: gpu for gpu in reading.gpus if gpu.state is not DeviceState.MISSING}
+        bound: dict[tuple[Place, str], str] = {}
+        jobs_on: dict[str, list[str]] = {}
+        absent: dict[str, None] = {}
+        for place, jobs in self._mapped.jobs.items():
+            for job in jobs:
+                gpu = gpus.get(self._bound.get((place, job), "")) or there.get(place[0])
+                devices = tuple(_parts(gpu, place[1])) if gpu else ()
+                if gpu and devices:
+                    bound[place, job] = gpu.gpu.uuid
+                else:
+                    absent[_told(place)] = None
+                for uuid in devices:
+                    jobs_on.setdefault(uuid, []).append(job)
+        self._bound = bound
+        return jobs_on, list(absent)
+
+    def _learn_teams(self, reading: Reading, jobs_on: Mapping[str, Sequence[str]]) -> None:
         for gpu in reading.gpus:
-            for _, processes in devices_of(gpu):
+            for uuid, processes in devices_of(gpu):
+                jobs = jobs_on.get(uuid, ())
                 for process in processes or ():
-                    self._tenant_of(process.pid)
-
-
-def _devices_at(place: Place, reading: Reading) -> tuple[str, ...]:
-    """UUIDs of a place: a GPU, or on a partitioned one all its instances or those of one GPU instance."""
-    return tuple(uuid for gpu in reading.gpus if gpu.gpu.index == place[0] for uuid in _parts(gpu, place[1]))
+                    if self._tenant_of(process.pid) == UNNAMED and len(jobs) == 1:
+                        found = self._processes.look(process.pid)
+                        self._tenant(jobs[0], self._team(None, found) if found else "")
 
 
 def _parts(gpu: GpuReading, instance_id: int | None) -> Iterator[str]:
@@ -172,6 +206,15 @@ def _problem(mapped: Mapped, absent: list[str]) -> str:
 
 
 def _job_of(cgroup: str) -> re.Match[str] | None:
-    """The job in the text of ``/proc/<pid>/cgroup``; below a user's slice the user makes the names, jobs' too."""
-    found = (_JOB.search(line) for line in cgroup.splitlines() if "/user.slice/" not in line)
+    """Return the job in the text of ``/proc/<pid>/cgroup``."""
+    found = (_JOB.search(line) for line in _lines(cgroup))
     return next((match for match in found if match), None)
+
+
+def _has_sluid(cgroup: str) -> bool:
+    return any(_SLUID.search(line) for line in _lines(cgroup))
+
+
+def _lines(cgroup: str) -> Iterator[str]:
+    """Yield the lines that only root can have named: below a user's slice, users name cgroups, also as jobs."""
+    return (line for line in cgroup.splitlines() if "/user.slice/" not in line)

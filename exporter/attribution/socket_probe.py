@@ -48,6 +48,18 @@ def check(path: str) -> None:
         raise AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {MEND_PATH}") from error
 
 
+def identity(path: str) -> tuple[int, int] | None:
+    """Return what differs between two sockets that were made at one path; ``None`` where there is none.
+
+    An inode number alone can be used again by the next socket.
+    """
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
 def check_length(path: str) -> None:
     """Refuse a path that no unix socket can have; gRPC would complain of it on stderr.
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from exporter.attribution.processes import NO_NAME
+from exporter.attribution.processes import NO_NAME, hides_processes
 from exporter.model import (
     Allocations,
     ContainerAllocation,
     DeviceIds,
     DeviceState,
-    Field,
     GpuReading,
     PodFacts,
     ProcessUse,
@@ -24,12 +23,14 @@ SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
 SOURCES: Final[Mapping[str, str]] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
 """``Holder.source`` by resource name."""
 
+UNNAMED: Final = "unnamed"
+"""Stands for the tenant of a process that is somebody's who cannot be named."""
+UNNAMED_REASON: Final = "job_id_unknown"
+
 RENEW_SECONDS = 5.0
 """So often an answer that stays the same is given again, and files are read again."""
 
 _TENANTS_LIMIT = 4096
-_HIDDEN_MEMORY_MIB = 300
-"""More than a driver takes for itself on a GPU that nobody uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,11 @@ class Register:
         return self._by_name.get((namespace, name))
 
     def publish(
-        self, held: Mapping[str, Mapping[str, Tenant]], resource: str, now: float, doubtful: Sequence[str] = ()
+        self,
+        held: Mapping[str, Mapping[str, Tenant]],
+        resource: str,
+        now: float,
+        doubtful: Sequence[str] = (),
     ) -> None:
         """Give an answer; the same object as before while it says the same and is not old.
 
@@ -85,8 +90,8 @@ class Register:
             held: Tenants by key, by device UUID.
             resource: One of the names above.
             now: Unix time.
-            doubtful: What is held by somebody who cannot be named, in words that are no device's id: the join cannot
-                resolve them, and calls no device free then.
+            doubtful: What somebody holds who cannot be named: UUIDs of devices, or words that are no device's id. The
+                join leaves them unresolved; with such words, it calls no device free.
         """
         devices: dict[str, list[str]] = {}
         tenants: dict[str, Tenant] = {}
@@ -121,12 +126,14 @@ class Registered(ABC):
 
     @abstractmethod
     def _tenant_of(self, pid: int) -> Tenant | str | None:
-        """The tenant of a process; ``NO_POD`` where it is nobody's, ``None`` where that cannot be told."""
+        """Return the tenant of a process; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen."""
 
     def pod_uid(self, pid: int) -> str | None:
-        """Return the key of a process' tenant; ``NO_POD`` for nobody's, ``None`` where it cannot be looked up."""
+        """Return the key of a process' tenant; ``NO_POD`` for nobody's, ``None`` if it is not known."""
         tenant = self._tenant_of(pid)
-        return tenant.key if isinstance(tenant, Tenant) else tenant
+        if isinstance(tenant, Tenant):
+            return tenant.key
+        return None if tenant == UNNAMED else tenant
 
     def name_of(self, uid: str) -> tuple[str, str]:
         """Return namespace and name of a key."""
@@ -164,32 +171,48 @@ class RunningTenants:
     Args:
         register: Where answers go.
         resource: Resource name of the answers.
-        tenant_of: The tenant of a pid; ``NO_POD`` where it is nobody's, ``None`` where that cannot be told.
+        tenant_of: The tenant of a pid; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen.
+        lives: Whether the process that ``tenant_of`` was asked about still exists.
+        unnamed_problem: Says why tenants cannot be named and how to fix it, after the names of their GPUs.
     """
 
-    def __init__(self, register: Register, resource: str, tenant_of: Callable[[int], Tenant | str | None]) -> None:
+    def __init__(
+        self,
+        register: Register,
+        resource: str,
+        tenant_of: Callable[[int], Tenant | str | None],
+        *,
+        lives: Callable[[int], bool],
+        unnamed_problem: str = "",
+    ) -> None:
         self._register = register
         self._resource = resource
         self._tenant_of = tenant_of
-        self._held: dict[str, dict[str, Tenant]] = {}
+        self._lives = lives
+        self._unnamed_problem = unnamed_problem
+        self._running: dict[str, Mapping[int, Tenant | str]] = {}
 
     def observe(self, reading: Reading, now: float) -> None:
-        """Tell who holds what from who runs.
+        """Derive the holders of each device from its processes.
 
-        A GPU that cannot be asked (lost, to be reset) keeps its holders. While one that can be asked does not tell its
-        processes the last answer stands, and ages, as nothing can be said of who holds that one.
+        The driver lists no processes of a GPU that is lost or waits for a reset: its holders stay while one of their
+        processes lives. If a GPU that works does not list its processes, the last answer stands, and ages.
         """
-        held: dict[str, dict[str, Tenant]] = {}
+        running: dict[str, Mapping[int, Tenant | str]] = {}
         untold: list[str] = []
+        unnamed: dict[str, str] = {}
         for gpu in reading.gpus:
             for uuid, processes in devices_of(gpu):
-                tenants = self._tenants(processes)
-                if gpu.state is not DeviceState.UP:
-                    held[uuid] = self._held.get(uuid, {})
-                elif tenants is None:
-                    untold.append(f"GPU {gpu.gpu.index}")
+                if gpu.state is DeviceState.UP:
+                    found = self._tenants(processes)
                 else:
-                    held[uuid] = tenants
+                    found = {pid: tenant for pid, tenant in self._running.get(uuid, {}).items() if self._lives(pid)}
+                if found is None:
+                    untold.append(f"GPU {gpu.gpu.index}")
+                    continue
+                running[uuid] = found
+                if UNNAMED in found.values():
+                    unnamed[uuid] = f"GPU {gpu.gpu.index}"
         if untold:
             self._register.errors["processes_not_told"] += 1
             where = ", ".join(dict.fromkeys(untold))
@@ -198,28 +221,32 @@ class RunningTenants:
                 "run as root in the host's PID namespace, with its /proc as --proc-root"
             )
             return
-        self._register.problem = ""
-        self._held = held
-        self._register.publish(held, self._resource, now)
+        where = ", ".join(dict.fromkeys(unnamed.values()))
+        self._register.problem = f"{where}: {self._unnamed_problem}" if unnamed else ""
+        self._running = running
+        held = {
+            uuid: {tenant.key: tenant for tenant in found.values() if isinstance(tenant, Tenant)}
+            for uuid, found in running.items()
+        }
+        self._register.publish(held, self._resource, now, tuple(unnamed))
 
-    def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> dict[str, Tenant] | None:
-        """Return the tenants by key, or ``None`` where there are processes of which not one can be looked up."""
+    def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, Tenant | str] | None:
+        """Return the tenants by pid, or ``None`` where there are processes of which not one can be looked up."""
         if processes is None:
             return None
-        found = [self._tenant_of(process.pid) for process in processes]
-        alive = [tenant for tenant, process in zip(found, processes, strict=True) if not process.ended]
+        found = {process.pid: self._tenant_of(process.pid) for process in processes}
+        alive = [found[process.pid] for process in processes if not process.ended]
         if alive and all(tenant is None for tenant in alive):
             return None
-        return {tenant.key: tenant for tenant in found if isinstance(tenant, Tenant)}
+        return {pid: tenant for pid, tenant in found.items() if isinstance(tenant, Tenant) or tenant == UNNAMED}
 
 
 def devices_of(gpu: GpuReading) -> Iterator[tuple[str, tuple[ProcessUse, ...] | None]]:
     """Give UUID and processes of what can be held of a GPU: itself, or its instances where it is partitioned.
 
-    An empty list on a device whose memory is in use is of another PID namespace: not told.
+    A list that hides processes is not told.
     """
     parts = [(part.instance.uuid, part.processes, part.values) for part in gpu.instances]
     whole = [] if gpu.gpu.mig_enabled else [(gpu.gpu.uuid, gpu.processes, gpu.values)]
     for uuid, processes, values in parts or whole:
-        hidden = processes == () and values.get(Field.FB_USED, 0) > _HIDDEN_MEMORY_MIB
-        yield uuid, None if hidden else processes
+        yield uuid, None if processes is None or hides_processes(processes, values) else processes

@@ -32,6 +32,8 @@ class Counts:
     """Healthy by the kubelet's word, or by the slices of a DRA driver; ``None`` where nobody can tell."""
     allocated: int | None = None
     """Of which somebody holds something, seen here or not."""
+    inventory_refused: bool = False
+    """Whether the kubelet did not answer what it advertises, though it may know."""
     by_claims: bool = False
     """Devices of this node are given out by DRA: then a kubelet that advertises none is as it should be."""
 
@@ -117,8 +119,8 @@ def _above(counts: Counts) -> Diagnosis:
         blind = f"{counts.shown_by} does not work here, and no GPU is known of"
         here = f"{_gpus(seen)} here" if counts.seen is not None else blind
         return Diagnosis(layer=Layer.NONE, cause=f"{here}; which are given out is not known")
-    if counts.by_claims and not advertised:
-        return _ok(counts, "given out by claims (DRA)")
+    if (counts.by_claims and not advertised) or (counts.inventory_refused and advertised is None):
+        return _ok(counts, "given out by claims (DRA)" if counts.by_claims else "advertised devices not known")
     if advertised is None:
         return Diagnosis(
             layer=Layer.KUBELET,

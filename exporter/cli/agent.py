@@ -28,8 +28,8 @@ THREADS_SECONDS = 0.5
 """How long threads may still take once everything else has ended; the last save has had its own time."""
 
 _ENDS = (
-    "Exit code: 0 when it was told to end; 1 if another process has the port or the state directory, which may pass by"
-    " itself; 2 for mistakes in options and files, which do not."
+    "Exit code: 0 when it was told to end; 1 if another process has the port, which may pass by itself; 2 for"
+    " mistakes in options and files, which do not."
 )
 
 
@@ -76,13 +76,14 @@ async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_g
         yield _Target(config=config)
         return
     from exporter.agent.workers import fields_of, sources_of
+    from exporter.attribution.podresources import own_pod
     from exporter.config import read_collectors
     from exporter.simulator import scenario
     from exporter.simulator.node import SimulatedNode
 
     plan = scenario.load(config.simulate)
     with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-simulated-") as directory:
-        node = SimulatedNode(plan, Path(directory), time.time)
+        node = SimulatedNode(plan, Path(directory), time.time, agent=own_pod())
         await node.start()
         try:
             simulated = replace(

@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import tzinfo
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, TextIO, TypeAlias
 
-from exporter.config import dcgm_flags
+from exporter.config import dcgm_flags, kinds
 from exporter.config.logs import told
 from exporter.config.options import OPTIONS, Option
 from exporter.errors import ConfigError, ExporterError
@@ -96,6 +97,27 @@ def add_output(options: "argparse._ActionsContainer") -> None:
         metavar="FILE",
         help="file to write, whole or not at all; -: standard output [default: -]",
     )
+
+
+def add_timezone(options: "argparse._ActionsContainer") -> None:
+    """Add the flag that says whose days, weeks and months a period means."""
+    options.add_argument(
+        "--timezone",
+        type=_time_zone,
+        metavar="ZONE",
+        help="time zone of days, weeks and months, as Europe/Berlin; whole hours from UTC [default: UTC]",
+    )
+
+
+def _time_zone(text: str) -> tzinfo:
+    try:
+        return kinds.parse_zone(text)
+    except ValueError:
+        why = kinds.zone_hint(text)
+        hint = f"; {why}" if why else ""
+        raise argparse.ArgumentTypeError(
+            f"value '{text}' is not {kinds.ZONE.noun}; allowed: {kinds.ZONE.allowed}{hint}"
+        ) from None
 
 
 def unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = ()) -> tuple[str, ...]:

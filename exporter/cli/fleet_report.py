@@ -12,11 +12,14 @@ from exporter.cli.fleet_reading import read_fleet, tell_failures
 from exporter.cli.fleet_task import Task, settle_task
 from exporter.cli.output import check_output, is_written_in_place, output
 from exporter.config import price_book
-from exporter.report.fleet.costs import filter_words, make_report
+from exporter.errors import ConfigError
+from exporter.report.fleet.costs import filter_words, make_report, unknown_labels
+from exporter.report.fleet.report import Trust
 from exporter.report.fleet.reprice import reprice
 from exporter.report.fleet.values import HOUR_SECONDS, Filters, FleetLedger
 from exporter.report.focus import DEFAULT_VERSION, FocusSettings, write_focus
 from exporter.report.render import write_fleet
+from exporter.report.render.words import percent
 
 
 def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -43,23 +46,39 @@ def run(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     ledger = asyncio.run(
         read_fleet(task.prometheus, task.store, task.window, task.dimensions, task.filters, by_day=by_day)
     )
+    labels_alone = task.filters.wanted == task.filters.by_label.wanted
+    if labels_alone and not ledger.failures and (unknown := unknown_labels(ledger, (*task.by, *task.filters.wanted))):
+        raise ConfigError(f"--by, --filter: {unknown}")
     if book is not None:
         ledger = reprice(ledger, book)
-    whole = (
-        _write_focus(ledger, task, namespace, now)
-        if namespace.format == "focus"
-        else _write(ledger, task, namespace, now, book.description or "none" if book else "")
-    )
+    if namespace.format == "focus":
+        whole = _write_focus(ledger, task, namespace, now)
+        if namespace.min_coverage:
+            whole &= _is_covered(make_report(ledger, (), task.filters).trust, namespace.min_coverage)
+    else:
+        trust = _write(ledger, task, namespace, book.description or "none" if book else "")
+        whole = _is_covered(trust, namespace.min_coverage or 0.0) and trust.whole
     tell_failures(ledger, "the report")
     return 0 if whole else EXIT_PARTIAL
 
 
-def _write(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, now: float, prices: str) -> bool:
+def _is_covered(trust: Trust, least: float) -> bool:
+    """Return whether enough of the period's hours were recorded, and say so if not."""
+    coverage = trust.period_coverage_ratio
+    if coverage is None or coverage >= least:
+        return True
+    hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
+    say(
+        f"coverage: {percent(coverage)} of the hours were recorded ({hours}), less than --min-coverage {percent(least)}"
+    )
+    return False
+
+
+def _write(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, prices: str) -> Trust:
     report = make_report(
         ledger,
         task.by,
         task.filters,
-        now_seconds=now,
         share_idle=namespace.share_idle or "none",
         share_unallocated=bool(namespace.share_unallocated),
         prices=prices,
@@ -67,7 +86,7 @@ def _write(ledger: FleetLedger, task: Task, namespace: argparse.Namespace, now: 
     _warn_of_nothing(task.filters, is_empty=not report.held and not report.apart)
     with output(namespace.output) as stream:
         write_fleet(report, namespace.format, stream, top=namespace.top)
-    return report.trust.whole
+    return report.trust
 
 
 def _warn_of_nothing(filters: Filters, *, is_empty: bool) -> None:

@@ -4,20 +4,20 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from exporter.cli.focus_options import FOCUS_FLAGS
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, PrometheusSettings, prometheus_settings
 from exporter.errors import ConfigError
 from exporter.report.fleet.costs import dimensions_of
 from exporter.report.fleet.reprice import REPRICE_DIMENSIONS
-from exporter.report.fleet.values import Dimension, Filters, Window
+from exporter.report.fleet.values import DIMENSIONS, LABEL, Dimension, Filters, Window, label_problem, too_many_labels
 from exporter.report.fleet.windows import parse_window
 from exporter.report.focus import FOCUS_DIMENSIONS
 
-_DIMENSIONS: dict[str, Dimension] = {name: name for name in get_args(Dimension)}
 _SAME: dict[str, Dimension] = {"node pool": "pool", "node-pool": "pool", "node_pool": "pool", "nodepool": "pool"}
 _OF_ORIGINS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
 """By which FOCUS may be filtered: others would leave out parts of a split charge, which then does not add up."""
@@ -51,7 +51,7 @@ def settle_task(namespace: argparse.Namespace, given: Iterable[str], now: float)
     filters = read_filters(namespace.filter or (), problems)
     problems += _contradictions(namespace, filters)
     written = "30d" if namespace.window is None else namespace.window
-    window = or_problems(lambda: parse_window(written, now), problems, prefix="--")
+    window = or_problems(lambda: parse_window(written, now, namespace.timezone or UTC), problems, prefix="--")
     prometheus = None
     if namespace.prometheus or os.environ.get(_ADDRESS.env):
         prometheus = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)
@@ -86,19 +86,27 @@ def _by(text: str, problems: list[str]) -> tuple[Dimension, ...]:
     found = [_dimension(name, "--by", problems) for name in text.split(",")]
     known = [name for name in found if name is not None]
     problems += [f"--by: {name} is named twice" for name in sorted({name for name in known if known.count(name) > 1})]
+    problems += too_many_labels("--by", known)
     return tuple(known)
 
 
 def _dimension(name: str, flag: str, problems: list[str]) -> Dimension | None:
+    if name.strip().startswith(LABEL):
+        if problem := label_problem(name.strip()):
+            problems.append(f"{flag}: value '{name.strip()}' {problem}")
+            return None
+        return name.strip()
     written = name.strip().lower()
-    found = _SAME.get(written) or _DIMENSIONS.get(written)
+    found = _SAME.get(written) or (written if written in DIMENSIONS else None)
     if found is None:
         if written == "owner":
             hint = "; a fleet's owners are told apart by workload, or workload,model,mode"
         else:
-            close = get_close_matches(written, _DIMENSIONS, n=1)
+            close = get_close_matches(written, DIMENSIONS, n=1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
-        problems.append(f"{flag}: value '{name.strip()}' is no dimension; allowed: {', '.join(_DIMENSIONS)}{hint}")
+        problems.append(
+            f"{flag}: value '{name.strip()}' is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}"
+        )
     return found
 
 
@@ -115,6 +123,7 @@ def read_filters(texts: Iterable[str], problems: list[str]) -> Filters:
             problems.append(f"--filter: {dimension} is named twice; give all its values at once, separated by commas")
         elif dimension is not None:
             wanted[dimension] = frozenset(value.strip() for value in values.split(","))
+    problems += too_many_labels("--filter", wanted)
     return Filters(wanted=wanted)
 
 

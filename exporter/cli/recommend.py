@@ -8,9 +8,10 @@ import asyncio
 import os
 import time
 from contextlib import AsyncExitStack
+from datetime import UTC
 from typing import TYPE_CHECKING
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, command, say
+from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, add_timezone, command, say
 from exporter.config.prometheus_options import add_prometheus_options
 from exporter.errors import ConfigError, ExporterError
 
@@ -40,6 +41,7 @@ def add(commands: Commands) -> None:
         metavar="PERIOD",
         help="a period of a day or more that ends now, or did: 7d, 14d, lastweek, ... [default: %(default)s]",
     )
+    add_timezone(what)
     what.add_argument(
         "--filter",
         action="append",
@@ -92,7 +94,7 @@ def _settle(
     filters = read_filters(namespace.filter or (), problems)
     if "pool" in filters.wanted:
         problems.append("--filter: pool is not known of devices; allowed: node, model, namespace, team and others")
-    window = or_problems(lambda: parse_window(namespace.window, now), problems, prefix="--")
+    window = or_problems(lambda: parse_window(namespace.window, now, namespace.timezone or UTC), problems, prefix="--")
     if window is not None and window.seconds < DAY_SECONDS:
         problems.append(f"--window: '{namespace.window}' is shorter than a day; allowed: a day or more, better a week")
     settings = or_problems(lambda: prometheus_settings(namespace, os.environ), problems)

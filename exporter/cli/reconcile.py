@@ -6,10 +6,11 @@
 import argparse
 import os
 import time
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, command, say
+from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, add_timezone, command, say
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def add(commands: Commands) -> None:
         metavar="FILE[,...]",
         help="CSV of the bill: FOCUS 1.0 or later, or AWS Cost and Usage Report in its old or new form; also with gzip",
     )
-    parser.add_argument("--window", required=True, metavar="PERIOD", help="period of the bill, as 2026-10 (UTC)")
+    parser.add_argument("--window", required=True, metavar="PERIOD", help="period of the bill, as 2026-10")
+    add_timezone(parser)
     parser.add_argument("--map", type=Path, metavar="FILE", help="CSV that ties nodes to the bill (docs/focus.md)")
     parser.add_argument(
         "--gpu-part",
@@ -103,7 +105,7 @@ def _settled(
     if not 0 < namespace.gpu_part <= 1:
         problems.append(f"--gpu-part: value '{namespace.gpu_part}' is not a part; allowed: more than 0, at most 1")
     try:
-        window = parse_window(namespace.window, now)
+        window = parse_window(namespace.window, now, namespace.timezone or UTC)
     except ConfigError as error:
         problems += [f"--{problem}" for problem in error.problems]
     if namespace.prometheus or namespace.store is None or os.environ.get("GPU_COST_EXPORTER_PROMETHEUS"):

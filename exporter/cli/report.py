@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from exporter.cli.agent_access import access_problems, add_agent_access, agent_access
-from exporter.cli.base import Commands, Parser, add_output, command, refuse
+from exporter.cli.base import Commands, Parser, add_output, add_timezone, command, refuse
 from exporter.cli.focus_options import FOCUS_FLAGS, add_focus_options
 from exporter.cli.output import check_output, output
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
@@ -15,6 +15,8 @@ from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheu
 _AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
 _OF_A_FLEET = (
     "window",
+    "timezone",
+    "min_coverage",
     "filter",
     "share_idle",
     "share_unallocated",
@@ -26,7 +28,8 @@ _OF_A_FLEET = (
 )
 _EPILOG = (
     "Exit code: 0 for a whole report; 1 if nothing can be read, or there is nothing yet; 2 for a wrong flag; 3 for a"
-    " report that is not whole: its foot tells what is missing. How money is shared and re-priced: docs/cost.md."
+    " report that is not whole, or whose coverage is below --min-coverage: its foot says what is missing. How money is"
+    " shared and re-priced: docs/cost.md."
 )
 
 
@@ -61,13 +64,15 @@ def _add_contents(parser: Parser) -> None:
     what.add_argument(
         "--window",
         metavar="PERIOD",
-        help="30d, 12h, today, lastmonth, 2026-10, 2026-Q3, 2026-10-01..2026-10-15, ... in UTC [default: 30d]",
+        help="30d, 12h, today, lastmonth, 2026-10, 2026-Q3, 2026-10-01..2026-10-15, ... [default: 30d]",
     )
+    add_timezone(what)
     what.add_argument(
         "--by",
         metavar="DIMENSION,...",
-        help="what lines are told apart by: cluster, node, pool, namespace, kind, workload, team, model, mode"
-        " [default: namespace]; of one node: one of owner, namespace, team, model [default: owner]",
+        help="what lines are told apart by: cluster, node, pool, namespace, kind, workload, team, model, mode,"
+        " label:KEY of a cost label [default: namespace]; of one node: one of owner, namespace, team, model,"
+        " label:KEY [default: owner]",
     )
     what.add_argument(
         "--filter",
@@ -102,7 +107,23 @@ def _add_form(parser: Parser) -> None:
     form.add_argument(
         "--top", type=_count, metavar="N", help="show N owners and the rest as one line (table, html) [default: all]"
     )
+    form.add_argument(
+        "--min-coverage",
+        type=_part,
+        metavar="PART",
+        help="exit code 3 if a smaller part of the period's hours was recorded, as 0.99 or 99%% [default: 0]",
+    )
     add_output(form)
+
+
+def _part(text: str) -> float:
+    try:
+        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"value '{text}' is not a part; allowed: 0 to 1, or 0% to 100%")
+    return part
 
 
 def _count(text: str) -> int:
@@ -122,13 +143,16 @@ def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 
 
 def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
+    from exporter.report.fleet.values import LABEL, label_problem
+
     problems = [
         f"--{key.replace('_', '-')}: is for a fleet, and --agent tells of one node; leave out one of them"
         for key in _OF_A_FLEET
         if getattr(namespace, key) is not None
     ]
-    if namespace.by not in {None, *_AGENT_BY}:
-        problems.append(f"--by: value '{namespace.by}' is not for one node; allowed: {', '.join(_AGENT_BY)}")
+    by = namespace.by
+    if by not in {None, *_AGENT_BY} and (not by.startswith(LABEL) or label_problem(by)):
+        problems.append(f"--by: value '{by}' is not for one node; allowed: {', '.join(_AGENT_BY)}, label:KEY")
     if namespace.format not in _AGENT_FORMATS:
         problems.append(
             f"--format: value '{namespace.format}' is not for one node; allowed: {', '.join(_AGENT_FORMATS)}"
@@ -138,10 +162,17 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 
 def _of_a_node(namespace: argparse.Namespace) -> int:
     from exporter import report
+    from exporter.errors import ConfigError
+    from exporter.report.fleet.values import LABEL
 
     check_output(namespace.output)
     base, access = report.base_address(namespace.agent), agent_access(namespace)
     read = report.read(report.fetch(base, access=access), base)
+    by = namespace.by or "owner"
+    known = report.label_keys(read)
+    if by.startswith(LABEL) and by.removeprefix(LABEL) not in known:
+        there = ", ".join(sorted(known)) or "none; name them by --cost-labels of the agent"
+        raise ConfigError(f"--by: no owner has the {by.replace(':', ' ')}; labels of this node: {there}")
     with output(namespace.output) as stream:
-        report.write(read, namespace.format, stream, namespace.by or "owner")
+        report.write(read, namespace.format, stream, by)
     return 0

@@ -110,8 +110,10 @@ def _plan(namespace: argparse.Namespace) -> "FleetPlan":
 
 
 def _end(text: str | None) -> int:
+    from exporter.simulator.fleet_plan import RECORDED_AFTER_SECONDS
+
     if text is None:
-        return int(time.time()) // _HOUR_SECONDS * _HOUR_SECONDS
+        return int(time.time() - RECORDED_AFTER_SECONDS) // _HOUR_SECONDS * _HOUR_SECONDS
     try:
         moment = datetime.fromisoformat(text.upper())
         seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

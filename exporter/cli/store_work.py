@@ -16,7 +16,7 @@ from exporter.errors import ExporterError
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.sources import LedgerSource
-from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Window
+from exporter.report.fleet.values import DAY_SECONDS, Window, last_recorded
 from exporter.report.render import words
 from exporter.report.store import Closing, DayStore, DayVersion, close_due_days
 from exporter.report.store.values import ALL_OF_A_DAY, HOURS_OF_A_DAY, day_name, day_window
@@ -65,7 +65,7 @@ async def _refuse_nothing(source: LedgerSource, now: float) -> None:
     Raises:
         ExporterError: With what is wrong, as far as Prometheus tells it.
     """
-    end = int(now // HOUR_SECONDS) * HOUR_SECONDS
+    end = last_recorded(now)
     lately = await source.ledger(Window(start_seconds=end - 2 * DAY_SECONDS, end_seconds=end), frozenset())
     if not any(chunk.lines or chunk.capacity_seconds for chunk in lately.chunks):
         why = "; ".join(lately.notes) or "nothing was recorded in the last two days"

@@ -38,6 +38,7 @@ class AgentConfig:
     """``None``: the service account's, else the usual files."""
     kube_start_jitter_seconds: float
     team_keys: tuple[str, ...]
+    cost_labels: tuple[str, ...]
     namespace_teams: bool
     pod_labels: tuple[str, ...]
     pod_annotations: tuple[str, ...]
@@ -60,8 +61,11 @@ class AgentConfig:
     capacity_type: Literal["on-demand", "spot", "reserved", ""]
     region: str
     state_dir: Path | None
+    lock_dir: Path | None
+    """Of the host, with the lock of the ledger's writer; ``None`` for a simulated node without one."""
     state_interval_seconds: float
     simulate: str | None
+    simulate_hour_seconds: float
     log_format: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
     warnings: tuple[str, ...] = ()

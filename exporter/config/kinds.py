@@ -6,10 +6,15 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<unit>ms|s|m|h)")
 _SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _WORDS = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+_LABEL_KEY = re.compile(
+    r"(?=.{1,317}$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII
+)
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _MAX_PORT = 65535
@@ -163,6 +168,13 @@ def _parse_pattern(text: str) -> str:
     return pattern
 
 
+def _parse_label_key(text: str) -> str:
+    key = text.strip()
+    if not _LABEL_KEY.fullmatch(key):
+        raise ValueError(text)
+    return key
+
+
 SWITCH = Kind(parse=_parse_switch, noun="a switch", allowed="on, off", metavar="{on,off}")
 RATIO = Kind(parse=_parse_ratio, noun="a ratio", allowed="a number from 0 up to, not including, 1", metavar="RATIO")
 LISTEN = Kind(
@@ -188,4 +200,64 @@ KEYS = Kind(
     allowed="names such as team or example.com/cost-center, separated by commas",
     metavar="KEY,...",
     is_list=True,
+)
+LABEL_KEYS = Kind(
+    parse=_parse_label_key,
+    noun="a Kubernetes label key",
+    allowed="label keys such as project or example.com/cost-center, separated by commas",
+    metavar="KEY,...",
+    is_list=True,
+)
+
+
+def parse_zone(text: str) -> tzinfo:
+    """Return the time zone of an IANA name.
+
+    Raises:
+        ValueError: The name is unknown, or days there do not begin on whole hours UTC.
+    """
+    zone = _zone(text)
+    if not _is_on_hours(zone):
+        raise ValueError(text)
+    return zone
+
+
+def zone_hint(text: str) -> str:
+    """Return why a text is no time zone for reports, beyond being an unknown name."""
+    try:
+        zone = _zone(text)
+    except ValueError:
+        try:
+            ZoneInfo("Europe/Berlin")
+        except (KeyError, OSError):
+            return "this host has no time zone database: install the package tzdata"
+        return ""
+    if _is_on_hours(zone):
+        return ""
+    return "days there begin within an hour UTC, and the ledger is recorded by the hour UTC, so no day would be exact"
+
+
+def _zone(text: str) -> tzinfo:
+    name = text.strip()
+    if name.upper() == "UTC":  # also without a database
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError) as error:
+        raise ValueError(text) from error
+
+
+def _is_on_hours(zone: tzinfo) -> bool:
+    """Return whether days begin on whole hours UTC, in winter and summer of recent years."""
+    offsets = (zone.utcoffset(datetime(_ZONE_YEAR, month, 1)) for month in (1, 7))  # noqa: DTZ001 - of the zone itself
+    return all(offset is not None and not offset % timedelta(hours=1) for offset in offsets)
+
+
+_ZONE_YEAR = 2026
+ZONE = Kind(
+    parse=parse_zone,
+    noun="a time zone",
+    allowed="an IANA name such as Europe/Berlin",
+    metavar="ZONE",
+    why=zone_hint,
 )

@@ -13,8 +13,9 @@ from exporter.config.options import BY_KEY, OPTIONS
 from exporter.config.settle import refusal, settle, unknown_variables
 from exporter.errors import ConfigError
 
-MOST_EXPORTED_KEYS = 10
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
+MOST_KEYS = {**dict.fromkeys(EXPORTED_KEYS, 10), "cost-labels": 8}
+"""Of lists of keys: how many they may name."""
 _Values = dict[str, Any]  # by option key; each value was made by its option's kind
 
 
@@ -46,6 +47,8 @@ def load_agent(
         values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
     if values["workload-manager"] != "kubernetes" and "kube-metadata" in from_dcgm.values:
         values["kube-metadata"] = False  # it asks for what it would do with pods, of which there are none
+    if values["simulate"] and "lock-dir" not in stated:
+        values["lock-dir"] = None  # many simulated nodes of one name may run on one machine
     _add_resources(values, from_dcgm.resources, problems)
     _check_together(values, problems)
     warnings = [*from_dcgm.warnings, *_settle_collectors(values), *_settle_source(values)]
@@ -109,9 +112,9 @@ def _check_together(values: _Values, problems: list[str]) -> None:
             " allowed: one of the two"
         )
     problems += [
-        f"{key}: names {len(values[key])} keys; allowed: at most {MOST_EXPORTED_KEYS}"
-        for key in EXPORTED_KEYS
-        if len(values[key] or ()) > MOST_EXPORTED_KEYS
+        f"{key}: names {len(values[key])} keys; allowed: at most {most}"
+        for key, most in MOST_KEYS.items()
+        if len(values[key] or ()) > most
     ]
 
 
@@ -123,9 +126,7 @@ def _without_effect(values: _Values) -> list[str]:
     if values["kube-metadata"] and values["attribution"] is False:
         warnings.append("kube-metadata: with attribution off nobody holds anything, and the API is not asked; not used")
     if not values["kube-metadata"]:
-        warnings += [
-            f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *EXPORTED_KEYS) if values[key]
-        ]
+        warnings += [f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *MOST_KEYS) if values[key]]
     else:
         warnings += [
             f"{key}: {name} is never shown: another for every pod, or no label of its makers; not used"
@@ -140,7 +141,6 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
     return AgentConfig(
         listen_host=values["listen"].host,
         listen_port=values["listen"].port,
-        web_config=Path(values["web-config"]) if values["web-config"] else None,
         release_seconds=values["release-seconds"],
         sample_interval_seconds=values["sample-interval"],
         source=values["source"],
@@ -155,16 +155,14 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
         proc_root=Path(values["proc-root"]),
         pod_log_root=Path(values["pod-log-root"]),
         workload_manager=values["workload-manager"],
-        job_mapping_dir=Path(values["job-mapping-dir"]) if values["job-mapping-dir"] else None,
         kube_metadata=values["kube-metadata"],
-        kubeconfig=Path(values["kubeconfig"]) if values["kubeconfig"] else None,
         kube_start_jitter_seconds=values["kube-start-jitter"],
         team_keys=values["team-keys"],
+        cost_labels=values["cost-labels"] or (),
         namespace_teams=values["namespace-teams"],
         pod_labels=values["pod-labels"] or (),
         pod_annotations=values["pod-annotations"] or (),
         reservation_namespaces=values["reservation-namespaces"],
-        collectors=Path(values["collectors"]) if values["collectors"] else None,
         dcgm_names=values["dcgm-names"],
         hostname_label=hostname_label.settled(values["hostname-label"], values["dcgm-names"]),
         dcgm_pod_uid=values["dcgm-pod-uid"],
@@ -174,14 +172,20 @@ def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
         clock_events_window_seconds=values["clock-events-window"],
         series_limit=values["series-limit"],
         linger_seconds=values["linger"],
-        price_book=Path(values["price-book"]) if values["price-book"] else None,
         instance_type=values["instance-type"] or "",
         capacity_type=values["capacity-type"] or "",
         region=values["region"] or "",
-        state_dir=Path(values["state-dir"]) if values["state-dir"] else None,
         state_interval_seconds=values["state-interval"],
         simulate=values["simulate"],
+        simulate_hour_seconds=values["simulate-hour"],
         log_format=values["log-format"],
         log_level=values["log-level"],
         warnings=warnings,
+        **_optional_paths(values),
     )
+
+
+def _optional_paths(values: _Values) -> _Values:
+    """Paths by the name of their field; ``None`` where there is none."""
+    keys = ("web-config", "job-mapping-dir", "kubeconfig", "collectors", "price-book", "state-dir", "lock-dir")
+    return {key.replace("-", "_"): Path(values[key]) if values[key] else None for key in keys}

@@ -211,11 +211,19 @@ OPTIONS: tuple[Option, ...] = (
         help="Labels or annotations that name the team; the first found on the pod, then on its namespace.",
     ),
     Option(
+        key="cost-labels",
+        kind=kinds.LABEL_KEYS,
+        default=None,
+        default_note="none",
+        group=OWN,
+        help="Labels of pods, else of their namespaces, by which the ledger divides time, money and energy; at most 8.",
+    ),
+    Option(
         key="namespace-teams",
         kind=kinds.SWITCH,
         default="on",
         group=OWN,
-        help="Look for a team on the namespace too; needs the right to get namespaces.",
+        help="Look for a team and cost labels on the namespace too; needs the right to get namespaces.",
     ),
     Option(
         key="pod-labels",
@@ -246,7 +254,8 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="dcgm-exporter's default set",
         group=SHOW,
-        help="CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names.",
+        help="CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names. Or"
+        " wide: a preset with what dashboards of GKE, OKE and OpenShift read.",
     ),
     Option(
         key="dcgm-names",
@@ -354,6 +363,14 @@ OPTIONS: tuple[Option, ...] = (
         help="Existing directory for what is kept across restarts.",
     ),
     Option(
+        key="lock-dir",
+        kind=kinds.PATH,
+        default="/run/gpu-cost-exporter",
+        group=RUN,
+        help="Directory of the host with the lock by which one agent per node writes the ledger; made where it is "
+        "missing. A simulated node uses it only where it is given.",
+    ),
+    Option(
         key="state-interval",
         kind=kinds.duration(1, 300),
         default="5s",
@@ -367,6 +384,13 @@ OPTIONS: tuple[Option, ...] = (
         default_note="the real node",
         group=RUN,
         help="Show a simulated node instead: a shipped scenario (see: simulate list) or a file. Touches nothing real.",
+    ),
+    Option(
+        key="simulate-hour",
+        kind=kinds.duration(1, 3600),
+        default="1h",
+        group=RUN,
+        help="How long an hour of the activity windows of a simulated node lasts: demonstrations need not.",
     ),
     LOG_FORMAT,
     LOG_LEVEL,

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
     from exporter.exposition.collectors_file import Collectors
+
+COLLECTOR_PRESETS = ("wide",)
+"""Collectors files that the package has, by the name that stands for a path."""
 
 
 def problems(values: Mapping[str, Any]) -> list[str]:
@@ -54,7 +58,9 @@ def _whose(values: Mapping[str, Any]) -> list[str]:
 
 
 def read_collectors(path: Path | None) -> "Collectors":
-    """The collectors of a file in dcgm-exporter's format, or the default set.
+    """Return the collectors of a file in dcgm-exporter's format, of a preset by its name, or the default set.
+
+    A file that has a preset's name is named by its absolute path.
 
     Raises:
         ConfigError: With all mistakes of the file, each with its line, or that it cannot be read.
@@ -63,10 +69,16 @@ def read_collectors(path: Path | None) -> "Collectors":
 
     if path is None:
         return collectors_file.DEFAULT
+    if str(path) in COLLECTOR_PRESETS:
+        text = files("exporter.exposition").joinpath(f"collectors-{path}.csv").read_text(encoding="utf-8")
+        return collectors_file.parse(text, f"preset {path}")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"collectors: cannot read {path}: {error.strerror}; allowed: a readable CSV file") from None
+        presets = ", ".join(COLLECTOR_PRESETS)
+        raise ConfigError(
+            f"collectors: cannot read {path}: {error.strerror}; allowed: a readable CSV file, or a preset: {presets}"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"collectors: {path} is not UTF-8 text; allowed: a CSV file") from None
     return collectors_file.parse(text, str(path))

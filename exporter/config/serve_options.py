@@ -3,6 +3,7 @@
 from urllib.parse import urlsplit
 
 from exporter.config import kinds
+from exporter.config.currencies import CURRENCIES
 from exporter.config.kinds import Kind
 from exporter.config.options import LOG_FORMAT, LOG_LEVEL, WEB_CONFIG, Option
 
@@ -26,6 +27,12 @@ def _parse_days(text: str) -> int:
     return int(number)
 
 
+def _parse_currency(text: str) -> str:
+    if text.strip() not in CURRENCIES:
+        raise ValueError(text)
+    return text.strip()
+
+
 _MOST_DAYS = 3650
 URL = Kind(
     parse=_parse_url,
@@ -33,6 +40,7 @@ URL = Kind(
     allowed="http:// or https:// with a host, a port and a path if need be, no password and no query",
     metavar="URL",
 )
+CURRENCY = Kind(parse=_parse_currency, noun="a currency", allowed="an ISO 4217 code such as USD or EUR", metavar="CODE")
 DAYS = Kind(parse=_parse_days, noun="a number of days", allowed="0d to 3650d", metavar="DAYS")
 
 SERVE_OPTIONS: tuple[Option, ...] = (
@@ -74,6 +82,21 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         default_note="no budgets",
         group=BOOKS,
         help="YAML file of budgets; read again at SIGHUP.",
+    ),
+    Option(
+        key="currency",
+        kind=CURRENCY,
+        default=None,
+        default_note="the only currency; with several each request must name one",
+        group=BOOKS,
+        help="Currency of OpenCost's API where a request names none, since clients of OpenCost never do.",
+    ),
+    Option(
+        key="timezone",
+        kind=kinds.ZONE,
+        default="UTC",
+        group=BOOKS,
+        help="Time zone of the days, weeks and months that a period names; it differs from UTC by whole hours.",
     ),
     Option(
         key="refresh-interval",

@@ -1,7 +1,7 @@
 """Mappings of a YAML file, read field by field so that every mistake can name its line and its key."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
@@ -71,6 +71,10 @@ class Fields:
 
     def __contains__(self, key: str) -> bool:
         return key in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        """Every key, in the file's order."""
+        return iter(self._found)
 
     def problem(self, key: str, words: str) -> None:
         """Note a mistake at a key, or at the mapping where the key is missing."""

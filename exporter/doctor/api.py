@@ -7,13 +7,15 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH, ApiClient
 from exporter.attribution.api_credentials import Credentials
 from exporter.attribution.device_ids import GPU_DRA_DRIVER
 from exporter.attribution.dra_reader import GROUP_PATH
 from exporter.attribution.evidence import Evidence
-from exporter.attribution.metadata import UNFINISHED
+from exporter.attribution.metadata import NAME_NODE, UNFINISHED
+from exporter.attribution.podresources import own_pod
 from exporter.config import AgentConfig
 from exporter.doctor import api_view
 from exporter.doctor.api_view import ApiView
@@ -27,7 +29,7 @@ _WATCH_SECONDS = 1.0
 _SKEW_SECONDS = 10.0
 """Opt-outs and tokens end by the clock; less than this matters to nobody."""
 _NO_MEND = ""
-_NAMESPACES = "get namespaces"
+_NAMESPACES, _NODES = "get namespaces", "get nodes"
 
 
 def off() -> Finding:
@@ -65,20 +67,32 @@ async def ask(
             )
         except ApiError as error:
             return [fail(NAME, str(error), _NO_MEND), *await _token_findings(config, clock())], None
-        found = [_reached(config, client.address, pods), *_clock_findings(client.date, clock())]
+        found = [await _reached(config, client, pods), *_clock_findings(client.date, clock())]
         found += [await _rights(config, client, allocations), *await _token_findings(config, clock())]
     finally:
         await client.close()
     return found, await api_view.read(config, allocations, holders_of, clock)
 
 
-def _reached(config: AgentConfig, address: str, pods: dict[str, object]) -> Finding:
-    items = pods.get("items")
-    count = len(items) if isinstance(items, list) else 0
-    told = f"{address}: {count} pods of node {config.node_name}"
-    if not count:
-        return warn(NAME, told, "name the node as the API does: --node-name, or NODE_NAME from spec.nodeName")
-    return ok(NAME, told)
+async def _reached(config: AgentConfig, client: ApiClient, pods: dict[str, Any]) -> Finding:
+    """Judge whether the list is of this node: it has this agent's pod, or the API knows a node of this name."""
+    names = {(one["metadata"].get("namespace"), one["metadata"].get("name")) for one in pods.get("items") or ()}
+    told = f"{client.address}: {len(names)} pods of node {config.node_name}"
+    own = own_pod()
+    if own and own not in names:
+        wrong = (
+            f"{told}, without {'/'.join(own)}, the pod of this agent: {config.node_name!r} is the value of --node-name"
+        )
+        return fail(NAME, wrong, NAME_NODE)
+    if names:
+        return ok(NAME, told)
+    try:
+        await client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS)
+    except ApiError as error:
+        if error.reason == "not_found":
+            wrong = f"{client.address} has no node {config.node_name!r}, the value of --node-name"
+            return fail(NAME, wrong, NAME_NODE)
+    return warn(NAME, told, NAME_NODE)
 
 
 async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocations | None) -> Finding:
@@ -91,7 +105,7 @@ async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocatio
             await attempted
         except ApiError as error:
             # Who may not ask is refused, whether the namespace is there or not.
-            if error.reason == "not_found" and name == _NAMESPACES:
+            if error.reason == "not_found" and name in {_NAMESPACES, _NODES}:
                 granted.append(name)
             else:
                 missing.append(str(error))
@@ -100,7 +114,7 @@ async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocatio
 
     on_node = {"fieldSelector": f"spec.nodeName={config.node_name}"}
     await attempt("watch pods", _watch(client, "/api/v1/pods", {**on_node, "resourceVersion": "0"}))
-    await attempt("get nodes", client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS))
+    await attempt(_NODES, client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS))
     containers = allocations.containers if allocations else ()
     if config.namespace_teams:
         namespace = next((one.namespace for one in containers if one.namespace), "default")

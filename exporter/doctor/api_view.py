@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from exporter.attribution.device_ids import GPU_DRA_DRIVER
 from exporter.attribution.dra import claim_uid
 from exporter.attribution.evidence import Evidence
 from exporter.attribution.metadata import Metadata, MetadataSettings
+from exporter.attribution.podresources import own_pod
 from exporter.config import AgentConfig
 from exporter.model import Allocations, NodeFacts, PodFacts
 
@@ -44,16 +44,16 @@ async def read(
         holders_of: Namespace and name of the pods that hold devices by what is known.
         clock: Unix time.
     """
-    namespace, name = os.environ.get("POD_NAMESPACE", ""), os.environ.get("POD_NAME", "")
     settings = MetadataSettings(
         node=config.node_name,
         kubeconfig=config.kubeconfig,
         team_keys=config.team_keys,
+        cost_labels=config.cost_labels,
         namespace_teams=config.namespace_teams,
         pod_labels=config.pod_labels,
         pod_annotations=config.pod_annotations,
         reservation_namespaces=config.reservation_namespaces,
-        own_pod=(namespace, name) if namespace and name else None,
+        own_pod=own_pod(),
     )
     metadata = Metadata(settings, clock=clock, random=random.random)
     task = asyncio.ensure_future(metadata.run())

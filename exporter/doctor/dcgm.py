@@ -10,6 +10,7 @@ from exporter.doctor import dcgm_library, listening
 from exporter.doctor.dcgm_library import Library
 from exporter.doctor.finding import Finding, fail, ok, warn
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
+from exporter.sources.dcgm_engine import no_values
 from exporter.sources.dcgm_fields import is_profiling
 from exporter.sources.merge import of_one_machine
 
@@ -94,8 +95,16 @@ async def examine(
     )
     if heard.last is None:
         return [*found, bad(_ENGINE, *_trouble(config, heard, deadline_seconds))], library, None
+    if not any(_has_values(gpu) for gpu in heard.last.gpus):
+        count = len(heard.last.gpus)
+        return [*found, bad(_ENGINE, no_values(config.dcgm_address, count), "")], library, heard.last
     refused = refusals(heard.errors)
     return [*found, _engine(config, heard, clock()), *([refused] if refused else [])], library, heard.last
+
+
+def _has_values(gpu: GpuReading) -> bool:
+    """Tell whether an engine gives anything of a GPU, or says why not."""
+    return bool(gpu.values) or gpu.state is not DeviceState.UP or any(part.values for part in gpu.instances)
 
 
 def refusals(errors: Mapping[str, int]) -> Finding | None:

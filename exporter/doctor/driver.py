@@ -67,6 +67,8 @@ def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
         dcgm: Whether DCGM is one of them.
     """
     up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
+    if not up:
+        return warn("activity", "no GPU is up, so that none is measured", "see the checks above")
     blind = sum(not _is_measured(gpu) for gpu in up)
     engine = sum(_has_engine(gpu) for gpu in up)
     if blind:

@@ -11,7 +11,7 @@ from exporter.attribution.evidence import NO_EVIDENCE, Evidence
 from exporter.config import AgentConfig, read_collectors
 from exporter.doctor import api, dcgm, driver, host, kubelet, layers, owners, prices, web, workloads
 from exporter.doctor.dcgm_library import Library
-from exporter.doctor.finding import Finding, warn
+from exporter.doctor.finding import Finding, Level, warn
 from exporter.errors import ConfigError
 from exporter.exposition.collectors_file import Collectors
 from exporter.model import NodeFacts, Reading
@@ -76,7 +76,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     found.append(host.process_tree(config.proc_root))
     if config.workload_manager == "kubernetes":
         found.append(host.pod_logs(config.pod_log_root))
-    found.append(host.state_dir(config.state_dir))
+    found += [host.state_dir(config.state_dir), host.writer_lock(config)]
     found += [host.port(config.listen_host, config.listen_port), host.collectors(config), *host.options(config)]
     if config.web_config:
         found.append(web.face(config.web_config))
@@ -125,7 +125,7 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     )
 
 
-async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts]:
+async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:
     """Who holds what, whose it is, which layer of the node stands in the way of knowing; and what its labels say."""
     config = around.config
     # A host engine may be shown another machine's GPUs, or others of this one's.
@@ -151,14 +151,17 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
     elif config.attribution:
         found.append(api.off())
     attribution = kubelet.join(config, allocations, reading, view.evidence if view else NO_EVIDENCE)
-    found.append(compared(reading, attribution, allocations))
+    refused = allocations is not None and finding.level is Level.WARN
+    found.append(compared(reading, attribution, allocations, inventory_refused=refused))
     if attribution and reading:
         found.append(kubelet.agreement(attribution))
     if view and attribution:
         # Without the driver it is not known who holds anything.
         found += [owners.of_holders(config, attribution, view.facts)] if reading else []
         found.append(owners.node_labels(view.node_facts, reading))
-    return found, (view and view.node_facts) or NodeFacts()
+    if not (config.attribution and config.kube_metadata):
+        return found, NodeFacts()
+    return found, view.node_facts if view else None
 
 
 def _collectors(config: AgentConfig) -> Collectors:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from exporter.accounting.writer_lock import WriterLock
 from exporter.config import AgentConfig, read_collectors
 from exporter.doctor.finding import Finding, fail, ok, warn
 from exporter.doctor.serving import answers
@@ -99,6 +100,23 @@ def state_dir(path: Path | None) -> Finding:
         return fail(name, f"uid {os.geteuid()} may not write {path}", "change its owner or its mode")
     free_mib = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize // 2**20
     return ok(name, f"{path}, {free_mib} MiB free")
+
+
+def writer_lock(config: AgentConfig) -> Finding:
+    """One agent per node writes the ledger; a lock of the host decides which one."""
+    name = "ledger lock"
+    lock = WriterLock(node=config.node_name, directory=config.lock_dir, state_directory=config.state_dir)
+    if lock.path is None:
+        return ok(name, "none: a simulated node takes no lock of the host")
+    if not lock.path.parent.is_dir() and os.access(lock.path.parent.parent, os.W_OK | os.X_OK):
+        return ok(name, f"{lock.path} is free; the agent makes it")
+    taken = lock.take()
+    lock.release()
+    if not taken:
+        return ok(name, f"an agent of this node has it: {lock.waits_for}")
+    if lock.warning:
+        return warn(name, *lock.warning.rsplit("; ", 1))
+    return ok(name, f"{lock.path} is free")
 
 
 def clock(wall: tuple[float, float], monotonic: tuple[float, float]) -> Finding:

@@ -1,10 +1,14 @@
 """Checks of the kubelet's pod-resources socket, and of its word against the driver's."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from exporter.attribution.evidence import Evidence
 from exporter.attribution.join import attribute
-from exporter.attribution.podresources import KubeletClient
+from exporter.attribution.podresources import KubeletClient, own_pod
+from exporter.attribution.proc_files import own_name
+from exporter.attribution.processes import PidResolver, PodNames, unlisted_uses
 from exporter.config import AgentConfig
 from exporter.doctor.finding import Finding, fail, ok, warn
 from exporter.errors import AttributionError
@@ -18,18 +22,30 @@ _MENDS = {
     "dra_unresolved": "the claim's device is in the API: --kube-metadata on reads it",
     "bad_annotation": "the pod's annotation is not of the form that its scheduler writes: kubectl describe it",
     "claim_pending": "the claim is being read; if this stays, see the check of the API",
-    "replicas_unknown": "the kubelet does not advertise this shared GPU and never did: see the device plugin's log",
+    "replicas_unknown": "the kubelet does not advertise this shared GPU now, so the number of its replicas is not"
+    " known here: see the device plugin's log",
+    "memory_unknown": "the driver does not report the memory of the GPU of which the pod has a part: see the driver",
+    "unlisted_use": "a process of this pod uses a device that the kubelet lists with no container: an ordinary init"
+    " container asked for it, or it was reached without a request; see the limits in docs/owners.md",
     "reservation_pending": "for whom the GPU is reserved is being read; if this stays, see the check of the API",
 }
+_NO_PODS = (
+    "nothing, if this node runs no pods; a kubelet that has just started lists none until the API server answers it:"
+    " check that the API server is up, and run doctor again"
+)
 
 
 async def ask(
     config: AgentConfig, *, clock: Callable[[], float], monotonic: Callable[[], float]
 ) -> tuple[Finding, Allocations | None]:
-    """Whether the kubelet answers, how fast and how much; and its answer."""
+    """Whether the kubelet answers, how fast and how much; and its answer.
+
+    An answer without the inventory, which was refused, has no ``allocatable`` and is a warning. Outside a pod an answer
+    without any pod is a warning and no answer: a kubelet that has just started gives it as well.
+    """
     if not config.attribution:
         return warn("kubelet", "attribution is off: no pod is named", "set --attribution on"), None
-    client = KubeletClient(config.kubelet_socket, resources=config.gpu_resources)
+    client = KubeletClient(config.kubelet_socket, resources=config.gpu_resources, canary=own_pod())
     start = monotonic()
     try:
         allocations = await client.fetch(clock())
@@ -38,8 +54,12 @@ async def ask(
     finally:
         await client.close()
     took = (monotonic() - start) * 1000
-    holding = len(allocations.containers)
-    return ok("kubelet", f"{config.kubelet_socket}: {holding} containers hold devices, {took:.0f} ms"), allocations
+    cause = f"{config.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
+    if own_pod() is None and not (allocations.containers or allocations.other_containers):
+        return warn("kubelet", f"{config.kubelet_socket}: no pod is listed, {took:.0f} ms", _NO_PODS), None
+    if missed := client.allocatable_error:
+        return warn("kubelet", f"{cause}; which devices it advertises could not be read: {missed}", ""), allocations
+    return ok("kubelet", cause), allocations
 
 
 def join(
@@ -49,7 +69,7 @@ def join(
     if allocations is None:
         return None
     gpus = reading.gpus if reading else ()
-    return attribute(
+    attribution = attribute(
         allocations=allocations,
         gpus=[gpu.gpu for gpu in gpus],
         instances=[part.instance for gpu in gpus for part in gpu.instances],
@@ -57,6 +77,16 @@ def join(
         expiry_seconds=config.attribution_expiry_seconds,
         evidence=evidence,
     )
+    if reading is None:
+        return attribution
+    unlisted = unlisted_uses(
+        reading,
+        attribution,
+        pod_uid=PidResolver(config.proc_root).pod_uid,
+        name_of=PodNames(config.pod_log_root).name_of,
+        command_of=partial(own_name, str(config.proc_root)),
+    )
+    return replace(attribution, unresolved=(*attribution.unresolved, *unlisted))
 
 
 def holders(attribution: Attribution | None) -> set[tuple[str, str]]:

@@ -20,6 +20,7 @@ def agreement(
     on_bus: int | None,
     in_driver: int | None,
     shown_by: str = NVML,
+    inventory_refused: bool = False,
 ) -> Finding:
     """Compare PCI bus, kernel driver, NVML or DCGM, and kubelet.
 
@@ -30,6 +31,7 @@ def agreement(
         on_bus: GPUs on the PCI bus.
         in_driver: GPUs that the kernel driver knows.
         shown_by: Whose reading it is, ``NVML`` or ``DCGM``.
+        inventory_refused: Whether the kubelet refused to list what it advertises.
     """
     counts = Counts(
         on_bus=on_bus,
@@ -39,6 +41,7 @@ def agreement(
         allocated=attribution.allocated_devices if attribution else None,
         by_claims=allocations is not None and any(container.claims for container in allocations.containers),
         shown_by=shown_by,
+        inventory_refused=inventory_refused,
     )
     found = diagnose(counts)
     if found.layer is Layer.NONE:

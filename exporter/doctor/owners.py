@@ -57,8 +57,8 @@ def node_labels(facts: NodeFacts | None, reading: Reading | None) -> Finding:
     if facts is None:
         return warn(
             name,
-            "cannot be read: instance type, capacity type and region come from options alone",
-            "grant verb get on resource nodes, or give --instance-type, --capacity-type and --region",
+            "cannot be read: GPUs are unpriced where the price may depend on them",
+            "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
         )
     known = (facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
     told = ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and GPU product"

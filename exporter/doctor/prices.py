@@ -1,6 +1,7 @@
 """Checks the price book: whether it can be read, how old its prices are, and whether this node's GPUs have one."""
 
 from datetime import UTC, datetime
+from functools import partial
 
 from exporter.accounting.pricing import PriceBook, settled_facts
 from exporter.config import AgentConfig, price_book
@@ -11,12 +12,12 @@ from exporter.model import NodeFacts, Reading
 _NAME = "price book"
 
 
-def book(config: AgentConfig, labelled: NodeFacts, reading: Reading | None, now: float) -> Finding:
+def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float) -> Finding:
     """A book with mistakes stops the start; a GPU without a price has GPU-hours but no money.
 
     Args:
         config: Names the book, and says what the node is.
-        labelled: What the node's labels say; empty where the API was not asked or did not tell.
+        labelled: What the node's labels say; empty if the API is not used, ``None`` if they could not be read.
         reading: The GPUs of this node, ``None`` where they are not known.
         now: Unix time, at which prices are looked up.
     """
@@ -30,11 +31,7 @@ def book(config: AgentConfig, labelled: NodeFacts, reading: Reading | None, now:
     told = _told(read)
     unpriced = _unpriced(read, config, labelled, reading, now)
     if unpriced:
-        mend = (
-            "add a row; one that asks for region, instance or capacity type needs the option of that name, "
-            "or the node's label and --kube-metadata on"
-        )
-        return warn(_NAME, f"{told}; no price for {', '.join(unpriced)}", mend)
+        return _without_price(f"{told}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
     if read.warnings:
         more = f" (and {len(read.warnings) - 1} more)" if len(read.warnings) > 1 else ""
         return warn(_NAME, f"{told}; {read.warnings[0]}{more}", "see: gpu-cost-exporter prices check FILE")
@@ -42,6 +39,21 @@ def book(config: AgentConfig, labelled: NodeFacts, reading: Reading | None, now:
     if _days(read)[-1] > today:
         return warn(_NAME, f"{told}: as_of lies in the future", "as_of is the day of the source, not of the effect")
     return ok(_NAME, told)
+
+
+def _without_price(cause: str, *, labels_read: bool) -> Finding:
+    if labels_read:
+        return warn(
+            _NAME,
+            cause,
+            "add a row; one that asks for region, instance or capacity type needs the option of that name, "
+            "or the node's label and --kube-metadata on",
+        )
+    return warn(
+        _NAME,
+        f"{cause}: it may depend on the node's labels, which could not be read",
+        "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
+    )
 
 
 def _told(read: PriceBook) -> str:
@@ -63,11 +75,15 @@ def _days(read: PriceBook) -> list[str]:
 
 
 def _unpriced(
-    read: PriceBook, config: AgentConfig, labelled: NodeFacts, reading: Reading | None, now: float
+    read: PriceBook, config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float
 ) -> list[str]:
     given = NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region)
-    facts = settled_facts(given, labelled)
+    price = partial(
+        read.price,
+        node=config.node_name,
+        facts=settled_facts(given, labelled or NodeFacts()),
+        at_seconds=now,
+        facts_complete=labelled is not None,
+    )
     models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
-    return [
-        model for model in models if read.price(model=model, node=config.node_name, facts=facts, at_seconds=now) is None
-    ]
+    return [model for model in models if price(model=model) is None]

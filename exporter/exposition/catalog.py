@@ -6,10 +6,13 @@ from exporter.exposition.metric import Metric
 from exporter.exposition.metric import of_device as _device
 from exporter.exposition.metric import of_owner as _owner
 from exporter.exposition.metric import of_pod as _pod
+from exporter.exposition.metric import of_workload as _workload
 from exporter.exposition.metric import plain as _own
 from exporter.exposition.tenants import EXPORTED_PREFIXES
 
 DEVICE_LABELS, POD_LABELS, OWNER_LABELS = metric.DEVICE_LABELS, metric.POD_LABELS, metric.OWNER_LABELS
+WORKLOAD_LABELS = metric.WORKLOAD_LABELS
+POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
 _COUNTER = Kind.COUNTER
 
@@ -22,7 +25,10 @@ GPU_INFO = _device(
     "minor",
     "driver_version",
 )
-GPU_UP = _device("gpu_up", "1 while a physical GPU answers its driver, 0 while it is lost, missing or needs a reset.")
+GPU_UP = _device(
+    "gpu_up",
+    "1 while a physical GPU answers its driver, else 0; absent while DCGM alone is asked and gives no values.",
+)
 GPU_DEVICES = _own(
     "gpu_devices",
     "Physical GPUs of the node by state: present (enumerated and not lost), expected, advertised (healthy for the "
@@ -210,15 +216,16 @@ GPU_POD_SHARE_RATIO = _pod(
 GPU_POD_ACTIVITY_RATIO = _pod(
     "gpu_pod_activity_ratio",
     "The holder's part of the device's activity, 0-1 of the device; parts and the unattributed rest sum to "
-    "gpu_activity_ratio. source estimated: divided by share, for want of process data, or as "
-    "under MPS processes do not tell whose it is.",
+    "gpu_activity_ratio. source estimated: most of it was divided by share: between containers of one pod, under MPS, "
+    "or for want of process data.",
     "source",
 )
 GPU_POD_IDLE_FOR_SECONDS = _pod(
     "gpu_pod_idle_for_seconds",
-    "Seconds since the holder's activity last reached the idle threshold; absent while its activity is unknown.",
+    "Seconds for which the holder has been measured to be idle since its activity last reached the idle threshold; "
+    "absent while it may be either. Unmeasured time does not count; more than 5 minutes of it start again from 0.",
 )
-GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds", "Seconds since this agent first saw the container hold the device.")
+GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds", "Seconds since the container was first seen to hold the device.")
 GPU_POD_MEMORY_USED_BYTES = _pod(
     "gpu_pod_memory_used_bytes", "Device memory used by the holder, in bytes; absent where it cannot be told."
 )
@@ -257,7 +264,7 @@ GPU_POD_COST_TOTAL = _pod(
 )
 GPU_POD_UNRESOLVED_DEVICES = _own(
     "gpu_pod_unresolved_devices",
-    "Devices that the kubelet lists with a container and that match none on this node, by reason.",
+    "Devices in doubt, by reason: listed with the container and matching none here, or used by the pod and not listed.",
     "node",
     "pod_namespace",
     "pod_name",
@@ -266,21 +273,12 @@ GPU_POD_UNRESOLVED_DEVICES = _own(
     "reason",
 )
 
-GPU_LEDGER_ALLOCATED_SECONDS_TOTAL = _owner(
-    "gpu_ledger_allocated_seconds_total",
-    "GPU-seconds of an owner, by share: active + idle + unknown; over all owners, Unallocated and Unattributed "
-    "among them, the node's GPUs times the time that passed.",
-)
-GPU_LEDGER_ACTIVE_SECONDS_TOTAL = _owner(
-    "gpu_ledger_active_seconds_total", "GPU-seconds of an owner in which its share was at work, weighted by activity."
-)
-GPU_LEDGER_IDLE_SECONDS_TOTAL = _owner(
-    "gpu_ledger_idle_seconds_total",
-    "GPU-seconds of an owner in which its share did nothing, weighted by what activity left.",
-)
-GPU_LEDGER_UNKNOWN_SECONDS_TOTAL = _owner(
-    "gpu_ledger_unknown_seconds_total",
-    "GPU-seconds of an owner of which activity was not measured or that were not seen: neither active nor idle.",
+GPU_LEDGER_SECONDS_TOTAL = _owner(
+    "gpu_ledger_seconds_total",
+    "GPU-seconds of an owner, by share and state: active_unprofiled (weighted by activity), idle (what activity left), "
+    "unknown (activity not measured). Over all owners and states, Unallocated and Unattributed among them: the node's "
+    "GPUs times the time that passed.",
+    "state",
 )
 GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner(
     "gpu_ledger_energy_joules_total",
@@ -289,15 +287,108 @@ GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner(
 )
 GPU_LEDGER_COST_TOTAL = _owner(
     "gpu_ledger_cost_total",
-    "What an owner's GPU-seconds have cost, at the price of each moment; absent where nothing of it was priced.",
+    "What an owner's GPU-seconds have cost, by state, at the price of each moment; absent where nothing of it was "
+    "priced.",
     "currency",
-)
-GPU_LEDGER_IDLE_COST_TOTAL = _owner(
-    "gpu_ledger_idle_cost_total", "The part of gpu_ledger_cost_total that idle seconds have cost.", "currency"
+    "state",
 )
 GPU_LEDGER_UNPRICED_SECONDS_TOTAL = _owner(
     "gpu_ledger_unpriced_seconds_total",
-    "Allocated GPU-seconds of an owner for which there was no price, and which no cost counts.",
+    "Allocated GPU-seconds of an owner for which there was no price, and which no cost counts; absent while there are "
+    "none.",
+)
+GPU_LEDGER_CREATED_TIMESTAMP_SECONDS = _own(
+    "gpu_ledger_created_timestamp_seconds",
+    "Unix time at which a ledger began, in seconds; all of its series began at 0 then.",
+    "ledger",
+    "node",
+)
+
+GPU_OWNER_GPUS = _workload(
+    "gpu_owner_gpus", "GPUs that the owner holds now, by share: a MIG instance or a replica is a part of one."
+)
+GPU_OWNER_ESTIMATED_GPUS = _workload(
+    "gpu_owner_estimated_gpus",
+    "The part of gpu_owner_gpus whose activity was only estimated (divided by share) within the last 15 minutes. It is "
+    "in no other gpu_owner_ figure of activity. Absent where it is 0.",
+)
+GPU_OWNER_ACTIVE_GPU_SECONDS = _workload(
+    "gpu_owner_active_gpu_seconds",
+    "Active GPU-seconds of the owner over the window that ends now, ended pods included: 15m, 1h, and the one by which "
+    "its policy is judged (batch 30m, interactive 2h, inference 24h); all of them of an owner that holds nothing now. "
+    "Absent where nothing was measured.",
+    "window",
+)
+GPU_OWNER_MEASURED_GPU_SECONDS = _workload(
+    "gpu_owner_measured_gpu_seconds",
+    "Active and idle GPU-seconds of the owner over the window: what was measured of gpu_owner_gpus times the window. "
+    "Absent where it is 0 and all that the owner holds is estimated, or it holds nothing.",
+    "window",
+)
+GPU_OWNER_UNDERUSED_GPUS = _workload(
+    "gpu_owner_underused_gpus",
+    "GPUs held now whose own activity is below 10 % over 15 minutes or below 5 % over an hour. Absent where it is 0.",
+)
+GPU_OWNER_UNUSED_GPUS = _workload(
+    "gpu_owner_unused_gpus",
+    "GPUs held now that did nothing (below 0.1 %) over the window (1h, and the one by which the policy is judged), of "
+    "which 90 % was measured; for 24h by gpu_pod_idle_for_seconds. Absent where it is 0.",
+    "window",
+)
+GPU_OWNER_ACTIVE_GPUS = _workload(
+    "gpu_owner_active_gpus",
+    "GPUs held now whose own activity over 15 minutes is at least 5 %; absent where the activity of none was measured.",
+)
+GPU_OWNER_IDLE_FOR_SECONDS = _workload(
+    "gpu_owner_idle_for_seconds", "Shortest gpu_pod_idle_for_seconds of the owner's devices, in seconds."
+)
+GPU_OWNER_AGE_SECONDS = _workload(
+    "gpu_owner_age_seconds", "Longest gpu_pod_age_seconds of the owner's devices, in seconds."
+)
+GPU_OWNER_POLICY = _workload(
+    "gpu_owner_policy",
+    "Class by which alerts judge the owner; always 1. Where its pods differ, the most patient one: reserved, "
+    "inference, interactive, default, batch.",
+    "policy",
+)
+GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _workload(
+    "gpu_owner_alerts_off_until_timestamp_seconds",
+    "Latest gpu_pod_alerts_off_until_timestamp_seconds of the owner's pods, in seconds; absent without one.",
+)
+GPU_OWNER_COST_PER_HOUR = _workload(
+    "gpu_owner_cost_per_hour",
+    "Price now of an hour of what the owner holds now. GPUs without a price are left out.",
+    "currency",
+)
+GPU_OWNER_IDLE_COST_PER_HOUR = _workload(
+    "gpu_owner_idle_cost_per_hour",
+    "The part of gpu_owner_cost_per_hour for the idle part of the last 15 minutes. GPUs whose activity was not "
+    "measured, or only estimated, are left out.",
+    "currency",
+)
+GPU_POOL_GPUS = _own(
+    "gpu_pool_gpus", "Physical GPUs of the node by model, those that are down among them.", *POOL_LABELS
+)
+GPU_POOL_UNALLOCATED_GPUS = _own(
+    "gpu_pool_unallocated_gpus",
+    "GPUs of the pool that nobody holds now, by share; absent while it is not known of any of them who holds it.",
+    *POOL_LABELS,
+)
+GPU_POOL_UNALLOCATED_COST_PER_HOUR = _own(
+    "gpu_pool_unallocated_cost_per_hour",
+    "Price now of an hour of gpu_pool_unallocated_gpus. GPUs without a price are left out.",
+    *POOL_LABELS,
+    "currency",
+)
+GPU_SHARED_IDLE_GPUS = _own(
+    "gpu_shared_idle_gpus",
+    "Held part of a shared device whose holders' activity can only be estimated, where the device was idle (below 5 %) "
+    "for 2 h. Absent otherwise, and where a holder is of class inference or reserved, has opted out or is of a system "
+    "namespace.",
+    "node",
+    "gpu",
+    "uuid",
+    "gpu_instance",
 )
 
 BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its Python; always 1.", "version", "python")
@@ -350,8 +441,7 @@ DROPPED_SERIES_TOTAL = _own(
 )
 UNPRICED_DEVICES = _own(
     "gpu_exporter_unpriced_devices",
-    "Physical GPUs for which no row of the price book matches: their use has no cost. Absent where there are no "
-    "prices.",
+    "Physical GPUs whose price is not known: their use has no cost. Absent where there are no prices.",
 )
 CONSERVATION_ERROR_SECONDS = _own(
     "gpu_exporter_conservation_error_seconds",
@@ -359,22 +449,22 @@ CONSERVATION_ERROR_SECONDS = _own(
 )
 LEDGER_CAPACITY_SECONDS_TOTAL = _own(
     "gpu_exporter_ledger_capacity_seconds_total",
-    "GPU-seconds that were metered: the time between readings, over all GPUs.",
+    "GPU-seconds that were metered: the time between readings, over all GPUs, without that of owners that are not "
+    "known yet. The gpu_ledger_seconds_total of the ledger sum to it.",
+    "ledger",
     kind=_COUNTER,
 )
 LEDGER_WITHHELD_SECONDS = _own(
     "gpu_exporter_ledger_withheld_seconds",
-    "GPU-seconds of owners that still stand at 0 (younger than 75 s), are not known yet, or were folded, being too "
-    "many; with gpu_ledger_allocated_seconds_total they sum to gpu_exporter_ledger_capacity_seconds_total.",
+    "GPU-seconds of owners that are not known yet; no gpu_ledger_ series has them.",
 )
-LEDGER_START_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_ledger_start_timestamp_seconds",
-    "Unix time from which the ledger of the node counts, in seconds. A later one than before: the ledger began anew.",
-    "node",
+LEDGER_WRITER = _own(
+    "gpu_exporter_ledger_writer",
+    "1 where this agent writes the ledger of its node; 0 where another agent on the node does and this one waits.",
 )
 STATE_SAVED = _own(
     "gpu_exporter_state_saved",
-    "1 while the ledger that is shown is on disk; 0 where it is in memory only and ends with the process.",
+    "1 while the ledgers that are shown are on disk; 0 where one is in memory only and ends with the process.",
 )
 STATE_SAVED_TIMESTAMP_SECONDS = _own(
     "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the save that is shown, in seconds."

@@ -14,6 +14,7 @@ from exporter.exposition import (
     dcgm_labels,
     device_collector,
     ledger_collector,
+    owner_collector,
     tenants,
 )
 from exporter.exposition.builder import Dropped, PageBuilder
@@ -50,6 +51,7 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     page.declare_all(catalog.ALL)
     room = device_collector.collect(page, snapshot, series_limit=options.series_limit)
     ledger_collector.collect(page, snapshot, series_limit=room)
+    owner_collector.collect(page, snapshot)
     dcgm_collector.collect(page, snapshot, _rows(options), options.collectors.events, style=options.dcgm_labels)
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)
@@ -88,6 +90,8 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     page.metric(catalog.METADATA_TIMESTAMP_SECONDS, NO_LABELS, snapshot.metadata_at_seconds)
     for reason, count in tenants.problems(snapshot).items():
         page.metric(catalog.POD_METADATA_PROBLEMS, labels(("reason", reason)), count)
+    if snapshot.ledger_writer is not None:
+        page.metric(catalog.LEDGER_WRITER, NO_LABELS, int(snapshot.ledger_writer))
     page.metric(catalog.DROPPED_SERIES_TOTAL, NO_LABELS, dropped.series)
 
 

@@ -215,7 +215,10 @@ def runner_of(app: web.Application, shutdown_seconds: float) -> web.AppRunner:
         shutdown_seconds: How long open requests may take to finish at the end.
     """
     limits = options(app[CONNECTIONS].limits)
-    return web.AppRunner(app, handle_signals=False, shutdown_timeout=shutdown_seconds, **limits)
+    # The handler of a client that has left is cancelled: nobody waits for its answer.
+    return web.AppRunner(
+        app, handle_signals=False, shutdown_timeout=shutdown_seconds, handler_cancellation=True, **limits
+    )
 
 
 def options(limits: Limits) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from exporter.exposition.collectors_file import BY_IDENTITY, Row
 from exporter.exposition.dcgm_exp import EventRow
 from exporter.exposition.dcgm_labels import LabelStyle, Pairs
 from exporter.exposition.family import Kind, Labels, labels, plus
-from exporter.model import DeviceState, DeviceView, Field, PodUse, ShareMode, Snapshot
+from exporter.exposition.health_collector import ANSWERING
+from exporter.model import DeviceView, Field, PodUse, ShareMode, Snapshot
 
 _Values = Mapping[Field, int | float]
 _Columns = Mapping[Field, Sequence[tuple[Row, Callable[[float], int | float]]]]
@@ -23,7 +24,7 @@ def collect(
     *,
     style: LabelStyle,
 ) -> None:
-    """Add the rows of every device that is up, and the Xid counts of all.
+    """Add the rows of every device that answers, and the Xids of all.
 
     A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
     holder only for what was measured per holder. A MIG instance shows what is measured on it, with the labels of
@@ -41,22 +42,22 @@ def collect(
     of_instance = {field: shown for field, shown in columns.items() if shown[0][0].field.per_instance}
     in_parts = _in_parts(snapshot.devices, of_instance)
     crowded = _crowded_instances(snapshot.devices)
+    node = style.node(snapshot)
     for view in snapshot.devices:
-        if view.state is not DeviceState.UP and not events:
-            continue
         crowd = view.instance is not None and (view.gpu.uuid, view.instance.gpu_instance_id) in crowded
-        before = labels(*style.device(view, snapshot.node, crowded=crowd), *_text_labels(view, snapshot, texts))
+        before = labels(*style.device(view, node, crowded=crowd), *_text_labels(view, snapshot, texts))
         holder = _exclusive(view.pods)
         holder_labels = style.holder(holder.holder) if holder else []
         for event in events:
             for more, count in dcgm_exp.samples(event.count, view, snapshot):
                 page.add(event.name, plus(before, *more, *holder_labels), count)
-        if view.state is not DeviceState.UP:
+        # The last Xid of a GPU that is gone may say why it is.
+        page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
+        if view.state not in ANSWERING:
             continue
         shown = of_instance if view.instance else columns
         elsewhere = in_parts.get(view.uuid, frozenset())
         page.rows(_measured(shown, view.values, plus(before, *holder_labels), elsewhere))
-        page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
         if holder is None:
             for use in view.pods:
                 page.rows(_measured(columns, use.values, plus(before, *style.holder(use.holder))))
@@ -84,8 +85,10 @@ def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping
     """By UUID of the board the fields that rows of its instances show."""
     shown: dict[str, frozenset[Field]] = {}
     for view in devices:
-        if view.instance and view.state is DeviceState.UP:
-            told = of_instance.keys() & view.values.keys()
+        if view.instance and view.state in ANSWERING:
+            # A board's profile beside silent instances would be taken for theirs.
+            profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
+            told = profiled | (of_instance.keys() & view.values.keys())
             shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | told
     return shown
 

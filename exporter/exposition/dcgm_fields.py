@@ -47,6 +47,11 @@ class DcgmField:
     new_default: bool
     help: str
 
+    @property
+    def is_profiling(self) -> bool:
+        """Whether GPM or DCGM's profiling module measures it."""
+        return self.legacy_name.startswith("DCGM_FI_PROF_")
+
     def name(self, era: Era) -> str | None:
         """Metric name in an era."""
         return self.legacy_name if era is Era.LEGACY else self.new_name

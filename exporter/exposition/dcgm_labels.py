@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from exporter.model import DeviceView, Holder
+from exporter.model import DeviceView, Holder, Snapshot
 
 Pairs = list[tuple[str, str | None]]
 
 _HOLDER = ("container", "namespace", "pod")
 _OLD_HOLDER = ("container_name", "pod_namespace", "pod_name")
-_BY_METRIC = ("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event")
+_BY_METRIC = ("err_code", "err_msg", "window_size_in_ms", "xid", "clock_event", "health_error_code", "health_watch")
 
 TAKEN = frozenset(
     {
@@ -31,6 +31,14 @@ class LabelStyle:
     """``uuid``, ``container_name``, ``pod_name`` and ``pod_namespace``, as with dcgm-exporter's --use-old-namespace."""
     model_hyphens: bool = False
     """``NVIDIA-H100-80GB-HBM3``, as with its --replace-blanks-in-model-name."""
+
+    engine_host: str = ""
+    """Host of a DCGM engine on another machine, which stands for the node's name while DCGM alone is read."""
+
+    def node(self, snapshot: Snapshot) -> str:
+        """Return the value of the host label: the node, or the machine of a remote engine."""
+        alone = all(source.name == "dcgm" or source.reason == "library_not_found" for source in snapshot.sources)
+        return self.engine_host if self.engine_host and alone else snapshot.node
 
     def device(self, view: DeviceView, node: str, *, crowded: bool) -> Pairs:
         """What says which device a row is of; ``crowded``: of one of several compute instances of a GPU instance."""

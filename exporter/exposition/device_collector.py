@@ -84,7 +84,8 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     )
     yield catalog.GPU_INFO, info, 1
     if view.instance is None:
-        yield catalog.GPU_UP, identity, int(view.state is DeviceState.UP)
+        if view.state is not DeviceState.UNKNOWN:
+            yield catalog.GPU_UP, identity, int(view.state is DeviceState.UP)
         price = snapshot.prices.get(view.gpu.uuid)
         if price is not None:
             priced = plus(identity, ("currency", price.currency), ("price_source", price.source))
@@ -94,7 +95,7 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     if view.allocation is not None:
         for state in _ALLOCATION_STATES:
             yield catalog.GPU_ALLOCATION_STATE, plus(identity, ("state", state)), int(view.allocation is state)
-    events = snapshot.events.get((view.gpu.uuid, None)) if view.instance is None else None
+    events = snapshot.events.get(view.uuid) if view.instance is None else None
     yield from health_collector.rows(view, identity, events)
     if view.state is not DeviceState.UP:
         return

@@ -8,7 +8,7 @@ from exporter.exposition.metric import Metric
 from exporter.model import CLOCK_EVENTS, DeviceEvents, DeviceState, DeviceView, Field
 
 _NANOSECONDS = 1_000_000_000
-_ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
+ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
 """One that needs a reset has no activity any more, and still says what is wrong."""
 
 _Row = tuple[Metric, Labels, float | None]
@@ -100,7 +100,7 @@ def rows(view: DeviceView, identity: Labels, events: DeviceEvents | None = None)
         yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
     for xid, at_seconds in sorted(view.xid_last_seen_seconds.items()):
         yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, plus(identity, ("xid", str(xid))), at_seconds
-    if view.instance is None and view.state in _ANSWERING:
+    if view.instance is None and view.state in ANSWERING:
         yield from _board(view, identity)
         yield from _throttling(view, identity)
         for event, times in (events.clock_events or {}).items() if events else ():

@@ -20,7 +20,7 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
     """The ledger as plain values.
 
     Seconds are share-weighted GPU-seconds, times Unix seconds; ``None`` is unknown, never 0. ``metered`` is False and
-    there are no accounts before the first reading was metered.
+    there are no accounts before the first reading was metered. Accounts are summed over the ledgers.
     """
     ledger = snapshot.ledger
     accounts = ledger.accounts if ledger else {}
@@ -30,7 +30,11 @@ def document(snapshot: Snapshot) -> dict[str, Any]:
         "node": snapshot.node,
         "simulated": snapshot.simulated,
         "taken_at_seconds": snapshot.taken_at_seconds,
-        "metered": ledger is not None,
+        "metered": bool(ledger and ledger.ledgers),
+        "ledgers": [
+            {"id": one.identity, "created_at_seconds": one.created_at_seconds}
+            for one in (ledger.ledgers if ledger else ())
+        ],
         "started_at_seconds": ledger.started_at_seconds if ledger else None,
         "saved_at_seconds": ledger.saved_at_seconds if ledger else None,
         "state_problem": (ledger.state_problem or None) if ledger else None,
@@ -67,7 +71,8 @@ def price_keys(price: Price) -> dict[str, Any]:
 
 
 def _account(account: Account) -> dict[str, Any]:
-    return account_keys(account.owner, account.model, account.mode.value)
+    keys = account_keys(account.owner, account.model, account.mode.value)
+    return {**keys, "cost_labels": account.owner.cost_labels or None}
 
 
 def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:
@@ -112,4 +117,7 @@ def totals_keys(totals: Totals) -> dict[str, Any]:
 
 
 def _money(money: Mapping[str, Money]) -> list[dict[str, Any]]:
-    return [{"currency": currency, "cost": one.total, "idle_cost": one.idle} for currency, one in sorted(money.items())]
+    return [
+        {"currency": currency, "cost": one.total, "idle_cost": one.idle, "unknown_cost": one.unknown}
+        for currency, one in sorted(money.items())
+    ]

@@ -1,16 +1,17 @@
 """The series of the ledger: seconds, joules and money per pod and per owner, and whether they add up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from exporter.exposition import catalog
 from exporter.exposition.builder import PageBuilder
 from exporter.exposition.family import NO_LABELS, LabelNames, Labels, labels, plus
 from exporter.exposition.metric import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, Metric
-from exporter.model import OTHER, Account, LedgerView, Money, PodAccount, Snapshot, Totals
+from exporter.model import Account, LedgerView, Money, PodAccount, ShownLedger, Snapshot, Totals
 
 _POD = LabelNames(*DEVICE_LABELS, *POD_LABELS)
-_OWNER = LabelNames(*OWNER_LABELS)
+_OWNER = LabelNames("ledger", *OWNER_LABELS)
+_STATE = LabelNames("state")
 
 _POD_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
     (catalog.GPU_POD_ALLOCATED_SECONDS_TOTAL, attrgetter("allocated_seconds")),
@@ -18,13 +19,12 @@ _POD_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
     (catalog.GPU_POD_IDLE_SECONDS_TOTAL, attrgetter("idle_seconds")),
     (catalog.GPU_POD_UNKNOWN_SECONDS_TOTAL, attrgetter("unknown_seconds")),
 )
-_OWNER_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
-    (catalog.GPU_LEDGER_ALLOCATED_SECONDS_TOTAL, attrgetter("allocated_seconds")),
-    (catalog.GPU_LEDGER_ACTIVE_SECONDS_TOTAL, attrgetter("active_seconds")),
-    (catalog.GPU_LEDGER_IDLE_SECONDS_TOTAL, attrgetter("idle_seconds")),
-    (catalog.GPU_LEDGER_UNKNOWN_SECONDS_TOTAL, attrgetter("unknown_seconds")),
-    (catalog.GPU_LEDGER_UNPRICED_SECONDS_TOTAL, attrgetter("unpriced_seconds")),
+_STATES: tuple[tuple[str, Callable[[Totals], float], Callable[[Money], float]], ...] = (
+    ("active_unprofiled", attrgetter("active_seconds"), attrgetter("active")),
+    ("idle", attrgetter("idle_seconds"), attrgetter("idle")),
+    ("unknown", attrgetter("unknown_seconds"), attrgetter("unknown")),
 )
+"""Value of the label ``state``, its seconds and its money."""
 
 # As good as all: seconds are sums of floats.
 _NEARLY_ALL = 1 - 1e-9
@@ -41,8 +41,9 @@ def collect(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None
     if ledger is None:
         return
     _pods(page, ledger, snapshot.node, series_limit)
-    _owners(page, ledger, snapshot.node)
-    _itself(page, ledger, snapshot.node)
+    for one in ledger.ledgers:
+        _owners(page, one, snapshot.node)
+    _itself(page, ledger)
 
 
 def energy_joules(totals: Totals) -> float | None:
@@ -71,17 +72,28 @@ def _pods(page: PageBuilder, ledger: LedgerView, node: str, room: int) -> None:
     page.column(catalog.GPU_POD_COST_TOTAL, priced, [one.total for one in money])
 
 
-def _owners(page: PageBuilder, ledger: LedgerView, node: str) -> None:
-    # Prometheus has had the seconds of ``OTHER`` under the owners that were folded; here they would be counted again.
-    accounts = [(account, totals) for account, totals in ledger.accounts.items() if account.owner != OTHER]
-    carried = [_owner_labels(account, node) for account, _ in accounts]
-    shown = [totals for _, totals in accounts]
-    for metric, value_of in _OWNER_SECONDS:
-        page.column(metric, carried, [*map(value_of, shown)])
-    page.column(catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, [*map(energy_joules, shown)])
+def _owners(page: PageBuilder, ledger: ShownLedger, node: str) -> None:
+    """Add the series of one ledger; a series is there from its first second, joule or cent on."""
+    of_ledger = labels(("ledger", ledger.identity), ("node", node))
+    page.metric(catalog.GPU_LEDGER_CREATED_TIMESTAMP_SECONDS, of_ledger, ledger.created_at_seconds)
+    page.metric(catalog.LEDGER_CAPACITY_SECONDS_TOTAL, labels(("ledger", ledger.identity)), ledger.capacity_seconds)
+    carried = [_owner_labels(account, ledger.identity, node) for account in ledger.accounts]
+    shown = [*ledger.accounts.values()]
     priced, money = _money(carried, shown)
-    page.column(catalog.GPU_LEDGER_COST_TOTAL, priced, [one.total for one in money])
-    page.column(catalog.GPU_LEDGER_IDLE_COST_TOTAL, priced, [one.idle for one in money])
+    for state, seconds_of, money_of in _STATES:
+        _by_state(page, catalog.GPU_LEDGER_SECONDS_TOTAL, state, carried, map(seconds_of, shown))
+        _by_state(page, catalog.GPU_LEDGER_COST_TOTAL, state, priced, map(money_of, money))
+    page.column(catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, [*map(energy_joules, shown)])
+    page.column(
+        catalog.GPU_LEDGER_UNPRICED_SECONDS_TOTAL, carried, [totals.unpriced_seconds or None for totals in shown]
+    )
+
+
+def _by_state(
+    page: PageBuilder, metric: Metric, state: str, carried: Iterable[Labels], values: Iterable[float]
+) -> None:
+    there = [(_STATE.behind(one, state), value) for one, value in zip(carried, values, strict=True) if value]
+    page.column(metric, [one for one, _ in there], [value for _, value in there])
 
 
 def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], list[Money]]:
@@ -109,17 +121,14 @@ def _pod_labels(pod: PodAccount, node: str) -> Labels:
     )
 
 
-def _owner_labels(account: Account, node: str) -> Labels:
+def _owner_labels(account: Account, ledger: str, node: str) -> Labels:
     owner = account.owner
-    return _OWNER.of(node, owner.namespace, owner.kind, owner.name, owner.team, account.model, account.mode)
+    whose = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels)
+    return _OWNER.of(ledger, node, *whose, account.model, account.mode)
 
 
-def _itself(page: PageBuilder, ledger: LedgerView, node: str) -> None:
+def _itself(page: PageBuilder, ledger: LedgerView) -> None:
     page.metric(catalog.CONSERVATION_ERROR_SECONDS, NO_LABELS, ledger.conservation_error_seconds)
-    page.metric(catalog.LEDGER_CAPACITY_SECONDS_TOTAL, NO_LABELS, ledger.capacity_seconds)
-    folded = sum(totals.allocated_seconds for account, totals in ledger.accounts.items() if account.owner == OTHER)
-    page.metric(catalog.LEDGER_WITHHELD_SECONDS, NO_LABELS, ledger.withheld_seconds + folded)
-    # The rules join it to the owners' series, which Prometheus tells nothing of the node that they could be joined by.
-    page.metric(catalog.LEDGER_START_TIMESTAMP_SECONDS, labels(("node", node)), ledger.started_at_seconds)
+    page.metric(catalog.LEDGER_WITHHELD_SECONDS, NO_LABELS, ledger.withheld_seconds)
     page.metric(catalog.STATE_SAVED, NO_LABELS, int(ledger.saved_at_seconds is not None))
     page.metric(catalog.STATE_SAVED_TIMESTAMP_SECONDS, NO_LABELS, ledger.saved_at_seconds)

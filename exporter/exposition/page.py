@@ -141,6 +141,8 @@ def _problems(snapshot: Snapshot) -> str:
         shown.append(f"<strong>GPUs</strong>: {counts}")
     if snapshot.ledger and snapshot.ledger.state_problem:
         shown.append(f"<strong>ledger</strong>: {text(snapshot.ledger.state_problem)}")
+    if snapshot.ledger_note:
+        shown.append(f"<strong>ledger</strong>: {text(snapshot.ledger_note)}")
     if not snapshot.ready and not shown:
         shown = [f"<strong>not ready</strong>: {text(reason)}" for reason in snapshot.not_ready_reasons]
     return "".join(f'<p class="problem">{line}</p>' for line in shown)
@@ -156,8 +158,8 @@ def _unresolved(snapshot: Snapshot) -> str:
         for item in snapshot.unresolved
     )
     return (
-        '<section class="panel" aria-labelledby="unresolved"><h2 id="unresolved">Devices that pods hold and this agent'
-        f' cannot see</h2><ul class="notes">{items}</ul></section>'
+        '<section class="panel" aria-labelledby="unresolved"><h2 id="unresolved">Devices whose holders are in doubt'
+        f'</h2><ul class="notes">{items}</ul></section>'
     )
 
 

@@ -5,8 +5,13 @@ from collections.abc import Iterable, Mapping
 from exporter.exposition.page_text import model, text
 from exporter.model import AllocationState, DeviceView, PodUse, Price, Snapshot
 
-NO_PRICE = '<span class="dim" title="no row of the price book matches this GPU">no price</span>'
+NO_PRICE = '<span class="dim" title="the price of this GPU is not known: see Prices">no price</span>'
 
+_NO_ROW = "no row of the price book matches; --price-book takes yours"
+_AWAITS_LABELS = (
+    "it may depend on the node's labels, which are not read yet; if this stays, see /readyz, "
+    "or set --instance-type, --capacity-type and --region"
+)
 _SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥"}
 _LEAST = 0.005
 _WHOLE_FROM = 1000
@@ -90,7 +95,8 @@ def prices(snapshot: Snapshot) -> str:
     counted: dict[tuple[str, Price | None], list[int]] = {}
     for gpu in gpus:
         counted.setdefault((gpu.model, snapshot.prices.get(gpu.uuid)), []).append(gpu.index)
-    lines = [f"<li>{_told(name, price, indices)}</li>" for (name, price), indices in counted.items()]
+    missing = _AWAITS_LABELS if snapshot.prices_await_labels else _NO_ROW
+    lines = [f"<li>{_told(name, price, indices, missing)}</li>" for (name, price), indices in counted.items()]
     book = f"<small>{text(snapshot.price_book)}</small>" if snapshot.price_book else ""
     how = (
         '<li class="meta">A holder costs its share of the GPU at this price. What it has cost so far is in the '
@@ -103,10 +109,10 @@ def prices(snapshot: Snapshot) -> str:
     )
 
 
-def _told(name: str, price: Price | None, indices: list[int]) -> str:
+def _told(name: str, price: Price | None, indices: list[int], missing: str) -> str:
     if price is None:
         which = ", ".join(f"GPU {index}" for index in indices)
-        return f"<b>No price</b> for {which}, {model(name)}: no row of the price book matches; --price-book takes yours"
+        return f"<b>No price</b> for {which}, {model(name)}: {missing}"
     energy = f" and {amount(price.per_kwh, price.currency)} per measured kWh" if price.per_kwh else ""
     listed = "; a bundled list price, what you pay may differ" if price.fallback else ""
     return (

@@ -19,6 +19,7 @@ STATE_WORDS = {
     DeviceState.RESET_REQUIRED: "needs a reset",
     DeviceState.FAILED: "no answer",
     DeviceState.MISSING: "missing",
+    DeviceState.UNKNOWN: "unknown",
 }
 SOURCE_WORDS = {
     ActivitySource.ENGINE: ("engine", "mean share of time in which the compute engine was active"),
@@ -30,8 +31,10 @@ SOURCE_WORDS = {
 UNKNOWN_WORDS = {
     "no_source": "nothing on this device measures it",
     "contradiction": "two readings contradict each other",
+    "incomplete": "an engine that may be in use is not measured",
     "device_down": "the device is down",
     "stale": "no fresh reading",
+    "job_id_unknown": "a Slurm job whose id its cgroup does not have: set CgroupJobIdPaths=yes in cgroup.conf",
 }
 
 

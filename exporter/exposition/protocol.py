@@ -4,7 +4,11 @@ from aiohttp import hdrs, web
 from aiohttp.web_request import BaseRequest
 
 SERVER = "gpu-cost-exporter"
-UNLESS_SAID = {hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff"}
+UNLESS_SAID = {
+    hdrs.CACHE_CONTROL: "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 """Headers by name, of an answer that does not have them of its own."""
 
 
@@ -16,7 +20,10 @@ class Protocol(web.RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Called by aiohttp, where a request is none or a handler fails."""
+        """Answer for aiohttp, where a request is none or a handler fails."""
+        if status == web.HTTPBadRequest.status_code:
+            # The parser's own words name the library that it is made of.
+            message = "this is not an HTTP/1.1 request that can be read in one way only; send one of a usual client\n"
         response = super().handle_error(request, status, exc, message)
         _dress(response)
         return response

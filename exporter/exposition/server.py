@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -30,8 +31,10 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("/-/release", "POST, from this host only: close the driver for ?seconds=60"),
 )
 _OF_BROWSERS = (hdrs.ORIGIN, hdrs.REFERER, "Sec-Fetch-Site")
-_OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-request-id", "x-forwarded-", "x-envoy-", "l5d-")
-"""Names of headers, or how they begin; a mesh's proxy in the pod (127.0.0.6 of Istio's) sends some of the last ones."""
+_OF_DIRECT_CLIENTS = frozenset(
+    {"host", "user-agent", "accept", "accept-encoding", "connection", "content-length", "content-type", "authorization"}
+)
+"""Headers that curl, wget and Python send. Proxies and meshes have no common list: any other header may be theirs."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -42,6 +45,7 @@ class _Face:
     snapshot: Callable[[], Snapshot | None]
     metrics: Callable[[str], Body]
     release: Callable[[float], None] | None
+    steady: Callable[[], float]
     bodies: Bodies = field(default_factory=Bodies)
 
     async def index(self, request: web.Request) -> web.Response:
@@ -76,8 +80,8 @@ class _Face:
 
     async def readyz(self, request: web.Request) -> web.Response:
         snapshot = self.snapshot()
-        ready = snapshot is not None and snapshot.ready
-        reasons = snapshot.not_ready_reasons if snapshot else ("no picture of the node yet",)
+        reasons = _reasons_not_ready(snapshot, self.steady())
+        ready = not reasons
         lines = ["ready"] if ready else ["not ready", *(f"- {reason}" for reason in reasons)]
         notes = _notes(snapshot) if snapshot else []
         text = "".join(f"{line}\n" for line in [*lines, *notes])
@@ -111,6 +115,7 @@ def create_app(
     metrics: Callable[[str], Body],
     release: Callable[[float], None] | None,
     guard: Middleware | None = None,
+    steady: Callable[[], float] = time.monotonic,
     count: Callable[[str], None] = lambda _reason: None,
 ) -> web.Application:
     """The agent's pages as an aiohttp application.
@@ -119,10 +124,11 @@ def create_app(
         snapshot: The newest picture of the node; ``None`` before the first.
         metrics: From an Accept header to the body of ``/metrics``.
         release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
+        steady: The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it.
         guard: Stands before all of it; ``None`` lets everybody in.
         count: Told why a client was ended or refused.
     """
-    face = _Face(snapshot, metrics, release)
+    face = _Face(snapshot, metrics, release, steady)
     connections = Connections(count=count)
     app = web.Application(
         middlewares=[connections.middleware(), *([guard] if guard else []), _plain_errors],
@@ -161,6 +167,15 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         return _text(request, 500, "this page could not be made; the agent's log has the cause")
 
 
+def _reasons_not_ready(snapshot: Snapshot | None, steady: float) -> tuple[str, ...]:
+    if snapshot is None:
+        return ("no picture of the node yet",)
+    stale = snapshot.stale_reason(steady)  # judged now: a loop that has ended makes no snapshot that says so
+    if stale:
+        return (stale,)
+    return () if snapshot.ready else snapshot.not_ready_reasons or ("no fresh reading",)
+
+
 def _notes(snapshot: Snapshot) -> list[str]:
     """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same."""
     holders = snapshot.attribution_source
@@ -170,6 +185,7 @@ def _notes(snapshot: Snapshot) -> list[str]:
         (holders, snapshot.attribution_problem),
         ("kubernetes-api", snapshot.metadata_problem),
         ("kubernetes-api", snapshot.metadata_remark),
+        ("ledger", snapshot.ledger_note),
     )
     notes = [f"note: {part}: {problem}" for part, problem in problems if problem]
     notes += [
@@ -190,9 +206,9 @@ def _refusal_of_release(request: web.Request) -> str:
     if any(name in request.headers for name in _OF_BROWSERS):
         # Any site that a browser here has open, or one behind a port-forward, could ask for it.
         return "no page of a browser may release the driver: ask with curl, from this host"
-    if any(name.lower().startswith(_OF_PROXIES) for name in request.headers):
+    if not {name.lower() for name in request.headers} <= _OF_DIRECT_CLIENTS:
         # A proxy beside the agent, such as kube-rbac-proxy, makes everybody local.
-        return "the driver is not released through a proxy: ask the agent itself, from this host"
+        return "the driver is not released through a proxy: ask the agent itself, from this host, without other headers"
     return ""
 
 

@@ -17,13 +17,17 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 def owner_of(use: PodUse) -> Owner:
-    """Who pays; without pod metadata, or until the workload is known, its namespace alone."""
-    return use.facts.owner if use.facts else Owner(namespace=use.holder.namespace)
+    """Who holds, without cost labels; without pod metadata, or until the workload is known, the namespace alone."""
+    return use.facts.owner.without_cost_labels if use.facts else Owner(namespace=use.holder.namespace)
 
 
 def alerts_off_until_seconds(facts: PodFacts | None) -> float | None:
     """Unix time, whole where it is whole; ``FOR_GOOD_SECONDS`` at most; ``None`` where alerts are on."""
-    until = facts.opt_out_until_seconds if facts else None
+    return shown_until_seconds(facts.opt_out_until_seconds if facts else None)
+
+
+def shown_until_seconds(until: float | None) -> float | None:
+    """The end of an opt-out as it is shown: ``FOR_GOOD_SECONDS`` at most; ``None`` where there is none."""
     return None if until is None or math.isnan(until) else min(until, FOR_GOOD_SECONDS)
 
 

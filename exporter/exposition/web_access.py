@@ -27,6 +27,7 @@ LOOK_SECONDS = 5.0
 ALIVE, READY = "/healthz", "/readyz"
 ALIVE_TOO = "/health"
 """What the probes of dcgm-exporter's own DaemonSet ask, in which the agent may stand."""
+_READINESS = {200: "ready", 503: "not ready; the reasons need a password"}
 _CHALLENGE = 'Basic realm="gpu-cost-exporter", charset="UTF-8"'
 
 
@@ -87,12 +88,9 @@ class WebAccess:
             path = request.path.removeprefix(prefix)
             refused = None if path in {ALIVE, ALIVE_TOO} else await self._refusal(request)
             response = await handler(request) if refused is None or path == READY else refused
-            if refused is not None and path == READY:
+            if refused is not None and path == READY and response.status in _READINESS:
                 # The kubelet has no password, and needs the status alone.
-                word = (
-                    "ready" if response.status == web.HTTPOk.status_code else "not ready; the reasons need a password"
-                )
-                response = _plain(response.status, word)
+                response = _plain(response.status, _READINESS[response.status])
             for name, value in self.settings.headers.items():
                 response.headers.setdefault(name, value)
             return response

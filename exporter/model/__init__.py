@@ -1,6 +1,7 @@
 """Values that pass between the layers; frozen, and free of any library."""
 
 from exporter.model.devices import (
+    NO_PROCESS_MEMORY_MIB,
     DeviceState,
     Gpu,
     GpuReading,
@@ -14,7 +15,7 @@ from exporter.model.devices import (
     XidEvent,
 )
 from exporter.model.events import CLOCK_EVENTS, DeviceEvents
-from exporter.model.fields import Field
+from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
 from exporter.model.holders import (
     Allocations,
     AllocationState,
@@ -27,7 +28,7 @@ from exporter.model.holders import (
     Unresolved,
 )
 from exporter.model.ledger import (
-    OTHER,
+    PLATFORM_NAMESPACES,
     UNALLOCATED,
     UNATTRIBUTED,
     Account,
@@ -37,16 +38,24 @@ from exporter.model.ledger import (
     PodAccount,
     Portion,
     Price,
+    ShownLedger,
     Totals,
 )
 from exporter.model.metadata import NodeFacts, PodFacts, PodMetadata
+from exporter.model.owner_use import WINDOWS, OwnersView, OwnerUse, PoolUse, SharedIdle, shown_windows
 from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 
 __all__ = [
     "CLOCK_EVENTS",
-    "OTHER",
+    "CODECS",
+    "DECODERS",
+    "FLOW_ENGINES",
+    "JPEG_DECODERS",
+    "NO_PROCESS_MEMORY_MIB",
+    "PLATFORM_NAMESPACES",
     "UNALLOCATED",
     "UNATTRIBUTED",
+    "WINDOWS",
     "Account",
     "Activity",
     "ActivitySource",
@@ -69,20 +78,26 @@ __all__ = [
     "Money",
     "NodeFacts",
     "Owner",
+    "OwnerUse",
+    "OwnersView",
     "PodAccount",
     "PodFacts",
     "PodMetadata",
     "PodUse",
+    "PoolUse",
     "Portion",
     "Price",
     "ProcessUse",
     "ProfilingState",
     "Reading",
     "ShareMode",
+    "SharedIdle",
+    "ShownLedger",
     "Snapshot",
     "SourceState",
     "SourceStatus",
     "Totals",
     "Unresolved",
     "XidEvent",
+    "shown_windows",
 ]

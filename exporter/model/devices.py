@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from exporter.model.fields import Field
 
+NO_PROCESS_MEMORY_MIB = 64
+"""With less memory in use than the smallest CUDA context, an empty process list is credible."""
+
 
 class DeviceState(StrEnum):
     """Condition of a physical GPU as its driver tells it."""
@@ -18,6 +21,8 @@ class DeviceState(StrEnum):
     """Calls fail for another reason; the reason string tells."""
     MISSING = "missing"
     """Was there before, is not enumerated now."""
+    UNKNOWN = "unknown"
+    """The host engine that is asked in place of the driver gives no values now; that says nothing of the GPU."""
 
 
 class SourceState(StrEnum):
@@ -106,10 +111,19 @@ class ProcessUse:
     sm_ratio: float | None = None
     enc_ratio: float | None = None
     dec_ratio: float | None = None
+    jpg_ratio: float | None = None
+    """As the next: ``None`` before R550, whose call has no JPEG and optical-flow engines."""
+    ofa_ratio: float | None = None
     ended: bool = False
     """Was sampled since the previous poll and is not on the device any more: activity, but no memory."""
     mps: bool = False
     """The driver lists it as a client of an MPS server, or did at the previous poll."""
+
+    @property
+    def busiest_ratio(self) -> float | None:
+        """Use of its busiest engine, as a transcoder is not idle; ``None`` without samples."""
+        engines = (self.sm_ratio, self.enc_ratio, self.dec_ratio, self.jpg_ratio, self.ofa_ratio)
+        return max((ratio for ratio in engines if ratio is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +166,8 @@ class XidEvent:
     xid: int
     at_seconds: float
     gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+    """Of one compute instance of the GPU instance; ``None`` where the source reports none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

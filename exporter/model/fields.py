@@ -145,3 +145,16 @@ class Field(IntEnum):
     def only_dcgm(self) -> bool:
         """Whether NVML has no answer to it."""
         return self._name_.startswith("DCGM_")
+
+
+DECODERS = tuple(Field(one) for one in range(1017, 1025))
+"""Activity of each video decoder, ratio 0..1: by DCGM, and by NVML's GPM on MIG instances."""
+
+JPEG_DECODERS = tuple(Field(one) for one in range(1025, 1033))
+"""The same of each JPEG decoder."""
+
+FLOW_ENGINES = tuple(Field(one) for one in range(1033, 1035))
+"""The same of each optical-flow engine."""
+
+CODECS = frozenset({*DECODERS, *JPEG_DECODERS, *FLOW_ENGINES})
+"""The fields of all of these."""

@@ -99,7 +99,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unresolved:
-    """A device that the kubelet lists with a container and that could not be matched to one we see."""
+    """A device that the kubelet lists with a container and that matches none here, or one that a pod uses unlisted."""
 
     namespace: str
     pod: str
@@ -126,6 +126,8 @@ class Attribution:
     unresolved: tuple[Unresolved, ...] = ()
     expected_devices: int | None = None
     """Physical GPUs that the kubelet advertises or has allocated; ``None`` where it cannot tell."""
+    unseen_instances: bool = False
+    """Whether the kubelet knows a MIG instance that is on no GPU that the driver lists."""
     advertised_devices: int | None = None
     """Physical GPUs that the kubelet advertises as healthy; ``None`` where it cannot tell."""
     allocated_devices: int | None = None

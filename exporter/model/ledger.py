@@ -1,7 +1,7 @@
 """Who is charged for what: owners, accounts, and the seconds, joules and money that stand on them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from exporter.model.holders import ShareMode
 
@@ -12,19 +12,38 @@ class Owner:
 
     namespace: str = ""
     kind: str = ""
-    """``Job``, ``Deployment``, ... or one of ours: ``Unallocated``, ``Unattributed``, ``Other``."""
+    """``Job``, ``Deployment``, ... or one of ours: ``Unallocated``, ``Unattributed``."""
     name: str = ""
     team: str = ""
+    cost_labels: str = ""
+    """``key=value`` pairs sorted by key and joined with commas: in the ledger only, windows go without them."""
     provisional: bool = False
     """Stands for a pod whose owner will be known soon; shown nowhere, and entered at that owner then."""
+    pod_uid: str = ""
+    """Of that pod, as far as it is known; empty for every other owner."""
 
+    @property
+    def without_cost_labels(self) -> "Owner":
+        """Return the owner as everything but the ledger has it."""
+        return replace(self, cost_labels="") if self.cost_labels else self
+
+
+PLATFORM_NAMESPACES = frozenset(
+    {
+        "kube-system",
+        "gpu-operator",
+        "nvidia-gpu-operator",
+        "cw-hpc-verification",
+        "kai-resource-reservation",
+        "runai-reservation",
+    }
+)
+"""Namespaces of what holds GPUs for others: alerts and advice on waste leave them out."""
 
 UNALLOCATED = Owner(kind="Unallocated")
 """GPU time that nobody held: free GPUs and MIG instances, free replicas, stranded slices. The platform's."""
 UNATTRIBUTED = Owner(kind="Unattributed")
 """GPU time of which it is not known who held it, or that was used by no listed pod."""
-OTHER = Owner(kind="Other")
-"""Where ended owners are folded to when there are more than the ledger may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +95,44 @@ class Portion:
     """``None`` where the GPU's energy was not measured over the interval."""
     interval_seconds: float | None = None
     """Length of the interval that the portions of the GPU share: what their seconds must sum to."""
+    estimated: bool = False
+    """Whether activity was only estimated: divided by share among the holders of a device."""
 
     @property
     def allocated_seconds(self) -> float:
         """Active, idle and unknown, always."""
         return self.active_seconds + self.idle_seconds + self.unknown_seconds
 
+    def part(self, ratio: float) -> "Portion":
+        """Return the portion for a part of its interval, 0..1, with use and energy spread evenly over the interval."""
+        return replace(
+            self,
+            active_seconds=self.active_seconds * ratio,
+            idle_seconds=self.idle_seconds * ratio,
+            unknown_seconds=self.unknown_seconds * ratio,
+            energy_joules=None if self.energy_joules is None else self.energy_joules * ratio,
+            interval_seconds=None if self.interval_seconds is None else self.interval_seconds * ratio,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Money:
-    """Cost in one currency; ``idle`` is the part of ``total`` for idle seconds."""
+    """Cost in one currency, by the state of the seconds that it is for."""
 
-    total: float = 0.0
+    active: float = 0.0
     idle: float = 0.0
+    unknown: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Sum over the states."""
+        return self.active + self.idle + self.unknown
+
+    def __add__(self, other: "Money") -> "Money":
+        """Return the sum of two amounts in the same currency, by state."""
+        return Money(
+            active=self.active + other.active, idle=self.idle + other.idle, unknown=self.unknown + other.unknown
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +155,21 @@ class Totals:
         """Active, idle and unknown, always."""
         return self.active_seconds + self.idle_seconds + self.unknown_seconds
 
+    def __add__(self, other: "Totals") -> "Totals":
+        """Return the sum of both, currency by currency."""
+        money = dict(self.money)
+        for currency, amount in other.money.items():
+            money[currency] = money[currency] + amount if currency in money else amount
+        return Totals(
+            active_seconds=self.active_seconds + other.active_seconds,
+            idle_seconds=self.idle_seconds + other.idle_seconds,
+            unknown_seconds=self.unknown_seconds + other.unknown_seconds,
+            energy_joules=self.energy_joules + other.energy_joules,
+            energy_unknown_seconds=self.energy_unknown_seconds + other.energy_unknown_seconds,
+            money=money,
+            unpriced_seconds=self.unpriced_seconds + other.unpriced_seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
@@ -129,27 +188,55 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerView:
-    """The ledger at one instant, as it is to be shown.
+class ShownLedger:
+    """The sums of one ledger: under its identity they begin at 0, never go back and have one writer."""
 
-    A series that was born a moment ago shows zeros, so that ``increase()`` sees its first step; the difference is shown
-    as soon as it has been seen by two scrapes. At every instant the accounts' allocated seconds and
-    ``withheld_seconds`` sum to ``capacity_seconds``.
+    identity: str
+    created_at_seconds: float
+    """Unix time at which it began."""
+    capacity_seconds: float = 0.0
+    """GPU-seconds metered: the sum of all intervals of all GPUs, without those of owners that are not known yet."""
+    accounts: Mapping[Account, Totals] = field(default_factory=dict)
+    """Every owner since it began; none that is provisional."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerView:
+    """The ledgers of a node at one instant, as they are to be shown.
+
+    At every instant the accounts' allocated seconds and ``withheld_seconds`` sum to ``capacity_seconds``.
     """
 
-    accounts: Mapping[Account, Totals] = field(default_factory=dict)
-    """Every owner since the ledger began; none that is provisional."""
+    ledgers: tuple[ShownLedger, ...] = ()
+    """The one that is on disk, a memory-only one while the disk fails, and those that have ended within 25 hours."""
     pods: Mapping[PodAccount, Totals] = field(default_factory=dict)
     """Containers that hold a device, and for the time of lingering those that did."""
     conservation_error_seconds: float = 0.0
     """Sum over GPUs and intervals of |sum of the parts - the interval|."""
-    capacity_seconds: float = 0.0
-    """GPU-seconds metered: the sum of all intervals of all GPUs."""
     withheld_seconds: float = 0.0
-    """Allocated seconds of accounts that still show zeros, or whose owner is not known yet."""
-    started_at_seconds: float = 0.0
-    """Unix time from which the ledger counts."""
+    """Allocated seconds of owners that are not known yet."""
     saved_at_seconds: float | None = None
     """Unix time of the save that these totals are from; ``None`` where they are from memory."""
     state_problem: str = ""
     """One line: why the totals are not on disk and how to mend it; empty when all is well or none was asked for."""
+
+    @property
+    def capacity_seconds(self) -> float:
+        """GPU-seconds metered: the sum of all intervals of all GPUs."""
+        return sum((ledger.capacity_seconds for ledger in self.ledgers), self.withheld_seconds)
+
+    @property
+    def accounts(self) -> Mapping[Account, Totals]:
+        """Every owner's totals, summed over the ledgers."""
+        if len(self.ledgers) == 1:
+            return self.ledgers[0].accounts
+        summed: dict[Account, Totals] = {}
+        for ledger in self.ledgers:
+            for account, totals in ledger.accounts.items():
+                summed[account] = summed[account] + totals if account in summed else totals
+        return summed
+
+    @property
+    def started_at_seconds(self) -> float | None:
+        """Unix time at which the oldest of the ledgers began; ``None`` where there is none."""
+        return min((ledger.created_at_seconds for ledger in self.ledgers), default=None)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from exporter.model.devices import DeviceState, Gpu, MigInstance, ProfilingState, SourceStatus
 from exporter.model.events import DeviceEvents
@@ -10,6 +11,7 @@ from exporter.model.fields import Field
 from exporter.model.holders import AllocationState, Holder, Unresolved
 from exporter.model.ledger import LedgerView, Price
 from exporter.model.metadata import NodeFacts, PodFacts
+from exporter.model.owner_use import OwnersView
 
 
 class ActivitySource(StrEnum):
@@ -24,7 +26,7 @@ class ActivitySource(StrEnum):
     PROCESS_SAMPLES = "process_samples"
     """A holder's part, divided in proportion to the driver's per-process samples."""
     ESTIMATED = "estimated"
-    """A holder's part, divided by share because process data is missing."""
+    """A holder's part, most of which was divided by share because processes do not show whose it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +45,11 @@ class PodUse:
 
     holder: Holder
     age_seconds: float
-    """Since this agent first saw the container hold the device."""
+    """Since the container was first seen to hold the device."""
     activity: Activity | None = None
     """Its part of the device's activity, 0..1 of the *device*; the parts and the remainder sum to the device's."""
     idle_for_seconds: float | None = None
-    """Since its activity was last at or above the idle threshold; ``None`` while activity is unknown."""
+    """Measured idle time since it was last busy, in seconds; ``None`` while it may be idle or busy."""
     memory_used_bytes: int | None = None
     values: Mapping[Field, int | float] = field(default_factory=dict)
     """Drop-in fields measured per holder on a shared device (utilisation, memory); empty where not measured."""
@@ -69,7 +71,7 @@ class DeviceView:
     values: Mapping[Field, int | float] = field(default_factory=dict)
     activity: Activity | None = None
     activity_unknown_reason: str = ""
-    """Why ``activity`` is ``None``: ``no_source``, ``contradiction``, ``device_down``, ``stale``."""
+    """Why ``activity`` is ``None``: ``no_source``, ``contradiction``, ``incomplete``, ``device_down``, ``stale``."""
     share_ratio: float = 1.0
     """The device's part of its physical GPU: 1, or an instance's normalised part."""
     allocation: AllocationState | None = AllocationState.UNKNOWN
@@ -103,6 +105,10 @@ class Snapshot:
 
     taken_at_seconds: float
     """Unix time of the tick."""
+    taken_steady_seconds: float | None = None
+    """The same instant on the monotonic clock; ``None``: the age is not judged."""
+    stale_after_seconds: float = inf
+    """Age from which the snapshot no longer shows the node as it is."""
     node: str
     simulated: bool = False
     driver_version: str | None = None
@@ -114,9 +120,11 @@ class Snapshot:
     sample_duration_seconds: float | None = None
     devices: tuple[DeviceView, ...] = ()
     expected_devices: int | None = None
+    unseen_instances: bool = False
+    """Whether the kubelet knows a MIG instance that is on no GPU that the driver lists: its GPU may be missing."""
     sources: tuple[SourceStatus, ...] = ()
-    events: Mapping[tuple[str, int | None], DeviceEvents] = field(default_factory=dict)
-    """By UUID of the physical GPU and GPU instance, ``None`` for the GPU itself; a device without any is absent."""
+    events: Mapping[str, DeviceEvents] = field(default_factory=dict)
+    """By UUID of the device, a GPU or a MIG instance; a device without any is absent."""
     xid_window_seconds: float = 300.0
     clock_events_window_seconds: float = 300.0
     attribution_enabled: bool = True
@@ -147,9 +155,27 @@ class Snapshot:
     not_ready_reasons: tuple[str, ...] = ()
     ledger: LedgerView | None = None
     """``None`` before the first reading was metered."""
+    ledger_writer: bool | None = None
+    """Whether this agent, of those on the node, writes the ledger; ``None`` where nothing is metered."""
+    ledger_note: str = ""
+    """Why this agent does not write it, or why another may write it too, in one line; empty where neither is so."""
+    owners: OwnersView | None = None
+    """``None`` where no ledger is shown, and when the picture is too old."""
     prices: Mapping[str, Price] = field(default_factory=dict)
     """Price now by UUID of the physical GPU; a GPU without a price is absent."""
     price_book: str = ""
     """Name of the price book in use; empty without one."""
     unpriced_gpus: int = 0
-    """GPUs for which no row of the price book matches."""
+    """GPUs without a price."""
+    prices_await_labels: bool = False
+    """Whether the node's labels, which prices may depend on, have not been read yet."""
+
+    def stale_reason(self, steady: float) -> str:
+        """Return why the snapshot is too old at an instant of the monotonic clock; empty while it is not."""
+        age = 0.0 if self.taken_steady_seconds is None else steady - self.taken_steady_seconds
+        if age <= self.stale_after_seconds:
+            return ""
+        return (
+            f"the newest picture of the node is {age:.0f} s old (limit {self.stale_after_seconds:g} s): "
+            "the agent's loop fails or hangs; see the agent's log"
+        )

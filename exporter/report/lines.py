@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeAlias
 
 from exporter.model import Account, Owner, Totals
+from exporter.report.fleet.values import LABEL, LineKey, pairs
 from exporter.report.node_report import APART, NodeReport, add, owner_name
 
-By = Literal["owner", "namespace", "team", "model"]
+By: TypeAlias = str
+"""One of ``BY``, or ``label:KEY``."""
 BY: tuple[By, ...] = ("owner", "namespace", "team", "model")
 
 
@@ -32,7 +34,7 @@ class Lines:
 
 _Key = tuple[Owner, str, str]
 _KEYS: Mapping[By, Callable[[Account], _Key]] = {
-    "owner": lambda account: (account.owner, account.model, account.mode.value),
+    "owner": lambda account: (account.owner.without_cost_labels, account.model, account.mode.value),
     "namespace": lambda account: (Owner(namespace=account.owner.namespace), "", ""),
     "team": lambda account: (Owner(team=account.owner.team), "", ""),
     "model": lambda account: (Owner(), account.model, ""),
@@ -42,13 +44,22 @@ _KEYS: Mapping[By, Callable[[Account], _Key]] = {
 def lines(report: NodeReport, by: By) -> Lines:
     """The report's lines summed by ``by``; time without an owner stays apart, and by model where models are told."""
     apart_key = _KEYS["owner"] if by == "owner" else _apart_by_model if by == "model" else _apart
-    held = _summed(report.owners, _KEYS[by])
+    held = _summed(report.owners, _by_label(by) if by.startswith(LABEL) else _KEYS[by])
     apart = _summed(report.apart, apart_key)
     return Lines(
         by=by,
         held=tuple(sorted(held, key=_rank)),
         apart=tuple(sorted(apart, key=lambda line: (APART.index(line.owner), _rank(line)))),
     )
+
+
+def label_keys(report: NodeReport) -> set[str]:
+    """Keys of the cost labels that owners have."""
+    return {key for account, _ in report.owners for key in pairs(account.owner.cost_labels)}
+
+
+def _by_label(by: By) -> Callable[[Account], _Key]:
+    return lambda account: (Owner(cost_labels=LineKey(labels=account.owner.cost_labels).at((by,)).labels), "", "")
 
 
 def _apart(account: Account) -> _Key:

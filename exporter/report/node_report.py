@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from exporter.errors import ExporterError
-from exporter.model import OTHER, UNALLOCATED, UNATTRIBUTED, Account, Money, Owner, Price, ShareMode, Totals
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, Money, Owner, Price, ShareMode, Totals
 from exporter.report.render.words import encodable
 
-APART = (OTHER, UNATTRIBUTED, UNALLOCATED)
+APART = (UNATTRIBUTED, UNALLOCATED)
 """Owners of what no known owner held, in the order in which they are told."""
 _TOLERATED_RATIO = 1e-9
 _TOLERATED_SECONDS = 1e-6
@@ -38,7 +38,7 @@ class NodeReport:
     state_problem: str
     capacity_seconds: float
     withheld_seconds: float
-    """Of owners that still stand at 0, their first 75 seconds not being over, and of those not known yet."""
+    """Of pods whose owner is not known yet."""
     conservation_error_seconds: float
     price_book: str
     unpriced_gpus: int
@@ -46,7 +46,7 @@ class NodeReport:
     owners: tuple[tuple[Account, Totals], ...]
     """Who held GPUs, dearest first, then longest."""
     apart: tuple[tuple[Account, Totals], ...]
-    """What no known owner held: Other, Unattributed, Unallocated."""
+    """What no known owner held: Unattributed, Unallocated."""
 
     @property
     def total(self) -> Totals:
@@ -73,21 +73,7 @@ class NodeReport:
 
 def add(many: Iterable[Totals]) -> Totals:
     """The sum of totals, currency by currency."""
-    totals = tuple(many)
-    money: dict[str, Money] = {}
-    for one in totals:
-        for currency, amount in one.money.items():
-            sum_so_far = money.get(currency, Money())
-            money[currency] = Money(total=sum_so_far.total + amount.total, idle=sum_so_far.idle + amount.idle)
-    return Totals(
-        active_seconds=sum(one.active_seconds for one in totals),
-        idle_seconds=sum(one.idle_seconds for one in totals),
-        unknown_seconds=sum(one.unknown_seconds for one in totals),
-        energy_joules=sum(one.energy_joules for one in totals),
-        energy_unknown_seconds=sum(one.energy_unknown_seconds for one in totals),
-        unpriced_seconds=sum(one.unpriced_seconds for one in totals),
-        money=money,
-    )
+    return sum(many, start=Totals())
 
 
 def read(document: Mapping[str, Any], where: str) -> NodeReport:
@@ -152,6 +138,7 @@ def _account(entry: Mapping[str, Any]) -> Account:
         kind=_text(entry["owner_kind"]),
         name=_text(entry["owner_name"]),
         team=_text(entry["team"]),
+        cost_labels=_text(entry["cost_labels"]),
     )
     return Account(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]))
 
@@ -166,10 +153,14 @@ def _totals(entry: Mapping[str, Any]) -> Totals:
         energy_unknown_seconds=_number(entry["energy_unknown_seconds"]),
         unpriced_seconds=_number(entry["unpriced_seconds"]),
         money={
-            _text(money["currency"]): Money(total=_number(money["cost"]), idle=_number(money["idle_cost"]))
+            _text(money["currency"]): _money(*(_number(money[name]) for name in ("cost", "idle_cost", "unknown_cost")))
             for money in entry["money"]
         },
     )
+
+
+def _money(total: float, idle: float, unknown: float) -> Money:
+    return Money(active=total - idle - unknown, idle=idle, unknown=unknown)
 
 
 def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:

@@ -12,10 +12,21 @@ from rich.text import Text
 from exporter.exposition.ledger_api import account_keys, price_keys, totals_keys
 from exporter.exposition.ledger_collector import energy_joules
 from exporter.model import Totals
+from exporter.report.fleet.values import LABEL, pairs
 from exporter.report.lines import By, Line, Lines, lines
 from exporter.report.node_report import APART, NodeReport, PricedModel, owner_name
 from exporter.report.render.table import LABEL_WIDTH, console_for, widen
-from exporter.report.render.words import HOUR, JOULES_PER_KWH, clean, decimal, digits_of, guarded, iso, moment
+from exporter.report.render.words import (
+    HOUR,
+    JOULES_PER_KWH,
+    clean,
+    csv_stream,
+    decimal,
+    digits_of,
+    guarded,
+    iso,
+    moment,
+)
 
 FORMATS = ("table", "csv", "json")
 
@@ -66,6 +77,9 @@ def _columns(shown: Lines) -> tuple[_Column, ...]:
     """Titles of the names, and what they are of a line; time without an owner stands in the first one."""
     if shown.by == "namespace":
         return (("Namespace", lambda line: _kind(line) or line.owner.namespace or "(no namespace)"),)
+    if shown.by.startswith(LABEL):
+        key = shown.by.removeprefix(LABEL)
+        return ((key, lambda line: _kind(line) or pairs(line.owner.cost_labels).get(key) or f"(no {key})"),)
     if shown.by == "team":
         return (("Team", lambda line: _kind(line) or line.owner.team or "(no team)"),)
     model: _Column = ("Model", lambda line: line.model.removeprefix("NVIDIA "))
@@ -98,13 +112,12 @@ def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
     error = f"conservation error {report.conservation_error_seconds:.1e} s"
     yield "Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}", ""
     if report.withheld_seconds > 0:
-        waiting = f"{report.withheld_seconds:,.0f} s"
-        yield "", f"{waiting} are of owners that are not shown yet: younger than 75 s, or not known yet", "dim"
+        yield "", f"{report.withheld_seconds:,.0f} s are of pods whose owner is not known yet", "dim"
     if report.missing_seconds:
         yield "", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "bold red"
     if report.coverage_ratio is not None:
         yield "Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured", ""
-    kept = "totals as of the last save" if report.saved else "in memory only: a restart of the agent begins anew"
+    kept = "totals as of the last save" if report.saved else "a restart of the agent loses what is in memory only"
     yield "Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}", ""
     if report.state_problem:
         yield "State", report.state_problem, "yellow"
@@ -130,16 +143,18 @@ def _price(priced: PricedModel) -> str:
 
 def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
     """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
-    writer = csv.writer(stream, lineterminator="\n")
+    writer = csv.writer(csv_stream(stream), lineterminator="\n")
     currencies = report.currencies  # a sum over all lines: once, not per line
     money_titles = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
     hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
     owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
-    writer.writerow(("node", "from", "to", *owner, *hours, "energy_kwh", *money_titles))
+    labels = [shown.by] if shown.by.startswith(LABEL) else []
+    writer.writerow(("node", "from", "to", *owner, *labels, *hours, "energy_kwh", *money_titles))
     first = (guarded(clean(report.node)), iso(report.from_seconds), iso(report.to_seconds))
     for line in (*shown.held, *shown.apart):
         who, totals = line.owner, line.totals
-        names = (who.namespace, who.kind, who.name, who.team, line.model, line.mode)
+        names = [who.namespace, who.kind, who.name, who.team, line.model, line.mode]
+        names += [pairs(who.cost_labels).get(name.removeprefix(LABEL), "") for name in labels]
         seconds = (
             totals.allocated_seconds,
             totals.active_seconds,
@@ -168,7 +183,11 @@ def write_json(report: NodeReport, shown: Lines, stream: TextIO) -> None:
         "state_problem": report.state_problem or None,
         "by": shown.by,
         "lines": [
-            {**account_keys(line.owner, line.model, line.mode), **totals_keys(line.totals)}
+            {
+                **account_keys(line.owner, line.model, line.mode),
+                "labels": pairs(line.owner.cost_labels) or None,
+                **totals_keys(line.totals),
+            }
             for line in (*shown.held, *shown.apart)
         ],
         "total": totals_keys(report.total),

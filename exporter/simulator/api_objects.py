@@ -6,22 +6,26 @@ from typing import Any
 
 from exporter.simulator import identities
 from exporter.simulator.api_store import ApiObjects
-from exporter.simulator.truth import NodeTruth, PodTruth
+from exporter.simulator.truth import Fault, NodeTruth, PodTruth
 
 Json = dict[str, Any]
+OTHER_NAME = ".example.internal"
+"""What the API adds to the node's name where the fault says that it has another one."""
 _CREATED = "2026-01-05T08:00:00Z"
 _Texts = tuple[tuple[str, str], ...]
 
 
 def objects_of(truth: NodeTruth) -> ApiObjects:
     """Everything the API has at this instant; objects that did not change are the same ones as before."""
+    node = truth.node + OTHER_NAME if Fault.API_OTHER_NODE_NAME in truth.faults else truth.node
+    upgraded = Fault.API_UPGRADED in truth.faults and bool(truth.cluster.dra_version)
     return ApiObjects(
-        pods=tuple(_pod(truth.node, pod) for pod in truth.pods),
+        pods=tuple(_pod(node, pod) for pod in truth.pods),
         namespaces=tuple(_namespaces(truth)),
-        node=_node(truth.node, _texts(truth.cluster.node_labels)),
+        node=_node(node, _texts(truth.cluster.node_labels)),
         resource_slices=truth.cluster.slices,
         resource_claims=truth.cluster.claims,
-        dra_version=truth.cluster.dra_version,
+        dra_version="v1" if upgraded else truth.cluster.dra_version,
     )
 
 

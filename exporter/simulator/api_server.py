@@ -227,10 +227,13 @@ class ApiServer:
             wanted = api_answers.selector(resource, request.query.get("fieldSelector", ""))
         except ValueError as error:
             return _refuse(400, "BadRequest", str(error))
+        parts = request.path.strip("/").split("/")
+        namespace = parts[3] if "namespaces" in parts else None
+        found = (each for each in self._store.list(resource) if namespace in {None, each["metadata"].get("namespace")})
         return web.json_response(
             api_answers.listed(
                 resource,
-                filter(wanted, self._store.list(resource)),
+                filter(wanted, found),
                 self._store.version,
                 metadata_only=self._metadata_only(request),
                 dra_version=self._objects().dra_version,
@@ -294,7 +297,11 @@ def _refuse(code: int, reason: str, message: str) -> web.Response:
 def _name(request: web.Request) -> tuple[str, str]:
     """Name a request for the count: verb, and resource in the plural for lists."""
     match request.path.strip("/").split("/"):
-        case ["api", "v1", "pods" as resource] | ["apis", "resource.k8s.io", _, "resourceslices" as resource]:
+        case (
+            ["api", "v1", "pods" as resource]
+            | ["api", "v1", "namespaces", _, "pods" as resource]
+            | ["apis", "resource.k8s.io", _, "resourceslices" as resource]
+        ):
             return "watch" if request.query.get("watch") in {"1", "true"} else "list", resource
         case ["api", "v1", "namespaces" | "nodes" as resource, _]:
             return "get", resource.removesuffix("s")

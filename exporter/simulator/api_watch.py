@@ -25,6 +25,8 @@ class Watch:
     bookmark_seconds: float | None
     """``None``: no bookmarks."""
     lifetime_seconds: float
+    has_news: bool = False
+    """Whether an object of the resource has changed since the last bookmark: without that a server sends none."""
 
     async def serve(
         self,
@@ -50,8 +52,8 @@ class Watch:
             if Fault.API_SILENT not in now:
                 for line in self._news(store):
                     await stream.write(line)
-                if self.bookmark_seconds is not None and clock() >= bookmark_at:
-                    bookmark_at = clock() + self.bookmark_seconds
+                if self.bookmark_seconds is not None and clock() >= bookmark_at and self.has_news:
+                    bookmark_at, self.has_news = clock() + self.bookmark_seconds, False
                     await stream.write(
                         api_answers.bookmark(self.resource, self.version, metadata_only=self.metadata_only)
                     )
@@ -69,6 +71,7 @@ class Watch:
 
     def _news(self, store: Store) -> Iterator[bytes]:
         for change in tuple(store.changes(self.resource, self.version)):
+            self.has_news = True
             if line := api_answers.event(change, self.wanted, metadata_only=self.metadata_only):
                 yield line
         self.version = store.version

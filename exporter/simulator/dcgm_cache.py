@@ -176,7 +176,7 @@ def _link_rate(cell: Cell, node: NodeTruth, gpu: GpuTruth) -> Value:
 def _follow_xids(cell: Cell, gpu: GpuTruth | None, epoch_seconds: float) -> None:
     """Events since the watch began; those of before were never seen."""
     told = cell.samples[-1].at_microseconds if cell.samples else round((epoch_seconds + cell.from_seconds) * 1e6)
-    for seconds, code in gpu.xids if gpu else ():
+    for seconds, code, *_ in gpu.xids if gpu else ():
         at = round((epoch_seconds + seconds) * 1e6)
         if at > told:
             cell.samples.append(Sample(at_microseconds=at, value=code))

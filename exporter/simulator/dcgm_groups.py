@@ -27,6 +27,7 @@ from exporter.sources._libdcgm import COMPUTE_INSTANCE, EMPTY_GROUP, GPU, GPU_IN
 CALLS = Calls()
 
 _NOT_TOLD = 0xFFFFFFFF
+_TOO_MANY_FIELDS = 128
 _GROUP_KINDS = {
     0: (GPU,),
     EMPTY_GROUP: (),
@@ -125,7 +126,7 @@ def _create_fields(
     engine: Engine, connection: Connection, count: CArgument, ids: CArgument, name: bytes, group: CArgument
 ) -> None:
     number = plain(count)
-    fields = tuple(int(one) for one in out(ids)[:number]) if 0 < number <= _libdcgm.MAX_FIELDS_PER_GROUP else ()
+    fields = tuple(int(one) for one in out(ids)[:number]) if 0 < number < _TOO_MANY_FIELDS else ()
     if not fields or not known(engine.version).issuperset(fields):
         raise Refused(_libdcgm.BAD_PARAMETER)
     engine.refuse_injected("dcgmFieldGroupCreate of", fields)

@@ -69,7 +69,7 @@ def _capability(gpu: GpuTruth) -> int:
 
 _FIXED: Mapping[int, Callable[[GpuTruth], Value]] = {
     50: lambda gpu: gpu.model.name,
-    51: lambda _: "Nvidia",
+    51: lambda _: "NVIDIA",
     52: lambda gpu: gpu.index,
     53: lambda gpu: gpu.serial,
     54: lambda gpu: gpu.uuid,

@@ -23,23 +23,16 @@ def _window(shipped: str, demo: str) -> tuple[Substitution, ...]:
 
 
 SUBSTITUTIONS = (
-    Substitution(shipped="* 30 / 86400", demo="* 2 / 240", what="values expected in a day"),
-    Substitution(shipped=">= 86400", demo=">= 240", what="a day without work, seconds"),
     Substitution(shipped="interval: 30s", demo="interval: 2s", what="how often rules run"),
-    Substitution(shipped="interval: 2m", demo="interval: 6s", what="how often the day's rules run"),
-    Substitution(shipped="interval: 1h", demo="interval: 1m", what="how often the ledger's rules run"),
-    Substitution(shipped="[24h]", demo="[4m]", what="long window of inference"),
-    Substitution(shipped=") / 900", demo=") / 15", what="seconds of a window of 15m"),
+    Substitution(shipped="interval: 2m", demo="interval: 6s", what="how often slow rules run"),
+    Substitution(shipped="interval: 1h", demo="interval: 1m", what="how often evidence for recommend is recorded"),
+    Substitution(shipped="[24h]", demo="[4m]", what="a day of idle money"),
     Substitution(shipped=") / 3600", demo=") / 60", what="seconds of a window of 1h"),
-    Substitution(shipped="[59m59s]", demo="[59s]", what="the hour that the ledger's sums take"),
-    *_window("6h", "2m"),
+    Substitution(shipped="[2h] offset 6h", demo="[30s] offset 2m", what="since when a pool is there"),
+    Substitution(shipped="[6h]", demo="[2m]", what="for how long GPUs are free"),
     *_window("1h", "1m"),
-    *_window("15m", "15s"),
-    Substitution(shipped='"30m", ""', demo='"30s", ""', what="window of batch, in words"),
-    Substitution(shipped='"1h", ""', demo='"1m", ""', what="window, in words"),
-    Substitution(shipped='"2h", ""', demo='"2m", ""', what="window of interactive, in words"),
-    Substitution(shipped='"24h", ""', demo='"4m", ""', what="window of inference, in words"),
-    Substitution(shipped="idle for 2h", demo="idle for 2m", what="words of GPUSharedIdle"),
+    Substitution(shipped="[15m]", demo="[15s]", what="window of amounts"),
+    Substitution(shipped="[2m]", demo="[5s]", what="how long a missed scrape is bridged"),
     Substitution(shipped="nobody for 6h", demo="nobody for 2m", what="words of GPUUnallocated"),
     Substitution(
         shipped="keep_firing_for: 15m", demo="keep_firing_for: 15s", what="how long an alert outlives its cause"

@@ -119,9 +119,8 @@ def _processes(
 ) -> Iterable[ProcessTruth]:
     name, uid = identity
     pod, container = use.pod, use.container
-    ratios = [
-        min(1.0, amount * container.mix.factor(name)) for name in ("utilisation", "memory_copy", "encode", "decode")
-    ]
+    engines = ("utilisation", "memory_copy", "encode", "decode", "jpeg", "optical_flow")
+    sm, memory, encode, decode, jpeg, flow = (min(1.0, amount * container.mix.factor(engine)) for engine in engines)
     start = pod.window.start_seconds + number * (pod.window.every_seconds or 0.0)
     if uid:
         cgroup = identities.cgroup_text(plan.runtime, uid, container.name)
@@ -135,10 +134,12 @@ def _processes(
             comm=process.comm,
             cgroup=cgroup,
             memory_used_bytes=process.memory_bytes,
-            sm_ratio=ratios[0] * process.part,
-            mem_ratio=ratios[1] * process.part,
-            enc_ratio=ratios[2] * process.part,
-            dec_ratio=ratios[3] * process.part,
+            sm_ratio=sm * process.part,
+            mem_ratio=memory * process.part,
+            enc_ratio=encode * process.part,
+            dec_ratio=decode * process.part,
+            jpg_ratio=jpeg * process.part,
+            ofa_ratio=flow * process.part,
             namespace=pod.namespace,
             pod=name,
             container=container.name if uid else "",

@@ -134,7 +134,9 @@ class Session:
                 self._cached, self._cached_at = truth, moment
                 for gpu in truth.gpus:
                     if not gpu.mig_enabled:
-                        self.rings.setdefault(gpu.uuid, Ring()).observe(truth.at_seconds, gpu.processes)
+                        self.rings.setdefault(gpu.uuid, Ring()).observe(
+                            truth.at_seconds, () if Fault.PROCESSES_LOST in truth.faults else gpu.processes
+                        )
             return truth
         return self._cached
 

@@ -73,22 +73,23 @@ def _register(session: Session, device: CArgument, mask: CArgument, event_set: C
     registered.masks[uuid] = registered.masks.get(uuid, 0) | plain(mask)
 
 
-def _next_event(registered: EventSet, node: NodeTruth) -> tuple[str, int, int] | None:
-    """(GPU UUID, event type, data) of the oldest event not told yet, and mark it as told."""
-    due: list[tuple[float, str, int]] = []
+def _next_event(registered: EventSet, node: NodeTruth) -> tuple[str, int, int, tuple[int, ...]] | None:
+    """(GPU UUID, event type, data, ids of the part) of the oldest event not told yet, and mark it as told."""
+    due: list[tuple[float, str, int, tuple[int, ...]]] = []
     for gpu in node.gpus:
         mask = registered.masks.get(gpu.uuid, 0)
         if mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu):
             registered.layouts[gpu.uuid] = _layout(gpu)
-            return (gpu.uuid, _MIG_CONFIG_CHANGE, 0)
+            return (gpu.uuid, _MIG_CONFIG_CHANGE, 0, ())
         told = registered.told[gpu.uuid] = min(registered.told.get(gpu.uuid, 0), len(gpu.xids))
         if mask & _XID and told < len(gpu.xids):
-            due.append((gpu.xids[told][0], gpu.uuid, gpu.xids[told][1]))
+            seconds, code, *part = gpu.xids[told]
+            due.append((seconds, gpu.uuid, code, tuple(part)))
     if not due:
         return None
-    _, uuid, xid = min(due)
+    _, uuid, xid, part_of = min(due)
     registered.told[uuid] += 1
-    return (uuid, _XID, xid)
+    return (uuid, _XID, xid, part_of)
 
 
 @CALLS.system("nvmlEventSetWait_v2")
@@ -109,8 +110,8 @@ def _wait(session: Session, event_set: CArgument, data: CArgument, timeout_ms: C
         session.gate("nvmlEventSetWait_v2", needs_init=True)
 
 
-def _tell(session: Session, struct: CArgument, event: tuple[str, int, int]) -> None:
-    uuid, struct.eventType, struct.eventData = event
+def _tell(session: Session, struct: CArgument, event: tuple[str, int, int, tuple[int, ...]]) -> None:
+    uuid, struct.eventType, struct.eventData, part = event
     pointer = session.pointer((uuid, ""))
     struct.device = type(struct.device).from_buffer(bytearray(pointer.to_bytes(8, "little")))
-    struct.gpuInstanceId = struct.computeInstanceId = _WHOLE_GPU
+    struct.gpuInstanceId, struct.computeInstanceId = (*part, _WHOLE_GPU, _WHOLE_GPU)[:2]

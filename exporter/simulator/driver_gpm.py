@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from exporter.model import Field
+from exporter.model import DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
 from exporter.simulator.driver_core import (
     INVALID_ARGUMENT,
     NOT_FOUND,
@@ -38,7 +38,7 @@ class _Metric:
     """What a GPM metric is the mean of; ``scale`` turns a ratio or bytes per second into NVML's unit."""
 
     of: Callable[[Load], float]
-    field: Field | None
+    field: Field
     scale: float = _PERCENT
     whole_gpu_only: bool = False
 
@@ -54,9 +54,9 @@ _METRICS: Mapping[int, _Metric] = {
     13: _Metric(lambda x: x.fp16, Field.PROF_PIPE_FP16_ACTIVE),
     20: _Metric(lambda x: x.pcie_tx_bytes_per_second, Field.PROF_PCIE_TX_BYTES, _PER_MIB, whole_gpu_only=True),
     21: _Metric(lambda x: x.pcie_rx_bytes_per_second, Field.PROF_PCIE_RX_BYTES, _PER_MIB, whole_gpu_only=True),
-    30: _Metric(lambda x: x.decode, None),
-    40: _Metric(lambda x: x.jpeg, None),
-    50: _Metric(lambda x: x.optical_flow, None),
+    30: _Metric(lambda x: x.decode, DECODERS[0]),
+    40: _Metric(lambda x: x.jpeg, JPEG_DECODERS[0]),
+    50: _Metric(lambda x: x.optical_flow, FLOW_ENGINES[0]),
     60: _Metric(lambda x: x.nvlink_rx_bytes_per_second, Field.PROF_NVLINK_RX_BYTES, _PER_MIB, whole_gpu_only=True),
     61: _Metric(lambda x: x.nvlink_tx_bytes_per_second, Field.PROF_NVLINK_TX_BYTES, _PER_MIB, whole_gpu_only=True),
 }
@@ -149,7 +149,7 @@ def _mean(old: GpmSample, new: GpmSample, number: int) -> float:
     seconds = new.at_seconds - old.at_seconds
     if seconds < _SHORTEST_SECONDS:
         return math.nan
-    if new.whole and metric.field is not None and metric.field in new.gpu.overrides:
+    if new.whole and metric.field in new.gpu.overrides:
         fixed = new.gpu.overrides[metric.field]
         if fixed is None:
             raise Refused(NOT_SUPPORTED)

@@ -19,7 +19,7 @@ from exporter.simulator.driver_core import (
 )
 from exporter.simulator.driver_fields import driver_major
 from exporter.simulator.driver_ring import Ring, Use
-from exporter.simulator.truth import ProcessTruth
+from exporter.simulator.truth import Fault, ProcessTruth
 
 CALLS = Calls()
 
@@ -44,6 +44,8 @@ class _Running:
 def _running(target: Target) -> list[_Running]:
     """Processes on the device; a partitioned GPU lists those of all its instances."""
     gpu = target.gpu
+    if Fault.PROCESSES_LOST in target.node.faults:
+        return []
     if target.instance is None and not gpu.mig_enabled:
         return [_Running(process) for process in gpu.processes]
     instances = (target.instance,) if target.instance else gpu.instances
@@ -132,7 +134,9 @@ def _fill_samples(
         record = record_at(position)
         record.pid = use.pid
         record.timeStamp = round((target.session.epoch_seconds + use.newest_seconds) * 1e6)
-        record.smUtil, record.memUtil, record.encUtil, record.decUtil = use.percents
+        record.smUtil, record.memUtil, record.encUtil, record.decUtil, *further = use.percents
+        if hasattr(record, "jpgUtil"):
+            record.jpgUtil, record.ofaUtil = further
     for position in range(len(uses), _SLOTS):
         record = record_at(position)
         record.pid = (0, 4_242_424)[position % 2]

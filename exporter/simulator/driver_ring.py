@@ -14,6 +14,8 @@ _ENGINES: tuple[Callable[[ProcessTruth], float], ...] = (
     lambda p: p.mem_ratio,
     lambda p: p.enc_ratio,
     lambda p: p.dec_ratio,
+    lambda p: p.jpg_ratio,
+    lambda p: p.ofa_ratio,
 )
 
 
@@ -31,8 +33,8 @@ class Use:
     pid: int
     newest_seconds: float
     """Time of its newest sample, in seconds since the scenario's start."""
-    percents: tuple[int, int, int, int]
-    """SM, memory, encoder, decoder."""
+    percents: tuple[int, ...]
+    """SM, memory, encoder, decoder, JPEG, optical flow."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,11 +89,6 @@ class Ring:
                     sums.setdefault(pid, [0.0] * len(_ENGINES))[engine] += ratio
                     newest[pid] = sample.tick / SAMPLES_PER_SECOND
         return tuple(
-            Use(pid=pid, newest_seconds=newest[pid], percents=_percents(total, len(newer)))
+            Use(pid=pid, newest_seconds=newest[pid], percents=tuple(round(100 * part / len(newer)) for part in total))
             for pid, total in sorted(sums.items())
         )
-
-
-def _percents(sums: Sequence[float], count: int) -> tuple[int, int, int, int]:
-    sm, memory, encoder, decoder = (round(100 * value / count) for value in sums)
-    return (sm, memory, encoder, decoder)

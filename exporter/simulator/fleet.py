@@ -10,7 +10,7 @@ from typing import NamedTuple, TextIO
 from exporter.simulator.fleet_ledger import node_ledger
 from exporter.simulator.fleet_plan import FleetNode, FleetPlan, fleet_nodes
 from exporter.simulator.fleet_series import Format, ends, node_text
-from exporter.simulator.fleet_sums import LevelSums
+from exporter.simulator.fleet_sums import FleetSums
 from exporter.simulator.fleet_truth import FleetTruth, TruthCounter
 
 _BATCH_NODES = 4
@@ -34,7 +34,7 @@ class Writing:
 
 class _Batch(NamedTuple):
     text: str
-    sums: LevelSums
+    sums: FleetSums
     counter: TruthCounter
     nodes: int
 
@@ -42,7 +42,7 @@ class _Batch(NamedTuple):
 def write_fleet(
     plan: FleetPlan, output: TextIO, writing: Writing, progress: Callable[[int], None] | None = None
 ) -> FleetTruth:
-    """Write all series of a fleet; little of it is in memory at a time.
+    """Write all series of a fleet; a few nodes and all sums of workloads are in memory at a time.
 
     Args:
         plan: The fleet.
@@ -55,7 +55,7 @@ def write_fleet(
     """
     nodes = fleet_nodes(plan)
     batches = [nodes[first : first + _BATCH_NODES] for first in range(0, len(nodes), _BATCH_NODES)]
-    sums, counter = LevelSums(), _counter(plan, writing)
+    sums, counter = FleetSums(), _counter(plan, writing)
     output.write(_HEAD)
     done = 0
     with _mapped(partial(_batch, plan, writing), batches, writing.processes) as results:
@@ -78,7 +78,7 @@ def _counter(plan: FleetPlan, writing: Writing) -> TruthCounter:
 
 def _batch(plan: FleetPlan, writing: Writing, nodes: Sequence[FleetNode]) -> _Batch:
     ending = ends(plan, writing.form)
-    sums, counter = LevelSums(), _counter(plan, writing)
+    sums, counter = FleetSums(), _counter(plan, writing)
     texts: list[str] = []
     for node in nodes:
         ledger = node_ledger(node)

@@ -26,13 +26,19 @@ class Line(NamedTuple):
     unpriced_ms: int
     energy_joules: int
     """0 where none was measured."""
-    cost: float
+    active_cost: float
     idle_cost: float
+    unknown_cost: float
 
     @property
     def allocated_ms(self) -> int:
         """Active, idle and unknown, always."""
         return self.active_ms + self.idle_ms + self.unknown_ms
+
+    @property
+    def cost(self) -> float:
+        """Of all states."""
+        return self.active_cost + self.idle_cost + self.unknown_cost
 
 
 class LineOwner(NamedTuple):
@@ -168,11 +174,11 @@ def _line(node: FleetNode, hour: int, active: int, idle: int, unknown: int) -> L
     spec = node.spec
     joules = int((spec.idle_watts * idle + spec.power_limit_watts * active) / _MS)
     if price is None:
-        return Line(active, idle, unknown, active + idle + unknown, joules, 0.0, 0.0)
-    cost = round((active + idle + unknown) * price / _HOUR_MS, 9)
-    return Line(active, idle, unknown, 0, joules, cost, round(idle * price / _HOUR_MS, 9))
+        return Line(active, idle, unknown, active + idle + unknown, joules, 0.0, 0.0, 0.0)
+    money = (round(one * price / _HOUR_MS, 9) for one in (active, idle, unknown))
+    return Line(active, idle, unknown, 0, joules, *money)
 
 
 def day_of(plan: FleetPlan, hour: int) -> int:
-    """Unix time of the begin of the UTC day that an hour lies in; midnight's sample tells of the day before."""
+    """Unix time of the begin of the UTC day that an hour lies in; the hour before midnight is of the day before."""
     return (plan.stamp(hour) - 1) // DAY_SECONDS * DAY_SECONDS

@@ -19,6 +19,15 @@ class FleetOwner(NamedTuple):
     name: str = ""
     team: str = ""
 
+    @property
+    def labels(self) -> str:
+        """Its cost labels: the environment of its namespace, and the project of most workloads."""
+        if not self.name:
+            return ""
+        project = self.name.partition("-")[0]
+        environment = "dev" if self.namespace.endswith("-dev") else "prod"
+        return f"environment={environment}" + (f",project={project}" if project != "debug" else "")
+
 
 NOBODY = FleetOwner(kind="Unallocated")
 UNATTRIBUTED = FleetOwner(kind="Unattributed")

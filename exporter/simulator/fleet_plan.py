@@ -11,6 +11,8 @@ from exporter.simulator.truth import ModelSpec
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 DAY_HOURS = 24
+RECORDED_AFTER_SECONDS = 120
+"""After its end, when an hour of the ledger is recorded: the rules do so within its first five minutes."""
 Use = Literal["train", "serve", "interactive", "batch", "parts"]
 """What a pool of nodes is for."""
 
@@ -31,7 +33,7 @@ class FleetPlan:
     gpus_per_node: int = 8
     days: int = 30
     end_seconds: int
-    """Unix time of a whole hour: the end, and the newest sample."""
+    """Unix time of a whole hour: the end."""
     seed: int = 1
     clusters: tuple[str, ...] = ("",)
     """Names; the nodes are dealt out in blocks. An empty one is a fleet whose series have no such label."""
@@ -76,11 +78,11 @@ class FleetPlan:
 
     @property
     def hours(self) -> int:
-        """How many hours it has; hour ``h`` is recorded by a sample at ``stamp(h)``."""
+        """How many hours it has; hour ``h`` ends at ``stamp(h)``."""
         return self.days * DAY_HOURS
 
     def stamp(self, hour: int) -> int:
-        """Unix time of the sample that tells what was counted in an hour: its end."""
+        """Unix time of an hour's end: of the samples of its live series."""
         return self.start_seconds + (hour + 1) * HOUR_SECONDS
 
 

@@ -1,11 +1,11 @@
 """A simulated fleet's recorded series as text: what the rules would have recorded, had there been such a fleet."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from exporter.simulator.fleet_ledger import NodeLedger
 from exporter.simulator.fleet_owners import UNATTRIBUTED
-from exporter.simulator.fleet_plan import HOUR_SECONDS, FleetNode, FleetPlan
+from exporter.simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetNode, FleetPlan
 from exporter.simulator.fleet_truth import Row
 from exporter.simulator.identities import stable_uuid
 
@@ -26,10 +26,21 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def ends(plan: FleetPlan, form: Format) -> tuple[str, ...]:
+class Ends(NamedTuple):
     """For each hour what a sample's line ends with: its time."""
+
+    ledger: tuple[str, ...]
+    """Of the hourly ledger."""
+    live: tuple[str, ...]
+    """Of what is scraped, or recorded all the time."""
+
+
+def ends(plan: FleetPlan, form: Format) -> Ends:
+    """The times of a fleet's samples."""
     unit = 1 if form == "openmetrics" else _MS
-    return tuple(f" {plan.stamp(hour) * unit}\n" for hour in range(plan.hours))
+    stamps = [plan.stamp(hour) for hour in range(plan.hours)]
+    ledger, live = (tuple(f" {(stamp + late) * unit}\n" for stamp in stamps) for late in (RECORDED_AFTER_SECONDS, 0))
+    return Ends(ledger, live)
 
 
 def series(
@@ -40,7 +51,7 @@ def series(
     return "".join([f"{begin}{value}{ending[hour]}" for hour, value in values if zeros or value > 0])
 
 
-def node_text(ledger: NodeLedger, ending: tuple[str, ...], extra: Mapping[str, str], *, devices: bool) -> Iterator[str]:
+def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, devices: bool) -> Iterator[str]:
     """The owners' series of one node, its facts and prices; with ``devices`` what was used of each device, too."""
     node = ledger.node
     place = {**extra, "cluster": node.cluster, "node": node.name}
@@ -50,11 +61,12 @@ def node_text(ledger: NodeLedger, ending: tuple[str, ...], extra: Mapping[str, s
             "workload_kind": owner.kind,
             "workload_name": owner.name,
             "team": owner.team,
+            "cost_labels": owner.labels,
             "model": node.spec.name,
             "mode": mode,
         }
-        yield from seconds_text("owner", {**place, **whose}, lines, ending)
-        yield from money_text("owner", {**place, **whose}, node.currency, lines, ending)
+        yield from quantities_text("owner", {**place, **whose}, lines, ending.ledger)
+        yield from money_text("owner", {**place, **whose}, node.currency, lines, ending.ledger)
     facts = node.facts
     known = labels(
         **place,
@@ -63,36 +75,42 @@ def node_text(ledger: NodeLedger, ending: tuple[str, ...], extra: Mapping[str, s
         region=facts.region,
         gpu_product=facts.gpu_product,
     )
-    yield series("gpu_node_info", known, ((hour, 1) for hour in ledger.there), ending)
-    yield series("gpu_exporter_simulated", labels(**place), ((hour, 1) for hour in ledger.there), ending)
+    yield series("gpu_node_info", known, ((hour, 1) for hour in ledger.there), ending.live)
+    yield series("gpu_exporter_simulated", labels(**place), ((hour, 1) for hour in ledger.there), ending.live)
     if devices:
-        yield from _prices(ledger, place, ending)
-        yield from _evidence(ledger, place, ending)
+        yield from _prices(ledger, place, ending.live)
+        yield from _evidence(ledger, place, ending.live)
 
 
-def seconds_text(
+def quantities_text(
     level: str, inside: Mapping[str, str], lines: Mapping[int, Row], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The hourly series of a level that are the same in all currencies: seconds and joules."""
-    rows, plain = lines.items(), labels(**inside)
-    for name, values in (
-        ("gpu_allocated_seconds", ((h, (row.active_ms + row.idle_ms + row.unknown_ms) / _MS) for h, row in rows)),
-        ("gpu_active_seconds", ((h, row.active_ms / _MS) for h, row in rows)),
-        ("gpu_idle_seconds", ((h, row.idle_ms / _MS) for h, row in rows)),
-        ("gpu_unknown_seconds", ((h, row.unknown_ms / _MS) for h, row in rows)),
-        ("gpu_unpriced_seconds", ((h, row.unpriced_ms / _MS) for h, row in rows)),
-        ("gpu_energy_joules", ((h, float(row.energy_joules)) for h, row in rows)),
+    rows = lines.items()
+    for state, values in (
+        ("active_unprofiled", ((hour, row.active_ms / _MS) for hour, row in rows)),
+        ("idle", ((hour, row.idle_ms / _MS) for hour, row in rows)),
+        ("unknown", ((hour, row.unknown_ms / _MS) for hour, row in rows)),
     ):
-        yield series(f"{level}:{name}:delta1h", plain, values, ending)
+        yield series(f"{level}:gpu_seconds:delta1h", labels(**inside, state=state), values, ending)
+    plain = labels(**inside)
+    unpriced = ((hour, row.unpriced_ms / _MS) for hour, row in rows)
+    yield series(f"{level}:gpu_unpriced_seconds:delta1h", plain, unpriced, ending)
+    joules = ((hour, float(row.energy_joules)) for hour, row in rows)
+    yield series(f"{level}:gpu_energy_joules:delta1h", plain, joules, ending)
 
 
 def money_text(
     level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Row], ending: tuple[str, ...]
 ) -> Iterator[str]:
-    """The hourly series of a level that are money, in one currency."""
-    rows, paid = lines.items(), labels(**inside, currency=currency)
-    yield series(f"{level}:gpu_cost:delta1h", paid, ((h, row.cost) for h, row in rows), ending)
-    yield series(f"{level}:gpu_idle_cost:delta1h", paid, ((h, row.idle_cost) for h, row in rows), ending)
+    """The hourly money of a level, in one currency."""
+    rows = lines.items()
+    for state, values in (
+        ("active_unprofiled", ((hour, row.active_cost) for hour, row in rows)),
+        ("idle", ((hour, row.idle_cost) for hour, row in rows)),
+        ("unknown", ((hour, row.unknown_cost) for hour, row in rows)),
+    ):
+        yield series(f"{level}:gpu_cost:delta1h", labels(**inside, state=state, currency=currency), values, ending)
 
 
 def gpu_uuid(node: FleetNode, gpu: int) -> str:

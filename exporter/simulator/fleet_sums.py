@@ -1,26 +1,28 @@
-"""What the rules sum over a simulated fleet's owners, by namespace, team, model and cluster."""
+"""What the rules sum over a simulated fleet's nodes: its workloads' ledger, and the funnel of its clusters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from exporter.simulator.fleet_ledger import NodeLedger
-from exporter.simulator.fleet_owners import NOBODY, UNATTRIBUTED
+from exporter.simulator.fleet_owners import NOBODY, UNATTRIBUTED, FleetOwner
 from exporter.simulator.fleet_plan import HOUR_SECONDS
-from exporter.simulator.fleet_series import labels, money_text, seconds_text, series
+from exporter.simulator.fleet_series import Ends, labels, money_text, quantities_text, series
 from exporter.simulator.fleet_truth import Sum
 
 _MS = 1000
 _HOUR_MS = HOUR_SECONDS * _MS
 _AT_WORK_RATIO = 0.05
-_FREE_SERIES = {NOBODY.kind: "unallocated", UNATTRIBUTED.kind: "unattributed"}
+
+Rows = dict[int, Sum]
+"""By hour."""
 
 
 @dataclass(slots=True)
-class LevelSums:
-    """What the rules sum over owners: by namespace, team, model and cluster. Several can be merged."""
+class FleetSums:
+    """What the rules sum over nodes. Several can be merged."""
 
-    rows: dict[tuple[str, str, str, str, str, str], dict[int, Sum]] = field(default_factory=dict)
-    """By cluster, kind where it is nobody's, namespace, team, model and currency; then by hour."""
+    rows: dict[tuple[str, FleetOwner, str], dict[str, Rows]] = field(default_factory=dict)
+    """By cluster, owner and model; then by currency."""
     working: dict[str, dict[int, float]] = field(default_factory=dict)
     """By cluster and hour: GPUs that are held and at work."""
 
@@ -28,10 +30,7 @@ class LevelSums:
         """Add one node."""
         node = ledger.node
         for (owner, _), lines in ledger.lines.items():
-            kind = owner.kind if owner.kind in _FREE_SERIES else ""
-            rows = self.rows.setdefault(
-                (node.cluster, kind, owner.namespace, owner.team, node.spec.name, node.currency), {}
-            )
+            rows = self.rows.setdefault((node.cluster, owner, node.spec.name), {}).setdefault(node.currency, {})
             for hour, line in lines.items():
                 rows.setdefault(hour, Sum()).add(line)
         working = self.working.setdefault(node.cluster, {})
@@ -42,76 +41,65 @@ class LevelSums:
                 if active and active >= _AT_WORK_RATIO * (active + idle):
                     working[hour] = working.get(hour, 0.0) + (active + idle + unknown) / _HOUR_MS
 
-    def merge(self, other: "LevelSums") -> None:
+    def merge(self, other: "FleetSums") -> None:
         """Add what another has summed."""
-        for key, hours in other.rows.items():
-            rows = self.rows.setdefault(key, {})
-            for hour, row in hours.items():
-                rows.setdefault(hour, Sum()).add(row)
+        for key, currencies in other.rows.items():
+            for currency, hours in currencies.items():
+                _add(self.rows.setdefault(key, {}).setdefault(currency, {}), hours)
         for cluster, gpus in other.working.items():
             working = self.working.setdefault(cluster, {})
             for hour, count in gpus.items():
                 working[hour] = working.get(hour, 0.0) + count
 
-    def text(self, ending: tuple[str, ...], extra: Mapping[str, str]) -> Iterator[str]:
-        """All series of all levels."""
-        for level, place, label in (("namespace", 2, "workload_namespace"), ("team", 3, "team"), ("model", 4, "model")):
-            for (cluster, value, currency), rows in self._collapsed(place).items():
-                yield from _level(level, {**extra, "cluster": cluster, label: value}, currency, rows, ending)
-        for (cluster, _, currency), rows in self._collapsed(None).items():
-            yield from _level("cluster", {**extra, "cluster": cluster}, currency, rows, ending)
-        yield from self._apart(ending, extra)
-        yield from self._funnel(ending, extra)
+    def text(self, ending: Ends, extra: Mapping[str, str]) -> Iterator[str]:
+        """All series."""
+        capacity: dict[str, Rows] = {}
+        held: dict[str, Rows] = {}
+        for (cluster, owner, model), currencies in sorted(self.rows.items()):
+            inside = {
+                **extra,
+                "cluster": cluster,
+                "workload_namespace": owner.namespace,
+                "workload_kind": owner.kind,
+                "workload_name": owner.name,
+                "team": owner.team,
+                "cost_labels": owner.labels,
+                "model": model,
+            }
+            every: Rows = {}
+            for currency, rows in sorted(currencies.items()):
+                _add(every, rows)
+                yield from money_text("workload", inside, currency, _in_order(rows), ending.ledger)
+            yield from quantities_text("workload", inside, _in_order(every), ending.ledger)
+            _add(capacity.setdefault(cluster, {}), every)
+            if owner not in {NOBODY, UNATTRIBUTED}:
+                _add(held.setdefault(cluster, {}), every)
+        for cluster, rows in sorted(capacity.items()):
+            yield from self._funnel(cluster, rows, held.get(cluster, {}), ending, extra)
 
-    def _collapsed(self, place: int | None, kind: str = "") -> dict[tuple[str, str, str], dict[int, Sum]]:
-        """By cluster, value of the level and currency ("" for all currencies together)."""
-        found: dict[tuple[str, str, str], dict[int, Sum]] = {}
-        for key, hours in self.rows.items():
-            if key[1] != kind:
-                continue
-            value = "" if place is None else key[place]
-            for currency in ("", key[5]):
-                rows = found.setdefault((key[0], value, currency), {})
-                for hour, row in hours.items():
-                    rows.setdefault(hour, Sum()).add(row)
-        return {key: dict(sorted(rows.items())) for key, rows in sorted(found.items())}
-
-    def _apart(self, ending: tuple[str, ...], extra: Mapping[str, str]) -> Iterator[str]:
-        for kind, word in _FREE_SERIES.items():
-            for (cluster, _, currency), rows in self._collapsed(None, kind).items():
-                inside = labels(**extra, cluster=cluster, currency=currency)
-                if currency:
-                    paid = ((hour, row.cost) for hour, row in rows.items())
-                    yield series(f"cluster:gpu_{word}_cost:delta1h", inside, paid, ending)
-                else:
-                    lasted = ((h, (row.active_ms + row.idle_ms + row.unknown_ms) / _MS) for h, row in rows.items())
-                    yield series(f"cluster:gpu_{word}_seconds:delta1h", inside, lasted, ending)
-
-    def _funnel(self, ending: tuple[str, ...], extra: Mapping[str, str]) -> Iterator[str]:
-        capacity: dict[str, dict[int, int]] = {}
-        held: dict[str, dict[int, int]] = {}
-        active: dict[str, dict[int, int]] = {}
-        for (cluster, kind, *_), hours in self.rows.items():
-            for hour, row in hours.items():
-                lasted = row.active_ms + row.idle_ms + row.unknown_ms
-                counted = (capacity, lasted), (held, 0 if kind else lasted), (active, 0 if kind else row.active_ms)
-                for sums, more in counted:
-                    sums.setdefault(cluster, {}).setdefault(hour, 0)
-                    sums[cluster][hour] += more
-        for cluster in sorted(capacity):
-            inside = labels(**extra, cluster=cluster)
-            hours_of = sorted(capacity[cluster].items())
-            metered = ((hour, ms / _MS) for hour, ms in hours_of)
-            yield series("cluster:gpu_capacity_seconds:delta1h", inside, metered, ending)
-            for word, counts in (("capacity", capacity), ("allocated", held), ("effective", active)):
-                gauges = ((hour, ms / _HOUR_MS) for hour, ms in sorted(counts[cluster].items()))
-                yield series(f"cluster:gpu_{word}:sum", inside, gauges, ending)
-            at_work = sorted(self.working.get(cluster, {}).items())
-            yield series("cluster:gpu_active:sum", inside, ((h, round(gpus, 6)) for h, gpus in at_work), ending)
+    def _funnel(
+        self, cluster: str, capacity: Rows, held: Rows, ending: Ends, extra: Mapping[str, str]
+    ) -> Iterator[str]:
+        inside = labels(**extra, cluster=cluster)
+        metered = [(hour, row.allocated_ms) for hour, row in sorted(capacity.items())]
+        of_hours = ((hour, ms / _MS) for hour, ms in metered)
+        yield series("cluster:gpu_capacity_seconds:delta1h", inside, of_hours, ending.ledger)
+        owned = sorted(held.items())
+        for word, counts in (
+            ("capacity", metered),
+            ("allocated", [(hour, row.allocated_ms) for hour, row in owned]),
+            ("effective", [(hour, row.active_ms) for hour, row in owned]),
+        ):
+            gauges = ((hour, ms / _HOUR_MS) for hour, ms in counts)
+            yield series(f"cluster:gpu_{word}:sum", inside, gauges, ending.live)
+        at_work = ((hour, round(gpus, 6)) for hour, gpus in sorted(self.working.get(cluster, {}).items()))
+        yield series("cluster:gpu_active:sum", inside, at_work, ending.live)
 
 
-def _level(
-    level: str, inside: Mapping[str, str], currency: str, rows: Mapping[int, Sum], ending: tuple[str, ...]
-) -> Iterator[str]:
-    """Seconds of all currencies together, or the money of one."""
-    return money_text(level, inside, currency, rows, ending) if currency else seconds_text(level, inside, rows, ending)
+def _add(rows: Rows, more: Rows) -> None:
+    for hour, row in more.items():
+        rows.setdefault(hour, Sum()).add(row)
+
+
+def _in_order(rows: Rows) -> Rows:
+    return dict(sorted(rows.items()))

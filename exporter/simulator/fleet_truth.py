@@ -21,6 +21,7 @@ class TruthKey(NamedTuple):
     """Of the workload, or ``Unallocated``, ``Unattributed``."""
     workload: str = ""
     team: str = ""
+    labels: str = ""
     model: str = ""
     mode: str = ""
 
@@ -34,8 +35,19 @@ class Sum:
     unknown_ms: int = 0
     unpriced_ms: int = 0
     energy_joules: int = 0
-    cost: float = 0.0
+    active_cost: float = 0.0
     idle_cost: float = 0.0
+    unknown_cost: float = 0.0
+
+    @property
+    def allocated_ms(self) -> int:
+        """Active, idle and unknown, always."""
+        return self.active_ms + self.idle_ms + self.unknown_ms
+
+    @property
+    def money(self) -> Money:
+        """By state."""
+        return Money(active=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
 
     def add(self, line: "Line | Sum") -> None:
         """Add a line, or another sum."""
@@ -44,8 +56,9 @@ class Sum:
         self.unknown_ms += line.unknown_ms
         self.unpriced_ms += line.unpriced_ms
         self.energy_joules += line.energy_joules
-        self.cost += line.cost
+        self.active_cost += line.active_cost
         self.idle_cost += line.idle_cost
+        self.unknown_cost += line.unknown_cost
 
 
 Row = Line | Sum
@@ -57,7 +70,7 @@ TruthHours = dict[tuple[int, str], set[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTruth:
-    """Totals by UTC day of the samples with ``start_seconds`` < time <= ``end_seconds``."""
+    """Totals by UTC day of the hours that end after ``start_seconds`` and by ``end_seconds``."""
 
     start_seconds: int
     end_seconds: int
@@ -91,7 +104,7 @@ def added(one: Totals, other: Totals) -> Totals:
     money = dict(one.money)
     for currency, more in other.money.items():
         before = money.get(currency, Money())
-        money[currency] = Money(total=before.total + more.total, idle=before.idle + more.idle)
+        money[currency] = before + more
     return Totals(
         active_seconds=one.active_seconds + other.active_seconds,
         idle_seconds=one.idle_seconds + other.idle_seconds,
@@ -121,7 +134,7 @@ class TruthCounter:
             for hour in range(plan.hours)
         ]
         for (owner, mode), lines in ledger.lines.items():
-            key = TruthKey(node.cluster, node.name if self.by_node else "", *owner, node.spec.name, mode)
+            key = TruthKey(node.cluster, node.name if self.by_node else "", *owner, owner.labels, node.spec.name, mode)
             at, row = 0, Sum()
             for hour, line in lines.items():
                 day = days[hour]
@@ -161,7 +174,7 @@ def _totals(row: Sum, currency: str) -> Totals:
         unknown_seconds=row.unknown_ms / _MS,
         unpriced_seconds=row.unpriced_ms / _MS,
         energy_joules=float(row.energy_joules),
-        money={currency: Money(total=row.cost, idle=row.idle_cost)} if row.cost else {},
+        money={currency: row.money} if row.money.total else {},
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from exporter.errors import ExporterError
 from exporter.simulator.fleet import Writing, write_fleet
 from exporter.simulator.fleet_owners import team_names
-from exporter.simulator.fleet_plan import HOUR_SECONDS, FleetPlan
+from exporter.simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetPlan
 
 NODES = 12
 CLUSTERS = ("sim-research", "sim-serving")
@@ -21,8 +21,8 @@ budgets:
 
 
 def plan(now_seconds: float, days: int) -> FleetPlan:
-    """The fleet whose past ends with the last whole hour."""
-    end = int(now_seconds // HOUR_SECONDS) * HOUR_SECONDS
+    """The fleet whose past ends with the last hour that is recorded: Prometheus appends nothing before its newest."""
+    end = int((now_seconds - RECORDED_AFTER_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
     return FleetPlan(nodes=NODES, days=days, end_seconds=end, clusters=CLUSTERS)
 
 

@@ -130,6 +130,7 @@ def _truth(plan: NodePlan, holding: Holding, share_ratio: float, activity_ratio:
         share_ratio=share_ratio,
         activity_ratio=activity_ratio,
         listed=not is_part,
+        init=held.use.container.init,
         started_seconds=held.started_seconds,
     )
 

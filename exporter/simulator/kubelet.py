@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ RATE_LIMIT_TEXT = "rejected by rate limit"
 GET_TEXT = "PodResources API Get method disabled"
 HUGE_BYTES = 40 << 20
 _FOLLOW_SECONDS = 0.2
+_STARTS = frozenset({Fault.KUBELET_STARTING, Fault.KUBELET_PARTIAL})
+"""Faults of a kubelet that has just started."""
 _GARBAGE = b"\xff\xfe simulated garbage"
 # What the product does not read, known and unknown: a later kubelet's answer must be readable too.
 _SERVED_SCHEMA: Mapping[str, str] = {
@@ -44,8 +47,9 @@ _MESSAGES = build_messages(_SERVED_SCHEMA)
 class KubeletServer:
     """Serves ``v1.PodResourcesLister`` from whatever the truth is at the instant of the call.
 
-    It follows the faults ``KUBELET_*``: DOWN (the socket goes and comes back), SILENT, GARBAGE, RATE_LIMIT (other
-    clients have used up the bucket) and HUGE (its parameter is the size in bytes; 0 is more than any client takes).
+    It follows the faults ``KUBELET_*``: DOWN (the socket goes and comes back), STARTING (a new socket, and no pods
+    while it lasts), PARTIAL (a new socket, and some of the pods), SILENT, GARBAGE, RATE_LIMIT (other clients have used
+    up the bucket) and HUGE (its parameter is the size in bytes; 0 is more than any client takes).
 
     Args:
         socket_path: Where to listen. Like the kubelet it listens on another name and renames that over it.
@@ -60,6 +64,10 @@ class KubeletServer:
         self._tokens = float(BURST_CALLS)
         self._refilled_at = 0.0
         self._padding: dict[int, bytes] = {}
+        self._starts: frozenset[Fault] = frozenset()
+        """The faults with which this server was started again."""
+        self._opened_at = 0.0
+        self._knows_pods_at = 0.0
 
     async def start(self) -> None:
         """Listen, and follow the fault DOWN from now on.
@@ -84,9 +92,14 @@ class KubeletServer:
             self._follower = None
         await self._close()
 
-    async def restart(self) -> None:
-        """Stop and start, as an upgrade of the kubelet does."""
+    async def restart(self, *, starting_seconds: float = 0.0) -> None:
+        """Stop and start, as an upgrade of the kubelet does.
+
+        Args:
+            starting_seconds: For how long it then answers without any pod, as a kubelet does until it knows its pods.
+        """
         await self.stop()
+        self._knows_pods_at = asyncio.get_running_loop().time() + starting_seconds
         await self.start()
 
     @property
@@ -99,10 +112,12 @@ class KubeletServer:
             await self._follow_once()
 
     async def _follow_once(self) -> None:
-        down = Fault.KUBELET_DOWN in self._truth().faults
-        if down and self._server is not None:
+        faults = self._truth().faults
+        down, starts = Fault.KUBELET_DOWN in faults, _STARTS & faults.keys()
+        begins, self._starts = bool(starts - self._starts), starts
+        if (down or begins) and self._server is not None:
             await self._close()
-        elif not down and self._server is None:
+        if not down and self._server is None:
             await self._open()
 
     async def _open(self) -> None:
@@ -119,6 +134,7 @@ class KubeletServer:
         await server.start()
         self._temporary.replace(self._path)
         self._server = server
+        self._opened_at = asyncio.get_running_loop().time()
 
     async def _close(self) -> None:
         if self._server is not None:
@@ -152,7 +168,18 @@ class KubeletServer:
         self._tokens -= 1
         return True
 
+    def _is_starting(self, truth: NodeTruth) -> bool:
+        early = asyncio.get_running_loop().time() < self._knows_pods_at
+        return early or Fault.KUBELET_STARTING in truth.faults
+
     async def _list(self, truth: NodeTruth, _context: object) -> bytes:
+        if not _STARTS & truth.faults.keys() <= self._starts:
+            await asyncio.Event().wait()  # until the restart breaks this call off: only the new server lacks pods
+        if self._is_starting(truth):
+            return b""
+        seconds = truth.faults.get(Fault.KUBELET_PARTIAL)
+        if seconds and asyncio.get_running_loop().time() >= self._opened_at + seconds:
+            truth = replace(truth, faults={one: truth.faults[one] for one in truth.faults.keys() - _STARTS})
         answer = list_response(truth)
         if Fault.KUBELET_HUGE in truth.faults:
             size = int(truth.faults[Fault.KUBELET_HUGE]) or HUGE_BYTES
@@ -162,7 +189,7 @@ class KubeletServer:
         return answer
 
     async def _allocatable(self, truth: NodeTruth, _context: object) -> bytes:
-        return allocatable_response(truth)
+        return b"" if self._is_starting(truth) else allocatable_response(truth)
 
     async def _get(self, _truth: NodeTruth, context: Any) -> bytes:  # noqa: ANN401 - as _handler
         await context.abort(grpc.StatusCode.UNKNOWN, GET_TEXT)
@@ -177,12 +204,20 @@ def list_response(truth: NodeTruth) -> bytes:
         listed = held.setdefault((holder.namespace, holder.pod, holder.container), [])
         if holder.listed:
             listed.append(holder)
-    pods: dict[tuple[str, str], Any] = {}
+    names = list(dict.fromkeys((namespace, pod) for namespace, pod, _ in held))
+    if Fault.KUBELET_PARTIAL in truth.faults:
+        names = list(dict.fromkeys((one.namespace, one.pod) for one in truth.holders))
+        del names[(len(names) + 1) // 2 :]
+    pods = {
+        (namespace, pod): answer.pod_resources.add(
+            namespace=namespace, name=pod, cpu_ids=[0], not_yet_invented="simulated"
+        )
+        for namespace, pod in names
+    }
+    unlisted = {(one.namespace, one.pod, one.container) for one in truth.holders if one.init}
     for (namespace, pod, container), holders in held.items():
-        if (namespace, pod) not in pods:
-            pods[namespace, pod] = answer.pod_resources.add(
-                namespace=namespace, name=pod, cpu_ids=[0], not_yet_invented="simulated"
-            )
+        if (namespace, pod) not in pods or (namespace, pod, container) in unlisted:
+            continue
         entry = pods[namespace, pod].containers.add(name=container, cpu_ids=[0, 1])
         entry.memory.add(memory_type="memory", size=1 << 30).topology.nodes.add(ID=0)
         _add_devices(entry.devices, _plain_ids(holders))

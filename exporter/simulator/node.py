@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from exporter.errors import ConfigError
 from exporter.model import Field
-from exporter.simulator import api_objects, filesystem
+from exporter.simulator import api_objects, filesystem, identities
 from exporter.simulator.api_server import ApiObjects, ApiServer
 from exporter.simulator.kubelet import KubeletServer
 from exporter.simulator.scenario import Scenario
-from exporter.simulator.truth import NodeTruth
+from exporter.simulator.truth import NodeTruth, PodTruth
 
 REFRESH_SECONDS = 1.0
 """How often ``/proc`` and the pod logs are brought up to date."""
@@ -27,11 +28,18 @@ class SimulatedNode:
         directory: Where socket and trees are made; empty, or one that was made here before.
         clock: Unix time in seconds.
         epoch_seconds: Unix time of the scenario's start; now, at ``start``, where it is not given.
+        agent: Namespace and name of the pod that the agent runs in, which is then a pod of this node too.
     """
 
     def __init__(
-        self, scenario: Scenario, directory: Path, clock: Callable[[], float], epoch_seconds: float | None = None
+        self,
+        scenario: Scenario,
+        directory: Path,
+        clock: Callable[[], float],
+        epoch_seconds: float | None = None,
+        agent: tuple[str, str] | None = None,
     ) -> None:
+        self._agent = agent
         self._scenario = scenario
         self._clock = clock
         self._epoch_seconds = epoch_seconds
@@ -87,7 +95,7 @@ class SimulatedNode:
         """The node now, give or take the hundredths of a second in which all servers ask."""
         t = self._clock() - self.epoch_seconds
         if self._truth is None or abs(t - self._truth.at_seconds) > _SAME_INSTANT_SECONDS:
-            self._truth = self._scenario.at(t)
+            self._truth = _with_agent(self._scenario.at(t), self._agent)
         return self._truth
 
     def _objects(self) -> ApiObjects:
@@ -153,3 +161,19 @@ class SimulatedNode:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             self._refresh()
+
+
+def _with_agent(truth: NodeTruth, agent: tuple[str, str] | None) -> NodeTruth:
+    if agent is None:
+        return truth
+    namespace, name = agent
+    pod = PodTruth(
+        namespace=namespace,
+        name=name,
+        uid=identities.stable_uuid(truth.node, namespace, name),
+        owner_kind="DaemonSet",
+        owner_name="gpu-cost-exporter",
+        owner_api="apps/v1",
+        containers=("agent",),
+    )
+    return replace(truth, other_pods=(*truth.other_pods, (namespace, name, "agent")), pods=(*truth.pods, pod))

@@ -187,6 +187,8 @@ class ContainerPlan:
     memory_bytes: int
     """On each device, its processes' and what their contexts add."""
     processes: tuple[ProcessPlan, ...]
+    init: bool = False
+    """An ordinary init container: the kubelet does not list it, and its devices stay taken while the pod lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ GPU_FAULTS = frozenset({Fault.GPU_LOST, Fault.RESET_REQUIRED, Fault.UNKNOWN_ERRO
 """Faults of one GPU; all others are of the driver, the kubelet, the API or the host engine as a whole."""
 _WITH_SECONDS: dict[Fault, float | None] = {
     Fault.SLOW: None,
+    Fault.KUBELET_PARTIAL: 0.0,
     Fault.API_SLOW: None,
     Fault.API_TOO_MANY: 1.0,
     Fault.ENGINE_SLOW: None,
@@ -49,7 +50,7 @@ def read_faults(top: Section, gpus: int) -> tuple[FaultPlan, ...]:
         if not section.has("kind"):
             section.problem("kind", f"is missing; allowed: {', '.join(Fault)}")
         gpu = None
-        if kind in GPU_FAULTS:
+        if kind in GPU_FAULTS or (kind is Fault.HANG and section.has("gpu")):
             gpu = read_gpu_index(section, gpus)
         elif section.has("gpu"):
             section.problem("gpu", f"means nothing for {kind.value}, which is of the whole node; allowed: leave it out")

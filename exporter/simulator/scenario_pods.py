@@ -124,6 +124,7 @@ def _container(section: Section, gpus: Sequence[GpuPlan], ids: IdForm, owner: st
         mix=_mix(section),
         memory_bytes=max(memory, sum(process.memory_bytes for process in processes)),
         processes=processes,
+        init=section.flag("init", default=False),
     )
 
 

@@ -37,6 +37,9 @@ scrape_configs:
     static_configs: [{{targets: ["127.0.0.1:{agent}"]}}]
 """
 
+HOUR = "1m"
+"""How long an hour of activity windows takes, so that an alert comes in two minutes."""
+
 # Alerts of severity none are there for Alertmanager and not for people.
 ALERTMANAGER_CONFIG = """\
 route:
@@ -125,7 +128,10 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
     """
     agent = Part(
         name="agent",
-        command=(*options.agent_command, "--simulate", options.scenario, "--listen", f"127.0.0.1:{ports.agent}"),
+        command=(
+            *(*options.agent_command, "--simulate", options.scenario, "--simulate-hour", HOUR),
+            *("--cost-labels", "project,environment", "--listen", f"127.0.0.1:{ports.agent}"),
+        ),
         ready_url=f"http://127.0.0.1:{ports.agent}/readyz",
         log=directory / "agent.log",
     )
@@ -201,7 +207,7 @@ def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str
     if pages:
         lines += [
             "",
-            "Rules: rules/prometheus-rules.yaml with shorter times, so that an alert comes in two to three minutes:",
+            f"An hour of activity takes {HOUR}. Rules: rules/prometheus-rules.yaml with shorter times:",
             demo_rules.table(options.substitutions),
             "",
             "Alerts that Alertmanager delivers are printed below. Ctrl-C ends everything.",

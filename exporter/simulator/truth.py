@@ -24,14 +24,21 @@ class Fault(StrEnum):
     LIBRARY_MISMATCH = "library_mismatch"
     LIBRARY_MISSING = "library_missing"
     HANG = "hang"
-    """Calls do not return while the fault lasts."""
+    """Calls do not return while the fault lasts: those for one GPU, or all."""
     SLOW = "slow"
     """Every call takes ``seconds``."""
+    PROCESSES_LOST = "processes_lost"
+    """The driver lists no process, whatever runs."""
     KUBELET_DOWN = "kubelet_down"
     KUBELET_GARBAGE = "kubelet_garbage"
     KUBELET_HUGE = "kubelet_huge"
     KUBELET_SILENT = "kubelet_silent"
     KUBELET_RATE_LIMIT = "kubelet_rate_limit"
+    KUBELET_STARTING = "kubelet_starting"
+    """The kubelet has started again, on a new socket, and answers without any pod or device while the fault lasts."""
+    KUBELET_PARTIAL = "kubelet_partial"
+    """The kubelet has started again, on a new socket, and lists no more than half of the pods that have devices, and
+    none of the others; its parameter is for how many seconds after the start, while the fault lasts where that is 0."""
     API_DOWN = "api_down"
     """Nothing listens where the Kubernetes API was; open streams break."""
     API_SILENT = "api_silent"
@@ -49,6 +56,10 @@ class Fault(StrEnum):
     API_FORBIDDEN = "api_forbidden"
     API_ERROR = "api_error"
     """HTTP 500 with a body that is no JSON."""
+    API_OTHER_NODE_NAME = "api_other_node_name"
+    """The API has this node and its pods under another name, as where ``--node-name`` is wrong."""
+    API_UPGRADED = "api_upgraded"
+    """``resource.k8s.io`` is served as ``v1`` only, whatever version the cluster began with."""
     ENGINE_DOWN = "engine_down"
     """Nothing listens where DCGM's host engine was; connections that were open are dead for good."""
     ENGINE_HANG = "engine_hang"
@@ -97,6 +108,8 @@ class ProcessTruth:
     mem_ratio: float = 0.0
     enc_ratio: float = 0.0
     dec_ratio: float = 0.0
+    jpg_ratio: float = 0.0
+    ofa_ratio: float = 0.0
     namespace: str = ""
     """Empty for a process outside every pod."""
     pod: str = ""
@@ -178,8 +191,9 @@ class GpuTruth:
     overrides: Mapping[Field, int | float | None] = field(default_factory=dict)
     """Values that replace what would follow from the load, in ``Field`` units; ``None`` = NOT_SUPPORTED."""
     fault: Fault | None = None
-    xids: tuple[tuple[float, int], ...] = ()
-    """All Xid events up to now as (seconds since the scenario's start, code), oldest first."""
+    xids: tuple[tuple[float, int, *tuple[int, ...]], ...] = ()
+    """All Xid events up to now as (seconds since the scenario's start, code), oldest first; an event of a part has the
+    driver's ids of its GPU instance and compute instance behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +214,9 @@ class HolderTruth:
     activity_ratio: float
     """Its part of the device's activity."""
     listed: bool = True
-    """Whether the kubelet lists it; one with a fraction of KAI's has no id there."""
+    """Whether the kubelet lists its device; one with a fraction of KAI's has no id there."""
+    init: bool = False
+    """Whether it is an ordinary init container, which no kubelet lists; its device stays taken while the pod lives."""
     started_seconds: float
     """Since the scenario's start; may be negative."""
 

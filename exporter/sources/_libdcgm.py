@@ -69,7 +69,8 @@ LIVE = 0x1
 SUPPORTED_ONLY = 0x1
 
 MAX_GPUS = 32
-MAX_FIELDS_PER_GROUP = 128
+MAX_FIELDS_PER_GROUP = 127
+"""One less than DCGM_MAX_FIELD_IDS_PER_FIELD_GROUP, with which the engine refuses the group."""
 MAX_ENTITIES_PER_GROUP = 64
 """Of DCGM 3; 4 takes 1024."""
 MAX_HIERARCHY = 448

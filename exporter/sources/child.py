@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import BinaryIO, Protocol
 
-from exporter.errors import SourceError
+from exporter.errors import NoValuesError, SourceError
 from exporter.model import Field, Reading, SourceState, SourceStatus
 from exporter.sources import wire
 
@@ -41,30 +41,30 @@ class Source(Protocol):
         """Get ready to sample; raises SourceError."""
 
     def sample(self, now: float) -> Reading:
-        """Return one reading; raises SourceError when the source has to be opened again."""
+        """Return one reading.
+
+        Raises:
+            NoValuesError: there is none now; sample again.
+            SourceError: the source has to be opened again.
+        """
 
     def close(self) -> None:
         """Let go of the driver; may be called when it is not open."""
 
 
 class _Stop:
-    """Turns SIGTERM and SIGINT into a flag that also ends a pause at once, and SIGHUP into one to open anew."""
+    """Turns SIGTERM and SIGINT into a flag that also ends a pause at once."""
 
     def __init__(self) -> None:
         self.asked = False
-        self.open_anew = False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
-        signal.signal(signal.SIGHUP, self._ask_to_open_anew)
 
     def _ask(self, _number: int, _frame: object) -> None:
         self.asked = True
-
-    def _ask_to_open_anew(self, _number: int, _frame: object) -> None:
-        self.open_anew = True
 
     def pause(self, seconds: float) -> None:
         if not self.asked and seconds > 0 and select.select([self._reader], [], [], seconds)[0]:
@@ -110,7 +110,13 @@ def _source(arguments: argparse.Namespace) -> Source:
         )
     from exporter.sources.nvml import NvmlSource  # noqa: PLC0415 - see above
 
-    return NvmlSource(fields, interval_seconds=arguments.interval, steady=time.monotonic)
+    return NvmlSource(
+        fields,
+        interval_seconds=arguments.interval,
+        left_out=frozenset(int(index) for index in arguments.without.split(",") if index),
+        note_asked=wire.note_asked,
+        steady=time.monotonic,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
     )
+    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML is not asked for: they hang")
     parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it is there")
 
 
@@ -159,7 +166,7 @@ def run(
     clock: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Open the source, write a line per sample, and open it again whenever it fails or at SIGHUP, until SIGTERM.
+    """Open the source, write a line per sample, and open it again whenever it fails, until SIGTERM.
 
     Args:
         source: What to sample.
@@ -181,14 +188,12 @@ def run(
         while not stop.asked:
             try:
                 say(SourceState.STARTING)
-                stop.open_anew = False
                 source.open()
                 gc.collect()
                 gc.freeze()
-                for reading in _samples(source, stop, interval_seconds, clock, monotonic):
+                for reading in _samples(source, stop, interval_seconds, clock, monotonic, say):
                     _write(out, wire.encode(reading))
                     backoff_seconds = first_seconds
-                source.close()
             except SourceError as error:
                 tell = _closed(source, error, say)
                 if error.reason in _FRESH_PROCESS_REASONS:
@@ -220,11 +225,20 @@ def _samples(
     interval_seconds: float,
     clock: Callable[[], float],
     monotonic: Callable[[], float],
+    say: Callable[..., None],
 ) -> Iterator[Reading]:
-    """Yield a reading per beat until a signal; beats that a slow sample missed are skipped, not made up for."""
+    """Yield a reading per beat until a signal; beats that a slow sample missed are skipped, not made up for.
+
+    Where the source has no values the beat says why instead, and the source stays open.
+    """
     due = monotonic()
-    while not stop.asked and not stop.open_anew:
-        yield source.sample(clock())
+    while not stop.asked:
+        try:
+            reading = source.sample(clock())
+        except NoValuesError as error:
+            say(SourceState.FAILED, error.reason, str(error))
+        else:
+            yield reading
         late = monotonic() - due
         due += interval_seconds * max(1, math.ceil(late / interval_seconds))
         stop.pause(due - monotonic())

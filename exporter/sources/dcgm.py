@@ -8,7 +8,7 @@ from collections.abc import Callable
 from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading
 from exporter.sources import dcgm_wanted, libdcgm
-from exporter.sources.dcgm_engine import MISMATCH, Engine, connect
+from exporter.sources.dcgm_engine import MISMATCH, NO_VALUES, Engine, advice_of, connect, no_values
 from exporter.sources.dcgm_session import Session
 from exporter.sources.dcgm_values import Inbox
 
@@ -18,6 +18,9 @@ OTHER_LIBRARY = "dcgm_other_library"
 _SHORTEST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 10.0
 _LONG_SECONDS = 2.0
+
+_NOT_LOGGED = frozenset({"dcgm_clamped", "dcgm_unknown_field", "dcgm_binary_field", "dcgm_field_of_other_entity"})
+"""Reasons that are only counted: noise of the counters, and fields that are left out, which are logged by number."""
 
 _log = logging.getLogger("exporter.sources.dcgm")
 
@@ -59,6 +62,7 @@ class DcgmSource:
         self._monotonic = monotonic
         self._is_first_library = is_first_library
         self._errors: Counter[str] = Counter()
+        self._logged: set[str] = set()
         self._inbox = Inbox(self._count)
         self._session: Session | None = None
         self._known: dict[str, Gpu] = {}
@@ -100,6 +104,8 @@ class DcgmSource:
         session.look(self._monotonic())
         if session.layout.devices:
             return session
+        if session.layout.listed:
+            raise SourceError(NO_VALUES, no_values(self._address, session.layout.listed))
         raise SourceError(
             "dcgm_no_gpus",
             f"the DCGM host engine at {self._address} has no GPU: see nvidia-smi on its machine; an engine that was"
@@ -119,6 +125,7 @@ class DcgmSource:
             now: Unix time at the start of the sample, in seconds.
 
         Raises:
+            NoValuesError: the engine answers and gives no values of any GPU; sample again.
             SourceError: the engine is gone; close, and open again.
         """
         session = self._session
@@ -152,6 +159,9 @@ class DcgmSource:
 
     def _count(self, reason: str) -> None:
         self._errors[reason] += 1
+        if reason not in self._logged | _NOT_LOGGED:
+            self._logged.add(reason)
+            _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
 
     def _tell_left_out(self, wanted: dcgm_wanted.Wanted, version: str | None) -> None:
         """Say once which fields cannot be read, not at every connection."""

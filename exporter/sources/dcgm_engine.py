@@ -59,6 +59,42 @@ def reason_of(code: int) -> str:
     return "dcgm_" + _REASONS.get(code, f"error_{abs(code)}")
 
 
+NO_VALUES = "dcgm_no_values"
+"""Reason: the engine has GPUs and gives no values of them."""
+
+
+def no_values(address: str, gpus: int) -> str:
+    """Return what is wrong with an engine that has GPUs and gives no values, and what to do."""
+    return (
+        f"the DCGM host engine at {address} has {gpus} GPUs and gives no values of them: its telemetry is paused, as a"
+        " diagnosis (dcgmi diag) does, or it cannot read the driver; wait for the diagnosis to end, which a restart of"
+        " the engine would abort; else see the engine's log"
+    )
+
+
+def no_room(address: str, gpus: int) -> str:
+    """Return what is wrong with an engine that has no room for another group, and what to do."""
+    return (
+        f"the DCGM host engine at {address} has {gpus} GPUs and no room for another group, so that none of them is"
+        " watched: end the clients that fill it (dcgmi group -l, dcgmi fieldgroup -l); it is tried again every minute"
+    )
+
+
+_ADVICE = {
+    "dcgm_module_not_loaded": "the engine has no profiling module: install datacenter-gpu-manager-4-proprietary beside"
+    " it and restart it; until then it measures no engines of GPUs before Hopper",
+    "dcgm_limit_reached": "the engine has no room for another group: end the clients that fill it (dcgmi group -l,"
+    " dcgmi fieldgroup -l); what could not be watched is absent, and tried again every minute",
+    "dcgm_stale": "values that the engine does not renew are left out: see its log",
+    "dcgm_nameless_gpu": "the engine gives no UUID of a GPU, which is left out: see its log",
+}
+
+
+def advice_of(reason: str) -> str:
+    """Return what a reason means and what to do, in one line."""
+    return _ADVICE.get(reason, "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons")
+
+
 class Engine:
     """A connection that stands, until ``close`` or until a call says that it is gone.
 

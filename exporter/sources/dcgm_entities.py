@@ -38,6 +38,10 @@ _STATES = {
 """By DcgmEntityStatus_t; 5 is a GPU made up for a test."""
 
 
+Place = tuple[str, int | None, int | None]
+"""UUID of a GPU, and NVML's ids of a GPU instance and compute instance; ``None`` for what holds all of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One GPU as the engine has it; ``gpu_id`` is the engine's own number and holds for one connection."""
@@ -59,8 +63,9 @@ class Layout:
     """All devices, and of which GPU and GPU instance an entity is a part: for events."""
 
     devices: tuple[Device, ...] = ()
-    places: Mapping[Entity, tuple[str, int | None]] = field(default_factory=dict)
-    """Entity to the GPU's UUID and NVML's GPU instance id."""
+    places: Mapping[Entity, Place] = field(default_factory=dict)
+    listed: int = 0
+    """GPUs that the engine lists, also those of which it gives no UUID."""
 
 
 class Entities:
@@ -83,6 +88,7 @@ class Entities:
         self._count = count
         self._instances = Instances(engine, self._live, count)
         self._gpus: dict[int, Gpu] = {}
+        self._present: set[int] = set()
         self._told: dict[int, Mapping[int, Value]] = {}
         self.node_values: Mapping[int, Value] = {}
         """What is the same for all devices, by field id."""
@@ -97,18 +103,19 @@ class Entities:
             SourceError: the engine is gone, or does not list its GPUs.
         """
         present = self._engine.supported_gpus()
+        # The driver numbers its GPUs again when one comes or goes.
+        anew, self._present = anew or set(present) != self._present, set(present)
         changed = self._follow_gpus(present, anew=anew)
         if not self.node_values or anew:
             self.node_values = self._read_node(present)
         self._instances.follow(self._gpus, anew=anew or changed)
         devices = (self._device(gpu_id, present) for gpu_id in self._gpus)
-        places: dict[Entity, tuple[str, int | None]] = {
-            (GPU, gpu_id): (gpu.uuid, None) for gpu_id, gpu in self._gpus.items()
-        }
-        for entity, gpu_id, instance_id in self._instances.places():
+        places: dict[Entity, Place] = {(GPU, gpu_id): (gpu.uuid, None, None) for gpu_id, gpu in self._gpus.items()}
+        for entity, gpu_id, instance_id, part in self._instances.places():
             if gpu_id in self._gpus:
-                places[entity] = (self._gpus[gpu_id].uuid, instance_id)
-        return Layout(devices=tuple(sorted(devices, key=lambda one: one.gpu.index)), places=places)
+                places[entity] = (self._gpus[gpu_id].uuid, instance_id, part)
+        ordered = tuple(sorted(devices, key=lambda one: one.gpu.index))
+        return Layout(devices=ordered, places=places, listed=len(present))
 
     def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
         """Ask the engine, or its first GPU where it knows no entity for what is nobody's."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from exporter.model import Field
+from exporter.model import CODECS, Field
 
 LINK_PROFILING = frozenset({1532, 1533})
 PROFILING = frozenset(range(1001, 1100)) | LINK_PROFILING
@@ -66,14 +66,17 @@ _ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
 
 
 def supplement(fields: Iterable[Field]) -> frozenset[Field]:
-    """Return what to ask DCGM for beside NVML: what NVML may not have, and a little to fall back on."""
-    wanted = frozenset(fields) | _ACTIVITY
+    """Return what to ask DCGM for beside NVML: what NVML may not have, and a little to fall back on.
+
+    Codecs are both: of a GPU before Hopper in MIG mode NVML has no figure of them.
+    """
+    wanted = frozenset(fields) | _ACTIVITY | CODECS
     return frozenset(one for one in wanted if one.only_dcgm or is_profiling(one)) | _FALLBACK | {Field.XID_ERRORS}
 
 
 def alone(fields: Iterable[Field]) -> frozenset[Field]:
-    """Return what to ask DCGM for where there is no NVML: all that it can have, and Xid events in any case."""
-    return frozenset(one for one in fields if one < Field.OWN_FIRST) | _ACTIVITY | {Field.XID_ERRORS}
+    """Return what to ask DCGM for where there is no NVML: all that it can have, Xid events and codecs in any case."""
+    return frozenset(one for one in fields if one < Field.OWN_FIRST) | _ACTIVITY | CODECS | {Field.XID_ERRORS}
 
 
 def is_profiling(field_id: int) -> bool:

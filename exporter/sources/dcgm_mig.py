@@ -69,12 +69,13 @@ class Instances:
         """Return the instances of a GPU, in the engine's order."""
         return self._found.get(gpu_id, ())
 
-    def places(self) -> Iterator[tuple[Entity, int, int]]:
-        """Yield every entity with the engine's id of its GPU and NVML's id of its GPU instance."""
+    def places(self) -> Iterator[tuple[Entity, int, int, int | None]]:
+        """Yield every entity with the engine's id of its GPU and NVML's ids of its GPU and compute instance."""
         parents = {row.entity: row.parent for row in self._rows}
         for row in self._rows:
             top = row.parent if row.parent[0] == GPU else parents.get(row.parent, (GPU, -1))
-            yield row.entity, top[1], row.instance_id
+            part = row.compute_instance_id if row.entity[0] == COMPUTE_INSTANCE else None
+            yield row.entity, top[1], row.instance_id, part
 
     def follow(self, gpus: Mapping[int, Gpu], *, anew: bool) -> None:
         """See which instances there are now.
@@ -99,7 +100,9 @@ class Instances:
         parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
         told = self._live.read(parts, (UUID,))
         # The ids of an instance that was destroyed are given to the next one.
-        uuids = {entity: told[entity].get(UUID) for entity in parts}
+        # One that is not told now, as while the engine's telemetry is paused, is as it was.
+        known = self._uuids if rows == self._rows else {}
+        uuids = {entity: told[entity].get(UUID, known.get(entity)) for entity in parts}
         if rows == self._rows and uuids == self._uuids and self._complete and not anew:
             return
         self._rows, self._uuids = rows, uuids

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from exporter.model import DeviceState, Field
+from exporter.model import CODECS, DeviceState, Field
 from exporter.sources._libdcgm import COMPUTE_INSTANCE, GPU_INSTANCE, MAX_ENTITIES_PER_GROUP, MAX_FIELDS_PER_GROUP
 from exporter.sources.dcgm_entities import Layout
 from exporter.sources.dcgm_fields import (
@@ -30,6 +30,8 @@ class Pace(Enum):
     """Every few samples; the last value is carried between."""
     PROFILING = auto()
     """Every sample, in groups of their own: without the module a whole watch fails."""
+    CODECS = auto()
+    """The same of codec units; apart, for those that a GPU lacks are soon left out, which disturbs a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ def plan(
     levels: Mapping[int, int],
     profiled: Callable[[int], frozenset[int]],
     refused: Callable[[Entity, int], bool],
+    most_fields: int = MAX_FIELDS_PER_GROUP,
 ) -> tuple[Watching, ...]:
     """Return what to watch; devices that can have the same are together.
 
@@ -54,6 +57,7 @@ def plan(
         levels: Field id to the entity level of the field.
         profiled: Gives the profiling fields that can be had of a GPU, by the engine's id of it.
         refused: Tells what the engine would not watch a while ago.
+        most_fields: How many fields the engine takes in one watch.
     """
     members: dict[tuple[Pace, int, tuple[int, ...]], list[Entity]] = {}
     for entity, field_ids in _wanted(layout, levels, profiled):
@@ -62,8 +66,8 @@ def plan(
             if not refused(entity, one):
                 by_pace.setdefault(_pace(one), []).append(one)
         for pace, some in by_pace.items():
-            for start in range(0, len(some), MAX_FIELDS_PER_GROUP):
-                key = (pace, entity[0], tuple(some[start : start + MAX_FIELDS_PER_GROUP]))
+            for start in range(0, len(some), most_fields):
+                key = (pace, entity[0], tuple(some[start : start + most_fields]))
                 members.setdefault(key, []).append(entity)
     return tuple(
         Watching(pace=pace, members=tuple(entities[start : start + MAX_ENTITIES_PER_GROUP]), field_ids=field_ids)
@@ -96,5 +100,5 @@ def _of_instance(instance: Instance, levels: Mapping[int, int], can: frozenset[i
 
 def _pace(field_id: int) -> Pace:
     if is_profiling(field_id):
-        return Pace.PROFILING
+        return Pace.CODECS if field_id in CODECS else Pace.PROFILING
     return Pace.SLOW if is_slow(Field(field_id)) else Pace.FAST

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from exporter.errors import NoValuesError
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, XidEvent
 from exporter.sources import _libdcgm
-from exporter.sources.dcgm_engine import Engine
+from exporter.sources.dcgm_engine import NO_VALUES, Engine, no_room, no_values
 from exporter.sources.dcgm_entities import Device, Entities, Layout
 from exporter.sources.dcgm_fields import is_profiling
 from exporter.sources.dcgm_plan import plan
@@ -70,12 +71,19 @@ class Session:
         up = [device for device in layout.devices if device.state is DeviceState.UP]
         self._profiling.follow((device.gpu_id for device in up), now)
         self._watches.follow(
-            lambda: plan(layout, self._wanted.levels, self._profiling.fields_of, self._watches.is_refused), now
+            lambda: plan(
+                layout,
+                self._wanted.levels,
+                self._profiling.fields_of,
+                self._watches.is_refused,
+                self._watches.most_fields,
+            ),
+            now,
         )
         if self._wanted.xids:
             # One that is lost, too: the event that says why may still be on its way.
             uuids = {device.gpu.uuid for device in layout.devices if device.state is not DeviceState.MISSING}
-            self._xids.follow(frozenset(one for one, (uuid, _) in layout.places.items() if uuid in uuids))
+            self._xids.follow(frozenset(one for one, place in layout.places.items() if place[0] in uuids))
         self.layout, self._looked_at = layout, now
 
     def read(self, now: float) -> dict[str, GpuReading]:
@@ -85,6 +93,7 @@ class Session:
             now: Seconds of the monotonic clock.
 
         Raises:
+            NoValuesError: the engine answers and gives no values of any GPU.
             SourceError: the engine is gone.
         """
         if now - self._looked_at >= _LOOK_SECONDS or self._watches.lost_one:
@@ -93,6 +102,7 @@ class Session:
         if self._fell_silent():
             self.look(now)
         self._profiling.look(now, at_once=self._profiling.paused or self._watches.profiling_stopped)
+        self._note_silence(codes, now)
         return {device.gpu.uuid: self._reading(device, values, codes, now) for device in self.layout.devices}
 
     def events(self, now: float) -> tuple[XidEvent, ...]:
@@ -114,20 +124,40 @@ class Session:
         before, self._speaking = self._speaking, speaking
         return not before <= speaking
 
+    def _note_silence(self, codes: Mapping[Entity, int], now: float) -> None:
+        """Note since when each GPU gives no values.
+
+        Raises:
+            NoValuesError: none of those that are up gives any. That says nothing of the GPUs, but of the engine.
+        """
+        up = [one for one in self.layout.devices if one.state is DeviceState.UP and one.entity not in codes]
+        self._spoke_at = {one.gpu.uuid: self._spoke_at.get(one.gpu.uuid, now) for one in up}
+        if not self._wanted.levels:
+            return
+        for one in up:
+            if self._watches.speaks(one.entity):
+                self._spoke_at[one.gpu.uuid] = now
+        if up and self._watches.full:
+            raise NoValuesError("dcgm_limit_reached", no_room(self.engine.address, len(up)))
+        if up and all(self._is_silent(one, now) for one in up):
+            raise NoValuesError(NO_VALUES, no_values(self.engine.address, len(up)))
+
+    def _is_silent(self, device: Device, now: float) -> bool:
+        spoke_at = self._spoke_at.get(device.gpu.uuid, now)
+        silent = now - spoke_at > _SILENT_INTERVALS * self._interval_seconds
+        return silent and bool(self._wanted.levels)
+
     def _reading(self, device: Device, values: Values, codes: Mapping[Entity, int], now: float) -> GpuReading:
         gpu, state, reason = self._gpu(device), device.state, device.reason
         if state is DeviceState.UP and device.entity in codes:
             state, reason = _DOWN[codes[device.entity]]
         if state not in _MEASURED:
-            self._spoke_at.pop(gpu.uuid, None)
             return GpuReading(gpu=gpu, state=state, reason=reason)
         profiled = sorted(self._profiling.fields_of(device.gpu_id))
         profiling = self._profiling.state(device.gpu_id, self._watches.refusal_of(device.entity, profiled))
         paused = profiling is ProfilingState.PAUSED
         own = _numbers(values.get(device.entity, {}), paused=paused)
-        if self._watches.speaks(device.entity) or not self._wanted.levels:
-            self._spoke_at[gpu.uuid] = now
-        elif now - self._spoke_at.setdefault(gpu.uuid, now) > _SILENT_INTERVALS * self._interval_seconds:
+        if self._watches.stands_for(device.entity) and self._is_silent(device, now):
             return GpuReading(gpu=gpu, state=DeviceState.FAILED, reason="no_values", profiling=profiling)
         return GpuReading(
             gpu=gpu,

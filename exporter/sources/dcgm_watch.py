@@ -16,6 +16,8 @@ _QUICKEST_PROFILING_SECONDS = 0.1
 _MISSED_UPDATES = 3.0
 _RETRY_SECONDS = 600.0
 _FULL_RETRY_SECONDS = 60.0
+_SILENT_SECONDS = 10.0
+_SILENT_RETRY_SECONDS = 3600.0
 _ROUNDS = 4
 _EARLY = 0.1
 """Part of an interval by which a beat may come early."""
@@ -69,17 +71,30 @@ class Watches:
         self._inbox = inbox
         self._standing: dict[Watching, _Watch] = {}
         self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
+        self.most_fields = _libdcgm.MAX_FIELDS_PER_GROUP
+        """How many fields the engine takes in one watch, as far as it was found."""
+        self._codecs: dict[Entity, Mapping[int, Value]] = {}
         self.profiling_stopped = False
         """Whether profiled values were there before the last read and are not now."""
         self._every_seconds = {
             Pace.FAST: interval_seconds,
             Pace.SLOW: max(interval_seconds, _SLOW_SECONDS),
             Pace.PROFILING: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
+            Pace.CODECS: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
         }
 
     def is_refused(self, entity: Entity, field_id: int) -> bool:
         """Tell whether the engine would not watch a field of an entity a while ago."""
         return (entity, field_id) in self._refused
+
+    def stands_for(self, entity: Entity) -> bool:
+        """Tell whether anything of an entity is watched."""
+        return any(entity in watching.members for watching in self._standing)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is watched because the engine has no room for another group."""
+        return not self._standing and any(code == _libdcgm.LIMIT_REACHED for code, _ in self._refused.values())
 
     def refusal_of(self, entity: Entity, field_ids: Sequence[int]) -> int | None:
         """Return the code with which every one of the fields was refused; ``None`` where not all were."""
@@ -100,6 +115,7 @@ class Watches:
             SourceError: the engine is gone.
         """
         self._refused = {key: (code, until) for key, (code, until) in self._refused.items() if now < until}
+        self._leave_out_silent(now)
         for watching in [one for one, watch in self._standing.items() if watch.gone]:
             self._standing.pop(watching).group.close()
         made = False
@@ -125,6 +141,23 @@ class Watches:
             self.hurry()
         return made
 
+    def _leave_out_silent(self, now: float) -> None:
+        """Refuse codec units that give no value: GPUs have fewer than DCGM has fields, and engines log each miss."""
+        for watching, watch in self._standing.items():
+            patience = max(_SILENT_SECONDS, _MISSED_UPDATES * watch.every_seconds)
+            if watch.pace is not Pace.CODECS or not watch.spoke or now - watch.begun_at < patience:
+                continue
+            for entity, values in watch.values.items():
+                for unit in set(watching.field_ids) - values.keys() if values else ():
+                    self._refused[entity, unit] = (_libdcgm.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
+
+    def _carry_codecs(self, watching: Watching, watch: _Watch, now: float) -> None:
+        """Keep the values of codecs over a change of the plan: the first ones of a new watch take an interval."""
+        if watch.spoke:
+            self._codecs.update({entity: values for entity, values in watch.values.items() if values})
+        elif now - watch.begun_at <= _MISSED_UPDATES * watch.every_seconds:
+            watch.values = {entity: self._codecs[entity] for entity in watching.members if entity in self._codecs}
+
     def hurry(self) -> None:
         """Have the engine measure at once what is due, and wait until it has."""
         self._engine.call("dcgmUpdateAllFields", 1)
@@ -141,9 +174,11 @@ class Watches:
         values: dict[Entity, dict[int, Value]] = {}
         codes: dict[Entity, int] = {}
         self.profiling_stopped = False
-        for watch in self._standing.values():
+        for watching, watch in self._standing.items():
             if watch.is_due(now):
                 self._read(watch, now)
+                if watch.pace is Pace.CODECS:
+                    self._carry_codecs(watching, watch, now)
             for entity, some in watch.values.items():
                 values.setdefault(entity, {}).update(some)
             codes.update(watch.codes)
@@ -206,6 +241,11 @@ class Watches:
                 failing = tuple(one for one in members if self._try([one], watching.field_ids, every_seconds))
                 members = failing or members
             refused = self._halve(members, watching.field_ids, every_seconds)
+        if not refused:
+            self._count(reason_of(code))
+            if len(watching.field_ids) > 1 and self._try(members, watching.field_ids, every_seconds):
+                # Each part is accepted, only not all at once: this engine takes fewer fields in a watch.
+                self.most_fields = (len(watching.field_ids) + 1) // 2
         for reason in {reason_of(one) for one in refused.values()}:
             self._count(reason)
         for entity in members:

@@ -9,6 +9,7 @@ from exporter.model import Field, XidEvent
 from exporter.sources import _libdcgm
 from exporter.sources._libdcgm import MAX_ENTITIES_PER_GROUP
 from exporter.sources.dcgm_engine import Engine, reason_of
+from exporter.sources.dcgm_entities import Place
 from exporter.sources.dcgm_group import Group, RefusedError
 from exporter.sources.dcgm_values import Entity, Inbox
 
@@ -83,11 +84,11 @@ class Xids:
             else:
                 yield _Watch(group, some)
 
-    def read(self, places: Mapping[Entity, tuple[str, int | None]], now: float) -> tuple[XidEvent, ...]:
+    def read(self, places: Mapping[Entity, Place], now: float) -> tuple[XidEvent, ...]:
         """Return the events since the last call.
 
         Args:
-            places: Entity to its GPU's UUID and NVML's GPU instance id.
+            places: Where each entity is.
             now: Unix time of this machine, which the events get: the engine's clock may be another one.
 
         Raises:
@@ -96,11 +97,11 @@ class Xids:
         found: dict[tuple[str, int, int], XidEvent] = {}
         for entity, xid, at in [event for watch in self._watches for event in self._events(watch)]:
             with contextlib.suppress(KeyError):
-                uuid, instance = places[entity]
-                event = XidEvent(uuid=uuid, xid=xid, at_seconds=now, gpu_instance_id=instance)
-                # One event may be noted of the GPU and of its part: the part says more.
-                found.setdefault((uuid, xid, at), event)
-                if instance is not None:
+                uuid, instance, part = places[entity]
+                event = XidEvent(uuid=uuid, xid=xid, at_seconds=now, gpu_instance_id=instance, compute_instance_id=part)
+                # The engine may note one event of a GPU and of its parts: the smallest part says most.
+                before = found.setdefault((uuid, xid, at), event)
+                if _depth(before) < _depth(event):
                     found[uuid, xid, at] = event
         return tuple(found.values())
 
@@ -131,3 +132,7 @@ class Xids:
             # Watched anew at the next look.
             self._members = frozenset()
         return None
+
+
+def _depth(event: XidEvent) -> int:
+    return (event.gpu_instance_id is not None) + (event.compute_instance_id is not None)

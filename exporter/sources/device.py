@@ -106,10 +106,10 @@ class Device:
         self._left_out: dict[object, float] = {}
         self._batches: dict[bool, Batch] = {}
         self._static: dict[Field, Number] = {}
+        self._static_answered: set[int] = set()
         self._slow: dict[Field, Number] = {}
         self._slow_at = -math.inf
         self._nvlink: tuple[float, float] | None = None
-        self._first = True
 
     def read(self, now: float) -> Outcome:
         """Return everything that this GPU tells now; stops at the first sign that it is lost.
@@ -122,20 +122,23 @@ class Device:
         outcome = Outcome(values={}, codes=[])
         by_pace: dict[Pace, dict[Field, Number]] = {pace: {} for pace in Pace}
         for key, getter in enumerate(self._plan.getters):
-            if getter.pace is Pace.FAST or (getter.pace is Pace.SLOW and slow) or self._first:
+            if self._is_due(key, getter.pace, slow=slow):
                 self._get(key, getter, by_pace[getter.pace], outcome.codes, now)
             if driver.GPU_IS_LOST in outcome.codes:
                 return outcome
         self._get_batch(by_pace, outcome.codes, now, slow=slow)
         counted_at = now + self._took()
-        if self._first:
-            self._static, self._first = by_pace[Pace.STATIC], False
+        self._static.update(by_pace[Pace.STATIC])
         if slow:
             self._slow, self._slow_at = by_pace[Pace.SLOW], now
         outcome.values = {**self._static, **self._slow, **by_pace[Pace.FAST]}
         outcome.silent = not any(by_pace.values())
         self._add_nvlink_rate(outcome.values, counted_at)
         return outcome
+
+    def _is_due(self, key: int, pace: Pace, *, slow: bool) -> bool:
+        """Return whether a getter is to be called now; a fact that does not change, until it is answered."""
+        return key not in self._static_answered if pace is Pace.STATIC else slow or pace is Pace.FAST
 
     def _get(self, key: int, getter: Getter, into: dict[Field, Number], codes: list[int], now: float) -> None:
         if key in self._left_out:
@@ -145,6 +148,8 @@ class Device:
         except pynvml.NVMLError as error:
             self._failed(key, driver.code_of(error), codes, now)
             return
+        if getter.pace is Pace.STATIC:
+            self._static_answered.add(key)
         told = zip(getter.fields, answer, strict=True)
         into.update({field: value for field, value in told if value is not None})
 

@@ -55,8 +55,9 @@ _REASONS = {
     999: "unknown_error",
 }
 
-DRIVER_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_MISMATCH, NOT_READY})
-"""Codes that speak of the driver as a whole, whichever device they were said of."""
+DRIVER_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_MISMATCH})
+"""Codes about the driver as a whole, from a call on any device. NOT_READY is not one: a GPU may return it for one field
+(in confidential-computing mode, for example)."""
 
 UNAVAILABLE = frozenset(
     {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, CORRUPTED_INFOROM, VERSION_MISMATCH, DEPRECATED}

@@ -18,7 +18,8 @@ _PAUSE_SECONDS = 0.05
 _RETRY_SECONDS = 10.0
 _UNAVAILABLE_RETRY_SECONDS = 600.0
 _JOIN_SECONDS = 5.0
-_WHOLE_GPU = 0xFFFFFFFF
+_NO_INSTANCE = 0xFFFFFFFF
+"""Id of a GPU instance or compute instance in an event of the whole GPU or the whole GPU instance."""
 _LIMIT = 4096
 _Item = TypeVar("_Item")
 
@@ -30,6 +31,7 @@ class Event:
     uuid: str
     xid: int | None = None
     gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
 
 
 class EventWatch:
@@ -162,14 +164,23 @@ class EventWatch:
             self._renewed.wait(_PAUSE_SECONDS)
             return
         uuid = uuids.get(driver.address(data.device))
-        instance = None if data.gpuInstanceId == _WHOLE_GPU else int(data.gpuInstanceId)
         if data.eventType == _MIG_CHANGE:
             changed = [uuid] if uuid else list(uuids.values())
             self._events.extend(Event(uuid=one) for one in changed)
         elif data.eventType == _XID and uuid is not None:
-            self._events.append(Event(uuid=uuid, xid=int(data.eventData), gpu_instance_id=instance))
+            event = Event(
+                uuid=uuid,
+                xid=int(data.eventData),
+                gpu_instance_id=_instance(data.gpuInstanceId),
+                compute_instance_id=_instance(data.computeInstanceId),
+            )
+            self._events.append(event)
         else:
             self._errors.append("events_unknown_device" if uuid is None else "events_unknown_type")
+
+
+def _instance(number: int) -> int | None:
+    return None if number == _NO_INSTANCE else int(number)
 
 
 def _emptied(queue: deque[_Item]) -> list[_Item]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from exporter.model import Field
+from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
 from exporter.sources import driver
 
 _MIB = 2**20
@@ -16,6 +16,8 @@ _MINIMUM_SECONDS = 0.1
 OLDEST_SECONDS = 60.0
 """A mean over longer than this says nothing about now, unless the user samples as rarely: start again."""
 _RETRY_SECONDS = 600.0
+_SOON_SECONDS = 10.0
+"""Until the next attempt where the driver refused for a reason that may pass; doubles up to ``_RETRY_SECONDS``."""
 _RATIO_DIGITS = 6
 """As DCGM's tools print ratios; what lies behind is noise of the division by percent."""
 _ROUNDING = 1e-6
@@ -34,6 +36,9 @@ METRICS: Mapping[Field, int] = {
     Field.PROF_PCIE_RX_BYTES: 21,
     Field.PROF_NVLINK_TX_BYTES: 61,
     Field.PROF_NVLINK_RX_BYTES: 60,
+    **dict(zip(DECODERS, range(30, 38), strict=True)),
+    **dict(zip(JPEG_DECODERS, range(40, 48), strict=True)),
+    **dict(zip(FLOW_ENGINES, range(50, 52), strict=True)),
 }
 """Field to GPM metric id. Ratios come as percent, bytes per second as MiB per second."""
 
@@ -57,22 +62,50 @@ class Level(Enum):
     """One of several compute instances of a GPU instance: no memory bandwidth either."""
 
 
-def supported(handle: Any) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return whether this GPU has GPM at all."""
-    try:
-        return bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-    except pynvml.NVMLError as error:
-        if driver.code_of(error) == driver.GPU_IS_LOST or driver.code_of(error) in driver.DRIVER_GONE:
-            raise
-        return False
+class Support:
+    """Whether a GPU has GPM at all: asked until the driver has answered.
+
+    Args:
+        handle: Of the GPU.
+        count: Called with the reason of each failure.
+    """
+
+    def __init__(self, handle: Any, count: Callable[[str], None]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        self._handle = handle
+        self._count = count
+        self._answer: bool | None = None
+        self._not_before = -math.inf
+
+    def known(self, now: float) -> bool:
+        """Return whether GPM is known to be there.
+
+        Raises:
+            pynvml.NVMLError: the GPU is lost or the driver is gone.
+        """
+        if self._answer is None and now >= self._not_before:
+            try:
+                self._answer = bool(pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
+            except pynvml.NVMLError as error:
+                code = driver.code_of(error)
+                if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
+                    raise
+                unavailable = code in driver.UNAVAILABLE
+                if not unavailable:
+                    self._count(f"gpm_{driver.reason_of(code)}")
+                self._not_before = now + (_RETRY_SECONDS if unavailable else _SOON_SECONDS)
+        return bool(self._answer)
 
 
 def fields_at(level: Level, fields: Iterable[Field]) -> dict[Field, int]:
-    """Return the wanted fields that exist at a level, with their metric ids."""
-    left_out: frozenset[Field] = frozenset() if level is Level.GPU else _RATES
+    """Return the wanted fields that exist at a level, with their metric ids.
+
+    The codecs of an instance are always wanted: nothing else measures them. Of a whole GPU NVML has their utilisation;
+    rows of a collectors file for each of their units are DCGM's.
+    """
+    wanted = frozenset(fields)
+    wanted = wanted - CODECS if level is Level.GPU else (wanted | CODECS) - _RATES
     if level is Level.COMPUTE_INSTANCE:
-        left_out |= {Field.PROF_DRAM_ACTIVE}
-    wanted = frozenset(fields) - left_out
+        wanted -= {Field.PROF_DRAM_ACTIVE}
     return {field: metric for field, metric in METRICS.items() if field in wanted}
 
 
@@ -105,6 +138,7 @@ class Sampler:
         count: Called with the reason of everything that goes wrong.
         oldest_seconds: The longest time over which a mean is still told.
         took: Seconds since the ``now`` of ``sample``, for the driver may be silent for any part of it.
+        supported: Returns whether the GPU is known to have GPM at a time, as ``now`` of ``sample``.
     """
 
     def __init__(
@@ -115,9 +149,15 @@ class Sampler:
         *,
         oldest_seconds: float = OLDEST_SECONDS,
         took: Callable[[], float] = lambda: 0.0,
+        supported: Callable[[float], bool] = lambda _now: True,
     ) -> None:
         self._take = take
         self._fields = dict(fields)
+        self._known: dict[Field, int] = {}
+        """Those that this driver was last found to know."""
+        self._probe_at = -math.inf
+        self._probe_pause = _SOON_SECONDS
+        self._supported = supported
         self._count = count
         self._oldest_seconds = oldest_seconds
         self._took = took
@@ -125,7 +165,6 @@ class Sampler:
         self._new: Any = None
         self._taken_at: float | None = None
         self._values: dict[Field, int | float] = {}
-        self._probed = False
         self._not_before = -math.inf
         self._metrics: Any = None
 
@@ -135,7 +174,7 @@ class Sampler:
         Raises:
             pynvml.NVMLError: the device is lost or the driver is gone.
         """
-        if not self._fields or now < self._not_before:
+        if not self._fields or now < self._not_before or not self._supported(now):
             return {}
         since = math.inf if self._taken_at is None else now + self._took() - self._taken_at
         if 0 <= since <= _MINIMUM_SECONDS:
@@ -170,16 +209,16 @@ class Sampler:
         self._take(self._new)
         before, self._taken_at = self._taken_at, now + self._took()
         usable = before is not None and 0 < self._taken_at - before <= self._oldest_seconds
-        values = self._read() if usable else {}
+        values = self._read(now) if usable else {}
         self._old, self._new = self._new, self._old
         return values
 
-    def _read(self) -> dict[Field, int | float]:
-        if not self._probed:
-            self._probe()
-        raw = self._ask(list(self._fields.values())) if self._fields else {}
+    def _read(self, now: float) -> dict[Field, int | float]:
+        if now >= self._probe_at:
+            self._probe(now)
+        raw = self._ask(list(self._known.values())) if self._known else {}
         values: dict[Field, int | float] = {}
-        for field, metric in self._fields.items():
+        for field, metric in self._known.items():
             code, number = raw[metric]
             if code != 0:
                 continue
@@ -201,8 +240,11 @@ class Sampler:
         pynvml.nvmlGpmMetricsGet(request)
         return {slot.metricId: (slot.nvmlReturn, slot.value) for slot in request.metrics[: len(metric_ids)]}
 
-    def _probe(self) -> None:
-        """Keep the metrics that this driver knows: some drivers refuse a whole call for one unknown id."""
+    def _probe(self, now: float) -> None:
+        """Find the metrics that this driver knows: some drivers refuse a whole call for one unknown id.
+
+        One that is refused is asked for again later: a single refusal does not say that it is unknown for good.
+        """
         known = {}
         for field, metric in self._fields.items():
             try:
@@ -213,8 +255,9 @@ class Sampler:
                     raise
             if code not in (driver.NOT_SUPPORTED, driver.INVALID_ARGUMENT, driver.FUNCTION_NOT_FOUND):
                 known[field] = metric
-        self._fields = known
-        self._probed = True
+        self._known = known
+        self._probe_at = math.inf if len(known) == len(self._fields) else now + self._probe_pause
+        self._probe_pause = min(2 * self._probe_pause, _RETRY_SECONDS)
 
     def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
         code = driver.code_of(error)

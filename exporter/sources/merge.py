@@ -38,7 +38,7 @@ def joined(nvml: Reading | None, dcgm: Reading | None) -> Reading:
     only_dcgm = [_all_from_dcgm(gpu) for gpu in theirs.values() if _tells_anything(gpu)]
     return replace(
         nvml,
-        gpus=tuple(sorted([*both, *_without_clashes(only_dcgm, both)], key=_index)),
+        gpus=tuple(sorted([*both, *without_clashes(only_dcgm, both)], key=_index)),
         driver_version=nvml.driver_version or dcgm.driver_version,
         dcgm_version=dcgm.dcgm_version,
     )
@@ -68,7 +68,7 @@ def in_place_of(dcgm: Reading, before: Reading, known_to_dcgm: Collection[str], 
     here = _uuids(dcgm.gpus)
     away = [gpu for uuid, gpu in gpus.items() if uuid not in here]
     unseen = [_unseen(gpu, reason) for gpu in away if gpu.gpu.uuid not in known_to_dcgm or gpu.state is not _UP]
-    new = _without_clashes([gpu for gpu in dcgm.gpus if gpu.gpu.uuid not in gpus], [*named, *unseen])
+    new = without_clashes([gpu for gpu in dcgm.gpus if gpu.gpu.uuid not in gpus], [*named, *unseen])
     return replace(
         dcgm,
         gpus=tuple(sorted([*named, *unseen, *new], key=_index)),
@@ -122,12 +122,14 @@ def _part_from_dcgm(part: MigReading) -> MigReading:
 
 
 def _tells_anything(gpu: GpuReading) -> bool:
-    """Whether DCGM says more of a GPU than that it once was there."""
+    """Return whether DCGM says more of a GPU than that it once was there."""
+    if gpu.state is DeviceState.MISSING:
+        return False
     return gpu.state is not _UP or bool(gpu.values) or any(part.values for part in gpu.instances)
 
 
-def _without_clashes(new: Iterable[GpuReading], there: Iterable[GpuReading]) -> Iterator[GpuReading]:
-    """Give a GPU whose index another has the next one that nobody has: the index is what people tell GPUs apart by."""
+def without_clashes(new: Iterable[GpuReading], there: Iterable[GpuReading]) -> Iterator[GpuReading]:
+    """Return the new GPUs, each under its index, or under the next free one where another GPU has that already."""
     new = sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.gpu.uuid))
     taken = {gpu.gpu.index for gpu in there}
     highest = max([*taken, *(gpu.gpu.index for gpu in new)], default=0)

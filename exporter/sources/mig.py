@@ -34,8 +34,17 @@ class Layout(NamedTuple):
     """What a GPU told of its MIG instances."""
 
     found: tuple["Found", ...]
-    failed: pynvml.NVMLError | None
-    """The first refusal to describe an instance; without one they are all there."""
+    failed: tuple["Failed", ...] = ()
+    """Without one, those found are all there are."""
+
+
+class Failed(NamedTuple):
+    """An instance that the driver did not describe."""
+
+    slot: int
+    uuid: str | None
+    """``None`` where the driver did not even return that."""
+    error: pynvml.NVMLError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,8 @@ class Found:
     """One MIG instance with the handle that is good until the instance is destroyed."""
 
     instance: MigInstance
+    slot: int
+    """Its device index within the GPU."""
     handle: Any
     gpu_instance_slices: int
 
@@ -58,10 +69,8 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
     Raises:
         pynvml.NVMLError: the device does not tell.
     """
-    try:
-        current = pynvml.nvmlDeviceGetMigMode(handle)[0]
-    except pynvml.NVMLError as error:
-        _reraise_unless_not_offered(error)
+    current = enabled(handle)
+    if current is None:
         return Shape()
     largest = (0, 0)
     for profile in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
@@ -75,11 +84,11 @@ def shape(handle: Any) -> Shape:  # noqa: ANN401 - a handle is whatever pynvml g
     slices, memory_mib = largest
     # The driver tells compute slices only; GPUs with 7 of them have 8 of memory, others as many as of compute.
     memory_slices = _FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices
-    return Shape(enabled=bool(current), compute_slices=slices, memory_slices=memory_slices, memory_mib=memory_mib)
+    return Shape(enabled=current, compute_slices=slices, memory_slices=memory_slices, memory_mib=memory_mib)
 
 
-def enabled(handle: Any) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return whether MIG is on now.
+def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    """Return whether MIG is on now, or ``None`` for a GPU without MIG.
 
     Raises:
         pynvml.NVMLError: the device does not tell.
@@ -87,20 +96,9 @@ def enabled(handle: Any) -> bool:  # noqa: ANN401 - a handle is whatever pynvml 
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError as error:
-        _reraise_unless_not_offered(error)
-        return False
-
-
-def uuids(handle: Any) -> frozenset[str]:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return the UUIDs of all MIG instances now: a cheap way to see that the layout changed.
-
-    Raises:
-        pynvml.NVMLError: an instance vanished meanwhile, or the device does not tell.
-    """
-    handles, failed = _handles(handle)
-    if failed is not None:
-        raise failed
-    return frozenset(str(pynvml.nvmlDeviceGetUUID(one)) for one in handles)
+        if driver.code_of(error) not in driver.UNAVAILABLE:
+            raise
+        return None
 
 
 def instances(handle: Any, parent_uuid: str, of: Shape) -> Layout:  # noqa: ANN401 - a handle is whatever pynvml gave
@@ -109,16 +107,26 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> Layout:  # noqa: ANN4
     Raises:
         pynvml.NVMLError: the GPU is lost, the driver gone, or it does not tell how many there can be.
     """
-    result = []
-    handles, failed = _handles(handle)
-    for one in handles:
+    found: list[Found] = []
+    failed: list[Failed] = []
+    for slot in range(_slots(handle)):
+        uuid = None
         try:
-            result.append(_describe(handle, one, parent_uuid, of))
+            one = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except pynvml.NVMLError as error:
+            _reraise_fatal(error)
+            # Else a hole: instances keep their index when another one is destroyed.
+            if driver.code_of(error) not in _NOT_OFFERED:
+                failed.append(Failed(slot, uuid, error))
+            continue
+        try:
+            uuid = str(pynvml.nvmlDeviceGetUUID(one))
+            found.append(_describe(handle, one, slot, uuid, parent_uuid, of))
         except pynvml.NVMLError as error:
             _reraise_fatal(error)
             if driver.code_of(error) not in _VANISHED:
-                failed = failed or error
-    return Layout(tuple(result), failed)
+                failed.append(Failed(slot, uuid, error))
+    return Layout(tuple(found), tuple(failed))
 
 
 def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, total_mib: int) -> str:
@@ -129,34 +137,21 @@ def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, 
     return f"{prefix}{instance_slices}g.{gigabytes}gb"
 
 
-def _handles(handle: Any) -> tuple[list[Any], pynvml.NVMLError | None]:  # noqa: ANN401 - a handle is whatever pynvml gave
-    """Return the handles that there are, and the first refusal of one that is no hole."""
-    found: list[Any] = []
-    failed: pynvml.NVMLError | None = None
+def _slots(handle: Any) -> int:  # noqa: ANN401 - a handle is whatever pynvml gave
     try:
-        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+        return int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
     except pynvml.NVMLError as error:
         _reraise_unless_not_offered(error)
-        return found, None
-    for index in range(count):
-        try:
-            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-        except pynvml.NVMLError as error:
-            _reraise_fatal(error)
-            # Else a hole: instances keep their index when another one is destroyed.
-            if driver.code_of(error) not in _NOT_OFFERED:
-                failed = failed or error
-    return found, failed
+        return 0
 
 
-def _describe(parent: Any, handle: Any, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - handles are whatever pynvml gave
-    uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+def _describe(parent: Any, handle: Any, slot: int, uuid: str, parent_uuid: str, of: Shape) -> Found:  # noqa: ANN401 - handles are whatever pynvml gave
     old = _OLD_UUID.match(uuid)
     gpu_instance = int(old["gpu_instance"]) if old else int(pynvml.nvmlDeviceGetGpuInstanceId(handle))
     compute_instance = int(old["compute_instance"]) if old else int(pynvml.nvmlDeviceGetComputeInstanceId(handle))
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     compute_slices, instance_slices = attributes.computeInstanceSliceCount, attributes.gpuInstanceSliceCount
-    name = driver.read_text(pynvml.nvmlDeviceGetName, handle) or ""
+    name = _name(handle)
     _, told, profile = name.rpartition(" MIG ")
     if not told:
         profile = profile_name(
@@ -180,9 +175,19 @@ def _describe(parent: Any, handle: Any, parent_uuid: str, of: Shape) -> Found:  
             profile_id=profile_id,
             placement_start=placement_start,
         ),
+        slot=slot,
         handle=handle,
         gpu_instance_slices=instance_slices,
     )
+
+
+def _name(handle: Any) -> str:  # noqa: ANN401 - a handle is whatever pynvml gave
+    try:
+        return str(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError as error:
+        if driver.code_of(error) not in driver.UNAVAILABLE:
+            raise
+        return ""
 
 
 def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:  # noqa: ANN401 - as _describe
@@ -190,7 +195,8 @@ def _placement(parent: Any, gpu_instance: int) -> tuple[int | None, int | None]:
     try:
         info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(parent, gpu_instance))
     except pynvml.NVMLError as error:
-        _reraise_fatal(error)
+        if driver.code_of(error) not in driver.UNAVAILABLE:
+            raise
         return None, None
     return int(info.profileId), int(info.placement.start)
 

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,6 @@ from exporter.sources.unit import Unit, Wanted
 
 NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_ANEW = 3
-_LONGEST_REOPEN_SECONDS = 600.0
 _SET_BACK_SECONDS = 0.5
 """Less than this is what a clock is slewed by, or two readings of clocks are apart."""
 _NOT_THERE = frozenset({driver.INVALID_ARGUMENT, driver.NOT_FOUND, driver.GPU_NOT_FOUND})
@@ -39,8 +39,8 @@ class NvmlSource:
         fields: What to read beside ``nvml_fields.ALWAYS``; others than NVML's are left absent.
         interval_seconds: Time between samples, as planned.
         retry_seconds: How long to leave a GPU alone before looking for it again.
-        reopen_seconds: How long to wait before the whole driver is opened anew because a GPU stays away; the driver
-            fixes its list of devices when it is opened. Doubles up to ten minutes while that does not help.
+        left_out: Indexes of GPUs that hang: no call is made for them.
+        note_asked: Called with the index of the GPU whose calls follow, and with ``None`` after them.
         monotonic: Clock that times the samples, in seconds.
         steady: Seconds of a clock that nobody sets, by which this waits; ``None``: by the time that ``sample`` is told.
     """
@@ -54,7 +54,8 @@ class NvmlSource:
         *,
         interval_seconds: float = 1.0,
         retry_seconds: float = 10.0,
-        reopen_seconds: float = 60.0,
+        left_out: frozenset[int] = frozenset(),
+        note_asked: Callable[[int | None], None] = lambda _index: None,
         monotonic: Callable[[], float] = time.monotonic,
         steady: Callable[[], float] | None = None,
     ) -> None:
@@ -63,7 +64,8 @@ class NvmlSource:
         self._fields = fields | nvml_fields.ALWAYS
         self._oldest_seconds = max(gpm.OLDEST_SECONDS, 2 * interval_seconds)
         self._retry_seconds = retry_seconds
-        self._first_reopen_seconds = self._reopen_seconds = reopen_seconds
+        self._left_out = left_out
+        self._note_asked = note_asked
         self._monotonic = monotonic
         self._steady = steady
         self._sampled_at: tuple[float, float] | None = None
@@ -78,7 +80,6 @@ class NvmlSource:
         self._events: EventWatch | None = None
         self._wanted: Wanted | None = None
         self._count_at_open = 0
-        self._unwell_since: float | None = None
         self._counted_at: float | None = None
         self._driver_version: str | None = None
         self._nvml_version: str | None = None
@@ -107,7 +108,6 @@ class NvmlSource:
         for unit in self._units.values():
             unit.close()
         self._units.clear()
-        self._unwell_since = None
         driver.close_driver()
 
     def sample(self, now: float) -> Reading:
@@ -122,12 +122,11 @@ class NvmlSource:
         started = self._monotonic()
         own = self._own_time(now)
         try:
-            self._reopen_when_due(own)
+            self._reopen_if_number_changed(own)
             self._look_for_nameless(own)
             gpus = tuple(self._read(uuid, own) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
         except pynvml.NVMLError as error:
             raise driver.error_of(driver.code_of(error)) from error
-        self._note_health(gpus, own)
         xids = self._drain_events(now)
         errors, self._errors = self._errors, Counter()
         ended = self._monotonic()
@@ -169,9 +168,10 @@ class NvmlSource:
         self._failures.clear()
         self._count_at_open = pynvml.nvmlDeviceGetCount()
         unreadable: dict[int, str] = {}
-        for index in range(self._count_at_open):
+        for index in sorted(set(range(self._count_at_open)) - self._left_out):
             try:
-                self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+                with self._asking(index):
+                    self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
             except SourceError as error:
                 unreadable[index] = error.reason
             except pynvml.NVMLError as error:
@@ -185,7 +185,7 @@ class NvmlSource:
             if uuid not in self._units:
                 reason = unreadable.get(gpu.index, "not_enumerated")
                 self._down[uuid] = _Down(state=_state_of(reason), reason=reason, look_at=-1.0)
-        if not self._known:
+        if not self._known and not self._left_out:
             raise driver.problem(next(iter(unreadable.values()), "no_gpus"))
         self._watch_events()
 
@@ -205,14 +205,23 @@ class NvmlSource:
             took=self._took,
         )
 
+    @contextmanager
+    def _asking(self, index: int) -> Iterator[None]:
+        """Say for which GPU the calls within are, so that it is known at which one they hang."""
+        self._note_asked(index)
+        try:
+            yield
+        finally:
+            self._note_asked(None)
+
     def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
         """Attach one GPU; return False where it is not the expected one."""
         gpu = identity.read(handle, index)
         if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
             return False
         # First what can fail: a GPU that is known is either attached or has a reason why not.
-        self._units[gpu.uuid] = Unit(handle, gpu, self._wanted)
-        self._known[gpu.uuid] = gpu
+        unit = self._units[gpu.uuid] = Unit(handle, gpu, self._wanted)
+        self._known[gpu.uuid] = unit.gpu
         self._down.pop(gpu.uuid, None)
         return True
 
@@ -225,6 +234,10 @@ class NvmlSource:
             self._events.renew(handles)
 
     def _read(self, uuid: str, now: float) -> GpuReading:
+        with self._asking(self._known[uuid].index):
+            return self._ask(uuid, now)
+
+    def _ask(self, uuid: str, now: float) -> GpuReading:
         if uuid not in self._units:
             self._look_for(uuid, now)
         unit = self._units.get(uuid)
@@ -232,9 +245,8 @@ class NvmlSource:
             down = self._down[uuid]
             return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
         reading = unit.sample(now)
-        if unit.out_of_date:
-            self._detach(uuid, DeviceState.FAILED, "mig_mode_changed", look_at=now)
-        elif reading.state is DeviceState.LOST:
+        self._known[uuid] = unit.gpu
+        if reading.state is DeviceState.LOST:
             self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
         elif reading.state is DeviceState.FAILED:
             self._failures[uuid] += 1
@@ -282,7 +294,8 @@ class NvmlSource:
                 continue
             self._nameless[index] = now + self._retry_seconds
             try:
-                self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+                with self._asking(index):
+                    self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
             except SourceError as error:
                 self._count(error.reason)
             except pynvml.NVMLError as error:
@@ -293,28 +306,15 @@ class NvmlSource:
                 del self._nameless[index]
                 self._watch_events()
 
-    def _note_health(self, gpus: tuple[GpuReading, ...], now: float) -> None:
-        if not self._nameless and all(gpu.state is DeviceState.UP for gpu in gpus):
-            self._unwell_since = None
-            self._reopen_seconds = self._first_reopen_seconds
-        elif self._unwell_since is None:
-            self._unwell_since = now
-
-    def _reopen_when_due(self, now: float) -> None:
-        """Open the driver anew where that may bring a GPU back, or where its number of devices changed."""
-        changed = False
-        if self._counted_at is None or not 0 <= now - self._counted_at < self._retry_seconds:
-            self._counted_at = now
-            changed = self._number_changed()
-        unwell_since = self._unwell_since
-        waited = unwell_since is not None and now - unwell_since >= self._reopen_seconds
-        if not changed and not waited:
+    def _reopen_if_number_changed(self, now: float) -> None:
+        """Open the driver again where it has another number of GPUs than when it was opened."""
+        if self._counted_at is not None and 0 <= now - self._counted_at < self._retry_seconds:
             return
-        if waited:
-            self._reopen_seconds = min(2 * self._reopen_seconds, _LONGEST_REOPEN_SECONDS)
-        self.announce()
-        self.close()
-        self.open()
+        self._counted_at = now
+        if self._number_changed():
+            self.announce()
+            self.close()
+            self.open()
 
     def _number_changed(self) -> bool:
         try:
@@ -336,7 +336,13 @@ class NvmlSource:
         for event in events:
             if event.xid is not None:
                 xids.append(
-                    XidEvent(uuid=event.uuid, xid=event.xid, at_seconds=now, gpu_instance_id=event.gpu_instance_id)
+                    XidEvent(
+                        uuid=event.uuid,
+                        xid=event.xid,
+                        at_seconds=now,
+                        gpu_instance_id=event.gpu_instance_id,
+                        compute_instance_id=event.compute_instance_id,
+                    )
                 )
             elif event.uuid in self._units:
                 self._units[event.uuid].layout_changed()

@@ -87,7 +87,7 @@ class Pace(Enum):
     SLOW = auto()
     """Every few samples; the last value is carried between."""
     STATIC = auto()
-    """Once, when the device is attached."""
+    """Until it is answered once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

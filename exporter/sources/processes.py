@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from exporter.model import ProcessUse
+from exporter.model import NO_PROCESS_MEMORY_MIB, ProcessUse
 from exporter.sources import driver
 
 _MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
@@ -44,6 +44,14 @@ class Sample:
     sm: int
     enc: int
     dec: int
+    jpg: int | None = None
+    """``None``, as the next, where only the call from before R550 answers."""
+    ofa: int | None = None
+
+    @property
+    def percents(self) -> tuple[int | None, ...]:
+        """Use of every engine."""
+        return self.sm, self.enc, self.dec, self.jpg, self.ofa
 
 
 def record_type() -> type[ctypes.Structure]:
@@ -66,9 +74,7 @@ def good_samples(samples: Iterable[Sample], last_us: int) -> list[Sample]:
         for one in samples
         if one.pid != 0
         and one.timestamp_us > last_us
-        and 0 <= one.sm <= _PERCENT
-        and 0 <= one.enc <= _PERCENT
-        and 0 <= one.dec <= _PERCENT
+        and all(percent is None or 0 <= percent <= _PERCENT for percent in one.percents)
     ]
 
 
@@ -95,19 +101,27 @@ class Poller:
         self._count = count
         self._last_us = 0
         self._baseline = False
+        self._with_jpg_ofa = True
+        """Whether the last answer was of the call that has these engines."""
         self._no_utilisation_before = -math.inf if utilisation else math.inf
         self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
         self._untold: set[str] = set()
         """Lists that are there and were not told when last asked for."""
         self._mps_clients: frozenset[int] = frozenset()
         self._polled_at = -math.inf
+        self._hides: bool | None = None
+        """Whether the last answer listed no process while memory was in use."""
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
         """Records that there is room for at the first attempt: mostly enough, so that one call tells all."""
 
-    def poll(self, now: float) -> tuple[ProcessUse, ...] | None:
+    def poll(self, now: float, memory_used_mib: float = 0.0) -> tuple[ProcessUse, ...] | None:
         """Return the processes now; ``None`` where the driver does not tell.
 
         A process with samples that is listed no more has ended since the last poll, and is there once more.
+
+        Args:
+            now: Seconds; only differences matter.
+            memory_used_mib: Of the device: an empty list is no evidence while there is more than a driver needs itself.
 
         Raises:
             pynvml.NVMLError: the device is lost or the driver is gone.
@@ -121,24 +135,40 @@ class Poller:
         if memory is None:
             return None
         samples = self._samples(now)
+        hides = not memory and memory_used_mib >= NO_PROCESS_MEMORY_MIB
+        if self._hides not in {None, hides}:
+            # The driver lost its processes meanwhile, or has them again: samples are of a part of the time, and a
+            # process without one may have been busy in the rest.
+            samples = None
+        self._hides = hides
         pids = dict.fromkeys(memory)
         pids.update(dict.fromkeys(samples or ()))
-        none = Sample(pid=0, timestamp_us=0, sm=0, enc=0, dec=0)
         result = []
         for pid in sorted(pids):
-            use = None if samples is None else samples.get(pid, none)
+            sm, enc, dec, jpg, ofa = self._ratios(pid, samples)
             result.append(
                 ProcessUse(
                     pid=pid,
                     memory_used_bytes=memory.get(pid),
-                    sm_ratio=None if use is None else use.sm / _PERCENT,
-                    enc_ratio=None if use is None else use.enc / _PERCENT,
-                    dec_ratio=None if use is None else use.dec / _PERCENT,
+                    sm_ratio=sm,
+                    enc_ratio=enc,
+                    dec_ratio=dec,
+                    jpg_ratio=jpg,
+                    ofa_ratio=ofa,
                     ended=pid not in memory,
                     mps=pid in self._mps_clients or pid in clients_before,
                 )
             )
         return tuple(result)
+
+    def _ratios(self, pid: int, samples: dict[int, Sample] | None) -> tuple[float | None, ...]:
+        """Return the use of every engine by one process; 0 without a sample, as the ring leaves out who did nothing."""
+        if samples is None:
+            return (None,) * 5
+        unseen = 0 if self._with_jpg_ofa else None
+        idle = Sample(pid=pid, timestamp_us=0, sm=0, enc=0, dec=0, jpg=unseen, ofa=unseen)
+        percents = samples.get(pid, idle).percents
+        return tuple(None if percent is None else percent / _PERCENT for percent in percents)
 
     def _listed(self, now: float) -> dict[int, int | None] | None:
         """Return memory by pid over all kinds of contexts, or ``None`` when some that there are could not be listed.
@@ -205,7 +235,9 @@ class Poller:
 
     def _ask_samples(self) -> list[Sample]:
         code = driver.NOT_SUPPORTED
-        for call in (pynvml.nvmlDeviceGetProcessesUtilizationInfo, pynvml.nvmlDeviceGetProcessUtilization):
+        newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
+        for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
+            self._with_jpg_ofa = call is newer
             for _ in range(_ATTEMPTS):
                 try:
                     rows = call(self._handle, self._last_us)
@@ -221,7 +253,15 @@ class Poller:
                         break
                     raise
                 return [
-                    Sample(pid=row.pid, timestamp_us=row.timeStamp, sm=row.smUtil, enc=row.encUtil, dec=row.decUtil)
+                    Sample(
+                        pid=row.pid,
+                        timestamp_us=row.timeStamp,
+                        sm=row.smUtil,
+                        enc=row.encUtil,
+                        dec=row.decUtil,
+                        jpg=getattr(row, "jpgUtil", None),
+                        ofa=getattr(row, "ofaUtil", None),
+                    )
                     for row in rows
                 ]
         raise pynvml.NVMLError(code)

@@ -3,23 +3,22 @@
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
 
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
-from exporter.sources import driver, gpm, mig, nvml_fields
+from exporter.sources import driver, gpm, identity, mig, nvml_fields
 from exporter.sources.device import Device, Plan
 from exporter.sources.processes import Poller
 
 _PROCESS_SECONDS = 1.9
 """A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
 _LAYOUT_SECONDS = 4.9
-_PATIENCE_SECONDS = 60.0
-"""So long the layout of before is told while an instance cannot be described."""
 _RETRY_SECONDS = 600.0
+_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class Wanted:
 class _Instance:
     """One MIG instance and what is kept of it between samples."""
 
-    def __init__(self, found: mig.Found, parent: Any, wanted: Wanted, *, has_gpm: bool) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, found: mig.Found, parent: Any, wanted: Wanted, has_gpm: Callable[[float], bool]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.found = found
         self.processes: tuple[ProcessUse, ...] | None = None
         self.has_memory = True
@@ -50,7 +49,7 @@ class _Instance:
         self._no_memory_before = -math.inf
         self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
         level = gpm.Level.GPU_INSTANCE if found.fills_its_gpu_instance else gpm.Level.COMPUTE_INSTANCE
-        fields = gpm.fields_at(level, wanted.fields) if has_gpm else {}
+        fields = gpm.fields_at(level, wanted.fields)
         gpu_instance_id = found.instance.gpu_instance_id
 
         def take(sample: Any) -> None:  # noqa: ANN401 - a GPM sample is whatever pynvml gave
@@ -59,7 +58,14 @@ class _Instance:
             else:
                 pynvml.nvmlGpmSampleGet(found.handle, sample)
 
-        self.sampler = gpm.Sampler(take, fields, wanted.count, oldest_seconds=wanted.oldest_seconds, took=wanted.took)
+        self.sampler = gpm.Sampler(
+            take,
+            fields,
+            wanted.count,
+            oldest_seconds=wanted.oldest_seconds,
+            took=wanted.took,
+            supported=has_gpm,
+        )
 
     def read(self, now: float, *, poll: bool) -> MigReading:
         values = {**self._memory(now), **self.sampler.sample(now)}
@@ -92,26 +98,29 @@ class Unit:
 
     def __init__(self, handle: Any, gpu: Gpu, wanted: Wanted) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.handle = handle
-        self.gpu = gpu
-        self.out_of_date = False
-        """Set when MIG was switched on or off, so that the GPU has to be attached anew."""
+        self._facts = identity.Facts(handle, wanted.count)
+        self.gpu = self._facts.complete(gpu, -math.inf)
+        """With the facts and the MIG shape that are known by now."""
         self._wanted = wanted
-        self._device = Device(handle, wanted.plan, wanted.count, wanted.took)
-        self._has_gpm = gpm.supported(handle)
+        self._device = self._new_device()
+        self._gpm = gpm.Support(handle, wanted.count)
         self._sampler = gpm.Sampler(
             lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
-            gpm.fields_at(gpm.Level.GPU, wanted.fields) if self._has_gpm else {},
+            gpm.fields_at(gpm.Level.GPU, wanted.fields),
             wanted.count,
             oldest_seconds=wanted.oldest_seconds,
             took=wanted.took,
+            supported=self._gpm.known,
         )
         self._poller = self._new_poller()
         self._processes: tuple[ProcessUse, ...] | None = None
         self._polled_at = -math.inf
         self._instances: tuple[_Instance, ...] = ()
-        self._layout: frozenset[str] | None = None
+        self._lacks_instances = False
         self._layout_at = -math.inf
-        self._undescribed_since: float | None = None
+
+    def _new_device(self) -> Device:
+        return Device(self.handle, self._wanted.plan, self._wanted.count, self._wanted.took)
 
     def _new_poller(self) -> Poller | None:
         """Begin to follow processes; of a partitioned GPU only the instances say who uses them."""
@@ -145,11 +154,14 @@ class Unit:
             state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
             return self._down(state, driver.RESET_REQUIRED if needs_reset else code)
         try:
+            self.gpu = self._facts.complete(self.gpu, now)
+            self._note_memory(outcome.values)
             values = {**self._own(outcome.values), **self._sampler.sample(now)}
             poll = not 0 <= now - self._polled_at < _PROCESS_SECONDS
             if poll:
                 self._polled_at = now
-                self._processes = None if self._poller is None else self._poller.poll(now)
+                used = outcome.values.get(Field.FB_USED, 0)
+                self._processes = None if self._poller is None else self._poller.poll(now, used)
                 # What the driver tells next is of the time since this answer, not since the sample's begin.
                 self._polled_at = now + self._wanted.took()
             self._follow_layout(now)
@@ -166,13 +178,18 @@ class Unit:
             values=values,
             instances=instances,
             processes=self._processes,
-            lacks_instances=self._undescribed_since is not None,
+            lacks_instances=self._lacks_instances,
         )
 
     def close(self) -> None:
         """Free what the driver holds for this GPU; to be called before the driver is shut down."""
         self._sampler.close()
         self._drop_instances()
+
+    def _note_memory(self, values: Mapping[Field, int | float]) -> None:
+        total = int(values.get(Field.FB_TOTAL, 0)) * _MIB
+        if total and total != self.gpu.memory_total_bytes:
+            self.gpu = replace(self.gpu, memory_total_bytes=total)
 
     def _own(self, values: Mapping[Field, int | float]) -> dict[Field, int | float]:
         """Leave out what came along with a wanted field in the same call."""
@@ -184,47 +201,50 @@ class Unit:
         return GpuReading(gpu=self.gpu, state=state, reason=driver.reason_of(code))
 
     def _follow_layout(self, now: float) -> None:
-        """See whether MIG was switched, or its instances are others than before."""
+        """Describe the whole MIG layout again: an instance may come back under its UUID in another shape."""
         if 0 <= now - self._layout_at < _LAYOUT_SECONDS:
             return
         self._layout_at = now
         try:
-            if mig.enabled(self.handle) != self.gpu.mig_enabled:
-                self.out_of_date = True
-            elif self.gpu.mig_enabled and self._may_have_changed():
-                self._look_at_instances(now)
+            if not (self.gpu.mig_enabled or mig.enabled(self.handle)):
+                return
+            shape = mig.shape(self.handle)
+            layout = mig.instances(self.handle, self.gpu.uuid, shape) if shape.enabled else mig.Layout(())
         except pynvml.NVMLError as error:
-            # Not told is not changed: what was there before is still held by somebody. But there may be others by now.
-            if self.gpu.mig_enabled and self._undescribed_since is None:
-                self._undescribed_since = now
+            # No answer is no change: the instances of before are still held. But there may be others by now.
+            self._lacks_instances = self.gpu.mig_enabled
             self._note_of_mig(error)
-
-    def _may_have_changed(self) -> bool:
-        """Tell whether the instances are to be described: there are others, or not all of them say who they are."""
-        if self._undescribed_since is not None:
-            return True
-        try:
-            return mig.uuids(self.handle) != self._layout
-        except pynvml.NVMLError:
-            return True  # which one fails, and how, shows when each is described
-
-    def _look_at_instances(self, now: float) -> None:
-        """Adopt the layout, at once where every instance is described; else there is patience with the one that fails.
-
-        Without it its holder's part would look free. For ever, a GPU would show instances that are gone.
-        """
-        found, failed = mig.instances(self.handle, self.gpu.uuid, mig.shape(self.handle))
-        if failed is None:
-            self._undescribed_since = None
-            self._adopt(found)
             return
-        if self._undescribed_since is None:
-            self._undescribed_since = now
-        # Where nothing was told before, there is nothing to be patient for.
-        patient = self._layout is not None and 0 <= now - self._undescribed_since < _PATIENCE_SECONDS
-        self._note_of_mig(failed, again_soon=patient)
-        if not patient:
-            self._adopt(found)
+        for failed in layout.failed:
+            self._note_of_mig(failed.error)
+        self._lacks_instances = bool(layout.failed)
+        self._adopt_shape(shape)
+        self._adopt((*layout.found, *self._kept(layout)))
+
+    def _kept(self, layout: mig.Layout) -> Iterator[mig.Found]:
+        """Yield the instances that the driver fails to describe and that are not known to be others by now."""
+        described = {found.instance.uuid for found in layout.found}
+        uuid_at = {failed.slot: failed.uuid for failed in layout.failed}
+        for one in self._instances:
+            before = one.found
+            if (
+                before.slot in uuid_at
+                and before.instance.uuid not in described
+                and uuid_at[before.slot] in {None, before.instance.uuid}
+            ):
+                yield before
+
+    def _adopt_shape(self, shape: mig.Shape) -> None:
+        switched = shape.enabled is not self.gpu.mig_enabled
+        self.gpu = replace(
+            self.gpu,
+            mig_enabled=shape.enabled,
+            compute_slices=shape.compute_slices,
+            memory_slices=shape.memory_slices,
+        )
+        if switched:  # the GPU now supports other calls
+            self._device, self._poller, self._processes = self._new_device(), self._new_poller(), None
+            self._sampler.begin_anew()
 
     def _adopt(self, found: tuple[mig.Found, ...]) -> None:
         """Follow a new layout; instances that are the same as before keep what they have measured."""
@@ -232,12 +252,11 @@ class Unit:
         instances = []
         for new in found:
             same = before.pop((new.instance, driver.address(new.handle)), None)
-            instances.append(_Instance(new, self.handle, self._wanted, has_gpm=self._has_gpm) if same is None else same)
+            instances.append(_Instance(new, self.handle, self._wanted, self._gpm.known) if same is None else same)
         self._instances = tuple(instances)
         together = Counter(new.instance.gpu_instance_id for new in found)
         for one in self._instances:
             one.has_memory = together[one.found.instance.gpu_instance_id] == 1
-        self._layout = frozenset(new.instance.uuid for new in found)
         for gone in before.values():
             gone.sampler.close()
 
@@ -249,6 +268,7 @@ class Unit:
             except pynvml.NVMLError as error:
                 # Its handle died with it, or it does not answer now: the next look at the layout tells which.
                 self._note_of_mig(error)
+                self.layout_changed()
                 readings.append(MigReading(instance=one.found.instance))
         return tuple(readings)
 
@@ -256,12 +276,9 @@ class Unit:
         for one in self._instances:
             one.sampler.close()
         self._instances = ()
-        self._layout = None
 
-    def _note_of_mig(self, error: pynvml.NVMLError, *, again_soon: bool = True) -> None:
+    def _note_of_mig(self, error: pynvml.NVMLError) -> None:
         code = driver.code_of(error)
         if code == driver.GPU_IS_LOST or code in driver.DRIVER_GONE:
             raise error
         self._wanted.count(f"mig_{driver.reason_of(code)}")
-        if again_soon:
-            self.layout_changed()

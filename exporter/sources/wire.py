@@ -1,6 +1,12 @@
-"""The line that a source's child process sends to its parent: one compact JSON object per reading or status."""
+"""What passes between a source's child process and its parent.
 
+The child writes one line per reading or status, a compact JSON object. Its standard input is a file in memory, in which
+it notes the GPU that it calls the driver for: a child that hangs can write no line.
+"""
+
+import contextlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -25,6 +31,7 @@ _FIELDS = {str(int(member)): member for member in Field}
 _LONGEST_ID = 6
 _MOST = 2**64
 """No library can tell a larger one; what is worked out with a larger one may be no number any more."""
+_NOTE_BYTES = 8
 _ENDED, _MPS = 1, 2
 """Bits of what a process is."""
 _NUMBERS = (int, float)
@@ -53,6 +60,23 @@ def decode(line: bytes) -> Reading | SourceStatus:
         start = line[:80].decode("utf-8", "replace")
         message = f"the source's process sent a line that is not a reading ({error!r}): {start!r}"
         raise SourceError("garbled", message) from error
+
+
+def open_note() -> int:
+    """Return the descriptor of a new file in memory, for ``note_asked`` in the child and ``asked`` in the parent."""
+    return os.memfd_create("asked-gpu")
+
+
+def note_asked(index: int | None) -> None:
+    """Note the index of the GPU that this process calls the driver for now; ``None``: of no single one."""
+    with contextlib.suppress(OSError):  # a child that was started by hand has a terminal there
+        os.pwrite(0, str(-1 if index is None else index).ljust(_NOTE_BYTES).encode(), 0)
+
+
+def asked(note: int) -> int | None:
+    """Return the index of the GPU that a child noted last, or ``None``."""
+    text = os.pread(note, _NOTE_BYTES, 0).strip()
+    return int(text) if text and text != b"-1" else None
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -84,7 +108,9 @@ def _reading_out(reading: Reading) -> dict[str, Any]:
         "nvml": reading.nvml_version,
         "dcgm": reading.dcgm_version,
         "gpus": [_gpu_reading_out(gpu) for gpu in reading.gpus],
-        "xids": [[xid.uuid, xid.xid, xid.at_seconds, xid.gpu_instance_id] for xid in reading.xids],
+        "xids": [
+            [xid.uuid, xid.xid, xid.at_seconds, xid.gpu_instance_id, xid.compute_instance_id] for xid in reading.xids
+        ],
         "errors": dict(reading.errors),
     }
 
@@ -100,8 +126,14 @@ def _reading_in(body: Mapping[str, Any]) -> Reading:
         dcgm_version=_optional_text(body["dcgm"]),
         gpus=_once(_gpu_reading_in(row) for row in body["gpus"]),
         xids=tuple(
-            XidEvent(uuid=_text(uuid), xid=_whole(xid), at_seconds=_finite(at), gpu_instance_id=_optional_int(instance))
-            for uuid, xid, at, instance in body["xids"]
+            XidEvent(
+                uuid=_text(uuid),
+                xid=_whole(xid),
+                at_seconds=_finite(at),
+                gpu_instance_id=_optional_int(instance),
+                compute_instance_id=_optional_int(part),
+            )
+            for uuid, xid, at, instance, part in body["xids"]
         ),
         errors={reason: _whole(count) for reason, count in body["errors"].items()},
     )
@@ -196,6 +228,7 @@ def _processes_out(processes: tuple[ProcessUse, ...] | None) -> list[list[Any]] 
     return [
         [
             *(one.pid, one.memory_used_bytes, one.sm_ratio, one.enc_ratio, one.dec_ratio),
+            *(one.jpg_ratio, one.ofa_ratio),
             one.ended * _ENDED | one.mps * _MPS,
         ]
         for one in processes
@@ -212,10 +245,12 @@ def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...
             sm_ratio=_optional_float(sm),
             enc_ratio=_optional_float(enc),
             dec_ratio=_optional_float(dec),
+            jpg_ratio=_optional_float(jpg),
+            ofa_ratio=_optional_float(ofa),
             ended=bool(_whole(flags) & _ENDED),
             mps=bool(_whole(flags) & _MPS),
         )
-        for pid, memory, sm, enc, dec, flags in rows
+        for pid, memory, sm, enc, dec, jpg, ofa, flags in rows
     )
 
 

@@ -8,10 +8,10 @@ import signal
 import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from exporter.errors import SourceError
-from exporter.model import Field, Reading, SourceState, SourceStatus
+from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading, SourceState, SourceStatus
 from exporter.sources import wire
 
 _LINE_LIMIT_BYTES = 8 * 2**20
@@ -24,6 +24,10 @@ _LOOK_SECONDS = 0.2
 _STUCK_LIMIT = 3
 _LAST_CHANCE_SECONDS = 1.0
 """A silent child is listened to for so long again: both may have been stopped, by a debugger or with their machine."""
+_READY_READINGS = 3
+"""After so many a new child has measured everything: means need two samples, processes need three."""
+_FIRST_RENEWAL_SECONDS = 1.0
+_LONGEST_RENEWAL_SECONDS = 300.0
 _WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
 _LAST_WORDS_SECONDS = 0.5
 _HUNG_WORDS = {
@@ -59,8 +63,24 @@ def dcgm_command(interval_seconds: float, fields: Iterable[Field], address: str)
     return (*nvml_command(interval_seconds, fields), "--dcgm-address", address)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """One child process and what belongs to it."""
+
+    process: asyncio.subprocess.Process
+    relay: asyncio.Task[None]
+    """Passes on what it logs."""
+    note: int
+    """Descriptor of the file in which it notes the GPU that it asks."""
+    left_out: frozenset[int]
+    """Indexes of the GPUs that it does not ask."""
+
+
 class Worker:
     """One source in a child process.
+
+    A GPU whose calls hang costs itself alone: the child is killed, and the next one leaves that GPU out. A successor
+    asks it again, ever more rarely, and takes over once it has measured it; until then the present child works on.
 
     Args:
         name: Of the source; the status carries it.
@@ -86,11 +106,21 @@ class Worker:
         self._command = tuple(command)
         self._deadline_seconds = max(deadline_seconds, 3 * interval_seconds)
         self._start_deadline_seconds = start_deadline_seconds
+        self._ready_deadline_seconds = start_deadline_seconds + _READY_READINGS * interval_seconds
         self._env = None if env is None else {**os.environ, **env}
         self._clock = clock
         self._readings: deque[Reading] = deque(maxlen=_KEPT_READINGS)
         self._errors: Counter[str] = Counter()
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: _Child | None = None
+        self._successor: _Child | None = None
+        """A child that has measured already and is to be listened to next."""
+        self._prepared: _Child | None = None
+        """A child that may become the successor."""
+        self._renewal_asked = asyncio.Event()
+        self._gpus: tuple[GpuReading, ...] = ()
+        """Of the newest reading."""
+        self._hung: dict[int, GpuReading | None] = {}
+        """GPUs that hang by index, as they are told of meanwhile; ``None``: never seen before."""
         self._patience: asyncio.Timeout | None = None
         self.news = asyncio.Event()
         """Set when a reading has come in; whoever waits for it clears it."""
@@ -100,7 +130,6 @@ class Worker:
         self._failure = ""
         self._told_to_go = False
         self._patience_seconds = start_deadline_seconds
-        self._named: int | None = None
         self._released_until: float | None = None
         self._release_asked = asyncio.Event()
         self._status = SourceStatus(name=name, state=SourceState.STARTING)
@@ -122,7 +151,7 @@ class Worker:
     @property
     def pid(self) -> int | None:
         """Process id of the child that is working now."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.process.pid
 
     @property
     def released_until(self) -> float | None:
@@ -136,9 +165,12 @@ class Worker:
         return self.released_until is not None
 
     @property
-    def named_gpus(self) -> int | None:
-        """GPUs of its newest reading, whatever their condition; ``None`` while it is not up."""
-        return self._named if self._status.state is SourceState.UP else None
+    def well_gpus(self) -> int | None:
+        """GPUs of its newest reading that are up, or that hang and are asked again anyway; ``None`` while not up."""
+        if self._status.state is not SourceState.UP:
+            return None
+        hung = {gpu.gpu.uuid for gpu in self._hung.values() if gpu}
+        return sum(gpu.state is DeviceState.UP or gpu.gpu.uuid in hung for gpu in self._gpus)
 
     def take(self) -> tuple[Reading, ...]:
         """Return the readings since the last call, oldest first."""
@@ -150,32 +182,125 @@ class Worker:
         if seconds <= 0:
             return
         self._release_asked.set()
-        if self._process is not None:
-            self._told_to_go = True
-            self._signal(self._process, signal.SIGTERM)
-        if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time() + _GRACE_SECONDS)
+        if self._prepared is not None:
+            _kill_group(self._prepared.process, signal.SIGKILL)
+        self._send_away(signal.SIGTERM, _GRACE_SECONDS)
 
-    def open_anew(self) -> None:
-        """Have a child that is up close its source and open it again in its process; of another nothing is asked."""
-        if self._process is not None and self._status.state is SourceState.UP and not self._told_to_go:
-            self._signal(self._process, signal.SIGHUP)
+    def renew(self) -> None:
+        """Have the driver opened again in a new child, which takes over if it brings back a GPU that is not up.
+
+        The driver fixes its list of GPUs when a process opens it. The present child works on meanwhile.
+        """
+        self._renewal_asked.set()
+
+    def use(self, command: Sequence[str]) -> None:
+        """Run another command from now on; a child of the present one ends, and the next one begins at once."""
+        if self._command != tuple(command):
+            self._command = tuple(command)
+            self._backoff_seconds = 0.0
+            self._send_away(signal.SIGTERM, _GRACE_SECONDS)
 
     async def run(self) -> None:
-        """Keep the source going until cancelled; the child is dead when this returns."""
+        """Keep the source going until cancelled; all its children are dead when this returns."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._renew_when_due())
+                await self._stay_alive()
+        finally:
+            await self._drop_successor()
+
+    async def _drop_successor(self) -> None:
+        successor, self._successor = self._successor, None
+        if successor is not None:
+            await self._end(successor, at_once=True)
+
+    async def _stay_alive(self) -> None:
         while True:
             await self._stay_released()
             started = asyncio.get_running_loop().time()
             await self._live_once()
             if self._is_released():
                 self._backoff_seconds = 0.0
-                continue
-            self._status = replace(self._status, restarts=self._status.restarts + 1)
-            await self._back_off(asyncio.get_running_loop().time() - started)
+            elif self._successor is None:
+                self._status = replace(self._status, restarts=self._status.restarts + 1)
+                await self._back_off(asyncio.get_running_loop().time() - started)
+
+    async def _renew_when_due(self) -> None:
+        """Prepare a successor when one is asked for, and for as long as a GPU hangs, ever more rarely."""
+        pause_seconds = _FIRST_RENEWAL_SECONDS
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_seconds if self._hung else None):
+                    await self._renewal_asked.wait()
+            self._renewal_asked.clear()
+            # A child that is stuck in the kernel must leave room for the next one that does the work.
+            if self._status.state is SourceState.UP and len(self._stuck) < _STUCK_LIMIT - 1:
+                await self._renew()
+                pause_seconds = min(2 * pause_seconds, _LONGEST_RENEWAL_SECONDS)
+            if not self._hung:
+                pause_seconds = _FIRST_RENEWAL_SECONDS
+
+    async def _renew(self) -> None:
+        """Try successors without the GPUs at which the ones before hung, while that may bring back another GPU."""
+        left_out: set[int] = set()
+        while True:
+            hung_at = await self._prepare(frozenset(left_out))
+            if hung_at is None or hung_at in left_out:
+                return
+            left_out.add(hung_at)
+            if left_out.issuperset(self._hung):
+                return
+
+    async def _prepare(self, left_out: frozenset[int]) -> int | None:
+        """Start a successor and let it take over when it is ready; return the index of the GPU at which it hangs."""
+        try:
+            child = await self._start(left_out)
+        except OSError:
+            return None
+        self._prepared, ready = child, False
+        try:
+            async with asyncio.timeout(self._ready_deadline_seconds):
+                ready = await self._is_ready(child)
+        except TimeoutError:
+            return wire.asked(child.note)
+        finally:
+            self._prepared = None
+            if not ready:
+                await self._end(child, at_once=True)
+        if ready:
+            self._successor = child
+            self._send_away(signal.SIGKILL, 0.0)
+        return None
+
+    async def _is_ready(self, child: _Child) -> bool:
+        """Return whether a child has measured everything, and has a GPU up that is not up in the working child.
+
+        It cannot take over from a child that has ended: the next one may be starting, which would keep both.
+        """
+        if self._is_released():
+            return False
+        readings = 0
+        async for message in self._messages(child):
+            if isinstance(message, Reading):
+                readings += 1
+                if readings == _READY_READINGS:
+                    return self._child is not None and not _up(message.gpus) <= _up(self._gpus)
+            elif message.state is not SourceState.STARTING:
+                return False
+        return False
+
+    def _send_away(self, number: signal.Signals, patience_seconds: float) -> None:
+        """Tell the present child to end; what it says from now on does not count."""
+        if self._child is not None:
+            self._told_to_go = True
+            _kill_group(self._child.process, number)
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time() + patience_seconds)
 
     async def _stay_released(self) -> None:
         if not self._is_released():
             return
+        await self._drop_successor()
         self._set(
             SourceState.RELEASED,
             "released",
@@ -203,41 +328,66 @@ class Worker:
         self._heard = self._told_to_go = False
         self._failure = ""
         self._patience_seconds = self._start_deadline_seconds
+        child, self._successor = self._successor, None
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            child = child or await self._start(frozenset(self._hung))
+        except OSError as error:
+            self._errors["not_started"] += 1
+            message = f"the source's process could not be started: {error.strerror}: {self._command[0]}"
+            self._set(SourceState.FAILED, "not_started", message)
+            return
+        silent = ended = False
+        hung_at = None
+        self._child = child
+        self._hung = {index: gpu for index, gpu in self._hung.items() if index in child.left_out}
+        try:
+            if not self._is_released():
+                await self._listen(child)
+                ended = True
+        except TimeoutError:
+            silent, hung_at = True, wire.asked(child.note)
+        finally:
+            self._child = None
+            code = await self._end(child, at_once=not ended)
+        if not self._told_to_go and not self._is_released():
+            self._note_end(code, hung=silent, hung_at=hung_at)
+
+    async def _start(self, left_out: frozenset[int]) -> _Child:
+        """Start a child that leaves some GPUs out.
+
+        Raises:
+            OSError: there is no such program, no memory, ...
+        """
+        without = ("--without", ",".join(map(str, sorted(left_out)))) if left_out else ()
+        note = wire.open_note()
+        try:
+            process = await asyncio.create_subprocess_exec(
                 *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
+                *without,
+                stdin=note,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LINE_LIMIT_BYTES,
                 env=self._env,
                 start_new_session=True,
             )
-        except OSError as error:
-            self._errors["not_started"] += 1
-            message = f"the source's process could not be started: {error.strerror}: {self._command[0]}"
-            self._set(SourceState.FAILED, "not_started", message)
-            return
-        relay = asyncio.create_task(_relay_log(self._process))
-        silent = ended = False
-        try:
-            if not self._is_released():
-                await self._listen(self._process)
-                ended = True
-        except TimeoutError:
-            silent = True
-        finally:
-            process, self._process = self._process, None
-            try:
-                code = await self._bury(process, at_once=not ended)
-                # Its last words say why it died.
-                await asyncio.wait({relay}, timeout=_LAST_WORDS_SECONDS)
-            finally:
-                relay.cancel()
-        if not self._told_to_go and not self._is_released():
-            self._note_end(code, hung=silent)
+        except OSError:
+            os.close(note)
+            raise
+        return _Child(process=process, relay=asyncio.create_task(_relay_log(process)), note=note, left_out=left_out)
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, child: _Child, *, at_once: bool) -> int | None:
+        """See that a child is gone and return its exit code; ``None`` where it cannot be killed."""
+        try:
+            code = await self._bury(child.process, at_once=at_once)
+            # Its last words say why it died.
+            await asyncio.wait({child.relay}, timeout=_LAST_WORDS_SECONDS)
+        finally:
+            child.relay.cancel()
+            os.close(child.note)
+        return code
+
+    async def _listen(self, child: _Child) -> None:
         """Take in what the child says until it ends.
 
         Raises:
@@ -249,7 +399,7 @@ class Worker:
             try:
                 async with asyncio.timeout(seconds) as patience:
                     self._patience = patience
-                    async for message in self._messages(process):
+                    async for message in self._messages(child):
                         heard = True
                         self._take_in(message)
                         if not self._told_to_go:
@@ -266,12 +416,12 @@ class Worker:
             finally:
                 self._patience = None
 
-    async def _messages(self, process: asyncio.subprocess.Process) -> AsyncIterator[Reading | SourceStatus]:
-        if process.stdout is None:
+    async def _messages(self, child: _Child) -> AsyncIterator[Reading | SourceStatus]:
+        if child.process.stdout is None:
             return
         while True:
             try:
-                line = await process.stdout.readline()
+                line = await child.process.stdout.readline()
                 if not line:
                     return
                 yield wire.decode(line)
@@ -285,8 +435,9 @@ class Worker:
             self._heard, self._failure = True, ""
             if len(self._readings) == _KEPT_READINGS:
                 self._errors["dropped"] += 1
+            message = self._with_hung(message)
             self._readings.append(message)
-            self._named = len(message.gpus)
+            self._gpus = message.gpus
             self.news.set()
             if not self._told_to_go:
                 self._set(SourceState.UP)
@@ -297,10 +448,35 @@ class Worker:
             self._failure = message.reason
             self._set(message.state, message.reason, message.message)
 
-    def _note_end(self, code: int | None, *, hung: bool) -> None:
+    def _with_hung(self, reading: Reading) -> Reading:
+        """Return a reading with the GPUs that hang, which its child was not to ask."""
+        here = {gpu.gpu.uuid for gpu in reading.gpus}
+        hung = [gpu for gpu in self._hung.values() if gpu and gpu.gpu.uuid not in here]
+        if not hung:
+            return reading
+        return replace(reading, gpus=tuple(sorted((*reading.gpus, *hung), key=lambda gpu: gpu.gpu.index)))
+
+    def _leave_out(self, index: int) -> None:
+        """Leave a GPU that hangs out from now on; its holders keep it."""
+        last = next((gpu for gpu in self._gpus if gpu.gpu.index == index), None)
+        self._hung[index] = last and GpuReading(
+            gpu=last.gpu,
+            state=DeviceState.FAILED,
+            reason="hung",
+            instances=tuple(MigReading(instance=part.instance) for part in last.instances),
+            lacks_instances=last.lacks_instances,
+        )
+        self._renewal_asked.set()
+
+    def _note_end(self, code: int | None, *, hung: bool, hung_at: int | None) -> None:
         if hung:
             self._errors["hung"] += 1
             who, look = _HUNG_WORDS.get(self._status.name, _HUNG_WORDS["nvml"])
+            if hung_at is None:
+                self._hung.clear()  # the driver as a whole hangs, so that no single GPU is to blame
+            else:
+                self._leave_out(hung_at)
+                who = f"{who}, asked about GPU {hung_at},"
             message = (
                 f"{who} did not answer for {self._patience_seconds:g} seconds; its process was killed and another one"
                 f" is started; {look}"
@@ -323,7 +499,7 @@ class Worker:
                 await asyncio.wait({gone}, timeout=_GRACE_SECONDS)
         finally:
             if not gone.done():
-                self._signal(process, signal.SIGKILL)
+                _kill_group(process, signal.SIGKILL)
                 await _outlast_cancellation(gone, _GRACE_SECONDS)
         if gone.done():
             return gone.result()
@@ -334,16 +510,21 @@ class Worker:
         gone.add_done_callback(self._stuck.discard)
         return None
 
-    def _signal(self, process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-        # The child leads a group of its own, so that nothing it started stays behind.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-
     def _set(self, state: SourceState, reason: str = "", message: str = "") -> None:
         if (state, reason) != (self._status.state, self._status.reason):
             level = logging.INFO if state in _WELL else logging.WARNING
             _log.log(level, "source %s is %s%s", self._status.name, state, f": {message}" if message else "")
         self._status = replace(self._status, state=state, reason=reason, message=message)
+
+
+def _up(gpus: Iterable[GpuReading]) -> frozenset[str]:
+    return frozenset(gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP)
+
+
+def _kill_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    # The child leads a group of its own, so that nothing it started stays behind.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 async def _outlast_cancellation(task: asyncio.Task[int], seconds: float) -> None:

@@ -88,7 +88,7 @@ static void let_go(int place) {
 }
 
 static int add_group(struct client *client) {
-    if (control->engine.groups + OWN_GROUPS >= MAX_GROUPS) return LIMIT_REACHED;
+    if (control->engine.groups + control->foreign_groups + OWN_GROUPS >= MAX_GROUPS) return LIMIT_REACHED;
     client->groups++;
     return OK;
 }

@@ -32,7 +32,7 @@ enum {
 enum { NONE = 0, GPU = 1, GPU_INSTANCE = 4, COMPUTE_INSTANCE = 5 };
 enum { PROFILING_MODULE = 8, MODULE_LOADED = 3, MODULE_PAUSED = 5 };
 enum { MAX_GPUS = 16, MAX_INSTANCES = 7, MAX_XIDS = 32, MAX_OVERRIDES = 32, SLOTS = 8 };
-enum { MAX_GROUPS = 64, MAX_FIELD_GROUPS = 64, MAX_ENTITIES = MAJOR < 4 ? 64 : 1024, MAX_FIELDS = 128, MAX_NAME = 256 };
+enum { MAX_GROUPS = 64, MAX_FIELD_GROUPS = 64, MAX_ENTITIES = MAJOR < 4 ? 64 : 1024, MAX_FIELDS = 128 /* and one less in a group */, MAX_NAME = 256 };
 
 /* ---- The control block: one file, mapped by library, engine and whoever steers them (tests/dcgm_stub_support.py). ---- */
 
@@ -84,12 +84,15 @@ struct stub_control {
     int32_t connect_code;      /* what the engine answers a new client; 0: works */
     uint32_t module_present;   /* whether there is a profiling module; the first request that needs it loads it */
     uint32_t module_status;    /* of it: 0 not loaded, 3 loaded, 5 paused */
-    uint32_t reserved;
+    uint32_t foreign_groups;   /* of other clients: so much less room for groups */
     uint32_t per_callback;     /* records in one delivery; 0: all of an entity */
     uint32_t refused_field;    /* a watch with this field fails with `refused_code` */
     int32_t refused_code;
     int64_t clock_ahead_micros; /* of the engine's clock, against ours */
     uint64_t deliveries, records;
+    int64_t paused_micros;     /* when telemetry was paused, as for a diagnosis; 0: it is not */
+    uint32_t most_fields;      /* that the engine takes in a group; 0: as many as DCGM does */
+    uint32_t reserved;
     uint32_t embedded, override_count;
     struct stub_engine engine;
     struct stub_override overrides[MAX_OVERRIDES];

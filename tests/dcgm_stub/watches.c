@@ -131,7 +131,8 @@ EXPORTED int dcgmGroupDestroy(dcgm_handle handle, dcgm_handle group) {
 }
 
 EXPORTED int dcgmFieldGroupCreate(dcgm_handle handle, int count, const uint16_t *ids, const char *name, dcgm_handle *out) {
-    if (count <= 0 || count > MAX_FIELDS || ids == NULL || name == NULL || out == NULL) return BAD_PARAMETER;
+    if (count <= 0 || count >= MAX_FIELDS || ids == NULL || name == NULL || out == NULL) return BAD_PARAMETER;
+    if (control->most_fields != 0 && count > (int)control->most_fields) return BAD_PARAMETER;
     ENTER(LOOK, NULL);
     for (int i = 0; i < count; i++) {
         /* As library and engine know it, whichever is older. */
@@ -257,7 +258,7 @@ EXPORTED int dcgmUnwatchFields(dcgm_handle handle, dcgm_handle group, dcgm_handl
 EXPORTED int dcgmUpdateAllFields(dcgm_handle handle, int wait) {
     (void)wait;
     ENTER(LOOK, NULL);
-    for (int i = 0; i < MAX_WATCHES; i++) {
+    for (int i = 0; i < MAX_WATCHES && control->paused_micros == 0; i++) {
         if (watches[i].owner == handle && (!watches[i].dead || watches[i].updated_micros == 0)) {
             watches[i].updated_micros = stub_now();
         }
@@ -278,6 +279,8 @@ static const struct watch *watching(dcgm_handle owner, struct entity entity, uin
 
 /* When a watch last took a value, 0: not yet. */
 static int64_t taken_at(const struct watch *watch, int64_t now) {
+    if (control->paused_micros != 0 && now > control->paused_micros) now = control->paused_micros;
+    if (now < watch->began_micros) return watch->updated_micros;
     int64_t passed = (now - watch->began_micros) / watch->interval_micros;
     int64_t by_itself = watch->dead || passed == 0 ? 0 : watch->began_micros + passed * watch->interval_micros;
     return by_itself > watch->updated_micros ? by_itself : watch->updated_micros;
@@ -321,7 +324,8 @@ EXPORTED int dcgmEntitiesGetLatestValues(
         if ((flags & LIVE) != 0 && ids[i] == 230) LEAVE(GENERIC);
     }
     int64_t now = stub_now();
-    struct watch live = {.began_micros = now, .updated_micros = now, .interval_micros = 1};
+    int64_t measured = control->paused_micros == 0 ? now : 0;
+    struct watch live = {.began_micros = now, .updated_micros = measured, .interval_micros = 1};
     for (uint32_t e = 0; e < entity_count; e++) {
         for (uint32_t i = 0; i < id_count; i++, out++) {
             const struct watch *by = (flags & LIVE) != 0 ? &live : watching(handle, entities[e], ids[i]);

@@ -220,7 +220,7 @@ int nvmlDeviceGetProcessesUtilizationInfo(handle device, struct process_samples_
     if (newest <= samples->last_seen_micros || gpu->process_count == 0) return samples->count = 0, NOT_FOUND;
     uint32_t filled = gpu->process_count < MAX_PROCESSES ? gpu->process_count : MAX_PROCESSES;
     for (uint32_t i = 0; i < filled; i++) {
-        samples->records[i] = (struct process_sample_v1){newest, gpu->processes[i].pid, gpu->processes[i].sm_percent, 10, 0, 0, 0, 0};
+        samples->records[i] = (struct process_sample_v1){newest, gpu->processes[i].pid, gpu->processes[i].sm_percent, 10, 1, 2, 3, 4};
     }
     samples->count = filled;
     return OK;

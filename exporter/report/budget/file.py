@@ -9,11 +9,11 @@ from exporter.config.currencies import CURRENCIES
 from exporter.config.yaml_fields import Fields, compose
 from exporter.errors import ConfigError
 from exporter.report.budget.values import Budget, Period
-from exporter.report.fleet.values import Dimension
+from exporter.report.fleet.values import LABEL, Dimension, label_problem, too_many_labels
 
 PERIODS: tuple[Period, ...] = get_args(Period)
 OWNERS: tuple[Dimension, ...] = ("cluster", "namespace", "team")
-"""What a budget can be for."""
+"""What a budget can be for, besides ``label:KEY``."""
 _DEFAULT_THRESHOLDS = (0.5, 0.8, 1.0)
 _MOST_BYTES, _MOST_BUDGETS, _MOST_THRESHOLDS, _MOST_PARTS = 1 << 20, 2000, 20, 10
 _LEAST_AMOUNT, _MOST_AMOUNT = 0.01, 1e15
@@ -96,10 +96,10 @@ def _budget(fields: Fields) -> Budget | None:
     thresholds = _thresholds(fields)
     word = fields.take_choice("include_unallocated", _WORDS, "true, false")
     with_unallocated = _WORDS.get(word or "false", False)
-    if with_unallocated and owner.keys() & {"namespace", "team"}:
+    if with_unallocated and owner.keys() - {"cluster"}:
         fields.problem(
             "include_unallocated",
-            "nobody's GPUs belong to no namespace or team; allowed: for all, or for a cluster",
+            "nobody's GPUs belong to no namespace, team or label; allowed: for all, or for a cluster",
         )
     if len(fields.problems) > before or name is None or amount is None or currency is None:
         return None
@@ -118,7 +118,12 @@ def _owner(fields: Fields) -> dict[Dimension, str]:
     selector = fields.take_mapping("owner")
     if selector is None:
         return {}
-    chosen = {key: selector.take_text(key, "one name, as reports show it") for key in OWNERS}
+    labels = [key for key in selector if key.startswith(LABEL)]
+    for key in labels:
+        if problem := label_problem(key):
+            selector.problem(key, problem)
+    fields.problems += too_many_labels(f"{selector.path}: {selector.place.rstrip(': ')}", labels)
+    chosen = {key: selector.take_text(key, "one name, as reports show it") for key in (*OWNERS, *labels)}
     selector.finish()
     return {key: text for key, text in chosen.items() if text is not None}
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from exporter.report.budget.periods import period_at
 from exporter.report.budget.values import Budget, BudgetState
+from exporter.report.fleet.costs import dimensions_of
 from exporter.report.fleet.forecast import complete_days, forecast
-from exporter.report.fleet.queries import ALLOCATED, NODE_INFO, SIMULATED
-from exporter.report.fleet.reading import ENERGY
+from exporter.report.fleet.queries import CAPACITY, ENERGY, LEVELS, NODE_INFO, SIMULATED
 from exporter.report.fleet.sources import LedgerSource
 from exporter.report.fleet.values import (
     DAY_SECONDS,
@@ -14,19 +14,19 @@ from exporter.report.fleet.values import (
     UNALLOCATED,
     UNATTRIBUTED,
     Chunk,
-    Dimension,
     Failure,
     Figures,
     FleetLedger,
     LineKey,
     Window,
+    last_recorded,
 )
 
 _DAYS_BEFORE = 28
 """What a projection looks back on, even where the period is younger."""
-_NOT_MONEY = {ALLOCATED, ENERGY, NODE_INFO, SIMULATED}
+_NOT_MONEY = {CAPACITY, NODE_INFO, SIMULATED, *(ENERGY.series(level) for level in LEVELS)}
 _LATE_HOURS = 1
-"""The last hour is recorded at any moment of the next."""
+"""Of the last hour a busy server may still be recording its values."""
 
 
 async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float) -> tuple[BudgetState, ...]:
@@ -35,7 +35,7 @@ async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float)
     Args:
         budgets: As their file has them.
         source: What has the ledger of their periods.
-        now: Unix time; money counts until the last whole hour.
+        now: Unix time; money counts until the last recorded hour.
 
     Raises:
         PrometheusError: Nothing can be read at all.
@@ -43,11 +43,11 @@ async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float)
     """
     if not budgets:
         return ()
-    end = int(now // HOUR_SECONDS) * HOUR_SECONDS
+    end = last_recorded(now)
     midnight = int(now // DAY_SECONDS) * DAY_SECONDS
     starts = [period_at(budget.period, now).start_seconds for budget in budgets]
     start = min(*starts, midnight - _DAYS_BEFORE * DAY_SECONDS)
-    dimensions = frozenset[Dimension](dimension for budget in budgets for dimension in budget.owner)
+    dimensions = dimensions_of(dimension for budget in budgets for dimension in budget.owner)
     ledger = await source.ledger(Window(start_seconds=start, end_seconds=end, label="budgets"), dimensions)
     return tuple(standing(budget, ledger, now) for budget in budgets)
 
@@ -67,7 +67,7 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
         and _is_recorded(budget, period, own, end)
         and not (others and not any(budget.currency in line.money for line in figures))
     )
-    days = _complete_days(budget, ledger, now)
+    days = _complete_days(budget, ledger)
     return BudgetState(
         budget=budget,
         period=period,
@@ -100,17 +100,16 @@ def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
 def _is_for(budget: Budget, key: LineKey) -> bool:
     if key.kind in {UNALLOCATED, UNATTRIBUTED} and not budget.include_unallocated:
         return False
-    return all(getattr(key, dimension) == name for dimension, name in budget.owner.items())
+    return all(key.value(dimension) == name for dimension, name in budget.owner.items())
 
 
 def _money(lines: Sequence[Figures], currency: str) -> float:
-    return sum(line.money[currency].total for line in lines if currency in line.money)
+    return sum(line.money_in(currency).total for line in lines)
 
 
-def _complete_days(budget: Budget, ledger: FleetLedger, now: float) -> list[float]:
+def _complete_days(budget: Budget, ledger: FleetLedger) -> list[float]:
     return complete_days(
         ledger,
-        now,
         money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
         hours=lambda chunk: _hours(budget, chunk),
     )

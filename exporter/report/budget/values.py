@@ -18,11 +18,11 @@ class Budget:
     amount: float
     period: Period
     owner: Mapping[Dimension, str] = field(default_factory=dict)
-    """What it is for: any of cluster, namespace, team; empty is for all that is held."""
+    """What it is for: any of cluster, namespace, team, labels; empty is for all that is held."""
     thresholds: tuple[float, ...] = (0.5, 0.8, 1.0)
     """Parts of the amount that pages and digests mark."""
     include_unallocated: bool = False
-    """Counts Unallocated and Unattributed, too; only where it is not for a namespace or team."""
+    """Counts Unallocated and Unattributed, too; only where it is for all, or a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from exporter.model import Money
 from exporter.report.budget.values import BudgetState
 from exporter.report.digest.values import Digest, Mover, Spend, Waste
 from exporter.report.digest.weeks import WEEK_SECONDS
@@ -43,10 +42,8 @@ def make_digest(ledger: FleetLedger, week: Window, around: Around) -> Digest:
         around: The rest.
     """
     last = Window(start_seconds=week.start_seconds - WEEK_SECONDS, end_seconds=week.start_seconds)
-    after, before = (
-        make_report(_within(ledger, window), ("team",), now_seconds=week.end_seconds) for window in (week, last)
-    )
-    by_owner = make_report(_within(ledger, week), _OWNER, now_seconds=week.end_seconds)
+    after, before = (make_report(_within(ledger, window), ("team",)) for window in (week, last))
+    by_owner = make_report(_within(ledger, week), _OWNER)
     can_compare = not before.trust.failures and (before.trust.period_coverage_ratio or 0.0) >= _COMPARABLE_RATIO
     return Digest(
         week=week,
@@ -95,8 +92,7 @@ def _spends(after: FleetReport, before: FleetReport | None) -> tuple[Spend, ...]
     held = total_of(line.figures for line in after.held)
     found = []
     for currency in sorted(currencies):
-        own = held.money.get(currency, Money())
-        unknown = sum(line.figures.unknown_cost(currency) for line in after.held)
+        own = held.money_in(currency)
         apart = {
             is_unattributed: sum(
                 line.figures.money[currency].total
@@ -108,11 +104,11 @@ def _spends(after: FleetReport, before: FleetReport | None) -> tuple[Spend, ...]
         found.append(
             Spend(
                 currency=currency,
-                total=after.total.money.get(currency, Money()).total,
-                before=before.total.money.get(currency, Money()).total if before else None,
-                active=own.total - own.idle - unknown,
+                total=after.total.money_in(currency).total,
+                before=before.total.money_in(currency).total if before else None,
+                active=own.active,
                 idle=own.idle,
-                unknown=unknown,
+                unknown=own.unknown,
                 unattributed=apart[True],
                 unallocated=apart[False],
             )

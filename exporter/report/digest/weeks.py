@@ -4,7 +4,7 @@ import re
 from datetime import UTC, date, datetime, timedelta
 
 from exporter.errors import ConfigError
-from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.fleet.values import DAY_SECONDS, Window, last_recorded
 
 WEEK_SECONDS = 7 * DAY_SECONDS
 _ISO = re.compile(r"(\d{4})-?W(\d{2})")
@@ -26,7 +26,7 @@ def parse_week(text: str, now_seconds: float) -> Window:
         shown = "".join(letter if letter.isprintable() else "?" for letter in text[:80])
         raise ConfigError(f"week: value '{shown}' is no week; {_ALLOWED}")
     week = _week(monday)
-    if week.end_seconds > now_seconds:
+    if week.end_seconds > last_recorded(now_seconds):
         raise ConfigError(f"week: {week.label} is not over; {_ALLOWED}")
     return week
 
@@ -49,7 +49,7 @@ def _monday_of(text: str) -> date | None:
 
 
 def _monday(now_seconds: float) -> date:
-    today = datetime.fromtimestamp(now_seconds, UTC).date()
+    today = datetime.fromtimestamp(last_recorded(now_seconds), UTC).date()
     return today - timedelta(days=today.weekday())
 
 

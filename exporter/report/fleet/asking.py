@@ -8,7 +8,7 @@ from typing import Any
 from exporter.errors import PrometheusError
 from exporter.report.fleet import prometheus_errors
 from exporter.report.fleet.prometheus import Answer, PrometheusClient
-from exporter.report.fleet.queries import LATE_SECONDS, span
+from exporter.report.fleet.queries import asked_at, span
 from exporter.report.fleet.sources import Progress
 from exporter.report.fleet.values import DAY_SECONDS, Failure, Window
 
@@ -16,6 +16,8 @@ BLOCK_DAYS = 15
 """Days in one question. A month of 8,000 GPUs by workload and day cost Prometheus 2.42 a third more at 7 than at 15."""
 _LOST_HOPE_AFTER, _OF_SERIES = 4, 3
 """Failures without an answer in between, and of how many series: one or two may be all that is wrong."""
+_IN_THREAD_ROWS = 5000
+"""With more rows the loop would stand still for too long."""
 _DIVISIBLE = frozenset({"timeout", "too_many_samples", "too_large", "server_error", "broken", "garbage", "partial"})
 _TOO_MUCH = frozenset({"timeout", "too_many_samples", "too_large"})
 """A shorter question may be answered, and a longer one of the others will not."""
@@ -68,6 +70,7 @@ class Asking:
         self._done, self._total = 0, total
         # Here and not only in the client: who waits for a turn hears of what the others met.
         self._slots = asyncio.Semaphore(client.settings.concurrency)
+        self._taking = asyncio.Lock()  # what takes rows may do so in a thread, and is not made for two
         self._is_slow = False
         self._in_a_row: list[str] = []
         self._hopeless: PrometheusError | None = None
@@ -134,12 +137,12 @@ class Asking:
     async def _once(self, block: Block, query: Callable[[str], str], take: Take) -> None:
         first, last = self.windows[block[0]], self.windows[block[-1]]
         if len(block) == 1:
-            question = self._client.ask_instant(query(span(last)), last.end_seconds + LATE_SECONDS)
+            question = self._client.ask_instant(query(span(last)), asked_at(last))
         else:
             question = self._client.ask_range(
                 query(span(first)),
-                first.end_seconds + LATE_SECONDS,
-                last.end_seconds + LATE_SECONDS,
+                asked_at(first),
+                asked_at(last),
                 DAY_SECONDS,
                 retry_timeouts=False,
             )
@@ -151,8 +154,12 @@ class Asking:
             raise self._hopeless
         answer = await question
         self.notes.update(dict.fromkeys(f"{self._client.settings.url} warns: {note}" for note in answer.notes))
-        with prometheus_errors.rows_read(self._client.settings):
-            take(answer.data)
+        async with self._taking:
+            with prometheus_errors.rows_read(self._client.settings):
+                if len(answer.data) > _IN_THREAD_ROWS:
+                    await asyncio.to_thread(take, answer.data)
+                else:
+                    take(answer.data)
         self._in_a_row.clear()
 
     def _fail(self, block: Block, what: str, error: PrometheusError) -> None:

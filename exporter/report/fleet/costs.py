@@ -1,13 +1,15 @@
 """The report of a fleet's ledger: lines summed by what is asked for, nobody's apart, and how far to trust it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from exporter.model import Money
 from exporter.report.fleet.report import FleetReport, ReportLine, ShareIdle, Trust
 from exporter.report.fleet.sharing import spread
 from exporter.report.fleet.values import (
     HOUR_SECONDS,
+    LABEL,
+    OTHER,
     UNALLOCATED,
     UNATTRIBUTED,
     Chunk,
@@ -17,6 +19,8 @@ from exporter.report.fleet.values import (
     FleetLedger,
     LineKey,
     Window,
+    label_keys,
+    pairs,
 )
 
 APART = (UNATTRIBUTED, UNALLOCATED)
@@ -27,11 +31,15 @@ _NOTHING = Figures()
 
 
 def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
-    """What a ledger must be told apart by for a report: a workload is one only with its namespace and kind."""
+    """What a ledger must be told apart by for a report: a workload is one only with its namespace and kind.
+
+    Of cost labels it has all, so that who asks for one that does not occur can be told which there are.
+    """
     wanted: set[Dimension] = set(by)
     if "workload" in wanted:
         wanted |= {"namespace", "kind"}
-    return frozenset(wanted)
+    labels = {dimension for dimension in wanted if dimension.startswith(LABEL)}
+    return frozenset(wanted - labels | {"labels"} if labels else wanted)
 
 
 def is_apart(key: LineKey) -> bool:
@@ -49,7 +57,6 @@ def make_report(
     by: Sequence[Dimension],
     filters: Filters | None = None,
     *,
-    now_seconds: float,
     share_idle: ShareIdle = "none",
     share_unallocated: bool = False,
     with_series: bool = False,
@@ -61,7 +68,6 @@ def make_report(
         ledger: At ``dimensions_of(by)`` or finer.
         by: What lines are told apart by.
         filters: What is asked for; of dimensions that the ledger does not have its source has kept them.
-        now_seconds: Unix time: hours that are not over are not expected to be recorded.
         share_idle: See ``sharing.spread``.
         share_unallocated: See ``sharing.spread``.
         with_series: Each line also has its figures of each chunk.
@@ -84,10 +90,47 @@ def make_report(
         share_idle=share_idle,
         share_unallocated=share_unallocated,
         periods=tuple(chunk.window for chunk in ledger.chunks) if with_series else (),
-        trust=_trust(ledger, filters, gathered, total, of_held, now_seconds),
+        trust=_trust(ledger, by, filters, gathered, total, of_held),
         engine=ledger.engine,
         simulated=ledger.simulated,
         prices=prices,
+    )
+
+
+def in_periods(report: FleetReport, periods: Sequence[Window]) -> list[FleetReport]:
+    """Divide a report with its series into reports of periods; how far to trust it is said of the whole.
+
+    Args:
+        report: Read ``with_series``.
+        periods: Each of whole chunks of the report.
+    """
+    return [_in_period(report, period) for period in periods]
+
+
+def _in_period(report: FleetReport, period: Window) -> FleetReport:
+    chosen = [
+        index
+        for index, chunk in enumerate(report.periods)
+        if period.start_seconds <= chunk.start_seconds < period.end_seconds
+    ]
+
+    def part(lines: Sequence[ReportLine]) -> list[ReportLine]:
+        kept = ((line.key, [line.series[index] for index in chosen]) for line in lines)
+        return [
+            ReportLine(key=key, figures=total_of(some)) for key, some in kept if any(one != _NOTHING for one in some)
+        ]
+
+    held, apart = part(report.held), part(report.apart)
+    shared_held, shared_apart = spread(
+        held, apart, report.by, share_idle=report.share_idle, share_unallocated=report.share_unallocated
+    )
+    return replace(
+        report,
+        window=period,
+        held=tuple(shared_held),
+        apart=tuple(shared_apart),
+        total=total_of(line.figures for line in (*held, *apart)),
+        periods=(),
     )
 
 
@@ -112,12 +155,10 @@ class _Sum:
         if figures.energy_joules is not None:
             self.energy = figures.energy_joules + (self.energy or 0.0)
         for currency, money in figures.money.items():
-            so_far = self.money.get(currency)
-            if so_far is None:
-                self.money[currency] = [money.total, money.idle]
-            else:
-                so_far[0] += money.total
-                so_far[1] += money.idle
+            so_far = self.money.setdefault(currency, [0.0, 0.0, 0.0])
+            so_far[0] += money.active
+            so_far[1] += money.idle
+            so_far[2] += money.unknown
 
     def figures(self) -> Figures:
         if self.count == 1:
@@ -128,7 +169,10 @@ class _Sum:
             unknown_seconds=self.unknown,
             unpriced_seconds=self.unpriced,
             energy_joules=self.energy,
-            money={currency: Money(total=total, idle=idle) for currency, (total, idle) in self.money.items()},
+            money={
+                currency: Money(active=active, idle=idle, unknown=unknown)
+                for currency, (active, idle, unknown) in self.money.items()
+            },
         )
 
 
@@ -151,7 +195,7 @@ class _Gathered:
 
 
 def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, with_series: bool) -> _Gathered:
-    wanted = dimensions_of(by)
+    wanted = frozenset(by) | ({"namespace", "kind"} if "workload" in by else set())
     known = {dimension: values for dimension, values in filters.wanted.items() if dimension in ledger.dimensions}
     kept = Filters(wanted=known)
     groups: dict[LineKey, LineKey | None] = {}
@@ -165,7 +209,7 @@ def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, w
             if key in groups:
                 group = groups[key]
             else:
-                group = groups[key] = _group(key, wanted) if _keeps(kept, filters, key) else None
+                group = groups[key] = group_of(key, wanted) if _keeps(kept, filters, key) else None
             if group is None:
                 continue
             total = here.get(group)
@@ -183,12 +227,13 @@ def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, w
 
 def _keeps(kept: Filters, asked: Filters, key: LineKey) -> bool:
     """A line that is nobody's has no namespace; it is not what is asked for by asking for none."""
-    return not (is_apart(key) and _OF_OWNERS & set(asked.wanted)) and kept.keep(key)
+    of_owners = any(name in _OF_OWNERS or name.startswith(LABEL) for name in asked.wanted)
+    return not (is_apart(key) and of_owners) and kept.keep(key)
 
 
-def _group(key: LineKey, wanted: frozenset[Dimension]) -> LineKey:
-    kept = LineKey(*(value if name in wanted else "" for name, value in zip(key._fields, key, strict=True)))
-    return kept._replace(kind=key.kind) if is_apart(key) else kept
+def group_of(key: LineKey, dimensions: Collection[Dimension]) -> LineKey:
+    """The key of the line that a line is summed into; what is nobody's keeps its kind."""
+    return key.at({*dimensions, "kind"} if is_apart(key) else dimensions)
 
 
 def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
@@ -204,7 +249,12 @@ def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
 
 
 def _trust(
-    ledger: FleetLedger, filters: Filters, gathered: _Gathered, total: Figures, held: Figures, now_seconds: float
+    ledger: FleetLedger,
+    by: Sequence[Dimension],
+    filters: Filters,
+    gathered: _Gathered,
+    total: Figures,
+    held: Figures,
 ) -> Trust:
     wanted = filters.wanted.get("cluster")
     clusters = {
@@ -214,21 +264,33 @@ def _trust(
         if wanted is None or cluster in wanted
     }
     capacity, missing = _conservation(ledger, gathered.chunk_seconds, clusters, is_whole=not is_part(filters))
-    over = min(ledger.window.end_seconds, int(now_seconds // HOUR_SECONDS) * HOUR_SECONDS)
     recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
     notes = ledger.notes
     if filters.wanted and not total.allocated_seconds and any(chunk.capacity_seconds for chunk in ledger.chunks):
         notes += (f"nothing matches {filter_words(filters)}: look for the right names in a report without the filter",)
+    if unknown := unknown_labels(ledger, (*by, *filters.wanted)):
+        notes += (unknown,)
+    if any(OTHER in pairs(key.labels).values() for key in gathered.whole):
+        notes += (f"{OTHER} has the label values beyond the combinations that an agent keeps (docs/cost.md)",)
     return Trust(
         capacity_seconds=capacity,
         missing_seconds=missing,
-        expected_hours=sum(max(0, over - start) for start in _starts(ledger, clusters)) // HOUR_SECONDS,
+        expected_hours=sum(ledger.window.end_seconds - start for start in _starts(ledger, clusters)) // HOUR_SECONDS,
         recorded_hours=recorded,
         activity_coverage_ratio=_rest(held.unknown_seconds, held.allocated_seconds),
         price_coverage_ratio=_rest(total.unpriced_seconds, total.allocated_seconds),
         failures=ledger.failures,
         notes=notes,
     )
+
+
+def unknown_labels(ledger: FleetLedger, asked: Iterable[Dimension]) -> str:
+    """Which labels that are asked for no line has, and which there are; empty where all are known."""
+    missing = sorted(set(label_keys(asked)) - ledger.label_keys)
+    if not missing or not any(chunk.capacity_seconds for chunk in ledger.chunks):
+        return ""
+    there = ", ".join(sorted(ledger.label_keys)) or "none; name them by --cost-labels of the agents"
+    return f"no line has the label {', '.join(missing)}; labels of this period: {there}"
 
 
 def _starts(ledger: FleetLedger, clusters: set[str]) -> list[int]:
@@ -281,6 +343,6 @@ def filter_words(filters: Filters) -> str:
     """``namespace a or b, team core``, as the reader asked for it."""
     told = []
     for dimension, values in sorted(filters.wanted.items()):
-        names = " or ".join(value or f"(no {dimension})" for value in sorted(values))
-        told.append(f"{dimension} {names}")
+        name = dimension.removeprefix(LABEL)
+        told.append(f"{name} {' or '.join(value or f'(no {name})' for value in sorted(values))}")
     return ", ".join(told)

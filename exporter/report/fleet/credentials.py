@@ -5,10 +5,13 @@ import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from exporter.config.logs import printable
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.report.fleet.prometheus_errors import Refusal
 
 _NO_SECRETS = frozenset({"accept", "x-scope-orgid"})
+_MOST_TEXT = 3000
+"""Characters of a foreign text that are looked at."""
 _LEAST_SECRET = 8
 """Letters: a shorter value of a header of the user's is a number of a tenant, and would stand anywhere."""
 
@@ -123,5 +126,5 @@ def why(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """A foreign text, fit to stand in a message."""
-    return " ".join(text.split())[:300]
+    """Return a foreign text as one printable line of at most 300 characters, fit to stand in a message."""
+    return printable(" ".join(text[:_MOST_TEXT].split()))[:300]

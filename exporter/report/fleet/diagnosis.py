@@ -8,7 +8,7 @@ from exporter.report.fleet.engine import Engine
 from exporter.report.fleet.gaps import day_of, missing_hours
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.recorded import Recorded
-from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.report.fleet.values import CHECKPOINT_SECONDS, DAY_SECONDS, Window
 
 RULES = (
     "load rules/prometheus-rules.yaml into Prometheus (or vmalert, or the ruler); the ledger is recorded from then on"
@@ -40,15 +40,15 @@ async def notes(client: PrometheusClient, windows: Sequence[Window], recorded: R
 async def _why_nothing(client: PrometheusClient, windows: Sequence[Window]) -> str:
     """Nothing was recorded: the period is another, the rules are not loaded, or this is not the right server."""
     url = client.settings.url
-    end = windows[-1].end_seconds
-    first, last = day_of(windows[0].start_seconds), day_of(end - 1)
+    end = queries.asked_at(windows[-1])
+    first, last = day_of(windows[0].start_seconds), day_of(windows[-1].end_seconds - 1)
     period = f"from {first} to {last}" if first != last else f"on {first}"
     days = await client.range(
         f"count(last_over_time({queries.RECORDED}[1d]))", end - _LOOK_BACK_DAYS * DAY_SECONDS, end, DAY_SECONDS
     )
     now = await client.instant(f"count(last_over_time({queries.RECORDED}[1d]))", None)
     if days:
-        newest = day_of(days[0].points[-1][0] - 1)
+        newest = day_of(days[0].points[-1][0] - CHECKPOINT_SECONDS - 1)
         return f"{url}: nothing was recorded {period}; the newest hours before it are of {newest}"
     if now:
         return (

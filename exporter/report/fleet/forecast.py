@@ -23,17 +23,16 @@ def method(daily: Sequence[float]) -> Method | None:
 
 
 def complete_days(
-    ledger: FleetLedger, now_seconds: float, *, money: Callable[[Chunk], float], hours: Callable[[Chunk], int]
+    ledger: FleetLedger, *, money: Callable[[Chunk], float], hours: Callable[[Chunk], int]
 ) -> list[float]:
-    """Money of the last days without a hole until the midnight before now, oldest first: what ``forecast`` goes by.
+    """Money of the last days without a hole until the ledger's last midnight, oldest first: what ``forecast`` goes by.
 
     Args:
         ledger: By day.
-        now_seconds: Unix time.
         money: Of a day.
         hours: How many hours of it were recorded.
     """
-    due = int(now_seconds // DAY_SECONDS) * DAY_SECONDS
+    due = ledger.window.end_seconds // DAY_SECONDS * DAY_SECONDS
     days: list[float] = []
     for chunk in reversed(ledger.chunks):
         if chunk.window.end_seconds > due:

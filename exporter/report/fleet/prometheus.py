@@ -1,12 +1,16 @@
 """Asks Prometheus, or what speaks its API: the one door to HTTP, with retries, limits and words for what goes wrong."""
 
 import asyncio
+import gc
 import json
-import math
+import os
 import random
+import threading
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -15,8 +19,17 @@ import aiohttp
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.report.fleet import credentials, prometheus_errors
 from exporter.report.fleet.prometheus_errors import Refusal
+from exporter.report.fleet.values import MOST_FIGURE
 
 MOST_BYTES = 512 << 20
+"""Of memory that one answer takes, unpacked and decoded: the loop stands still for less than a second."""
+_LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 64 << 20, 4 << 30
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_PIECE_BYTES, _IN_THREAD_BYTES = 1 << 18, 1 << 20
+_VALUE_BYTES, _OBJECT_BYTES = 64, 240
+"""What CPython takes for a number, a short string or a list, each with its place in a list, and for a small object."""
+_PLAIN_TEXT, _WIDE_TEXT = 3, 9
+"""Bytes for a byte of JSON: itself, the text and the strings in it; one emoji makes four of each letter of both."""
 CONNECT_SECONDS = 10.0
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS, _LONGEST_RETRY_AFTER_SECONDS = 0.25, 8.0, 60.0
 _OK = 200
@@ -40,6 +53,69 @@ class Series(NamedTuple):
     """Unix seconds and value, in the order of time."""
 
 
+class Memory:
+    """The memory that answers may take, those of all clients of a process together.
+
+    Args:
+        most_bytes: Unpacked and decoded answers, and what is added up from them.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+        self.lock = threading.RLock()
+
+    def hold(self, most_bytes: int | None = None) -> "Held":
+        """Begin to hold some of it, up to ``most_bytes``; what is held is free again when the ``Held`` is gone."""
+        return Held(self, self.most_bytes if most_bytes is None else min(most_bytes, self.most_bytes))
+
+
+class Held:
+    """Memory that one answer takes, or the sums of one reading."""
+
+    def __init__(self, memory: Memory, most_bytes: int) -> None:
+        self._memory = memory
+        self._most_bytes = most_bytes
+        self.bytes = 0
+
+    def grow(self, count: int, reason: str = "too_large") -> None:
+        """Hold so many bytes more.
+
+        Raises:
+            PrometheusError: It would be more than it may hold, or all together more than the process may.
+        """
+        memory, alone = self._memory, self.bytes + count > self._most_bytes
+        with memory.lock:
+            if not alone and memory.held_bytes + count <= memory.most_bytes:
+                memory.held_bytes += count
+                self.bytes += count
+                return
+        most, who = (self._most_bytes, "an answer") if alone else (memory.most_bytes, "all answers together")
+        raise Refusal(
+            reason,
+            f"Prometheus: {who} would take more than {most >> 20} MiB of memory; ask for a shorter window, fewer"
+            " dimensions, or filter",
+        )
+
+    def __del__(self) -> None:
+        """Free what was held: an answer is in use for as long as anything refers to it."""
+        with self._memory.lock:
+            self._memory.held_bytes -= self.bytes
+
+
+def _memory_bytes() -> int:
+    """Half of what the process may have: its container's limit, or the machine's memory."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # "max" is no number: no limit
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return max(_LEAST_MEMORY_BYTES, min(min(limits) // 2, _MOST_MEMORY_BYTES))
+
+
+MEMORY = Memory(_memory_bytes())
+"""Of this process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer as it was decoded; ``headers`` are by name in small letters."""
@@ -49,6 +125,8 @@ class Answer:
     notes: tuple[str, ...] = ()
     """Warnings of the server, one line each."""
     headers: Mapping[str, str] | None = None
+    held: Held | None = field(default=None, repr=False, compare=False)
+    """The memory that ``data`` takes, for as long as this answer is in use."""
 
 
 class PrometheusClient:
@@ -60,6 +138,7 @@ class PrometheusClient:
         settings: Where and how.
         random: 0..1, for the waits between attempts.
         sleep: Waits so many seconds.
+        memory: What answers may take; by default the one that all clients of this process share.
     """
 
     def __init__(
@@ -68,8 +147,10 @@ class PrometheusClient:
         *,
         random: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        memory: Memory = MEMORY,
     ) -> None:
         self.settings = settings
+        self.memory = memory
         self._random = random
         self._sleep = sleep
         self._slots = asyncio.Semaphore(settings.concurrency)
@@ -93,7 +174,7 @@ class PrometheusClient:
             await session.close()
 
     async def instant(self, query: str, at_seconds: float | None) -> tuple[Sample, ...]:
-        """Ask an instant query; values that are no finite number are left out.
+        """Ask an instant query; values that are no number within ``MOST_FIGURE`` are left out.
 
         Args:
             query: PromQL.
@@ -105,12 +186,12 @@ class PrometheusClient:
         answer = await self.ask_instant(query, at_seconds)
         with prometheus_errors.rows_read(self.settings):
             pairs = [(_labels(row), float(row["value"][1])) for row in answer.data]
-        return tuple(Sample(labels, value) for labels, value in pairs if math.isfinite(value))
+        return tuple(Sample(labels, value) for labels, value in pairs if abs(value) <= MOST_FIGURE)
 
     async def range(
         self, query: str, start_seconds: float, end_seconds: float, step_seconds: float
     ) -> tuple[Series, ...]:
-        """Ask a range query; values that are no finite number are left out, and series without others.
+        """Ask a range query; values that are no number within ``MOST_FIGURE`` are left out, and series without others.
 
         Raises:
             PrometheusError: As for ``instant``.
@@ -120,9 +201,9 @@ class PrometheusClient:
         with prometheus_errors.rows_read(self.settings):
             for row in answer.data:
                 points = ((float(moment), float(value)) for moment, value in row["values"])
-                finite = tuple(point for point in points if math.isfinite(sum(point)))
-                if finite:
-                    found.append(Series(_labels(row), finite))
+                usable = tuple(point for point in points if all(abs(number) <= MOST_FIGURE for number in point))
+                if usable:
+                    found.append(Series(_labels(row), usable))
         return tuple(found)
 
     async def ask_instant(self, query: str, at_seconds: float | None) -> Answer:
@@ -166,7 +247,7 @@ class PrometheusClient:
             or not isinstance(data.get("result"), list)
         ):
             raise prometheus_errors.not_prometheus(self.settings, f"no {result_type} in the answer of {path}")
-        return Answer(data["result"], answer.notes, answer.headers)
+        return replace(answer, data=data["result"])
 
     async def _retried(self, path: str, form: Mapping[str, str] | None, *, retry_timeouts: bool = True) -> Answer:
         """Ask, and ask again where that can help."""
@@ -176,6 +257,7 @@ class PrometheusClient:
                 async with self._slots:
                     answer = await self._attempt(path, form)
             except Refusal as error:
+                error.__traceback__ = error.__context__ = None  # their frames would keep the answer in memory
                 failures += 1
                 self._timeouts_in_a_row = self._timeouts_in_a_row + 1 if error.reason == "timeout" else 0
                 if failures > self.settings.retries or not self._may_help(error, retry_timeouts=retry_timeouts):
@@ -201,11 +283,15 @@ class PrometheusClient:
         return max(ceiling * self._random(), 0.1 * _FIRST_BACKOFF_SECONDS)
 
     async def _attempt(self, path: str, form: Mapping[str, str] | None) -> Answer:
-        headers = credentials.headers(self.settings)
+        headers = {**credentials.headers(self.settings), "Accept-Encoding": "gzip"}
+        held = self.memory.hold(MOST_BYTES)
         tls = self._tls.context()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,  # by hand: no piece may unpack to more than is free
             )
         # A little longer than the server may take, so that its own words come.
         limits = aiohttp.ClientTimeout(total=self.settings.timeout_seconds + 2, sock_connect=CONNECT_SECONDS)
@@ -219,34 +305,45 @@ class PrometheusClient:
                 timeout=limits,
                 allow_redirects=False,
             ) as response:
-                body = await self._body(response)
+                body = await self._body(response, held)
                 answered = {name.lower(): value for name, value in response.headers.items()}
                 status = response.status
         if status != _OK:
-            said = credentials.without_secrets(body, headers)
+            said = credentials.without_secrets(bytes(body[:_IN_THREAD_BYTES]), headers)
             raise prometheus_errors.refusal(self.settings, path, status, said, answered)
-        answer = self._decoded(body, answered)
+        if _has_surrogates(body):
+            held.grow(held.bytes)  # it is decoded twice
+        is_large = len(body) > _IN_THREAD_BYTES
+        answer = await asyncio.to_thread(self._decoded, body, answered) if is_large else self._decoded(body, answered)
         notes = tuple(
             credentials.without_secrets(note.encode("utf-8", "replace"), headers).decode() for note in answer.notes
         )
-        return replace(answer, notes=notes)
+        return replace(answer, notes=notes, held=held)
 
-    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.content.iter_chunked(1 << 18):
-            size += len(part)
-            if size > MOST_BYTES:
-                raise Refusal(
-                    "too_large",
-                    f"{self.settings.url}: an answer is longer than {MOST_BYTES >> 20} MiB; ask for a shorter window,"
-                    " fewer dimensions, or filter",
-                )
-            parts.append(part)
-        return b"".join(parts)
+    async def _body(self, response: aiohttp.ClientResponse, held: Held) -> bytearray:
+        body, text = bytearray(), _PLAIN_TEXT
+        unpack = _Unpacking(response.headers.get("Content-Encoding", ""))
+        try:
+            async for part in response.content.iter_chunked(_PIECE_BYTES):
+                for piece in unpack.pieces(part):
+                    if text == _PLAIN_TEXT and not piece.isascii():
+                        held.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
+                        text = _WIDE_TEXT
+                    held.grow(len(piece) * text + _decoded_bytes(piece))
+                    body += piece
+                    await asyncio.sleep(0)  # a small part can unpack to very many pieces
+            unpack.end()
+        except (ValueError, EOFError, zlib.error) as error:
+            raise Refusal(
+                "garbage",
+                f"{self.settings.url}: the answer cannot be unpacked: {credentials.one_line(str(error))}; is there a"
+                " faulty proxy in between?",
+                retriable=True,
+            ) from None
+        return body
 
-    def _decoded(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        if body.lstrip()[:1] == b"<":
+    def _decoded(self, body: bytearray, headers: Mapping[str, str]) -> Answer:
+        if body[:_PIECE_BYTES].lstrip()[:1] == b"<":
             raise prometheus_errors.not_prometheus(self.settings, "it is a web page, perhaps of a login")
         try:
             whole = _loaded(body)
@@ -307,9 +404,64 @@ def _translated(settings: PrometheusSettings) -> Iterator[None]:
         ) from None
 
 
-def _loaded(body: bytes) -> Any:  # noqa: ANN401 - JSON
-    whole = json.loads(body)
-    if b"\\ud" in body or b"\\uD" in body:
+class _Unpacking:
+    """Unpacks a body piece by piece, so that a small one cannot become a large one unseen.
+
+    Raises:
+        ValueError: The encoding was not asked for.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        named = encoding.strip().lower()
+        if named not in {"", "identity", "gzip", "x-gzip", "deflate"}:
+            raise ValueError(f"it is encoded as {named}, which was not asked for")
+        self._unpack = None if named in {"", "identity"} else zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+
+    def pieces(self, part: bytes) -> Iterator[bytes]:
+        """Yield what a part unpacks to, at most ``_PIECE_BYTES`` at a time.
+
+        Raises:
+            ValueError: Something follows the end.
+            zlib.error: It is damaged.
+        """
+        if self._unpack is None:
+            yield part
+            return
+        piece = b" " * _PIECE_BYTES
+        while part or len(piece) == _PIECE_BYTES:  # a full piece: there may be more of what has been taken in
+            piece = self._unpack.decompress(part, _PIECE_BYTES)
+            part = self._unpack.unconsumed_tail
+            yield piece
+        if self._unpack.unused_data:
+            raise ValueError("something follows its end")
+
+    def end(self) -> None:
+        """Check that all of it has come.
+
+        Raises:
+            EOFError: It has not.
+        """
+        if self._unpack is not None and not self._unpack.eof:
+            raise EOFError("its end is missing")
+
+
+def _decoded_bytes(piece: bytes) -> int:
+    """Return what the values in a piece of JSON take at most, besides text: two letters can be an object."""
+    values = sum(piece.count(sign) for sign in (b",", b":", b"["))
+    return values * _VALUE_BYTES + piece.count(b"{") * _OBJECT_BYTES
+
+
+def _has_surrogates(body: bytearray) -> bool:
+    return b"\\ud" in body or b"\\uD" in body
+
+
+def _loaded(body: bytearray) -> Any:  # noqa: ANN401 - JSON
+    gc.disable()  # JSON makes no cycles, and a search for some in millions of new objects takes most of the time
+    try:
+        whole = json.loads(body)
+    finally:
+        gc.enable()
+    if _has_surrogates(body):
         # Half of a surrogate pair is JSON, and no file takes it: one odd letter must not cost the report.
         whole = json.loads(json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace"))
     return whole

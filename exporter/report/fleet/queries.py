@@ -2,39 +2,43 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from exporter.report.fleet.values import Dimension, Filters, Window
+from exporter.report.fleet.values import CHECKPOINT_SECONDS, HOUR_SECONDS, LABEL, Dimension, Filters, Window
 
-KIND = "workload_kind"
-CURRENCY = "currency"
-ALLOCATED = "owner:gpu_allocated_seconds:delta1h"
+KIND, COST_LABELS = "workload_kind", "cost_labels"
+CURRENCY, STATE = "currency", "state"
 RECORDED = "cluster:gpu_capacity_seconds:delta1h"
 """Has a sample for each hour that was recorded."""
+CAPACITY = "capacity"
+"""Names the question of ``capacity`` in messages."""
 NODE_INFO, NODE_INFO_LABELS = "gpu_node_info", ("instance_type", "capacity_type", "region", "gpu_product")
 SIMULATED = "gpu_exporter_simulated"
-RAW_LEDGER = "gpu_ledger_allocated_seconds_total"
+RAW_LEDGER = "gpu_ledger_seconds_total"
 ANYTHING = "gpu_exporter_build_info"
+
+Level = Literal["owner", "workload"]
+"""Which series are read: ``workload`` has no node and no mode, and few series; ``owner`` has both."""
+LEVELS: tuple[Level, ...] = ("owner", "workload")
+_ONLY_OF_OWNERS: frozenset[Dimension] = frozenset({"node", "pool", "mode"})
 
 
 class Measure(NamedTuple):
-    """A figure and the series that it is read from."""
+    """A quantity of the ledger; its hourly series has an owner's labels and these."""
 
-    figure: str
-    series: str
-    has_currency: bool = False
+    name: str
+    labels: tuple[str, ...] = ()
+
+    def series(self, level: Level) -> str:
+        """The name of its hourly series."""
+        return f"{level}:{self.name}:delta1h"
 
 
-MEASURES = (
-    Measure("active", "owner:gpu_active_seconds:delta1h"),
-    Measure("idle", "owner:gpu_idle_seconds:delta1h"),
-    Measure("unknown", "owner:gpu_unknown_seconds:delta1h"),
-    Measure("unpriced", "owner:gpu_unpriced_seconds:delta1h"),
-    Measure("energy", "owner:gpu_energy_joules:delta1h"),
-    Measure("total", "owner:gpu_cost:delta1h", has_currency=True),
-    Measure("idle_cost", "owner:gpu_idle_cost:delta1h", has_currency=True),
-)
-"""In the order of ``reading``'s cells."""
+SECONDS = Measure("gpu_seconds", (STATE,))
+COST = Measure("gpu_cost", (STATE, CURRENCY))
+UNPRICED = Measure("gpu_unpriced_seconds")
+ENERGY = Measure("gpu_energy_joules")
+MEASURES = (SECONDS, COST, UNPRICED, ENERGY)
 
 _LABELS: Mapping[Dimension, str] = {
     "node": "node",
@@ -42,14 +46,20 @@ _LABELS: Mapping[Dimension, str] = {
     "kind": KIND,
     "workload": "workload_name",
     "team": "team",
+    "labels": COST_LABELS,
     "model": "model",
     "mode": "mode",
 }
-_IDENTITY = ("node", "workload_namespace", KIND, "workload_name", "team", "model", "mode")
+_WORKLOAD = ("workload_namespace", KIND, "workload_name", "team", COST_LABELS, "model")
+_IDENTITY: Mapping[Level, tuple[str, ...]] = {"owner": ("node", *_WORKLOAD, "mode"), "workload": _WORKLOAD}
 _REGEX_SIGNS = re.compile(r"([\\.+*?()|\[\]{}^$])")
-_HOUR = "3599999ms"
-_CARRIED = "23h"
+_CARRIED = "24h"
 """As far back as the rules look for what they recorded last, from two hours before their value."""
+
+
+def level_of(asked: Iterable[Dimension]) -> Level:
+    """The level with the fewest series that has all of these dimensions."""
+    return "owner" if _ONLY_OF_OWNERS & set(asked) else "workload"
 
 
 def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str, ...]:
@@ -66,28 +76,29 @@ def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str,
         elif dimension == "workload":
             wanted |= {"workload_namespace", "workload_name"}
         else:
-            wanted.add(_LABELS[dimension])
-    return tuple(label for label in (cluster_label, *_IDENTITY) if label in wanted)
+            wanted.add(_LABELS["labels" if dimension.startswith(LABEL) else dimension])
+    return tuple(label for label in (cluster_label, *_IDENTITY["owner"]) if label in wanted)
 
 
-LATE_SECONDS = 0.001
-"""After its end a window is asked for. VictoriaMetrics finds no series whose first sample is at the very moment, where
-that is midnight; and that is when its vmalert stamps the last hour of a day."""
+def asked_at(window: Window) -> int:
+    """Unix time at which a window is asked for: all of its hours are recorded, and none of the next."""
+    return window.end_seconds + CHECKPOINT_SECONDS
 
 
 def span(window: Window) -> str:
-    """The range that has the samples of (start, end], evaluated ``LATE_SECONDS`` after the end.
+    """The range that has the samples of a window's hours, evaluated ``asked_at`` it.
 
-    The same for ranges that are closed at both ends, and for those that are open to the left. Samples are stamped in
-    whole milliseconds; what is stamped one or two of them after an hour would be taken for the hour before.
+    It begins and ends ``CHECKPOINT_SECONDS`` after an hour. No hour is stamped there: it does not matter which ends of
+    a range an engine includes.
     """
-    return f"{window.seconds * 1000 - 1}ms"
+    return f"{window.seconds}s"
 
 
 class Scope(NamedTuple):
     """What all questions about lines have in common."""
 
     cluster_label: str
+    level: Level
     keep: tuple[str, ...]
     """Labels of the lines, as ``labels_of`` makes them."""
     matchers: str = ""
@@ -104,19 +115,24 @@ def total(measure: Measure, scope: Scope, window_span: str, *, twice: bool, apar
         twice: Several Prometheis recorded the same: of each hour the largest counts.
         apart: Labels that tell those Prometheis apart, where they are known.
     """
-    currency = (CURRENCY,) if measure.has_currency else ()
-    selector = f"{measure.series}{{{scope.matchers}}}"
+    selector = f"{measure.series(scope.level)}{{{scope.matchers}}}"
     gained = f"sum_over_time({selector}[{window_span}])"
     if twice:
-        once = _once(selector, (scope.cluster_label, *_IDENTITY, *currency), (scope.cluster_label, *apart))
+        labels = (scope.cluster_label, *_IDENTITY[scope.level], *measure.labels)
+        once = _once(selector, labels, (scope.cluster_label, *apart))
         gained = f"sum_over_time({once}[{window_span}:1h])"
-    return f"sum by ({', '.join((*scope.keep, *currency))}) ({gained}) > 0"
+    return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 
-def capacity(cluster_label: str, window_span: str, *, twice: bool, apart: Iterable[str] = ()) -> str:
-    """GPU-seconds that were metered, by cluster, whoever held them; arguments as of ``total``."""
-    scope = Scope(cluster_label, (cluster_label,))
-    return total(Measure("capacity", ALLOCATED), scope, window_span, twice=twice, apart=apart)
+def capacity(scope: Scope, window_span: str, *, twice: bool, apart: Iterable[str] = ()) -> str:
+    """GPU-seconds that were metered, by cluster, whoever held them; arguments as of ``total``.
+
+    Of several recorders the largest values of the lines are another sum than that of their clusters.
+    """
+    label = scope.cluster_label
+    if twice:
+        return total(SECONDS, Scope(label, scope.level, (label,)), window_span, twice=twice, apart=apart)
+    return f"sum by ({label}) (sum_over_time({RECORDED}[{window_span}])) > 0"
 
 
 def recorded_hours(window_span: str) -> str:
@@ -130,27 +146,31 @@ def recorded_hours_once(cluster_label: str, window_span: str) -> str:
 
 
 def _once(selector: str, labels: tuple[str, ...], recorder: tuple[str, ...] = ()) -> str:
-    """The largest of an hour; ``recorder``: the labels of a Prometheus, its cluster's first.
+    """The largest value of an hour; ``recorder``: the labels of a Prometheus, its cluster's first.
 
     One that missed an hour has it in its next value, and the others have it in that hour's: so that value counts only
     where no other recorded both hours. Where none did, as those who have this hour all missed the one before, what
     another had in that one is in the value, too: and does not count there. If the value is of more missed hours than
     that one, those before it are counted twice.
     """
-    last = f"last_over_time({selector}[{_HOUR}])"
+    last = _of_hour(selector)
     if len(recorder) > 1:
         place, cluster = ", ".join(recorder), recorder[0]
-        before, now, after = (
-            f"last_over_time({RECORDED}[{_HOUR}]{moved})" for moved in (" offset 1h", "", " offset -1h")
-        )
+        before, now, after = (_of_hour(RECORDED, later) for later in (-1, 0, 1))
         both = f"({now} and on ({place}) {before})"
         last = f"{last} and on ({place}) ({both} or {now} unless on ({cluster}) {both})"
         # One that is new has nothing of the hour before: its value counts from when it began.
-        known = f"last_over_time({RECORDED}[{_CARRIED}] offset 1h)"
+        known = _of_hour(RECORDED, -1, _CARRIED)
         late = f"{after} and on ({place}) {known} unless on ({cluster}) ({after} and on ({place}) {now})"
-        again = f"last_over_time({selector}[{_HOUR}] offset -1h) and on ({place}) ({late})"
+        again = f"{_of_hour(selector, 1)} and on ({place}) ({late})"
         last = f"({last}) unless on ({', '.join(labels)}) ({again})"
     return f"max by ({', '.join(labels)}) ({last})"
+
+
+def _of_hour(selector: str, later: int = 0, lookback: str = "1h") -> str:
+    """What was recorded of the hour that ends at a step, which is on the hour; or so many hours later."""
+    seconds = -CHECKPOINT_SECONDS - later * HOUR_SECONDS
+    return f"last_over_time({selector}[{lookback}] offset {seconds}s)"
 
 
 def node_info(cluster_label: str, lookback: str) -> str:
@@ -165,12 +185,12 @@ def simulated(lookback: str) -> str:
 
 
 def matchers(filters: Filters | None, cluster_label: str) -> str:
-    """Label matchers of what is asked for; a pool is no label, and is picked out later."""
+    """Label matchers of what is asked for; pools and cost labels are no labels here, and are picked out later."""
     if filters is None:
         return ""
     found = []
     for dimension, values in sorted(filters.wanted.items()):
-        if dimension != "pool":
+        if dimension != "pool" and not dimension.startswith(LABEL):
             found.append(matches(cluster_label if dimension == "cluster" else _LABELS[dimension], values))
     return ", ".join(found)
 

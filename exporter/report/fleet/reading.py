@@ -9,14 +9,13 @@ from exporter.report.fleet.asking import Asking, Block, Rows, blocks
 from exporter.report.fleet.cells import Cells, Key, line_keys
 from exporter.report.fleet.node_facts import STEP_SECONDS, Facts, moments
 from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.queries import MEASURES, Measure, Scope
+from exporter.report.fleet.queries import ENERGY, MEASURES, Measure, Scope
 from exporter.report.fleet.recorded import Recorded
 from exporter.report.fleet.sources import Progress
-from exporter.report.fleet.values import Chunk, Dimension, Filters, FleetLedger, LineKey, Window
+from exporter.report.fleet.values import MOST_FIGURE, Chunk, Dimension, Filters, FleetLedger, LineKey, Window, pairs
 from exporter.report.fleet.windows import chunks, stretches
 
-ENERGY = "owner:gpu_energy_joules:delta1h"
-_NEEDED = tuple(measure.series for measure in MEASURES if measure.series != ENERGY)
+_NEEDED = tuple(measure for measure in MEASURES if measure != ENERGY)
 
 
 class PrometheusLedger:
@@ -89,13 +88,19 @@ class _Reading:
         self._windows = windows
         self._blocks = blocks(self._windows)
         self._cluster_label = client.settings.cluster_label
-        asked = set(dimensions) | (set(filters.wanted) & {"pool"} if filters else set())
-        self._pools = filters.wanted.get("pool") if filters else None
+        own = filters.by_label.wanted if filters else {}
+        if filters and "pool" in filters.wanted:
+            own = {**own, "pool": filters.wanted["pool"]}
+        self._picked = Filters(wanted=own)
+        asked = set(dimensions) | set(own)
         self._by_pool = "pool" in asked
         self._with_nodes = bool(asked & {"node", "pool"})
         keep = queries.labels_of(asked | ({"cluster"} if self._with_nodes else set()), self._cluster_label)
-        self._scope = Scope(self._cluster_label, keep, queries.matchers(filters, self._cluster_label))
-        self._cells = Cells(keep, len(self._windows))
+        level = queries.level_of(asked | (set(filters.wanted) if filters else set()))
+        self._scope = Scope(self._cluster_label, level, keep, queries.matchers(filters, self._cluster_label))
+        self._held = client.memory.hold()
+        # Not divisible: some of the rows have been added.
+        self._cells = Cells(keep, len(self._windows), lambda count: self._held.grow(count, "too_many_lines"))
         self._facts = Facts(self._windows)
         self._recorded = Recorded(self._windows, self._cluster_label)
         self._simulated = False
@@ -114,19 +119,25 @@ class _Reading:
                 tasks.create_task(self._ask_capacity(block))
                 if self._with_nodes:
                     tasks.create_task(self._ask_nodes(block))
-        lost = self._asking.failed_chunks(*_NEEDED)
-        for chunk in lost:
+        level = self._scope.level
+        for chunk in self._asking.failed_chunks(*(measure.series(level) for measure in _NEEDED)):
             self._cells.forget(chunk)
-        for chunk in self._asking.failed_chunks(ENERGY):
+        for chunk in self._asking.failed_chunks(ENERGY.series(level)):
             self._cells.forget_energy(chunk)
         notes = [*self._asking.notes, *self._recorded.notes()]
+        notes += [
+            f"{series}: values beyond {MOST_FIGURE:g} are left out, as no fleet has them; see which target sends them"
+            for series in sorted(measure.series(level) for measure in self._cells.beyond)
+        ]
         notes += await diagnosis.notes(self._client, self._windows, self._recorded, found)
+        label_keys = frozenset(key for text in self._cells.values(queries.COST_LABELS) for key in pairs(text))
         return FleetLedger(
             window=self._window,
             dimensions=self._dimensions,
             chunks=self._chunks(),
             nodes=self._facts.last(),
             failures=self._asking.failures(),
+            label_keys=label_keys,
             engine=found.title,
             simulated=self._simulated,
             notes=tuple(dict.fromkeys(notes)),
@@ -134,10 +145,10 @@ class _Reading:
 
     async def _ask_measure(self, measure: Measure, block: Block) -> None:
         twice = self._recorded.is_twice(block)
-        ends = {self._windows[chunk].end_seconds: chunk for chunk in block}
+        ends = {queries.asked_at(self._windows[chunk]): chunk for chunk in block}
         await self._asking.ask(
             block,
-            measure.series,
+            measure.series(self._scope.level),
             lambda span: queries.total(measure, self._scope, span, twice=twice, apart=self._recorded.apart),
             lambda rows: self._cells.add(measure, rows, ends),
         )
@@ -146,8 +157,8 @@ class _Reading:
         twice = self._recorded.is_twice(block)
         await self._asking.ask(
             block,
-            queries.ALLOCATED,
-            lambda span: queries.capacity(self._cluster_label, span, twice=twice, apart=self._recorded.apart),
+            queries.CAPACITY,
+            lambda span: queries.capacity(self._scope, span, twice=twice, apart=self._recorded.apart),
             lambda rows: self._recorded.add_capacity(rows, block),
         )
 
@@ -192,7 +203,7 @@ class _Reading:
         return tuple(made)
 
     def _line_keys(self, pool_of: Callable[[str, str], str] | None = None) -> Callable[[Key], LineKey | None]:
-        return line_keys(self._scope.keep, self._dimensions, self._cluster_label, pool_of, self._pools)
+        return line_keys(self._scope.keep, self._dimensions, self._cluster_label, pool_of, self._picked)
 
 
 def _overlap(one: Window, other: Window) -> bool:
@@ -211,6 +222,7 @@ def _mended(ledger: FleetLedger, parts: Mapping[Window, FleetLedger]) -> FleetLe
         chunks=tuple(made),
         nodes={**ledger.nodes, **{node: facts for part in anew for node, facts in part.nodes.items()}},
         failures=tuple(failure for part in anew for failure in part.failures),
+        label_keys=ledger.label_keys.union(*(part.label_keys for part in anew)),
         simulated=ledger.simulated or any(part.simulated for part in anew),
         notes=tuple(dict.fromkeys(note for part in (ledger, *anew) for note in part.notes)),
     )

@@ -1,13 +1,12 @@
 """Which hours were recorded, by how many, and what capacity was metered in them."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exporter.errors import PrometheusError
 from exporter.report.fleet import queries
 from exporter.report.fleet.asking import Asking, Block, Rows
-from exporter.report.fleet.values import Window
+from exporter.report.fleet.values import MOST_FIGURE, Window
 
 
 class Recorded:
@@ -66,17 +65,18 @@ class Recorded:
     def add_capacity(self, rows: Rows, block: Block) -> None:
         """Take the rows of ``queries.capacity``."""
         for chunk, metric, value in self._values(rows, block):
-            self._capacity[chunk][metric.get(self._label, "")] = value
+            cluster, seconds = metric.get(self._label, ""), self._capacity[chunk]
+            seconds[cluster] = seconds.get(cluster, 0.0) + value
 
     def _values(self, rows: Rows, block: Block) -> list[tuple[int, dict[str, Any], float]]:
-        ends = {self._windows[chunk].end_seconds: chunk for chunk in block}
+        ends = {queries.asked_at(self._windows[chunk]): chunk for chunk in block}
         found = [
             (ends[int(moment)], row["metric"], float(value))
             for row in rows
             for moment, value in (row["values"] if "values" in row else (row["value"],))
         ]
         "".join(text for _, metric, _ in found for text in metric.values())
-        return [one for one in found if 0 <= one[2] < math.inf]
+        return [one for one in found if 0 <= one[2] <= MOST_FIGURE]
 
     def is_twice(self, block: Block) -> bool:
         """Whether several Prometheis may have recorded the same."""

@@ -31,7 +31,7 @@ class Trust:
     missing_seconds: float
     """What the lines lack of it (negative: have too much); 0 within rounding, or something is wrong."""
     expected_hours: int
-    """Hours of the window that are over, times clusters."""
+    """Hours of the window, times clusters; those of a cluster that is new only from its first chunk on."""
     recorded_hours: int
     """For how many of them the ledger was recorded."""
     activity_coverage_ratio: float | None

@@ -99,10 +99,7 @@ def _priced(figures: Figures, prices: _Priced) -> Figures:
             unpriced += figures.allocated_seconds * part
             continue
         cost = cost_of(_portion(figures, part), price)
-        so_far = money.get(price.currency)
-        if so_far is not None:
-            cost = Money(total=so_far.total + cost.total, idle=so_far.idle + cost.idle)
-        money[price.currency] = cost
+        money[price.currency] = money.get(price.currency, Money()) + cost
     return Figures(
         active_seconds=figures.active_seconds,
         idle_seconds=figures.idle_seconds,

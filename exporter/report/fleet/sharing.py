@@ -99,7 +99,7 @@ def _take(
 
 def _weights(lines: Sequence[ReportLine], currency: str) -> list[float]:
     measures: tuple[Callable[[ReportLine], float], ...] = (
-        lambda line: line.figures.money[currency].total if currency in line.figures.money else 0.0,
+        lambda line: line.figures.money_in(currency).total,
         lambda line: line.figures.allocated_seconds,
     )
     for measure in measures:

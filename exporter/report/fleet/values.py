@@ -1,17 +1,35 @@
 """The ledger of a fleet over a window: who held GPUs, for how long and for how much, and what could not be read."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from exporter.model import Money, NodeFacts
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
+CHECKPOINT_SECONDS = 300
+"""After its end an hour is recorded within this time."""
+MOST_FIGURE = 1e15
+"""Seconds, joules or money: more than any fleet has. Sums of any number of such figures stay finite."""
 
-Dimension = Literal["cluster", "node", "pool", "namespace", "kind", "workload", "team", "model", "mode"]
-"""What lines can be told apart by. ``workload`` is kind and name within a namespace; ``pool`` is a node's sort."""
+Dimension: TypeAlias = str
+"""What lines can be told apart by: a field of ``LineKey``, or ``label:KEY``. ``workload`` needs namespace and kind."""
+LABEL = "label:"
+"""Begins the dimension of one cost label: ``label:project``."""
+OTHER = "__other__"
+"""Value of cost labels beyond the number of combinations that an agent keeps."""
+MOST_LABELS = 8
+"""Labels in one question; an agent takes no more."""
+_LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 UNALLOCATED, UNATTRIBUTED = "Unallocated", "Unattributed"
-"""Kinds of what no known owner held: see ``exporter.model.ledger``, whose Other no agent sends."""
+"""Kinds of what no known owner held: see ``exporter.model.ledger``."""
+
+
+def last_recorded(now_seconds: float) -> int:
+    """Unix time at which the last hour ended that is recorded by now."""
+    return int((now_seconds - CHECKPOINT_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
 
 
 class LineKey(NamedTuple):
@@ -26,9 +44,53 @@ class LineKey(NamedTuple):
     """Of the workload, or ``Unallocated``, ``Unattributed``; these two are never summed away."""
     workload: str = ""
     team: str = ""
+    labels: str = ""
+    """Cost labels as the agents write them: ``environment=dev,project=llm``, sorted by key."""
     model: str = ""
     mode: str = ""
     """``exclusive``, ``mig``, ``shared``."""
+
+    def value(self, dimension: Dimension) -> str:
+        """The value of a dimension; empty where it is not known."""
+        if dimension.startswith(LABEL):
+            return pairs(self.labels).get(dimension.removeprefix(LABEL), "")
+        return str(getattr(self, dimension))
+
+    def at(self, dimensions: Collection[Dimension]) -> "LineKey":
+        """The key of the line that is summed over every other dimension; of labels those that are named."""
+        key = LineKey(*[value if name in dimensions else "" for name, value in zip(self._fields, self, strict=True)])
+        if self.labels and "labels" not in dimensions:
+            named = [f"{name}={value}" for name, value in pairs(self.labels).items() if LABEL + name in dimensions]
+            key = key._replace(labels=",".join(named))
+        return key
+
+
+DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "labels")
+"""What users may name, besides ``label:KEY``."""
+
+
+@lru_cache(maxsize=4096)
+def pairs(labels: str) -> Mapping[str, str]:
+    """Values by key of ``LineKey.labels``; no label of Kubernetes has ``=`` or ``,`` in it."""
+    return {key: value for key, _, value in (pair.partition("=") for pair in labels.split(",")) if key}
+
+
+def label_keys(dimensions: Iterable[Dimension]) -> list[str]:
+    """Keys of the labels among the dimensions."""
+    return [dimension.removeprefix(LABEL) for dimension in dimensions if dimension.startswith(LABEL)]
+
+
+def too_many_labels(where: str, dimensions: Iterable[Dimension]) -> list[str]:
+    """A problem where more labels are named than an agent takes."""
+    count = len(label_keys(dimensions))
+    return [f"{where}: names {count} labels; allowed: at most {MOST_LABELS}"] if count > MOST_LABELS else []
+
+
+def label_problem(dimension: Dimension) -> str:
+    """What is wrong with ``label:KEY``; empty where it names a label that Kubernetes can have."""
+    if _LABEL_KEY.fullmatch(dimension.removeprefix(LABEL)):
+        return ""
+    return "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +120,9 @@ class Figures:
         """
         return not (self.allocated_seconds or self.energy_joules or any(money.total for money in self.money.values()))
 
-    def unknown_cost(self, currency: str) -> float:
-        """The part of the money that unknown seconds have cost: of what is not idle, by seconds; 0 without money."""
-        money = self.money.get(currency)
-        busy_or_unknown = self.active_seconds + self.unknown_seconds
-        if money is None or not busy_or_unknown:
-            return 0.0
-        return (money.total - money.idle) * (self.unknown_seconds / busy_or_unknown)
-
-    def active_cost(self, currency: str) -> float:
-        """The part of the money that active seconds have cost; with idle and unknown cost it is the total."""
-        money = self.money.get(currency)
-        return 0.0 if money is None else money.total - money.idle - self.unknown_cost(currency)
+    def money_in(self, currency: str) -> Money:
+        """The money of one currency; none at all where nothing was priced in it."""
+        return self.money.get(currency, Money())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +183,8 @@ class FleetLedger:
     """What prices go by, by (cluster, node), as last seen within the window."""
     failures: tuple[Failure, ...] = ()
     """Empty, or the ledger is not whole."""
+    label_keys: frozenset[str] = frozenset()
+    """Keys of cost labels that occur; only where it was read by labels."""
     engine: str = ""
     """Where it was read: ``Prometheus 3.5.0``, ``VictoriaMetrics 1.112``, ``store of closed days``, or several."""
     simulated: bool = False
@@ -146,4 +201,9 @@ class Filters:
 
     def keep(self, key: LineKey) -> bool:
         """Whether a line is asked for."""
-        return all(getattr(key, dimension) in values for dimension, values in self.wanted.items())
+        return all(key.value(dimension) in values for dimension, values in self.wanted.items())
+
+    @property
+    def by_label(self) -> "Filters":
+        """Those of labels, which a source picks out of what it has read."""
+        return Filters(wanted={name: values for name, values in self.wanted.items() if name.startswith(LABEL)})

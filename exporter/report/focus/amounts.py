@@ -51,8 +51,11 @@ def quotient(value: Decimal, by: Decimal) -> Decimal:
 
 
 def written(value: Decimal) -> str:
-    """As FOCUS writes numbers: no exponent, no needless zeros, no sign at 0."""
+    """Return a number as FOCUS writes it: no exponent, no needless zeros, no sign at 0.
+
+    A whole number has one decimal: readers that guess types take a column without any for integers.
+    """
     if not value:
-        return "0"
-    text = f"{value:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+        return "0.0"
+    whole, _, decimals = f"{value:f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0') or '0'}"

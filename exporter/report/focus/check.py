@@ -2,7 +2,7 @@
 
 import csv
 import re
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from exporter.errors import ConfigError, ExporterError
 from exporter.report.focus import check_rows
@@ -18,13 +18,10 @@ from exporter.report.focus.columns import (
     columns_of,
 )
 from exporter.report.focus.findings import Check, Findings, shown
-
-if TYPE_CHECKING:
-    from _csv import Reader
+from exporter.report.focus.opening import Records
 
 _OWN_NAME = re.compile(r"x_[A-Za-z0-9]+")
 _MOST_REMEMBERED = 20_000
-_MOST_FIELD = 1024 * 1024
 
 
 def check_focus(stream: TextIO, name: str, *, version: str | None = None) -> Check:
@@ -41,8 +38,7 @@ def check_focus(stream: TextIO, name: str, *, version: str | None = None) -> Che
     """
     if version is not None and version not in VERSIONS:
         raise ConfigError(f"version: '{version}' is not known; allowed: {', '.join(VERSIONS)}")
-    csv.field_size_limit(_MOST_FIELD)
-    reader = csv.reader(stream, strict=True)
+    reader = Records(stream)
     findings = Findings()
     header = tuple(_next(reader, name) or ())
     if not header:
@@ -73,7 +69,7 @@ def version_of(header: tuple[str, ...]) -> str:
     return "1.3" if "ProviderName" in header else DEFAULT_VERSION
 
 
-def _next(reader: "Reader", name: str) -> list[str] | None:
+def _next(reader: Records, name: str) -> list[str] | None:
     try:
         return next(reader, None)
     except csv.Error as error:

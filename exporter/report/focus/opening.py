@@ -1,5 +1,6 @@
-"""Opens a CSV file of a bill, packed with gzip or not."""
+"""Opens a CSV file of a bill, packed with gzip or not, and reads its records within bounds."""
 
+import csv
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -11,6 +12,52 @@ from typing import BinaryIO, TextIO, cast
 from exporter.errors import ExporterError
 
 _GZIP = b"\x1f\x8b"
+MOST_FIELD, MOST_RECORD, MOST_FILE = 1 << 20, 4 << 20, 16 << 30
+"""Characters, once unpacked: of a field, of a record with all its fields, of a file."""
+
+
+class Records:
+    """The records of a CSV text; ``line_num`` is that of the last line read.
+
+    A megabyte of gzip can be a line of a gigabyte, and the csv module takes whole lines.
+
+    Args:
+        stream: Opened with ``newline=""``.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        csv.field_size_limit(MOST_FIELD)
+        self._stream = stream
+        self._of_record = self._of_file = 0
+        self._reader = csv.reader(self._lines(), strict=True)
+
+    @property
+    def line_num(self) -> int:
+        """Lines read so far."""
+        return self._reader.line_num
+
+    def __iter__(self) -> "Records":
+        """Return the records themselves: they can be read once."""
+        return self
+
+    def __next__(self) -> list[str]:
+        """Return the fields of the next record; an empty line has none.
+
+        Raises:
+            csv.Error: It is no CSV, or beyond a bound.
+        """
+        self._of_record = 0
+        return next(self._reader)
+
+    def _lines(self) -> Iterator[str]:
+        while line := self._stream.readline(MOST_RECORD + 1):
+            self._of_record += len(line)
+            self._of_file += len(line)
+            if self._of_record > MOST_RECORD:
+                raise csv.Error(f"a record is longer than {MOST_RECORD >> 20} MiB")
+            if self._of_file > MOST_FILE:
+                raise csv.Error(f"the file is longer than {MOST_FILE >> 30} GiB")
+            yield line
 
 
 @contextmanager

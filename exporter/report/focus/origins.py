@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from exporter.model import NodeFacts
+from exporter.model import Money, NodeFacts
 from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Chunk, Figures, FleetLedger, LineKey, Window
 from exporter.report.focus.values import FocusSummary
 
@@ -20,6 +20,7 @@ class OwnerKey(NamedTuple):
     kind: str
     workload: str
     team: str
+    labels: str = ""
 
     @property
     def is_remainder(self) -> bool:
@@ -42,9 +43,7 @@ class Part:
     idle_seconds: float = 0.0
     unknown_seconds: float = 0.0
     unpriced_seconds: float = 0.0
-    cost: float = 0.0
-    idle_cost: float = 0.0
-    unknown_cost: float = 0.0
+    money: Money = field(default_factory=Money)
 
     @property
     def seconds(self) -> float:
@@ -53,11 +52,8 @@ class Part:
 
     def add(self, figures: Figures, mode: str, currency: str, *, with_seconds: bool) -> None:
         """Add a line; its seconds only once where it has money in several currencies."""
-        money = figures.money[currency]
         self.modes.add(mode)
-        self.cost += money.total
-        self.idle_cost += money.idle
-        self.unknown_cost += figures.unknown_cost(currency)
+        self.money += figures.money_in(currency)
         if with_seconds:
             self.active_seconds += figures.active_seconds
             self.idle_seconds += figures.idle_seconds
@@ -105,7 +101,7 @@ def _parts(
                 continue  # joules alone: there is no hour that lacks a price
             summary.unpriced_seconds[place] = summary.unpriced_seconds.get(place, 0.0) + figures.allocated_seconds
             continue
-        owner = OwnerKey(key.namespace, key.kind, key.workload, key.team)
+        owner = OwnerKey(key.namespace, key.kind, key.workload, key.team, key.labels)
         for number, currency in enumerate(sorted(figures.money)):
             parts = found.setdefault(currency, {})
             part = parts.setdefault(owner, Part(owner=owner))

@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from exporter.errors import ExporterError
-from exporter.report.fleet.values import Dimension, FleetLedger, Window
+from exporter.report.fleet.values import Dimension, FleetLedger, LineKey, Window, pairs
 from exporter.report.focus.amounts import exact, parts_of, quotient, ratios_of, rounded, written
 from exporter.report.focus.check_values import NULLS
 from exporter.report.focus.origins import Origin, OwnerKey, Part, origins
 from exporter.report.focus.values import FocusRow, FocusSettings, FocusSummary
 
-FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(
-    ("cluster", "node", "pool", "namespace", "kind", "workload", "team", "model", "mode")
-)
+FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
 """What a ledger must be read by to be exported."""
 METHOD_ID = "gpu-seconds-held"
 TAG_PREFIX = "gpu-cost-exporter/"
@@ -57,7 +55,7 @@ def _ledger_cost(ledger: FleetLedger) -> Mapping[str, float]:
 
 def _charges(origin: Origin, settings: FocusSettings, *, is_split: bool) -> Iterator[tuple[FocusRow, Decimal, Decimal]]:
     """Rows of one origin, each with its EffectiveCost and its hours."""
-    exact_costs = [exact(part.cost) for part in origin.parts]
+    exact_costs = [exact(part.money.total) for part in origin.parts]
     costs = parts_of(rounded(sum(exact_costs, Decimal(0))), exact_costs)
     held = _hours([part.seconds for part in origin.parts])
     priced = _hours([max(part.seconds - part.unpriced_seconds, 0.0) for part in origin.parts])
@@ -148,7 +146,7 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
     # Rounding alone must not make them differ; a price that changed within the day, or energy, may.
     contracted = written(cost if abs(at_unit_price - cost) <= _NEAR else at_unit_price)
     return {
-        "BilledCost": "0",
+        "BilledCost": written(Decimal(0)),
         "ConsumedQuantity": written(hours),
         "ContractedCost": contracted,
         "EffectiveCost": written(cost),
@@ -159,8 +157,7 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
 
 def _own(part: Part, cost: Decimal) -> FocusRow:
     """The columns that FOCUS has no place for."""
-    idle, unknown = min(part.idle_cost, part.cost), part.unknown_cost
-    kinds = [exact(max(part.cost - idle - unknown, 0.0)), exact(idle), exact(unknown)]
+    kinds = [exact(amount) for amount in (part.money.active, part.money.idle, part.money.unknown)]
     active_cost, idle_cost, unknown_cost = parts_of(cost, kinds)
     measured = part.active_seconds + part.idle_seconds
     owner = part.owner
@@ -210,7 +207,9 @@ def _owner_tags(owner: OwnerKey) -> dict[str, str | int]:
         "workload": owner.workload,
         "team": owner.team,
     }
-    return {f"{TAG_PREFIX}{name}": value for name, value in named.items() if value}
+    # Keys that users chose have no prefix, and none of theirs stands for one of ours.
+    labels = {key: value for key, value in pairs(owner.labels).items() if not key.startswith(TAG_PREFIX)}
+    return {**labels, **{f"{TAG_PREFIX}{name}": value for name, value in named.items() if value}}
 
 
 def _json(values: Mapping[str, str | int]) -> str:

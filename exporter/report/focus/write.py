@@ -22,7 +22,7 @@ from exporter.report.focus.columns import (
 )
 from exporter.report.focus.rows import METHOD_ID, TAG_PREFIX, UNIT, focus_rows
 from exporter.report.focus.values import FocusRow, FocusSettings, FocusSummary
-from exporter.report.render.words import encodable, guarded
+from exporter.report.render.words import csv_stream, encodable, guarded
 
 _SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
 # Conditional columns for what a meter of GPUs never has.
@@ -85,7 +85,7 @@ def write_focus(
     own = settings or FocusSettings()
     summary = FocusSummary()
     header = header_of(version)
-    writer = csv.writer(stream, lineterminator="\n")
+    writer = csv.writer(csv_stream(stream), lineterminator="\n")
     writer.writerow(header)
     simulated = "true" if ledger.simulated else ""
     for row in focus_rows(ledger, own, summary):
@@ -118,7 +118,7 @@ def _plain(text: str) -> str:
     """Text that a spreadsheet does not take for a formula, no reader for null, and that UTF-8 and CSV have."""
     if text and text in NULLS:
         return f"'{text}"
-    return text if _NUMBER.fullmatch(text) else guarded(encodable(text))
+    return text if _NUMBER.fullmatch(text) else guarded(text)
 
 
 def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summary: FocusSummary) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from exporter.report.fleet.sources import LedgerSource
-from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Dimension, Filters, FleetLedger, Window
+from exporter.report.fleet.values import DAY_SECONDS, Dimension, Filters, FleetLedger, Window, last_recorded
 from exporter.report.recommend.advice import recommend
 from exporter.report.recommend.evidence import Asks, read_evidence
 from exporter.report.recommend.settings import AdviceSettings
@@ -52,12 +52,12 @@ async def read_recommendations(
     *,
     cluster_label: str = "cluster",
 ) -> tuple[Recommendation, ...]:
-    """Recommendations over the last days up to the last whole hour, dearest first.
+    """Recommendations over the last days up to the last recorded hour, dearest first.
 
     Raises:
         PrometheusError: As for ``read``.
         StoreError: As for ``read``.
     """
-    end = int(now_seconds // HOUR_SECONDS * HOUR_SECONDS)
+    end = last_recorded(now_seconds)
     window = Window(start_seconds=end - WINDOW_DAYS * DAY_SECONDS, end_seconds=end, label=f"{WINDOW_DAYS}d")
     return (await read(client, source, window, cluster_label=cluster_label)).recommendations

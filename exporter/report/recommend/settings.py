@@ -2,18 +2,9 @@
 
 from dataclasses import dataclass
 
+from exporter.model import PLATFORM_NAMESPACES
+
 MONTH_HOURS = 730.0
-PLATFORM = frozenset(
-    {
-        "kube-system",
-        "gpu-operator",
-        "nvidia-gpu-operator",
-        "cw-hpc-verification",
-        "kai-resource-reservation",
-        "runai-reservation",
-    }
-)
-"""Namespaces of what holds GPUs for others: the waste alerts leave out the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,5 +25,5 @@ class AdviceSettings:
     most_sharers: int = 4
     judge_servers: bool = False
     """Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX, and others."""
-    left_out: frozenset[str] = PLATFORM
+    left_out: frozenset[str] = PLATFORM_NAMESPACES
     """Namespaces that nothing is suggested to."""

@@ -13,7 +13,7 @@ from exporter.report.fleet.values import FleetLedger
 from exporter.report.recommend.reading import Read
 from exporter.report.recommend.values import DeviceUse, Recommendation
 from exporter.report.render.table import LABEL_WIDTH, console_for, widen
-from exporter.report.render.words import clean, decimal, encodable, guarded, iso, minute
+from exporter.report.render.words import clean, csv_stream, decimal, encodable, guarded, iso, minute
 
 Form = Literal["table", "csv", "json"]
 FORMATS: tuple[Form, ...] = ("table", "csv", "json")
@@ -91,7 +91,7 @@ def _workload(use: DeviceUse) -> tuple[str, ...]:
 
 def _write_csv(read: Read, stream: TextIO) -> None:
     head = ("from", "to", *_COLUMNS, "per_month", "currency", "risk_level", "risk", "evidence", "devices")
-    writer = csv.DictWriter(stream, head, lineterminator="\n")
+    writer = csv.DictWriter(csv_stream(stream), head, lineterminator="\n")
     writer.writeheader()
     window = read.ledger.window
     for one in read.recommendations:
@@ -104,7 +104,7 @@ def _write_csv(read: Read, stream: TextIO) -> None:
             "evidence": " ".join(one.evidence),
             "devices": " ".join(one.devices),
         }
-        row: dict[str, str | float] = {name: guarded(encodable(text)) for name, text in texts.items()}
+        row: dict[str, str | float] = {name: guarded(text) for name, text in texts.items()}
         row |= {"from": iso(window.start_seconds), "to": iso(window.end_seconds), "gpus": one.gpus}
         writer.writerow(row | {"per_month": "" if one.per_month is None else one.per_month})
 

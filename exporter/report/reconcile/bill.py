@@ -5,23 +5,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from exporter.errors import ExporterError
 from exporter.report.fleet.values import DAY_SECONDS, Window
 from exporter.report.focus.check_values import NULLS
-from exporter.report.focus.opening import opened
+from exporter.report.focus.opening import Records, opened
 from exporter.report.reconcile import bill_cur, bill_focus
 from exporter.report.reconcile.columns import MalformedError
 from exporter.report.reconcile.instances import gpus_of
 from exporter.report.reconcile.mapping import Mapping
 from exporter.report.reconcile.values import BillLine, Scope, Sort
 
-if TYPE_CHECKING:
-    from _csv import Reader
-
 _MOST_TOLD = 20
-_MOST_FIELD = 1024 * 1024
 _LineOf = Callable[[dict[str, str], Collection[str]], BillLine]
 
 
@@ -89,10 +85,9 @@ def read_bill(paths: Iterable[Path], window: Window, mapping: Mapping, known: Co
     """
     sums = _Sums(window, mapping)
     types = frozenset((*known, *mapping.instance_types.values(), *mapping.gpus))
-    csv.field_size_limit(_MOST_FIELD)
     for path in paths:
         with opened(path) as stream:
-            for line, row, line_of in _rows(csv.reader(stream, strict=True), path):
+            for line, row, line_of in _rows(Records(stream), path):
                 sums.lines += 1
                 try:
                     if row is None:
@@ -113,10 +108,10 @@ def check_bills(paths: Iterable[Path]) -> None:
     """
     for path in paths:
         with opened(path) as stream:
-            next(_rows(csv.reader(stream, strict=True), path), None)
+            next(_rows(Records(stream), path), None)
 
 
-def _rows(reader: "Reader", path: Path) -> Iterator[tuple[int, dict[str, str] | None, _LineOf]]:
+def _rows(reader: Records, path: Path) -> Iterator[tuple[int, dict[str, str] | None, _LineOf]]:
     """Line number, row and how it is read; ``None`` where a row has another number of fields than the header."""
     try:
         first = next(reader, None)

@@ -15,7 +15,7 @@ from rich.text import Text
 from exporter.report.focus.findings import printable
 from exporter.report.reconcile.values import Group, Reconciliation
 from exporter.report.render.foot import failure_words
-from exporter.report.render.words import encodable, guarded
+from exporter.report.render.words import csv_stream, encodable, guarded
 
 FORMATS = ("table", "csv", "json")
 _WIDTH_OF_A_FILE = 160
@@ -94,20 +94,16 @@ def _foot(found: Reconciliation) -> Iterator[tuple[str, str]]:
 
 
 def _write_csv(found: Reconciliation, stream: TextIO) -> None:
-    writer = csv.writer(stream, lineterminator="\n")
+    writer = csv.writer(csv_stream(stream), lineterminator="\n")
     writer.writerow(("instance_type", "region", "currency", "kind", "what", "gpu_hours", "amount"))
     for group in found.groups:
-        place = (_plain(group.instance_type), _plain(group.region), group.currency)
-        writer.writerow((*place, "metered", _plain(group.note), group.metered_gpu_hours, group.metered))
+        place = (guarded(group.instance_type), guarded(group.region), group.currency)
+        writer.writerow((*place, "metered", guarded(group.note), group.metered_gpu_hours, group.metered))
         for one in group.explanations:
             hours = "" if one.gpu_hours is None else one.gpu_hours
-            writer.writerow((*place, one.kind, _plain(one.words), hours, one.amount))
+            writer.writerow((*place, one.kind, guarded(one.words), hours, one.amount))
         hours = "" if group.billed_gpu_hours is None else group.billed_gpu_hours
-        writer.writerow((*place, "billed", _plain(group.note), hours, group.billed))
-
-
-def _plain(name: str) -> str:
-    return guarded(encodable(name))
+        writer.writerow((*place, "billed", guarded(group.note), hours, group.billed))
 
 
 def _write_json(found: Reconciliation, stream: TextIO) -> None:

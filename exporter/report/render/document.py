@@ -6,8 +6,8 @@ from typing import Any, TextIO
 
 from exporter.report.fleet.costs import is_apart, is_part
 from exporter.report.fleet.report import FleetReport, ReportLine
-from exporter.report.fleet.values import Figures, LineKey, Window
-from exporter.report.render.rows import active_ratio, charged, is_shared, unknown_cost
+from exporter.report.fleet.values import Figures, LineKey, Window, pairs
+from exporter.report.render.rows import active_ratio, charged, is_shared
 from exporter.report.render.words import encodable
 
 API_VERSION = 1
@@ -83,9 +83,8 @@ def _foot(report: FleetReport) -> dict[str, Any]:
 def _total(report: FleetReport) -> dict[str, Any]:
     found = figures_keys(report.total)
     for money in found["money"]:
-        unknown = unknown_cost((*report.held, *report.apart), money["currency"])
-        money["active_cost"] = money["cost"] - money["idle_cost"] - unknown
-        money["unknown_cost"] = unknown
+        whole = report.total.money_in(money["currency"])
+        money |= {"active_cost": whole.active, "unknown_cost": whole.unknown}
     return found
 
 
@@ -120,6 +119,7 @@ def key_keys(key: LineKey) -> dict[str, Any]:
         "owner_kind": key.kind or None,
         "owner_name": key.workload or None,
         "team": key.team or None,
+        "labels": pairs(key.labels) or None,
         "model": key.model or None,
         "mode": key.mode or None,
     }
@@ -139,9 +139,9 @@ def figures_keys(figures: Figures) -> dict[str, Any]:
             {
                 "currency": currency,
                 "cost": money.total,
-                "active_cost": figures.active_cost(currency),
+                "active_cost": money.active,
                 "idle_cost": money.idle,
-                "unknown_cost": figures.unknown_cost(currency),
+                "unknown_cost": money.unknown,
             }
             for currency, money in sorted(figures.money.items())
         ],

@@ -58,14 +58,19 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
         yield Remark("Sum", f"{hours} of {capacity}: {only}; that nothing is missing can be seen without the filter")
         return
     lines = decimal((trust.capacity_seconds - trust.missing_seconds) / HOUR, digits)
-    error = f"conservation error {abs(trust.missing_seconds):.1e} s" if trust.missing_seconds else "nothing is missing"
-    yield Remark("Sum", f"{lines} of {capacity}, {error}")
+    if trust.missing_seconds:
+        told = f"conservation error {abs(trust.missing_seconds):.1e} s"
+    elif trust.failures or trust.recorded_hours < trust.expected_hours:
+        told = "all that was recorded and read is on a line; what was not is in no sum"
+    else:
+        told = "nothing is missing"
+    yield Remark("Sum", f"{lines} of {capacity}, {told}")
     if trust.missing_seconds:
         what = "have no line" if trust.missing_seconds > 0 else "are on lines and were not metered"
         hours = f"{abs(trust.missing_seconds) / HOUR:,.3f} GPU-hours"
         yield Remark(
             "",
-            f"{hours} {what}: owner:gpu_allocated_seconds:delta1h and cluster:gpu_capacity_seconds:delta1h do not"
+            f"{hours} {what}: owner:gpu_seconds:delta1h and workload:gpu_seconds:delta1h do not"
             " agree; is one set of rules loaded, of this release, and does it see every agent?",
             "error",
         )

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from exporter.model import Money
 from exporter.report.fleet.costs import total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import UNATTRIBUTED
 from exporter.report.render.escaping import render
 from exporter.report.render.foot import remarks
-from exporter.report.render.rows import Row, number_titles, numbers, rows, titles, unknown_cost
+from exporter.report.render.rows import Row, number_titles, numbers, rows, titles
 from exporter.report.render.words import HOUR, clean, decimal, digits_of, encodable, minute, percent
 
 _WITH_BARS = ("held", "apart")
@@ -69,15 +68,9 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
 def _money_bars(report: FleetReport) -> Iterator[_Bar]:
     for currency in report.currencies:
         held, unattributed, unallocated = (total_of(line.figures for line in lines) for lines in _thirds(report))
-        unknown = unknown_cost(report.held, currency)
-        own = held.money.get(currency, Money())
-        amounts = (
-            own.total - own.idle - unknown,
-            own.idle,
-            unknown,
-            unattributed.money.get(currency, Money()).total,
-            unallocated.money.get(currency, Money()).total,
-        )
+        own = held.money_in(currency)
+        apart = (unattributed.money_in(currency).total, unallocated.money_in(currency).total)
+        amounts = (own.active, own.idle, own.unknown, *apart)
         yield _bar(f"Cost {currency}", amounts, lambda amount: decimal(amount, 2))
 
 

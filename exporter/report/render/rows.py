@@ -1,13 +1,13 @@
 """A fleet's report as rows of text: what the table and the page for mails show alike."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.sharing import close
-from exporter.report.fleet.values import Dimension, Figures, LineKey
+from exporter.report.fleet.values import LABEL, Dimension, Figures, LineKey
 from exporter.report.render.words import HOUR, clean, decimal, percent
 
 Sort = Literal["held", "more", "apart", "total"]
@@ -112,11 +112,6 @@ def _own(line: ReportLine, currency: str) -> float:
     return money.total if money else 0.0
 
 
-def unknown_cost(lines: Iterable[ReportLine], currency: str) -> float:
-    """What unknown seconds have cost: line by line, as one line's money is in another currency than another's."""
-    return sum(line.figures.unknown_cost(currency) for line in lines)
-
-
 def _summed(many: Sequence[Row], names: tuple[str, ...], sort: Sort) -> Row:
     return Row(
         names=names,
@@ -163,14 +158,14 @@ def active_ratio(figures: Figures) -> float | None:
 def _columns(by: Sequence[Dimension]) -> tuple[tuple[str, _Naming], ...]:
     """Titles of the names, and what they are of a line; what is nobody's says so in the first column of owners."""
     found: list[tuple[str, _Naming]] = []
-    of_owners = [dimension for dimension in by if dimension in _OWNERS]
+    of_owners = [dimension for dimension in by if dimension in _OWNERS or dimension.startswith(LABEL)]
     for dimension in by:
         naming = _name_in(dimension, whole="namespace" not in by)
         if of_owners and dimension == of_owners[0]:
             naming = _kind_or(naming)
         elif dimension in of_owners:
             naming = _unless_ours(naming)
-        found.append((TITLES[dimension], naming))
+        found.append((title(dimension), naming))
     if not of_owners:
         found.append(("Held by", lambda key: _ours(key) or "owners"))
     return tuple(found)
@@ -181,8 +176,18 @@ def _name_in(dimension: Dimension, *, whole: bool) -> _Naming:
         return lambda key: workload_name(key, whole=whole)
     if dimension == "model":
         return lambda key: clean(key.model.removeprefix("NVIDIA "))
-    unknown = _UNKNOWN.get(dimension, "")
-    return lambda key: clean(getattr(key, dimension)) or unknown
+    unknown = f"(no {title(dimension)})" if dimension.startswith(LABEL) else _UNKNOWN.get(dimension, "")
+    return lambda key: clean(key.value(dimension)) or unknown
+
+
+def title(dimension: Dimension) -> str:
+    """What a dimension is called; a label by its key."""
+    return TITLES.get(dimension) or dimension.removeprefix(LABEL)
+
+
+def noun(dimension: Dimension) -> str:
+    """The same within a sentence."""
+    return title(dimension).lower() if dimension in TITLES else title(dimension)
 
 
 def workload_name(key: LineKey, *, whole: bool) -> str:

@@ -1,17 +1,18 @@
 """A fleet's report as CSV: rows for spreadsheets, and after them what they sum to and how far to trust them."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TextIO
 
 from exporter.report.fleet.costs import filter_words, is_apart, is_part
 from exporter.report.fleet.report import FleetReport
-from exporter.report.fleet.values import Figures, LineKey
+from exporter.report.fleet.values import DIMENSIONS, LABEL, Dimension, Figures
 from exporter.report.render.foot import failure_words
 from exporter.report.render.rows import active_ratio, charged, is_shared
-from exporter.report.render.words import HOUR, JOULES_PER_KWH, encodable, guarded, iso
+from exporter.report.render.words import HOUR, JOULES_PER_KWH, csv_stream, guarded, iso
 
-_KEYS = ("cluster", "node", "pool", "owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
+_KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
+"""Names of columns that differ from those of the dimensions."""
 _HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
 
 _Cells = dict[str, str | float]
@@ -25,8 +26,9 @@ def write_csv(report: FleetReport, stream: TextIO) -> None:
     """
     kinds = ("cost", "idle_cost", "shared", "charged") if is_shared(report) else ("cost", "idle_cost")
     money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
-    head = ("record", "from", "to", *_KEYS, *_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
-    writer = csv.DictWriter(stream, head, restval="", lineterminator="\n")
+    names = [_KEYS.get(dimension, dimension) for dimension in _columns(report)]
+    head = ("record", "from", "to", *names, *_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
+    writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
     writer.writeheader()
     period: _Cells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
     for cells in (*_lines(report), *_foot(report)):
@@ -38,15 +40,16 @@ def _lines(report: FleetReport) -> Iterator[_Cells]:
         key = line.key
         yield {
             "record": key.kind if is_apart(key) else "Owner",
-            **_names(key),
+            **{_KEYS.get(name, name): guarded(key.value(name)) for name in _columns(report)},
             **_figures(line.figures),
             **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in charges},
             **{f"charged_{currency}": amount for currency, amount in charges.items()},
         }
 
 
-def _names(key: LineKey) -> Mapping[str, str]:
-    return {title: guarded(encodable(value)) for title, value in zip(_KEYS, key, strict=True)}
+def _columns(report: FleetReport) -> tuple[Dimension, ...]:
+    """What names a line: every dimension, and the labels that are asked for."""
+    return (*DIMENSIONS, *(name for name in report.by if name.startswith(LABEL)))
 
 
 def _figures(figures: Figures) -> _Cells:
@@ -76,7 +79,7 @@ def _foot(report: FleetReport) -> Iterator[_Cells]:
         for currency, amount in charges.items():
             name = f"charged_{currency}"
             totals[name] = round(float(totals.get(name, 0.0)) + amount, 2)
-    yield {"record": "Total", **_figures(report.total), **totals, "remark": guarded(encodable(part))}
+    yield {"record": "Total", **_figures(report.total), **totals, "remark": guarded(part)}
     yield {"record": "Capacity", "gpu_hours": trust.capacity_seconds / HOUR}
     if not part:
         yield {"record": "Missing", "gpu_hours": trust.missing_seconds / HOUR}
@@ -96,4 +99,4 @@ def _foot(report: FleetReport) -> Iterator[_Cells]:
     if report.simulated:
         told.append(("Simulated", "nothing here is real"))
     for record, words in told:
-        yield {"record": record, "remark": guarded(encodable(words))}
+        yield {"record": record, "remark": guarded(words)}

@@ -1,11 +1,15 @@
 """How numbers, times and names are shown, in every report for people and spreadsheets."""
 
+import re
 from datetime import UTC, datetime
 from math import floor
+from typing import Protocol, TextIO
 
 HOUR = 3600.0
 JOULES_PER_KWH = 3.6e6
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA_START = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\n")
+_FORMULA_WITHIN = re.compile(r'(^\s+|[;\t\n|][\s"]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])')
+"""A formula sign where a spreadsheet that splits at another character than the comma sees the begin of a cell."""
 _MANY_HOURS, _SOME_HOURS = 1000, 10
 
 
@@ -37,9 +41,33 @@ def clean(name: str) -> str:
 
 
 def guarded(name: str) -> str:
-    """A name that a spreadsheet does not take for a formula, nor for the end of a row."""
-    name = name.replace("\r\n", "\n").replace("\r", "\n")  # not quoted by Python's writer where rows end in \n
-    return f"'{name}" if name.startswith(_FORMULA) else name
+    """Return the text of a CSV cell: UTF-8 can encode it, and no spreadsheet reads a formula or another row in it.
+
+    Spreadsheets of many locales split at ``;`` and ignore quotes within a cell, so each part gets its own guard.
+    """
+    name = encodable(name).replace("\r\n", "\n").replace("\r", "\n")  # Python's writer does not quote a lone \r
+    name = _FORMULA_WITHIN.sub(r"\1'", name)
+    return f"'{name}" if name.startswith(_FORMULA_START) else name
+
+
+class Writable(Protocol):
+    """What the csv module writes to."""
+
+    def write(self, text: str, /) -> object:
+        """Write a text."""
+
+
+def csv_stream(stream: TextIO) -> Writable:
+    """Return where to write CSV: a terminal gets no control characters, a file gets every name as it is."""
+    return _Terminal(stream) if stream.isatty() else stream
+
+
+class _Terminal:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> object:
+        return self._stream.write("\n".join(clean(line) for line in text.split("\n")))
 
 
 def encodable(name: str) -> str:

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from exporter.errors import ConfigError
-from exporter.report.fleet.costs import is_apart, total_of
+from exporter.report.fleet.costs import in_periods, is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine, ShareIdle
 from exporter.report.fleet.values import (
+    DAY_SECONDS,
     HOUR_SECONDS,
     UNATTRIBUTED,
     Dimension,
@@ -23,17 +24,21 @@ from exporter.report.service.allocation_parts import (
     FILTER_DIMENSIONS,
     IDLE,
     NOBODY,
-    PARTS,
     UNATTRIBUTED_NAME,
+    conditions,
+    dimensions_of_field,
+    is_lacking,
     keeps,
     kind_of,
+    part_of,
+    value_of,
 )
-from exporter.report.service.allocation_query import PARAMETERS, sets_of, wanted_of
+from exporter.report.service.allocation_query import PARAMETERS, ignored, sets_of, wanted_of
 from exporter.report.service.api import Answer, Ask, Endpoint
-from exporter.report.service.parameters import shown
+from exporter.report.service.parameters import Parameter, shown
 
-AT_ONCE = 2
-"""Sets that are read at the same time, so that one client leaves room for others."""
+MOST_PARTS_OF_DAYS = 48
+"""Sets of one answer that are read one by one."""
 _UNCHARGED = 0.005
 
 
@@ -54,12 +59,24 @@ class _Row:
 
 async def _allocation(ask: Ask) -> Answer:
     values = ask.values
-    periods = sets_of(values["window"], values)
+    periods = sets_of(values["window"], values, ask.settings.timezone)
     reports = await _reports(ask, periods)
-    currency = _currency(values["currency"], reports)
-    sets = await asyncio.to_thread(lambda: [_set(report, values, currency) for report in reports])
-    document: dict[str, Any] = {"code": 200, "status": "success", "data": sets, "currency": currency or None}
-    warnings = list(dict.fromkeys(warning for report in reports for warning in _warnings(report)))
+    money = _money(ask, reports)
+    sets = await asyncio.to_thread(lambda: [_set(report, values, money.currency) for report in reports])
+    lacking = [
+        f"aggregate: the ledger does not record {name}; every owner is {NOBODY} in it"
+        for name in values["aggregate"]
+        if is_lacking(name)
+    ]
+    return await _answer(ask, sets, money, reports, lacking)
+
+
+async def _answer(
+    ask: Ask, data: object, money: "_Money", reports: Sequence[FleetReport], more: Sequence[str]
+) -> Answer:
+    document: dict[str, Any] = {"code": 200, "status": "success", "data": data, "currency": money.currency or None}
+    of_reports = (warning for report in reports for warning in _warnings(report))
+    warnings = list(dict.fromkeys((*ask.ignored, *more, *money.warnings, *of_reports)))
     if warnings:
         document["warning"] = "; ".join(warnings)
     return Answer(body=await asyncio.to_thread(responses.json_bytes, document))
@@ -68,13 +85,18 @@ async def _allocation(ask: Ask) -> Answer:
 async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
     values = ask.values
     share, wanted = _share(values), wanted_of(values)
-    turn = asyncio.Semaphore(AT_ONCE)
-
-    async def read(period: Window) -> FleetReport:
-        async with turn:
-            return await ask.book.report(period, _dimensions(values, share), _pushed(wanted, share), share_idle=share)
-
-    return list(await asyncio.gather(*(read(period) for period in periods)))
+    by, filters = _dimensions(values, share), _pushed(wanted, share)
+    if len(periods) > 1 and not any(period.start_seconds % DAY_SECONDS for period in periods[1:]):
+        # Of whole days: one reading has them all, whose questions are no more than those of one set.
+        whole = Window(start_seconds=periods[0].start_seconds, end_seconds=periods[-1].end_seconds)
+        report = await ask.book.report(whole, by, filters, share_idle=share, with_series=True)
+        return await asyncio.to_thread(in_periods, report, periods)
+    if len(periods) > MOST_PARTS_OF_DAYS:
+        raise ConfigError(
+            f"step: {len(periods)} sets that do not begin at midnight are more than {MOST_PARTS_OF_DAYS}; allowed: a"
+            " step of days in a window that begins at midnight, or a shorter window"
+        )
+    return [await ask.book.report(period, by, filters, share_idle=share) for period in periods]
 
 
 def _share(values: Mapping[str, Any]) -> ShareIdle:
@@ -83,8 +105,8 @@ def _share(values: Mapping[str, Any]) -> ShareIdle:
 
 
 def _dimensions(values: Mapping[str, Any], share: ShareIdle) -> tuple[Dimension, ...]:
-    found: list[Dimension] = [one for name in values["aggregate"] for one in PARTS[name].dimensions]
-    found += [one for name in wanted_of(values) for one in FILTER_DIMENSIONS[name]]
+    found: list[Dimension] = [one for name in values["aggregate"] for one in part_of(name).dimensions]
+    found += [one for name in wanted_of(values) for one in dimensions_of_field(name)]
     if values["splitIdle"] or values["idleByNode"]:
         found.append("cluster")
     if values["idleByNode"]:
@@ -99,19 +121,35 @@ def _pushed(wanted: Mapping[str, frozenset[str]], share: ShareIdle) -> Filters:
     if share != "none":
         return Filters()
     return Filters(
-        wanted={FILTER_DIMENSIONS[name][0]: values for name, values in wanted.items() if name != "controllerKind"}
+        wanted={dimensions_of_field(name)[0]: values for name, values in wanted.items() if name != "controllerKind"}
     )
 
 
-def _currency(asked: str | None, reports: Iterable[FleetReport]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Money:
+    """The currency of an answer, and what a reader must know of it."""
+
+    currency: str
+    """ISO 4217; empty where nothing has a price."""
+    warnings: tuple[str, ...] = ()
+
+
+def _money(ask: Ask, reports: Iterable[FleetReport]) -> _Money:
+    """Return the currency of the answer: the one asked for, else the server's, else the only one."""
     known = sorted({currency for report in reports for currency in report.currencies})
+    asked, usual = ask.values["currency"], ask.settings.currency
     if asked and known and asked not in known:
         raise ConfigError(f"currency: there is no money in '{shown(asked)}'; allowed: {', '.join(known)}")
-    if not asked and len(known) > 1:
+    if not asked and not usual and len(known) > 1:
         raise ConfigError(
-            f"currency: money is in {', '.join(known)}, and is not added across currencies; allowed: one of them"
+            f"currency: money is in {', '.join(known)}, and is not added across currencies; allowed: one of them, or"
+            " start the service with --currency"
         )
-    return asked or (known[0] if known else "")
+    if asked:
+        return _Money(currency=asked)
+    others = [one for one in known if one != usual] if usual else []
+    left_out = f"currency: costs are in {usual}; costs in {', '.join(others)} are left out"
+    return _Money(currency=usual or (known[0] if known else ""), warnings=(left_out,) if others else ())
 
 
 def _set(report: FleetReport, values: Mapping[str, Any], currency: str) -> dict[str, Any]:
@@ -132,18 +170,20 @@ def _set(report: FleetReport, values: Mapping[str, Any], currency: str) -> dict[
 
 
 def _name(key: LineKey, values: Mapping[str, Any]) -> str:
+    """Return a row's name: as many parts as the aggregation has; only idle has a name of its own, as in OpenCost."""
     if not is_apart(key):
-        return "/".join(PARTS[name].name(key) or NOBODY for name in values["aggregate"])
-    own = UNATTRIBUTED_NAME if key.kind == UNATTRIBUTED else IDLE
+        return "/".join(part_of(name).name(key) or NOBODY for name in values["aggregate"])
+    if key.kind == UNATTRIBUTED:
+        return "/".join(UNATTRIBUTED_NAME for _ in values["aggregate"])
     if values["idleByNode"]:
-        return "/".join(part for part in (key.cluster, key.node, own) if part)
-    return "/".join(part for part in (key.cluster, own) if part) if values["splitIdle"] else own
+        return "/".join(part for part in (key.cluster, key.node, IDLE) if part)
+    return "/".join(part for part in (key.cluster, IDLE) if part) if values["splitIdle"] else IDLE
 
 
 def _shows_idle(row: _Row, values: Mapping[str, Any], currency: str) -> bool:
     """Asked for; where it was spread only if something could not be."""
     if _share(values) == "none":
-        return bool(values["includeIdle"])
+        return bool(values["includeIdle"] or values["idle"])
     money = total_of(row.figures).money.get(currency)
     return money is not None and money.total + row.shared.get(currency, 0.0) >= _UNCHARGED
 
@@ -211,7 +251,7 @@ def _gpu(keys: Sequence[LineKey], figures: Figures, window: Window) -> dict[str,
 def _properties(keys: Sequence[LineKey], values: Mapping[str, Any]) -> dict[str, Any]:
     """What all lines of the row have in common, of what is asked for."""
     found: dict[str, Any] = {}
-    asked = {one for name in values["aggregate"] for one in PARTS[name].dimensions}
+    asked = {one for name in values["aggregate"] for one in part_of(name).dimensions}
     parts = {
         "cluster": [key.cluster for key in keys],
         "node": [key.node for key in keys],
@@ -245,17 +285,128 @@ def _warnings(report: FleetReport) -> list[str]:
     return [*found, *trust.notes]
 
 
+async def _assets(ask: Ask) -> Answer:
+    """Answer with the GPUs' money of every node, held or not."""
+    wanted = ask.values["filter"] or {}
+    wrong = sorted(set(wanted) - {"cluster", "node"})
+    if wrong:
+        raise ConfigError(f"filter: {', '.join(wrong)} is no property of a node; allowed: cluster, node")
+    report = await ask.book.report(
+        ask.values["window"], ("cluster", "node"), _pushed(wanted, "none"), share_idle="none"
+    )
+    money = _money(ask, [report])
+    types = ask.values["filterTypes"]
+    rows: dict[tuple[str, str], _Row] = {}
+    for line in (*report.held, *report.apart):
+        rows.setdefault((line.key.cluster, line.key.node), _Row()).add(line)
+    nodes = {
+        "/".join(part for part in (cluster, "Node", node) if part): asset
+        for (cluster, node), row in sorted(rows.items())
+        if (types is None or "node" in types) and (asset := _asset(cluster, node, row, report.window, money))
+    }
+    # OpenCost has one set of assets where Kubecost, whose parameter this is, has a list of sets.
+    data = nodes if types is None else [nodes]
+    return await _answer(ask, data, money, [report], ())
+
+
+def _asset(cluster: str, node: str, row: _Row, window: Window, money: _Money) -> dict[str, Any] | None:
+    """Return a node's row; ``None`` where its money is in other currencies only."""
+    figures = total_of(row.figures)
+    amount = figures.money.get(money.currency)
+    if amount is None and figures.money:
+        return None
+    cost = amount.total if amount else None
+    start, end = _time(window.start_seconds), _time(window.end_seconds)
+    return {
+        "type": "Node",
+        "properties": {"category": "Compute", "service": "Kubernetes", "cluster": cluster, "name": node},
+        "labels": {},
+        "window": {"start": start, "end": end},
+        "start": start,
+        "end": end,
+        "minutes": window.seconds / 60,
+        "gpuCount": figures.allocated_seconds / window.seconds,
+        "GPUHours": figures.allocated_seconds / HOUR_SECONDS,
+        "gpuCost": cost,
+        "cpuCost": 0.0,
+        "ramCost": 0.0,
+        "adjustment": 0.0,
+        "totalCost": cost,
+    }
+
+
+async def _suggestions(ask: Ask) -> Answer:
+    """Answer with the values of a field that occur in the window."""
+    field_name, search = ask.values["field"] or "", (ask.values["search"] or "").lower()
+    found: set[str] = set()
+    if field_name in FILTER_DIMENSIONS:
+        wanted = ask.values["filter"] or {}
+        dimensions = [one for name in (field_name, *wanted) for one in dimensions_of_field(name)]
+        report = await ask.book.report(ask.values["window"], tuple(dict.fromkeys(dimensions)), _pushed(wanted, "none"))
+        found = {value_of(field_name, line.key) for line in report.held if keeps(wanted, line.key)} - {""}
+    names = sorted(name for name in found if search in name.lower())[: ask.values["limit"]]
+    return Answer(body=responses.json_bytes({"code": 200, "status": "success", "data": names}))
+
+
+async def _configs(ask: Ask) -> Answer:
+    """Answer with the currency, which clients show beside amounts."""
+    known = sorted({month.currency for month in await ask.book.months()})
+    usual = ask.settings.currency
+    if not usual and len(known) > 1:
+        raise ConfigError(f"currency: money is in {', '.join(known)}; start the service with --currency")
+    document = {"code": 200, "status": "success", "data": {"currencyCode": usual or (known[0] if known else "")}}
+    return Answer(body=responses.json_bytes(document))
+
+
+def _text(name: str, about: str) -> Parameter:
+    return Parameter(name=name, about=about, parse=lambda text, _: text.strip(), allowed="any text")
+
+
+_SUGGESTION_PARAMETERS: tuple[Parameter, ...] = (
+    *(one for one in PARAMETERS if one.name in {"window", "filter", "limit"}),
+    _text("field", f"Whose values: {', '.join(FILTER_DIMENSIONS)}; anything else has none."),
+    _text("search", "Only values that contain this, whatever the case."),
+)
+_ASSET_PARAMETERS: tuple[Parameter, ...] = (
+    *(one for one in PARAMETERS if one.name in {"window", "currency"}),
+    Parameter(
+        name="filter",
+        about='Nodes that are wanted: cluster:"a" or node:"a","b", joined by +.',
+        parse=conditions,
+        allowed='such as cluster:"a"',
+    ),
+    Parameter(
+        name="filterTypes",
+        about="Kubecost's: types of assets; there are nodes only. Where it is given, data is a list of one set.",
+        parse=lambda text, _: frozenset(one.strip().lower() for one in text.split(",")),
+        allowed="Node",
+    ),
+    *(ignored(name) for name in ("aggregate", "accumulate", "includeIdle", "step", "disableAdjustments")),
+)
+
+_PATHS = (
+    ("/allocation", "Cost of GPUs in the shape of OpenCost's allocation API."),
+    ("/allocation/compute", "The same; the path that OpenCost's own page asks."),
+    ("/model/allocation", "The same; the path that clients of Kubecost ask."),
+    ("/model/allocation/compute", "The same; the path of OpenCost's own page without a proxy of its own."),
+)
+_ASSET_PATHS = (
+    ("/assets", "Cost of the GPUs of every node in the shape of OpenCost's assets."),
+    ("/model/assets", "The same; the path that clients of Kubecost ask."),
+)
+_SUGGESTION_PATHS = (
+    ("/allocation/autocomplete", "Values of a field, for the filters of OpenCost's own page."),
+    ("/model/allocation/autocomplete", "The same, for a page without a proxy of its own."),
+)
+_CONFIG_PATHS = (("/model/getConfigs", "The currency that clients of Kubecost show."),)
+
 ENDPOINTS: tuple[Endpoint, ...] = tuple(
-    Endpoint(
-        path=path,
-        about=about,
-        handle=_allocation,
-        parameters=PARAMETERS,
-        schema="Allocations",
+    Endpoint(path=path, about=about, handle=handle, parameters=parameters, schema=schema, ignores_unknown=True)
+    for handle, parameters, schema, paths in (
+        (_allocation, PARAMETERS, "Allocations", _PATHS),
+        (_assets, _ASSET_PARAMETERS, "Assets", _ASSET_PATHS),
+        (_suggestions, _SUGGESTION_PARAMETERS, "Suggestions", _SUGGESTION_PATHS),
+        (_configs, (), "Configs", _CONFIG_PATHS),
     )
-    for path, about in (
-        ("/allocation", "Cost of GPUs in the shape of OpenCost's allocation API."),
-        ("/allocation/compute", "The same; the path that OpenCost's own page asks."),
-        ("/model/allocation", "The same; the path that clients of Kubecost ask."),
-    )
+    for path, about in paths
 )

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from exporter.errors import ConfigError
-from exporter.report.fleet.values import Dimension, LineKey
+from exporter.report.fleet.values import LABEL, Dimension, LineKey, label_problem
+from exporter.report.fleet.windows import Now
 from exporter.report.service.parameters import shown
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
@@ -49,6 +50,23 @@ PARTS: Mapping[str, Part] = {
     "label:team": _TEAM,
     **{kind: Part(dimensions=("workload",), name=_of_kind(kind)) for kind in _CONTROLLERS},
 }
+_LACKING = frozenset({"pod", "container", "service", "department", "environment", "owner", "product"})
+_ANNOTATION = "annotation:"
+_NONE = Part(dimensions=(), name=lambda _: "")
+
+
+def is_lacking(name: str) -> bool:
+    """Return whether OpenCost can aggregate by this property and the ledger does not record it."""
+    return name in _LACKING or name.startswith(_ANNOTATION)
+
+
+def part_of(name: str) -> Part:
+    """Return the part of a property; one that the ledger does not record is empty on every line."""
+    if name.startswith(LABEL) and name not in PARTS:
+        return Part(dimensions=(name,), name=lambda key: key.value(name))
+    return PARTS.get(name, _NONE)
+
+
 _FIELDS: Mapping[str, str] = {
     "cluster": "cluster",
     "node": "node",
@@ -76,12 +94,22 @@ _VALUE_OF: Mapping[str, Callable[[LineKey], str]] = {
 }
 
 
+def dimensions_of_field(name: str) -> tuple[Dimension, ...]:
+    """Return what a ledger must be told apart by for a filter by a field or a label."""
+    return FILTER_DIMENSIONS.get(name, (name,))
+
+
+def value_of(name: str, key: LineKey) -> str:
+    """Return a line's value of a field or label that can be filtered by; kinds in small letters."""
+    return _VALUE_OF[name](key) if name in _VALUE_OF else key.value(name)
+
+
 def keeps(wanted: Mapping[str, frozenset[str]], key: LineKey) -> bool:
     """Whether a line is asked for; kinds in small letters."""
-    return all(_VALUE_OF[name](key) in values for name, values in wanted.items())
+    return all(value_of(name, key) in values for name, values in wanted.items())
 
 
-def conditions(text: str, _now_seconds: float) -> dict[str, frozenset[str]]:
+def conditions(text: str, _now: Now) -> dict[str, frozenset[str]]:
     """``namespace:"a","b"+controllerKind:"job"``: what must hold, all of it; kinds in small letters.
 
     Raises:
@@ -92,12 +120,15 @@ def conditions(text: str, _now_seconds: float) -> dict[str, frozenset[str]]:
     while at < len(text):
         match = _TERM.match(text, at)
         name = _FIELDS.get(match["name"]) if match else None
-        if match and match["name"] == "label" and match["label"] == "team":
-            name = "team"
-        if match is None or name is None or (match["label"] is not None and name != "team"):
+        if match and match["name"] == "label" and match["label"]:
+            label = LABEL + match["label"]
+            name = "team" if label == "label:team" else None if label_problem(label) else label
+        elif match and match["label"] is not None:
+            name = None
+        if match is None or name is None:
             raise ConfigError(
                 f"filter: '{shown(text)}' is not understood from '{shown(text[at:])}'; allowed: terms such as"
-                f' namespace:"a","b" of {", ".join(FILTER_DIMENSIONS)}, label[team], joined by +'
+                f' namespace:"a","b" of {", ".join(FILTER_DIMENSIONS)}, label[KEY], joined by +'
             )
         values = [value.strip().strip('"') for value in match["values"].split(",")]
         wanted = frozenset(value.lower() if name == "controllerKind" else value for value in values)

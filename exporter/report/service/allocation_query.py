@@ -2,36 +2,50 @@
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Any
 
 from exporter.errors import ConfigError
-from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, Window
-from exporter.report.fleet.windows import parse_window
-from exporter.report.service.allocation_parts import IDLE, PARTS, conditions
+from exporter.report.fleet.values import DAY_SECONDS, HOUR_SECONDS, LABEL, Window, label_problem, too_many_labels
+from exporter.report.fleet.windows import Now, last_days, parse_window
+from exporter.report.service.allocation_parts import IDLE, NOBODY, PARTS, conditions, is_lacking
 from exporter.report.service.parameters import Parameter, choice, shown, switch
 
 MOST_STEPS = 400
+_MOST_DAYS = 3650
 _DAYS = re.compile(r"(\d{1,5})([dw])")
 _MINUTES = re.compile(r"(\d{1,8})m")
 _STEP = re.compile(r"(\d{1,6})([mhdw])")
+_LENGTHS = {"hour": HOUR_SECONDS, "day": DAY_SECONDS, "week": 7 * DAY_SECONDS}
 _SECONDS = {"m": 60, "h": HOUR_SECONDS, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 
 
-def window_of(text: str, now_seconds: float) -> Window:
-    """The period; days are those of the calendar, today among them, as OpenCost counts them.
+def _first_after(day: date, months: int) -> date:
+    """Return the first day of the next period of so many months that divides the year."""
+    count = day.year * 12 + (day.month - 1) // months * months + months
+    return date(count // 12, count % 12 + 1, 1)
+
+
+_CALENDAR: Mapping[str, Callable[[date], date]] = {
+    "weeknow": lambda day: day + timedelta(days=7 - day.weekday()),
+    "month": lambda day: _first_after(day, 1),
+    "quarter": lambda day: _first_after(day, 3),
+}
+"""From a day to the first day of the next set."""
+
+
+def window_of(text: str, now: Now) -> Window:
+    """Return the period; days are those of the calendar, today among them, as OpenCost counts them.
 
     Raises:
         ConfigError: It is none, or is no whole number of hours.
     """
     written = text.strip()
     if match := _DAYS.fullmatch(written):
-        end = int(now_seconds // HOUR_SECONDS) * HOUR_SECONDS
         days = int(match[1]) * (7 if match[2] == "w" else 1)
-        start = int(now_seconds // DAY_SECONDS) * DAY_SECONDS - (days - 1) * DAY_SECONDS
-        if days < 1 or start < 0:
-            raise ConfigError(f"window: '{shown(text)}' has no day; allowed: 1d or more")
-        if end <= start:  # the first hour of a day has nothing of it yet: then it is the day before
-            start, end = start - DAY_SECONDS, start
+        if not 1 <= days <= _MOST_DAYS:
+            raise ConfigError(f"window: '{shown(text)}' has no day, or too many; allowed: 1d to {_MOST_DAYS}d")
+        start, end = last_days(days, now)
         return Window(start_seconds=start, end_seconds=end, label=f"{written} of the calendar")
     if match := _MINUTES.fullmatch(written):
         if int(match[1]) % 60 or not int(match[1]):
@@ -39,13 +53,13 @@ def window_of(text: str, now_seconds: float) -> Window:
                 f"window: '{shown(text)}' is no whole number of hours, and the ledger is recorded by the hour; allowed:"
                 " 60m, 2h, 7d"
             )
-        return parse_window(f"{int(match[1]) // 60}h", now_seconds)
-    if "," in written and "T" in written.upper():
-        return parse_window(written.replace(",", ".."), now_seconds)
-    return parse_window(written, now_seconds)
+        written = f"{int(match[1]) // 60}h"
+    elif "," in written and "T" in written.upper():
+        written = written.replace(",", "..")
+    return parse_window(written, now.seconds, now.zone)
 
 
-def _step(text: str, _now_seconds: float) -> int | None:
+def _step(text: str, _now: Now) -> int | None:
     if text.strip() in {"window", "all"}:
         return None
     match = _STEP.fullmatch(text.strip())
@@ -58,27 +72,33 @@ def _step(text: str, _now_seconds: float) -> int | None:
     return seconds
 
 
-def _resolution(text: str, _now_seconds: float) -> str:
+def _resolution(text: str, _now: Now) -> str:
     if not _STEP.fullmatch(text.strip()):
         raise ValueError(text)
     return text
 
 
-def _aggregate(text: str, _now_seconds: float) -> tuple[str, ...]:
+def _aggregate(text: str, _now: Now) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in PARTS]
+    unknown = [name for name in names if name not in PARTS and not is_lacking(name) and not _is_label(name)]
     if unknown or not names:
         raise ConfigError(
             *(
-                f"aggregate: '{shown(name)}' is not known to the ledger, which has owners, not pods or labels; allowed:"
-                f" {', '.join(PARTS)}"
+                f"aggregate: '{shown(name)}' is no property of OpenCost's; allowed: {', '.join(PARTS)}, label:KEY; pod,"
+                f" container, service and annotation:NAME are accepted, and every owner is {NOBODY} in them"
                 for name in unknown or [text]
             )
         )
+    if problems := too_many_labels("aggregate", names):
+        raise ConfigError(*problems)
     return tuple(names)
 
 
-def _share(text: str, _now_seconds: float) -> str:
+def _is_label(name: str) -> bool:
+    return name.startswith(LABEL) and not label_problem(name)
+
+
+def _share(text: str, _now: Now) -> str:
     words = {"true": "true", "1": "true", "false": "none", "0": "none", "none": "none"}
     known = {**words, "weighted": "weighted", "even": "even"}
     return known[text.strip().lower()] if text.strip().lower() in known else _refused(text)
@@ -88,37 +108,38 @@ def _refused(text: str) -> str:
     raise ValueError(text)
 
 
-def _accumulate(text: str, _now_seconds: float) -> str:
+def _accumulate(text: str, _now: Now) -> str:
     word = {"true": "all", "1": "all", "false": "", "0": "", "none": ""}.get(text.strip().lower(), text.strip().lower())
-    if word not in {"", "all", "hour", "day", "week"}:
+    if word not in {"", "all", *_LENGTHS, *_CALENDAR}:
         raise ValueError(text)
     return word
 
 
-def _values(name: str) -> Callable[[str, float], frozenset[str]]:
-    def parse(text: str, _now_seconds: float) -> frozenset[str]:
+def _values(name: str) -> Callable[[str, Now], frozenset[str]]:
+    def parse(text: str, _now: Now) -> frozenset[str]:
         values = (value.strip() for value in text.split(","))
         return frozenset(value.lower() if name == "controllerKind" else value for value in values)
 
     return parse
 
 
-def _team_labels(text: str, _now_seconds: float) -> frozenset[str]:
+def _team_labels(text: str, _now: Now) -> frozenset[str]:
     pairs = [pair.strip().partition(":") for pair in text.split(",")]
     if any(name != "team" or not colon for name, colon, _ in pairs):
         raise ValueError(text)
     return frozenset(value for _, _, value in pairs)
 
 
-def _nothing(text: str, _now_seconds: float) -> None:
+def _nothing(text: str, _now: Now) -> None:
     raise ValueError(text)
 
 
-def _text(text: str, _now_seconds: float) -> str:
+def _text(text: str, _now: Now) -> str:
     return text
 
 
-def _ignored(name: str) -> Parameter:
+def ignored(name: str) -> Parameter:
+    """Return a parameter that clients send and that has no meaning here."""
     return Parameter(name=name, about="Accepted, and without a meaning here.", parse=_text, allowed="anything")
 
 
@@ -144,17 +165,17 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="window",
         about="Period: today, yesterday, week, lastweek, month, lastmonth, 24h, 7d (days of the calendar, today among"
-        " them), two RFC 3339 or two Unix times with a comma. Ends on whole hours UTC.",
+        " them), two RFC 3339 or two Unix times with a comma. Begins and ends on whole hours UTC.",
         parse=window_of,
         allowed="such as 7d, lastweek, 2026-10-01T00:00:00Z,2026-10-08T00:00:00Z",
         default="7d",
     ),
     Parameter(
         name="aggregate",
-        about="What rows are told apart by, separated by commas; pods, containers, services and labels other than team"
-        " are not known to the ledger.",
+        about="What rows are told apart by, separated by commas. The ledger does not record pods, containers, services,"
+        f" annotations, and labels that the agents do not take: every owner is {NOBODY} in them, and warning says so.",
         parse=_aggregate,
-        allowed=", ".join(PARTS),
+        allowed=f"{', '.join(PARTS)}, label:KEY",
         default="cluster,node,namespace,controllerKind,controller",
     ),
     Parameter(
@@ -166,9 +187,11 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="accumulate",
-        about="true: one set for the whole window, whatever the step; hour, day, week: sets of this length.",
+        about="true or all: one set for the whole window, whatever the step; hour, day, week: sets of this length;"
+        " weeknow, month, quarter: sets that end with the calendar's week (Monday), month, quarter, in the service's"
+        " time zone.",
         parse=_accumulate,
-        allowed="true, false, hour, day, week",
+        allowed="true, all, false, hour, day, week, weeknow, month, quarter",
         default="false",
     ),
     Parameter(
@@ -178,6 +201,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         allowed="such as 1m",
     ),
     switch("includeIdle", f"Add a row {IDLE} of what nobody held."),
+    switch("idle", "The same, in Kubecost's word: the row is there where either of the two is true."),
     Parameter(
         name="shareIdle",
         about="Spread what nobody held over owners: true (as shareSplit says), weighted, even.",
@@ -205,7 +229,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="currency",
-        about="Which money is told, where there are several; not known to OpenCost.",
+        about="Currency of the costs where there are several, else that of --currency; not known to OpenCost.",
         parse=_text,
         allowed="an ISO 4217 code",
     ),
@@ -226,7 +250,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     *(_not_here(name) for name in ("shareNamespaces", "shareLabels", "shareCost")),
     *(
-        _ignored(name)
+        ignored(name)
         for name in (
             "reconcile",
             "external",
@@ -251,14 +275,15 @@ def wanted_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     return found
 
 
-def sets_of(window: Window, values: Mapping[str, Any]) -> tuple[Window, ...]:
+def sets_of(window: Window, values: Mapping[str, Any], zone: tzinfo = UTC) -> tuple[Window, ...]:
     """The periods of the sets, in the order of time.
 
     Raises:
         ConfigError: There would be too many.
     """
-    named = {"hour": HOUR_SECONDS, "day": DAY_SECONDS, "week": 7 * DAY_SECONDS}
-    seconds = named.get(values["accumulate"]) or values["step"]
+    if values["accumulate"] in _CALENDAR:
+        return _calendar_sets(window, _CALENDAR[values["accumulate"]], zone)
+    seconds = _LENGTHS.get(values["accumulate"]) or values["step"]
     if values["accumulate"] == "all" or seconds is None or seconds >= window.seconds:
         return (window,)
     if -(-window.seconds // seconds) > MOST_STEPS:
@@ -270,3 +295,15 @@ def sets_of(window: Window, values: Mapping[str, Any]) -> tuple[Window, ...]:
         Window(start_seconds=start, end_seconds=min(start + seconds, window.end_seconds))
         for start in range(window.start_seconds, window.end_seconds, seconds)
     )
+
+
+def _calendar_sets(window: Window, after: Callable[[date], date], zone: tzinfo) -> tuple[Window, ...]:
+    starts = [window.start_seconds]
+    while (end := _midnight(after(datetime.fromtimestamp(starts[-1], zone).date()), zone)) < window.end_seconds:
+        starts.append(end)
+    ends = [*starts[1:], window.end_seconds]
+    return tuple(Window(start_seconds=start, end_seconds=end) for start, end in zip(starts, ends, strict=True))
+
+
+def _midnight(day: date, zone: tzinfo) -> int:
+    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())

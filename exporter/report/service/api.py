@@ -22,6 +22,7 @@ from exporter.report.service.book import Book
 from exporter.report.service.parameters import (
     BY,
     FILTERS,
+    LABEL_FILTER,
     LIMIT,
     OFFSET,
     SERIES,
@@ -49,6 +50,8 @@ class Ask:
     bodies: Bodies
     settings: ServeSettings
     now_seconds: float
+    ignored: tuple[str, ...] = ()
+    """One warning for each parameter that was ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ class Endpoint:
     """Of its JSON, in ``schemas.SCHEMAS``."""
     other_types: tuple[str, ...] = field(default=())
     """Content types that it can answer besides."""
+    ignores_unknown: bool = False
+    """Ignore unknown parameters with a warning, as an API of others does; else they are refused."""
 
 
 async def _report(ask: Ask) -> Answer:
@@ -205,6 +210,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             WINDOW,
             BY,
             *FILTERS,
+            LABEL_FILTER,
             SHARE_IDLE,
             SHARE_UNALLOCATED,
             SERIES,
@@ -220,7 +226,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         path="/api/v1/summary",
         about="The fleet in a few numbers: GPUs from total to active, money by what it went for, this month.",
         handle=_summary,
-        parameters=(WINDOW, *FILTERS),
+        parameters=(WINDOW, *FILTERS, LABEL_FILTER),
         schema="Summary",
     ),
     Endpoint(

@@ -1,9 +1,11 @@
 """The service's HTTP face: pages, API, metrics and health under one application that only reads."""
 
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
@@ -11,6 +13,7 @@ from aiohttp.typedefs import Middleware
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.exposition.connections import CONNECTIONS, Connections
 from exporter.exposition.limits import Limits
+from exporter.exposition.peers import peer_of
 from exporter.exposition.protocol import dress
 from exporter.report.service import responses
 from exporter.report.service.book import Book
@@ -18,6 +21,7 @@ from exporter.report.service.endpoints import add_endpoints
 from exporter.report.service.openapi import document
 from exporter.report.service.pages import add_pages
 from exporter.report.service.problems import problem_document
+from exporter.report.service.readings import CLIENT
 from exporter.report.service.settings import ServeSettings
 
 LOG = logging.getLogger("exporter.service")
@@ -26,7 +30,7 @@ MOST_CONNECTIONS = 256
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SETTINGS = web.AppKey("SETTINGS", ServeSettings)
-_API = ("/api/", "/allocation", "/model/", "/metrics", "/healthz", "/readyz", "/openapi.json")
+_API = ("/api/", "/allocation", "/assets", "/model/", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ def _one_app(
 ) -> web.Application:
     guards = [face.guard] if face.guard else []
     app = web.Application(
-        middlewares=[connections.middleware(), *guards, _plain_errors] if middlewares else [],
+        middlewares=[connections.middleware(), _own_host, _known_client, *guards, _plain_errors] if middlewares else [],
         client_max_size=connections.limits.body_bytes,
     )
     app.on_response_prepare.append(dress)
@@ -102,6 +106,36 @@ async def _redirect(request: web.Request, *, to: str) -> web.Response:
 
 
 @web.middleware
+async def _own_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Refuse names that are not the service's, so that a DNS name that is rebound to it reads nothing."""
+    settings = request.app[SETTINGS]
+    if settings.external_url and not _is_own(request.headers.get(hdrs.HOST, ""), settings.external_url):
+        words = f"this service is {settings.external_url}; ask for it by that name, its address or its *.svc name\n"
+        return web.Response(status=web.HTTPMisdirectedRequest.status_code, text=words)
+    return await handler(request)
+
+
+@web.middleware
+async def _known_client(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Remember by whose request reports are read: one client must leave room for others."""
+    CLIENT.set(peer_of(request.transport.get_extra_info("peername") if request.transport else None))
+    return await handler(request)
+
+
+def _is_own(host: str, external_url: str) -> bool:
+    """Whether a Host header names the service; no public DNS name is a literal address, or ends in ``.svc``."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        own = (urlsplit(external_url).hostname or "").rstrip(".")
+        if name in {"", "localhost", own} or name.endswith((".localhost", ".svc", ".svc.cluster.local")):
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Turn errors into words that tell what to do instead."""
     try:
@@ -113,7 +147,10 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         return response
     except web.HTTPNotFound:
         prefix = request.app[SETTINGS].path_prefix
-        what = f"{request.path}: nothing is here; pages begin at {prefix}/, the API is told at {prefix}/openapi.json"
+        what = (
+            f"{request.path}: nothing is here; pages begin at {prefix}/, the API is told at {prefix}/openapi.json; of"
+            " OpenCost's and Kubecost's there are allocation, assets and getConfigs, for GPUs only"
+        )
         return await _problem(request, 404, (what,))
     except web.HTTPException:
         raise

@@ -125,6 +125,10 @@ class Book(Protocol):
         """
         ...
 
+    def labels(self) -> Mapping[str, tuple[str, ...]]:
+        """Values by key of the cost labels that owners have."""
+        ...
+
     def recommendations(self) -> Sequence[Recommendation]:
         """Of the last hour's look, dearest first."""
         ...

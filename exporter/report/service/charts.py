@@ -142,13 +142,9 @@ def _part(currency: str, part: str) -> Value:
         }
         return seconds[part]
 
-    def idle(figures: Figures) -> float:
-        money = figures.money.get(currency)
-        return money.idle if money else 0.0
-
     costs: dict[str, Value] = {
-        "active": lambda figures: figures.active_cost(currency),
-        "idle": idle,
-        "unknown": lambda figures: figures.unknown_cost(currency),
+        "active": lambda figures: figures.money_in(currency).active,
+        "idle": lambda figures: figures.money_in(currency).idle,
+        "unknown": lambda figures: figures.money_in(currency).unknown,
     }
     return costs[part]

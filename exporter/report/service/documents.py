@@ -42,9 +42,9 @@ def money_documents(report: FleetReport) -> list[dict[str, Any]]:
         {
             "currency": currency,
             "total": _cost([report.total], currency),
-            "active": sum(figures.active_cost(currency) for figures in held),
-            "idle": sum(money.idle for figures in held if (money := figures.money.get(currency))),
-            "unknown": sum(figures.unknown_cost(currency) for figures in held),
+            "active": sum(figures.money_in(currency).active for figures in held),
+            "idle": sum(figures.money_in(currency).idle for figures in held),
+            "unknown": sum(figures.money_in(currency).unknown for figures in held),
             "unattributed": _cost(apart[UNATTRIBUTED], currency),
             "unallocated": _cost(apart[UNALLOCATED], currency),
         }
@@ -53,7 +53,7 @@ def money_documents(report: FleetReport) -> list[dict[str, Any]]:
 
 
 def _cost(many: Sequence[Figures], currency: str) -> float:
-    return sum(money.total for figures in many if (money := figures.money.get(currency)))
+    return sum(figures.money_in(currency).total for figures in many)
 
 
 def budget_document(state: BudgetState) -> dict[str, Any]:

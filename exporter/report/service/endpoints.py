@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
+from exporter.report.fleet.windows import Now
 from exporter.report.service import allocation, api, responses
 from exporter.report.service.api import Ask, Endpoint
 from exporter.report.service.bodies import Bodies
@@ -26,8 +27,11 @@ def _handler(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         now = clock()
-        values = read(endpoint.parameters, request.query.items(), now)
-        answer = await endpoint.handle(Ask(values=values, book=book, bodies=bodies, settings=settings, now_seconds=now))
+        ignored: list[str] = []
+        lenient = ignored if endpoint.ignores_unknown else None
+        values = read(endpoint.parameters, request.query.items(), Now(now, settings.timezone), lenient)
+        ask = Ask(values=values, book=book, bodies=bodies, settings=settings, now_seconds=now, ignored=tuple(ignored))
+        answer = await endpoint.handle(ask)
         headers: dict[str, str] = {}
         if answer.filename:
             headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{answer.filename}"'

@@ -1,8 +1,9 @@
 """The book over live sources: reports kept while they hold, months, and what the loop last found."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, tzinfo
 
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.report.budget.values import BudgetState
@@ -43,11 +44,13 @@ class LiveBook:
     Args:
         sources: What is asked.
         clock: Unix seconds.
+        zone: Whose days and months the names of reports mean.
     """
 
-    def __init__(self, sources: Sources, clock: Callable[[], float]) -> None:
+    def __init__(self, sources: Sources, clock: Callable[[], float], zone: tzinfo = UTC) -> None:
         self._sources = sources
         self._clock = clock
+        self._zone = zone
         self._freshness = Freshness(
             now_seconds=clock(), first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
         )
@@ -55,6 +58,7 @@ class LiveBook:
         self._months: _Months | None = None
         self._months_hold = False
         self._counting = asyncio.Lock()
+        self._labels: Mapping[str, tuple[str, ...]] = {}
         self._recommendations: tuple[Recommendation, ...] = ()
         self._budgets: tuple[BudgetState, ...] = ()
         self.readings = Readings(clock)
@@ -89,7 +93,7 @@ class LiveBook:
             StoreError: As for ``report``.
         """
         try:
-            window = parse_window(question.name, now)
+            window = parse_window(question.name, now, self._zone)
         except ConfigError:
             return
         await self._report(question, window)
@@ -104,7 +108,6 @@ class LiveBook:
                 ledger,
                 question.by,
                 wanted,
-                now_seconds=self._clock(),
                 share_idle=question.share_idle,
                 share_unallocated=question.share_unallocated,
                 with_series=question.with_series,
@@ -166,6 +169,10 @@ class LiveBook:
         except PrometheusError:
             return None
 
+    def labels(self) -> Mapping[str, tuple[str, ...]]:
+        """As they were last learned."""
+        return self._labels
+
     def recommendations(self) -> Sequence[Recommendation]:
         """As they were last learned."""
         return self._recommendations
@@ -183,6 +190,7 @@ class LiveBook:
         *,
         freshness: Freshness | None = None,
         down: str | None = None,
+        labels: Mapping[str, tuple[str, ...]] | None = None,
         recommendations: Sequence[Recommendation] | None = None,
         budgets: Sequence[BudgetState] | None = None,
     ) -> None:
@@ -191,6 +199,8 @@ class LiveBook:
             self._down = down
         if freshness is not None:
             self._freshness = replace(freshness, simulated=freshness.simulated or self._freshness.simulated)
+        if labels is not None:
+            self._labels = labels
         if recommendations is not None:
             self._recommendations = tuple(recommendations)
         if budgets is not None:

@@ -11,8 +11,8 @@ BUDGET_LABELS = ("budget", "period", "currency", "cluster", "team", "workload_na
 BUDGET_LIMIT = _own("gpu_budget_limit", "Money that the budget's period may cost, in its currency.", *BUDGET_LABELS)
 BUDGET_SPENT = _own(
     "gpu_budget_spent",
-    "Money of the budget's period until the last whole hour; it begins again with the period. Absent where a part of "
-    "the period could not be read, or its money is in other currencies.",
+    "Money of the budget's period until the last recorded hour; it begins again with the period. Absent where a part "
+    "of the period could not be read, or its money is in other currencies.",
     *BUDGET_LABELS,
 )
 BUDGET_PROJECTED = _own(
@@ -34,7 +34,7 @@ BUDGET_UNPRICED = _own(
 )
 MONTH_TO_DATE = _own(
     "gpu_cost_month_to_date",
-    "Money of this month (UTC) until the last whole hour: held, Unallocated and Unattributed.",
+    "Money of this month (UTC) until the last recorded hour: held, Unallocated and Unattributed.",
     "currency",
 )
 MONTH_FORECAST = _own(

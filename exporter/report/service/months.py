@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from exporter.report.fleet.forecast import complete_days, forecast
-from exporter.report.fleet.values import HOUR_SECONDS, Chunk, FleetLedger, Window
+from exporter.report.fleet.values import HOUR_SECONDS, Chunk, FleetLedger, Window, last_recorded
 from exporter.report.service.book import MonthMoney
 
 KNOWN_RATIO = 0.99
@@ -11,11 +11,10 @@ KNOWN_RATIO = 0.99
 
 
 def months_window(now_seconds: float) -> Window:
-    """Last month and this one, as far as it has gone."""
+    """Last month and this one, as far as they are recorded."""
     this = _month(now_seconds)
     last = _month(this.start_seconds - 1)
-    end = max(int(now_seconds // HOUR_SECONDS) * HOUR_SECONDS, this.start_seconds)
-    return Window(start_seconds=last.start_seconds, end_seconds=end, label="last month and this")
+    return Window(start_seconds=last.start_seconds, end_seconds=last_recorded(now_seconds), label="last month and this")
 
 
 def month_start(now_seconds: float) -> int:
@@ -42,7 +41,7 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ..
             MonthMoney(
                 currency=currency,
                 spent=spent,
-                forecast=forecast(spent, _days(ledger, currency, now_seconds), ledger.window.end_seconds, this),
+                forecast=forecast(spent, _days(ledger, currency), ledger.window.end_seconds, this),
                 last_month=sum(_money(chunk).get(currency, 0.0) for chunk in last) if known else None,
             )
         )
@@ -58,10 +57,8 @@ def month_coverage(ledger: FleetLedger, now_seconds: float) -> float | None:
     return sum(sum(chunk.recorded_hours.values()) for chunk in chunks) / hours if hours > 0 else None
 
 
-def _days(ledger: FleetLedger, currency: str, now_seconds: float) -> list[float]:
-    return complete_days(
-        ledger, now_seconds, money=lambda chunk: _money(chunk).get(currency, 0.0), hours=_recorded_hours
-    )
+def _days(ledger: FleetLedger, currency: str) -> list[float]:
+    return complete_days(ledger, money=lambda chunk: _money(chunk).get(currency, 0.0), hours=_recorded_hours)
 
 
 def _month(seconds: float) -> Window:

@@ -56,8 +56,8 @@ def _named() -> dict[str, Parameter]:
     for endpoint in ENDPOINTS:
         for parameter in endpoint.parameters:
             if parameter not in found.values():
-                taken = parameter.name in found
-                found[f"{_name(endpoint.path)}.{parameter.name}" if taken else parameter.name] = parameter
+                name = parameter.name.replace(":", ".")
+                found[f"{_name(endpoint.path)}.{name}" if name in found else name] = parameter
     return found
 
 

@@ -11,12 +11,12 @@ from aiohttp import hdrs, web
 from exporter.errors import ConfigError, PrometheusError, StoreError
 from exporter.exposition.compression import accepts_gzip
 from exporter.report.fleet.report import FleetReport
-from exporter.report.fleet.values import Dimension
+from exporter.report.fleet.values import LABEL, Dimension, label_problem
 from exporter.report.service import responses, view_advice, view_overview, view_owner
 from exporter.report.service.book import Book
 from exporter.report.service.settings import ServeSettings
 from exporter.report.service.view_frame import make_frame
-from exporter.report.service.view_groups import choices, everything, usual_currency
+from exporter.report.service.view_groups import MOST_CHOICES, choices, everything, usual_currency
 from exporter.report.service.view_query import View, plain_view, read_view
 from exporter.report.service.view_static import assets, packed
 from exporter.report.service.view_table import SUBJECTS
@@ -50,6 +50,8 @@ def add_pages(app: web.Application, book: Book, settings: ServeSettings) -> None
     )
     for path, template, make in pages:
         app.router.add_get(path, partial(face.page, path=path, template=template, make=make))
+    app.router.add_get("/by/{dimension:label:.+}", face.label)
+    app.router.add_get("/runbook", face.runbook)
     app.router.add_get("/static/{name}", face.static)
     app[responses.ERROR_PAGE] = face.error_page
 
@@ -64,9 +66,9 @@ class _Pages:
     async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
         now = self.book.freshness().now_seconds
         try:
-            view = read_view(path, request.query.items(), now, self.settings.path_prefix)
+            view = read_view(path, request.query.items(), now, self.settings.path_prefix, self.settings.timezone)
         except ConfigError as error:
-            plain = plain_view(path, now, self.settings.path_prefix)
+            plain = plain_view(path, now, self.settings.path_prefix, self.settings.timezone)
             return await self._failed(request, plain, HTTPStatus.BAD_REQUEST, error.problems)
         try:
             whole = await everything(self.book, view)
@@ -74,12 +76,26 @@ class _Pages:
             report, values = await make(self.book, view)
         except (PrometheusError, StoreError) as error:
             return await self._failed(request, view, HTTPStatus.SERVICE_UNAVAILABLE, (str(error),))
-        return await self._respond(request, template, view, values, report=report, offered=choices(whole))
+        offered = {**choices(whole), **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels().items()}}
+        return await self._respond(request, template, view, values, report=report, offered=offered)
+
+    async def label(self, request: web.Request) -> web.Response:
+        """Answer with the table of a label's values."""
+        dimension = request.match_info["dimension"]
+        if label_problem(dimension):
+            raise web.HTTPNotFound
+        make = partial(view_owner.table, name=dimension)
+        return await self.page(request, path=f"/by/{dimension}", template="table.html", make=make)
+
+    async def runbook(self, request: web.Request) -> web.Response:
+        """Answer with the runbook, to which alerts link; it needs no Prometheus."""
+        view = plain_view("/runbook", self.book.freshness().now_seconds, self.settings.path_prefix)
+        return await self._respond(request, "runbook.html", view, {})
 
     async def error_page(self, request: web.Request, status: int, what: str, mend: str) -> web.Response:
         """An error of any path, for people."""
         now = self.book.freshness().now_seconds
-        view = plain_view("", now, self.settings.path_prefix)
+        view = plain_view("", now, self.settings.path_prefix, self.settings.timezone)
         return await self._failed(request, view, status, (f"{what}; {mend}" if mend else what,))
 
     async def static(self, request: web.Request) -> web.Response:

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -16,8 +17,10 @@ LOG = logging.getLogger("exporter.service")
 
 AT_ONCE = 3
 """Readings at the same time: one answers Prometheus' questions in parallel itself."""
-MOST_WAITING = 30
-"""Different questions that may wait for their turn; beyond them an answer is refused for now."""
+MOST_WAITING, MOST_OF_ONE = 30, 15
+"""Different questions that may wait for their turn, of all clients and of one; more are refused for now."""
+CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
+"""The client whose request is answered, by its address; empty for the service's own questions, which none limits."""
 MOST_FIGURES = 300_000
 """Lines times periods that are kept: some 100 MiB."""
 _FIGURES_OF_NONE = 300
@@ -55,6 +58,17 @@ class _Kept:
         return _FIGURES_OF_NONE + lines * (1 + len(self.report.periods))
 
 
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A reading under way."""
+
+    task: "asyncio.Task[FleetReport]"
+    client: str
+    """Who asked first."""
+    waiting: int = 0
+    """Requests that wait for it."""
+
+
 class Readings:
     """Keeps reports by question. For one event loop.
 
@@ -65,11 +79,13 @@ class Readings:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._kept: OrderedDict[Question, _Kept] = OrderedDict()
-        self._running: dict[tuple[Question, Window], asyncio.Task[FleetReport]] = {}
+        self._running: dict[tuple[Question, Window], _Running] = {}
         self._looked: dict[Question, float] = {}
         self._failed: dict[Question, tuple[float, str]] = {}
         self._turn = asyncio.Semaphore(AT_ONCE)
-        self._others = 0
+        self._places: Counter[str] = Counter()
+        """Readings that are under way or wait, by client."""
+        self._turns: dict[str, asyncio.Semaphore] = {}
         self._generation = 0
         self.begun = 0
         """Readings since the start."""
@@ -98,14 +114,29 @@ class Readings:
         Raises:
             PrometheusError: Too many wait already.
         """
-        if len(self._running) + self._others >= MOST_WAITING:
+        client = CLIENT.get()
+        if self._is_full(client):
             raise _busy()
-        self._others += 1
+        self._take_place(client)
         try:
-            async with self._turn:
+            async with self._turns[client], self._turn:
                 yield
         finally:
-            self._others -= 1
+            self._leave_place(client)
+
+    def _is_full(self, client: str) -> bool:
+        """Whether no more readings are begun for a client: one leaves half of the places to the others."""
+        return self._places.total() >= MOST_WAITING or bool(client and self._places[client] >= MOST_OF_ONE)
+
+    def _take_place(self, client: str) -> None:
+        self._places[client] += 1
+        # One client's readings leave a turn to those of the others.
+        self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE - 1 if client else AT_ONCE))
+
+    def _leave_place(self, client: str) -> None:
+        self._places[client] -= 1
+        if not self._places[client]:
+            del self._places[client], self._turns[client]
 
     async def get(
         self, question: Question, window: Window, read: Callable[[], Awaitable[FleetReport]], trouble: str = ""
@@ -131,16 +162,28 @@ class Readings:
         trouble = trouble or self._resting(question)
         if old is not None and trouble:
             return _aged(old, trouble)
-        task = self._running.get((question, window))
-        if task is None:
-            if len(self._running) + self._others >= MOST_WAITING:
+        running = self._running.get((question, window))
+        if running is None:
+            client = CLIENT.get()
+            if self._is_full(client):
                 if old is not None:
                     return _aged(old, "too many reports are being read now")
                 raise _busy()
-            task = asyncio.ensure_future(self._read(question, read))
-            self._running[question, window] = task
-            task.add_done_callback(lambda done: self._over(question, window, done))
-        return await self._wait(task, old)
+            self._take_place(client)
+            running = _Running(asyncio.ensure_future(self._read(question, read, self._turns[client])), client)
+            self._running[question, window] = running
+            running.task.add_done_callback(lambda _: self._over(question, window, running))
+        running.waiting += 1
+        try:
+            return await self._wait(running.task, old)
+        except asyncio.CancelledError:
+            if running.waiting == 1 and not running.task.done():
+                # All who asked have left. Whoever asks from now on begins a reading of his own.
+                self._running.pop((question, window), None)
+                running.task.cancel()
+            raise
+        finally:
+            running.waiting -= 1
 
     def _resting(self, question: Question) -> str:
         """Why the question is not asked again yet; empty where it may be."""
@@ -160,8 +203,10 @@ class Readings:
             return _aged(old, report.trust.failures[0].reason)
         return report
 
-    async def _read(self, question: Question, read: Callable[[], Awaitable[FleetReport]]) -> FleetReport:
-        async with self._turn:
+    async def _read(
+        self, question: Question, read: Callable[[], Awaitable[FleetReport]], of_client: asyncio.Semaphore
+    ) -> FleetReport:
+        async with of_client, self._turn:
             generation = self._generation
             self.begun += 1
             try:
@@ -193,16 +238,20 @@ class Readings:
             self._failed.pop(last, None)
             weight -= gone.weight
 
-    def _over(self, question: Question, window: Window, task: "asyncio.Task[FleetReport]") -> None:
-        self._running.pop((question, window), None)
+    def _over(self, question: Question, window: Window, running: _Running) -> None:
+        if self._running.get((question, window)) is running:
+            del self._running[question, window]
+        self._leave_place(running.client)
+        task = running.task
         if not task.cancelled() and (error := task.exception()):
             LOG.info("a report could not be read", extra={"window": window.label, "reason": str(error)})
 
     async def stop(self) -> None:
         """End what is being read."""
-        for task in list(self._running.values()):
+        tasks = [running.task for running in self._running.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def question_of(

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.errors import ConfigError, ExporterError, PrometheusError
@@ -34,6 +34,7 @@ class Questions:
     """What is asked in the rounds; each raises PrometheusError where Prometheus does not answer."""
 
     newest_hour: Callable[[float], Awaitable[float | None]]
+    labels: Callable[[float], Awaitable[Mapping[str, tuple[str, ...]]]]
     recommendations: Callable[[float], Awaitable[Sequence[Recommendation]]]
     load_budgets: Callable[[], Count]
     """Reads the file of budgets. Raises ConfigError where it has mistakes."""
@@ -91,7 +92,7 @@ class Refreshing:
         state = (self._newest, self.keeping.state)
         if not down and state != self._seen:
             self._seen = state
-            self._due |= {"budgets", "months", "advice", "reports"}
+            self._due |= {"labels", "budgets", "months", "advice", "reports"}
             self._rest(0.0, now)
             self.book.renew()
         self._tell(now, down)
@@ -118,6 +119,7 @@ class Refreshing:
 
     async def _count_what_is_due(self, now: float) -> None:
         parts: dict[str, Callable[[float], Awaitable[None]]] = {
+            "labels": self._labels,
             "months": self._months,
             "budgets": self._budgets,
             "advice": self._advice,
@@ -138,6 +140,9 @@ class Refreshing:
 
     def _rest(self, seconds: float, now: float) -> None:
         self.pause_seconds, self._budgets_from = seconds, now + seconds
+
+    async def _labels(self, now: float) -> None:
+        self.book.learn(labels=await self.questions.labels(now))
 
     async def _months(self, _now: float) -> None:
         await self.book.months()

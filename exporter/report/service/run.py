@@ -28,7 +28,7 @@ from exporter.report.service import view_overview
 from exporter.report.service.app import Face, create_app
 from exporter.report.service.keeping import Keeping, keep
 from exporter.report.service.live_book import LiveBook, Sources
-from exporter.report.service.probe import newest_hour
+from exporter.report.service.probe import label_values, newest_hour
 from exporter.report.service.refreshing import Count, Questions, Refreshing, rounds
 from exporter.report.service.service_metrics import ServiceFigures, render
 from exporter.report.service.settings import ServeSettings
@@ -103,11 +103,13 @@ class Service:
                 at_work_ratio=partial(at_work_ratio, client, cluster_label=label),
             ),
             clock,
+            settings.timezone,
         )
         self.refreshing = Refreshing(
             book=self.book,
             questions=Questions(
                 newest_hour=partial(newest_hour, client),
+                labels=partial(label_values, client),
                 recommendations=partial(read_recommendations, client, ledger, cluster_label=label),
                 load_budgets=partial(_budgets, settings, ledger),
             ),

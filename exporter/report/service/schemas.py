@@ -47,6 +47,7 @@ _NAMES = {
     "owner_kind": _maybe("string", "Of the workload, or Unallocated, Unattributed."),
     "owner_name": _maybe("string", "Of the workload."),
     "team": _maybe("string", "Who pays."),
+    "labels": _maybe("object", "Values by key of the labels that were asked for; null where it has none of them."),
     "model": _maybe("string", "Of the GPU."),
     "mode": _maybe("string", "exclusive, mig or shared."),
 }
@@ -55,6 +56,13 @@ _PERIOD = {
     "to_seconds": _known("integer", "End, Unix time; outside of the period."),
 }
 _NOT_OURS = ("cpuCost", "ramCost", "pvCost", "networkCost", "loadBalancerCost", "sharedCost", "externalCost")
+_WARNING = _known(
+    "string",
+    "What a reader must know, joined by '; ': parameters that were ignored, properties that the ledger does not record,"
+    " currencies that were left out, hours that were not recorded, GPU-hours without a price. Absent where there is"
+    " nothing of it.",
+)
+_NODES: Schema = {"type": "object", "additionalProperties": _ref("Asset")}
 _TIME = "Unix time; null while it is not known."
 
 SCHEMAS: dict[str, Schema] = {
@@ -228,7 +236,7 @@ SCHEMAS: dict[str, Schema] = {
         container=_maybe("string", "Its container."),
         gpu_share_ratio=_known("number", "Its part of the physical GPU."),
         activity_ratio=_maybe("number", "Now, 0 to 1."),
-        idle_for_seconds=_maybe("number", "Since it was last active."),
+        idle_for_seconds=_maybe("number", "Measured idle time since it was last active."),
         age_seconds=_maybe("number", "Since it was first seen on the device."),
         memory_used_bytes=_maybe("number", "On the device."),
         cost_per_hour=_list({"type": "object"}, "currency and cost, at the price of now."),
@@ -245,7 +253,49 @@ SCHEMAS: dict[str, Schema] = {
             ),
             currency=_maybe("string", "Of all costs; null where there are none."),
         ),
-        warning=_known("string", "What a reader must know."),
+        warning=_WARNING,
+    ),
+    "Assets": _optional(
+        _object(
+            "GPUs' cost by node in the shape of OpenCost's assets; see docs/service.md for what differs.",
+            code={"const": 200},
+            status=_known("string", "success"),
+            data={
+                "anyOf": [_NODES, {"type": "array", "items": _NODES}],
+                "description": "Nodes by name; with filterTypes a list of one such set.",
+            },
+            currency=_maybe("string", "Of all costs; null where there are none."),
+        ),
+        warning=_WARNING,
+    ),
+    "Asset": _object(
+        "The GPUs of a node.",
+        type={"const": "Node"},
+        properties=_known("object", "category, service, cluster, name."),
+        labels=_known("object", "Empty."),
+        window=_known("object", "start and end, RFC 3339."),
+        start=_known("string", "RFC 3339."),
+        end=_known("string", "RFC 3339."),
+        minutes=_known("number", "Of the window."),
+        gpuCount=_known("number", "Mean number of GPUs that were metered."),
+        GPUHours=_known("number", "GPU-hours, held or not."),
+        gpuCost=_maybe("number", "Of all of them; null where there was no price."),
+        cpuCost=_known("number", "0: not of this ledger."),
+        ramCost=_known("number", "0: not of this ledger."),
+        adjustment=_known("number", "0."),
+        totalCost=_maybe("number", "The same as gpuCost."),
+    ),
+    "Suggestions": _object(
+        "Values of a field.",
+        code={"const": 200},
+        status=_known("string", "success"),
+        data=_list({"type": "string"}, "In alphabetical order."),
+    ),
+    "Configs": _object(
+        "Settings that clients of Kubecost ask for.",
+        code={"const": 200},
+        status=_known("string", "success"),
+        data=_object("Settings.", currencyCode=_known("string", "ISO 4217; empty while nothing has a price.")),
     ),
     "Allocation": _object(
         "One row.",

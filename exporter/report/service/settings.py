@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -35,6 +36,10 @@ class ServeSettings:
     store: Path | None = None
     """``None``: no day is kept, and only what Prometheus still has is shown."""
     budgets: Path | None = None
+    currency: str = ""
+    """ISO 4217: currency of OpenCost's API where a request names none; empty where there is no default."""
+    timezone: tzinfo = UTC
+    """Whose days, weeks and months a period means."""
     refresh_seconds: float = 300.0
     history_days: int = 90
     log_format: Literal["text", "json"] = "text"
@@ -111,6 +116,8 @@ def _build(values: dict[str, Any], prometheus: PrometheusSettings, warnings: tup
         title=values["title"],
         store=Path(values["store"]) if values["store"] else None,
         budgets=Path(values["budgets"]) if values["budgets"] else None,
+        currency=values["currency"] or "",
+        timezone=values["timezone"],
         refresh_seconds=values["refresh-interval"],
         history_days=values["history"],
         log_format=values["log-format"],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.report import FleetReport
 from exporter.report.recommend.values import Advice, Recommendation
-from exporter.report.render.rows import TITLES
+from exporter.report.render.rows import noun
 from exporter.report.service.book import Book
 from exporter.report.service.view_query import View
 
@@ -106,7 +106,7 @@ def standing(state: BudgetState, view: View) -> Standing:
         words, look = "too early to tell", "unknown"
     else:
         words, look = "on course", "ok"
-    owner = ", ".join(f"{TITLES[name].lower()} {value}" for name, value in state.budget.owner.items())
+    owner = ", ".join(f"{noun(name)} {value}" for name, value in state.budget.owner.items())
     return Standing(
         state=state,
         words=words,

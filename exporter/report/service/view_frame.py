@@ -7,12 +7,12 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from exporter.report.fleet.report import FleetReport
-from exporter.report.fleet.values import HOUR_SECONDS, Dimension, Window
-from exporter.report.render.rows import TITLES
+from exporter.report.fleet.values import HOUR_SECONDS, LABEL, Dimension, Window
+from exporter.report.render.rows import TITLES, title
 from exporter.report.service.book import Freshness
 from exporter.report.service.settings import ServeSettings
 from exporter.report.service.view_groups import MOST_CHOICES
-from exporter.report.service.view_query import View, written
+from exporter.report.service.view_query import View, dimensions_in, written
 from exporter.report.service.view_text import coverage, day, duration, hours, moment, plural
 
 _STALE_SECONDS = 3 * HOUR_SECONDS
@@ -33,6 +33,7 @@ _MENU = (
     ("/budgets", "Budgets"),
     ("/about", "About"),
 )
+_AFTER_OWNERS = 4
 
 
 class Link(NamedTuple):
@@ -109,17 +110,17 @@ def make_frame(
     """The frame of a page; ``report`` is of what it shows, ``None`` where nothing could be read."""
     currency = chosen_currency(report, view)
     subject = view.path == "/owner"
-    values = {name: view.asked.get(name, ("",))[0] for name in _FORM}
-    carried = [name for name in view.asked if name in TITLES and (subject or name not in _FORM)]
+    labels = [name for name in (*offered, *view.asked) if name.startswith(LABEL)]
+    form = tuple(dict.fromkeys((*_FORM, *labels)))
+    values = {name: view.asked.get(name, ("",))[0] for name in form}
+    carried = [name for name in dimensions_in(view.asked) if subject or name not in form]
     return Frame(
         site=settings.title or "GPU cost",
-        menu=tuple(Link(words, view.menu(path), path == view.path) for path, words in _MENU),
+        menu=tuple(Link(words, view.menu(path), path == view.path) for path, words in _menu(labels)),
         windows=_windows(view),
         window_text=written(view),
         window_words=window_words(view.window),
-        fields=()
-        if subject
-        else tuple(Field(name, TITLES[name], values[name], offered.get(name, ())) for name in _FORM),
+        fields=() if subject else tuple(Field(name, title(name), values[name], offered.get(name, ())) for name in form),
         kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
         chips=() if subject else _chips(view),
         currencies=tuple(
@@ -133,6 +134,12 @@ def make_frame(
         simulated=freshness.simulated or bool(report and report.simulated),
         sharing=SHARING,
     )
+
+
+def _menu(labels: Sequence[Dimension]) -> list[tuple[str, str]]:
+    """The pages, those of labels after those of other properties of an owner."""
+    of_labels = [(f"/by/{name}", title(name)) for name in dict.fromkeys(labels)]
+    return [*_MENU[:_AFTER_OWNERS], *of_labels, *_MENU[_AFTER_OWNERS:]]
 
 
 def window_words(window: Window) -> str:
@@ -155,9 +162,7 @@ def _windows(view: View) -> tuple[Link, ...]:
 
 def _chips(view: View) -> tuple[Link, ...]:
     chips = [
-        Link(f"{words} {' or '.join(view.asked[name])}", view.without(name))
-        for name, words in TITLES.items()
-        if name in view.asked
+        Link(f"{title(name)} {' or '.join(view.asked[name])}", view.without(name)) for name in dimensions_in(view.asked)
     ]
     if view.share_idle != "none":
         what = "Unallocated and Unattributed" if view.share_unallocated else "Unallocated"
@@ -247,6 +252,8 @@ def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> list
     """Filters with a value that nothing in the period has, and those that come near."""
     notices = []
     for name, known in offered.items():
+        if name.startswith(LABEL):
+            continue  # offered are those of the last day, not of this period
         for value in view.asked.get(name, ()):
             if value in known or len(known) >= MOST_CHOICES:
                 continue

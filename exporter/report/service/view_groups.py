@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from exporter.report.fleet.costs import is_apart, total_of
+from exporter.report.fleet.costs import group_of, is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import Dimension, Filters, LineKey
 from exporter.report.service.book import Book
@@ -82,16 +82,11 @@ async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence
 def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[ReportLine, ...]:
     found: dict[LineKey, list[ReportLine]] = {}
     for line in lines:
-        found.setdefault(_key(line.key, by), []).append(line)
+        found.setdefault(group_of(line.key, by), []).append(line)
     summed_lines = [sum_line(key, many) for key, many in found.items()]
     if lines and is_apart(next(iter(found))):
         return tuple(summed_lines)
     return tuple(sorted(summed_lines, key=_rank))
-
-
-def _key(key: LineKey, by: Sequence[Dimension]) -> LineKey:
-    kept = LineKey(**{name: getattr(key, name) for name in by})
-    return kept._replace(kind=key.kind) if is_apart(key) else kept
 
 
 def _rank(line: ReportLine) -> tuple[float, float, LineKey]:

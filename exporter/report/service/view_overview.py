@@ -91,7 +91,7 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
         "budgets": [] if view.filters.wanted else [standing(state, view) for state in _budgets(book.budgets())],
         "cost": total.total.money.get(currency),
         "figures": total.total,
-        "idle_cost": sum(line.figures.money[currency].idle for line in total.held if currency in line.figures.money),
+        "idle_cost": sum(line.figures.money_in(currency).idle for line in total.held),
         "funnel": _steps(funnel(total, view.now_seconds, at_work), whole=not is_part(view.filters)),
         "chart": uses(total, currency, with_apart=True),
         "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],

@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from exporter.errors import PrometheusError
 from exporter.report.fleet.costs import total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
-from exporter.report.fleet.values import Dimension
-from exporter.report.render.rows import TITLES
+from exporter.report.fleet.values import LABEL, Dimension
+from exporter.report.render.rows import noun, title
 from exporter.report.service.book import Book, PodUse
 from exporter.report.service.charts import largest, uses
 from exporter.report.service.view_advice import advised
 from exporter.report.service.view_frame import Link, chosen_currency
 from exporter.report.service.view_groups import read, summed, with_days
-from exporter.report.service.view_query import DIMENSIONS, NONE, View
-from exporter.report.service.view_table import SUBJECTS, WORKLOADS, Subject, make_row, make_table, name_of
+from exporter.report.service.view_query import NONE, View, dimensions_in
+from exporter.report.service.view_table import WORKLOADS, Subject, make_row, make_table, name_of, subject_of
 
 _DRAWN, _FEW, _PODS = 8, 25, 200
 _PLACES = Subject(title="Models and node pools", by=("model", "pool", "mode"), name="model")
 _SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
-"""What a page can be on, the narrowest first."""
+"""What a page can be on, the narrowest first, labels between pool and team."""
 _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
 """Whose pods are asked for: a whole team or cluster would be a list that nobody reads."""
 
 
 async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
     """A page of ``SUBJECTS``."""
-    subject = SUBJECTS[name]
+    subject = subject_of(name)
     if subject is WORKLOADS:
         report, whole = await asyncio.gather(read(book, view, subject.by), summed(book, view, ()))
     else:
@@ -76,7 +76,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "recorded": report.total.allocated_seconds > 0,
         "cost": held.money.get(currency),
         "apart": total_of(line.figures for line in report.apart),
-        "idle_cost": sum(line.figures.money[currency].idle for line in report.held if currency in line.figures.money),
+        "idle_cost": sum(line.figures.money_in(currency).idle for line in report.held),
         "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
         "chart": uses(days, currency, with_apart=True),
         "table": None
@@ -108,26 +108,31 @@ def _asks_pods(view: View) -> bool:
 
 
 def _named(view: View, name: Dimension) -> str:
-    return " or ".join(f"(no {TITLES[name].lower()})" if value == NONE else value for value in view.asked[name])
+    return " or ".join(f"(no {noun(name)})" if value == NONE else value for value in view.asked[name])
 
 
 def _title(view: View) -> tuple[str, str]:
     """What it is, and its name."""
-    for name in _SUBJECTS:
-        if name in view.asked:
-            kind = view.asked.get("kind") if name == "workload" else None
-            return (kind[0] if kind and kind[0] != NONE else TITLES[name], _named(view, name))
+    for name in _subjects(view):
+        kind = view.asked.get("kind") if name == "workload" else None
+        return (kind[0] if kind and kind[0] != NONE else title(name), _named(view, name))
     return "Fleet", "Everything"
+
+
+def _subjects(view: View) -> list[Dimension]:
+    """What the page is on, the narrowest first."""
+    labels = (name for name in view.asked if name.startswith(LABEL))
+    return [name for name in (*_SUBJECTS[:5], *labels, *_SUBJECTS[5:]) if name in view.asked]
 
 
 def _crumbs(view: View) -> list[Link]:
     """The way here, from the fleet inwards."""
     crumbs = [Link("Overview", view.menu("/"))]
-    so_far: dict[str, str | None] = dict.fromkeys(DIMENSIONS)
-    here = [name for name in reversed(_SUBJECTS) if name in view.asked]
+    so_far: dict[str, str | None] = dict.fromkeys(dimensions_in(view.asked))
+    here = _subjects(view)[::-1]
     for name in here[:-1]:
         so_far[name] = view.asked[name][0]
-        crumbs.append(Link(f"{TITLES[name]} {_named(view, name)}", view.link(None, **so_far)))
+        crumbs.append(Link(f"{title(name)} {_named(view, name)}", view.link(None, **so_far)))
     return crumbs
 
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from typing import get_args
 from urllib.parse import quote, urlencode
 
 from exporter.errors import ConfigError
 from exporter.report.fleet.report import ShareIdle
-from exporter.report.fleet.values import Dimension, Filters, Window
-from exporter.report.fleet.windows import parse_window
+from exporter.report.fleet.values import DIMENSIONS, LABEL, Dimension, Filters, Window, label_problem, too_many_labels
+from exporter.report.fleet.windows import Now, parse_window
 from exporter.report.service.parameters import filter_text
 
 NONE = "(none)"
 """In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
-DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 _OF_A_TABLE = ("sort", "page", "q")
 DEFAULT_WINDOW = "30d"
 _LONGEST = 500
@@ -71,7 +71,7 @@ class View:
         """The address of a page of the menu. What a page is about is no filter of the next one."""
         subject: Iterable[str] = ()
         if self.path == "/owner":
-            subject = (name for name in DIMENSIONS if name != "cluster")
+            subject = (name for name in dimensions_in(self.asked) if name != "cluster")
         return self.link(path, **dict.fromkeys(subject))
 
     def owner(self, **parts: str) -> str:
@@ -81,16 +81,19 @@ class View:
     def download(self, by: Iterable[Dimension], form: str) -> str:
         """The address of a table's data in the API, with the same window, filters and sharing."""
         pairs = [("window", written(self)), ("by", ",".join(by))]
-        for name in DIMENSIONS:
-            pairs += [
-                (f"filter.{name}", "" if value == NONE else filter_text(value)) for value in self.asked.get(name, ())
-            ]
+        for name in dimensions_in(self.asked):
+            pairs += [(f"filter.{name}", "" if value == NONE else filter_text(value)) for value in self.asked[name]]
         if self.share_idle != "none":
             pairs.append(("shareIdle", self.share_idle))
         if self.share_unallocated:
             pairs.append(("shareUnallocated", "true"))
         pairs.append(("format", form))
         return f"{self.prefix}/api/v1/report?{urlencode(pairs, quote_via=quote)}"
+
+
+def dimensions_in(asked: Asked) -> list[Dimension]:
+    """Dimensions that a page is filtered by, labels last."""
+    return [name for name in DIMENSIONS if name in asked] + [name for name in asked if name.startswith(LABEL)]
 
 
 def address(prefix: str, path: str, asked: Asked) -> str:
@@ -104,7 +107,9 @@ def written(view: View) -> str:
     return (view.asked.get("window") or (DEFAULT_WINDOW,))[0]
 
 
-def read_view(path: str, pairs: Iterable[tuple[str, str]], now_seconds: float, prefix: str = "") -> View:
+def read_view(
+    path: str, pairs: Iterable[tuple[str, str]], now_seconds: float, prefix: str = "", zone: tzinfo = UTC
+) -> View:
     """Understand the parameters of a page; unknown ones are passed over.
 
     Raises:
@@ -113,18 +118,16 @@ def read_view(path: str, pairs: Iterable[tuple[str, str]], now_seconds: float, p
     known = {"window", "currency", "share", "shareUnallocated", *_OF_A_TABLE, *DIMENSIONS}
     asked: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:
-        if name in known and value.strip():
+        if (name in known or (name.startswith(LABEL) and not label_problem(name))) and value.strip():
             # Bytes of an address that are no UTF-8 come as surrogates, which no link can have.
             text = value.strip()[:_LONGEST].encode("utf-8", "replace").decode()
             asked[name] = (*asked.get(name, ()), text)
-    problems: list[str] = []
-    window = _window(asked, now_seconds, problems)
+    problems = too_many_labels("the page's address", asked)
+    window = _window(asked, Now(now_seconds, zone), problems)
     share, page = _share(asked, problems), _page(asked, problems)
     if problems:
         raise ConfigError(*problems)
-    wanted = {
-        name: frozenset("" if value == NONE else value for value in asked[name]) for name in DIMENSIONS if name in asked
-    }
+    wanted = {name: frozenset("" if value == NONE else value for value in asked[name]) for name in dimensions_in(asked)}
     return View(
         prefix=prefix,
         path=path,
@@ -140,17 +143,17 @@ def read_view(path: str, pairs: Iterable[tuple[str, str]], now_seconds: float, p
     )
 
 
-def plain_view(path: str, now_seconds: float, prefix: str = "") -> View:
+def plain_view(path: str, now_seconds: float, prefix: str = "", zone: tzinfo = UTC) -> View:
     """The page with nothing asked for; what an error is shown on."""
-    return read_view(path, (), now_seconds, prefix)
+    return read_view(path, (), now_seconds, prefix, zone)
 
 
-def _window(asked: Asked, now_seconds: float, problems: list[str]) -> Window:
+def _window(asked: Asked, now: Now, problems: list[str]) -> Window:
     try:
-        return parse_window(asked.get("window", (DEFAULT_WINDOW,))[0], now_seconds)
+        return parse_window(asked.get("window", (DEFAULT_WINDOW,))[0], now.seconds, now.zone)
     except ConfigError as error:
         problems.extend(error.problems)
-        return parse_window(DEFAULT_WINDOW, now_seconds)
+        return parse_window(DEFAULT_WINDOW, now.seconds, now.zone)
 
 
 def _share(asked: Asked, problems: list[str]) -> ShareIdle:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exporter.report.fleet.costs import is_apart, total_of
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import Dimension, Figures, LineKey
-from exporter.report.render.rows import TITLES
+from exporter.report.render.rows import noun, title
 from exporter.report.service.view_frame import Link
 from exporter.report.service.view_groups import sum_line
 from exporter.report.service.view_query import NONE, View, written
@@ -50,6 +50,11 @@ SUBJECTS: Mapping[str, Subject] = {
     "cluster": Subject(title="Clusters", by=("cluster",), name="cluster"),
     "node": Subject(title="Nodes", by=("cluster", "node", "pool"), name="node"),
 }
+
+
+def subject_of(name: str) -> Subject:
+    """What the page ``/by/name`` is of; a name that is not known is that of a label."""
+    return SUBJECTS.get(name) or Subject(title=f"Label {title(name)}", by=(name,), name=name)
 
 
 class Row(NamedTuple):
@@ -224,10 +229,10 @@ def name_of(key: LineKey, dimension: Dimension) -> str:
     """What a line is called: the value, or in words that there is none."""
     if dimension == "workload":
         return key.workload or key.namespace or "(no workload)"
-    value = str(getattr(key, dimension))
+    value = key.value(dimension)
     if dimension == "model":
         value = model(value)
-    return value or f"(no {TITLES[dimension].lower()})"
+    return value or f"(no {noun(dimension)})"
 
 
 def _beside(key: LineKey, subject: Subject, view: View, *, with_clusters: bool) -> str:
@@ -236,7 +241,7 @@ def _beside(key: LineKey, subject: Subject, view: View, *, with_clusters: bool) 
     What the page is filtered by is not said again on each line.
     """
     if is_apart(key):
-        where = [str(getattr(key, name)) for name in subject.by if name not in {"kind", "workload", "team"}]
+        where = [key.value(name) for name in subject.by if name not in {"kind", "workload", "team"}]
         return " · ".join(model(part) for part in where if part)
     if subject.name not in {"workload", "node"}:
         return ""
@@ -256,7 +261,7 @@ def _href(key: LineKey, subject: Subject, view: View) -> str:
             return view.owner(namespace=key.namespace)
         where = {"cluster": key.cluster} if key.cluster else {}
         return view.owner(**where, namespace=key.namespace, kind=key.kind, workload=key.workload)
-    value = str(getattr(key, subject.name)) or NONE
+    value = key.value(subject.name) or NONE
     if subject.name == "node":
         where = {"cluster": key.cluster} if key.cluster else {}
         return view.owner(**where, node=value)
@@ -276,7 +281,7 @@ def _columns(view: View, sort: str, currency: str, subject: Subject) -> tuple[Co
     for name, (words, _, largest_first) in _SORTS.items():
         if name in {"cost", "idle-cost"} and not currency:
             continue
-        heading = TITLES[subject.name] if name == "name" else f"{words} {currency}" if "cost" in name else words
+        heading = title(subject.name) if name == "name" else f"{words} {currency}" if "cost" in name else words
         current = sort.removeprefix("-") == name
         descending = sort.startswith("-")
         wanted = (not descending) if current else largest_first

@@ -95,6 +95,7 @@ def _joined(window: Window, dimensions: frozenset[Dimension], parts: list[FleetL
         chunks=tuple(chunk for part in parts for chunk in part.chunks),
         nodes={node: facts for part in parts for node, facts in part.nodes.items()},
         failures=tuple(failure for part in parts for failure in part.failures),
+        label_keys=frozenset[str]().union(*(part.label_keys for part in parts)),
         engine=", ".join(dict.fromkeys(part.engine for part in parts if part.engine)),
         simulated=any(part.simulated for part in parts),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),

@@ -5,7 +5,7 @@ from sqlite3 import Connection
 
 _TABLES = {
     "nodes": ("cluster", "name"),
-    "owners": ("namespace", "kind", "workload", "team"),
+    "owners": ("namespace", "kind", "workload", "team", "labels"),
     "sorts": ("pool", "model", "mode"),
     "currencies": ("code",),
     "facts": ("instance_type", "capacity_type", "region", "gpu_product"),

@@ -19,10 +19,11 @@ from exporter.report.fleet.values import (
     FleetLedger,
     LineKey,
     Window,
+    pairs,
 )
 from exporter.report.store import door
 from exporter.report.store.days import DayStore
-from exporter.report.store.sums import sums
+from exporter.report.store.sums import owners_labels, sums
 from exporter.report.store.values import days_of, is_day
 
 ENGINE = "store of closed days"
@@ -52,10 +53,13 @@ class StoreLedger:
         chunks: dict[Window, Chunk] = {}
         nodes: dict[tuple[str, str], NodeFacts] = {}
         simulated = False
+        keys: frozenset[str] = frozenset()
         iterator = iter(piece for piece in pieces if is_day(piece))
         asked = 0
         while days := tuple(islice(iterator, _DAYS_AT_ONCE)):
-            found, facts, some = await asyncio.to_thread(_read, self._path, days, dimensions, filters or Filters())
+            found, facts, some, keys = await asyncio.to_thread(
+                _read, self._path, days, dimensions, filters or Filters()
+            )
             chunks.update(found)
             nodes.update(facts)
             simulated = simulated or some
@@ -69,6 +73,7 @@ class StoreLedger:
             chunks=closed,
             nodes=nodes,
             failures=tuple(_failure(piece) for piece in pieces if piece not in chunks),
+            label_keys=keys,
             engine=ENGINE,
             simulated=simulated,
             notes=tuple(missing_hours([one.window for one in closed], [one.recorded_hours for one in closed])),
@@ -106,7 +111,7 @@ def _closed(path: Path) -> frozenset[int]:
 
 def _read(
     path: Path, days: Sequence[Window], dimensions: frozenset[Dimension], filters: Filters
-) -> tuple[dict[Window, Chunk], dict[tuple[str, str], NodeFacts], bool]:
+) -> tuple[dict[Window, Chunk], dict[tuple[str, str], NodeFacts], bool, frozenset[str]]:
     with door.reading(path) as connection:
         wanted = {day.start_seconds // DAY_SECONDS: day for day in days}
         rows = connection.execute(
@@ -118,7 +123,8 @@ def _read(
         lines = sums(connection, [version for version, *_ in held], dimensions, filters)
         found = {day: _chunk(connection, version, day, lines[version]) for version, day, _ in held}
         nodes = dict(_nodes(connection, [version for version, *_ in held]))
-        return found, nodes, any(simulated for *_, simulated in held)
+        keys = frozenset(key for labels in owners_labels(connection) for key in pairs(labels))
+        return found, nodes, any(simulated for *_, simulated in held), keys
 
 
 def _chunk(connection: Connection, version: int, day: Window, lines: Mapping[LineKey, Figures]) -> Chunk:

@@ -43,7 +43,8 @@ CREATE TABLE lines (
   currency INTEGER NOT NULL REFERENCES currencies (id), sort INTEGER NOT NULL REFERENCES sorts (id),
   node INTEGER NOT NULL REFERENCES nodes (id),
   active REAL NOT NULL, idle REAL NOT NULL, unknown REAL NOT NULL, unpriced REAL NOT NULL, energy REAL,
-  cost REAL NOT NULL, idle_cost REAL NOT NULL, PRIMARY KEY (version, owner, currency, sort, node)
+  active_cost REAL NOT NULL, idle_cost REAL NOT NULL, unknown_cost REAL NOT NULL,
+  PRIMARY KEY (version, owner, currency, sort, node)
 ) WITHOUT ROWID
 """
 """``days.day`` and ``versions.day`` count days since 1970-01-01 UTC; a day's row names the version that holds.
@@ -52,7 +53,17 @@ Lines lie in the order in which they are summed. A line is a row per currency: s
 row, on the others they are 0 and NULL (a REAL that is 0 takes no room). Currency 0 is no money at all.
 """
 
-STEPS: tuple[str, ...] = (_FIRST,)
+_LABELS = """
+CREATE TABLE owners_with_labels (
+  id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, kind TEXT NOT NULL, workload TEXT NOT NULL, team TEXT NOT NULL,
+  labels TEXT NOT NULL, UNIQUE (namespace, kind, workload, team, labels)
+);
+INSERT INTO owners_with_labels SELECT id, namespace, kind, workload, team, '' FROM owners;
+DROP TABLE owners;
+ALTER TABLE owners_with_labels RENAME TO owners
+"""
+
+STEPS: tuple[str, ...] = (_FIRST, _LABELS)
 """Step n makes a file of version n of one of version n - 1. A step that was released never changes."""
 
 

@@ -15,13 +15,14 @@ _COLUMNS: Mapping[Dimension, tuple[str, str]] = {
     "kind": ("owners", "kind"),
     "workload": ("owners", "workload"),
     "team": ("owners", "team"),
+    "labels": ("owners", "labels"),
     "model": ("sorts", "model"),
     "mode": ("sorts", "mode"),
 }
 """Table and column of each dimension, in the order of ``LineKey``."""
 _ID = {"nodes": "node", "owners": "owner", "sorts": "sort"}
 """The column of ``lines`` that names a row of the table."""
-_FIGURES = ("active", "idle", "unknown", "unpriced", "energy", "cost", "idle_cost")
+_FIGURES = ("active", "idle", "unknown", "unpriced", "energy", "active_cost", "idle_cost", "unknown_cost")
 _SUMS = ", ".join(f"sum({name}) AS {name}" for name in _FIGURES)
 _APART = f"CASE WHEN owners.kind IN ('{UNALLOCATED}', '{UNATTRIBUTED}') THEN owners.kind ELSE '' END"
 
@@ -35,6 +36,11 @@ def sums(
     """
     if "workload" in dimensions:
         dimensions |= {"namespace", "kind"}
+    by_label = filters.by_label
+    if by_label.wanted:
+        kept = {labels for labels in owners_labels(connection) if by_label.keep(LineKey(labels=labels))}
+        others = {name: values for name, values in filters.wanted.items() if name not in by_label.wanted}
+        filters = Filters(wanted={**others, "labels": frozenset(kept)})
     question, values = _question(versions, dimensions, filters)
     found: dict[int, dict[LineKey, Figures]] = {version: {} for version in versions}
     keys = len(_COLUMNS)
@@ -46,6 +52,11 @@ def sums(
         earlier = lines.get(key)
         lines[key] = figures if earlier is None else added((earlier, figures))
     return {version: {k: f for k, f in lines.items() if not f.is_empty} for version, lines in found.items()}
+
+
+def owners_labels(connection: Connection) -> list[str]:
+    """Every combination of cost labels that a line of the store has."""
+    return [labels for (labels,) in connection.execute("SELECT DISTINCT labels FROM owners")]
 
 
 def _question(
@@ -84,14 +95,15 @@ def _name(dimension: Dimension, dimensions: frozenset[Dimension]) -> str:
 
 
 def _figures(currency: str, row: Sequence[float | None]) -> Figures:
-    active, idle, unknown, unpriced, energy, cost, idle_cost = row
+    active, idle, unknown, unpriced, energy, *by_state = row
+    active_cost, idle_cost, unknown_cost = (amount or 0.0 for amount in by_state)
     return Figures(
         active_seconds=active or 0.0,
         idle_seconds=idle or 0.0,
         unknown_seconds=unknown or 0.0,
         unpriced_seconds=unpriced or 0.0,
         energy_joules=energy,
-        money={currency: Money(total=cost or 0.0, idle=idle_cost or 0.0)} if currency else {},
+        money={currency: Money(active=active_cost, idle=idle_cost, unknown=unknown_cost)} if currency else {},
     )
 
 
@@ -102,7 +114,7 @@ def added(several: Iterable[Figures]) -> Figures:
     for figures in lines:
         for currency, more in figures.money.items():
             known = money.get(currency, Money())
-            money[currency] = Money(total=known.total + more.total, idle=known.idle + more.idle)
+            money[currency] = known + more
     measured = [figures.energy_joules for figures in lines if figures.energy_joules is not None]
     return Figures(
         active_seconds=sum(figures.active_seconds for figures in lines),

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from exporter.report.fleet.values import DAY_SECONDS, Dimension, Figures, Window
+from exporter.report.fleet.values import DAY_SECONDS, Dimension, Figures, LineKey, Window
 
 HOURS_OF_A_DAY = 24
-ALL_OF_A_DAY: frozenset[Dimension] = frozenset(
-    ("cluster", "node", "pool", "namespace", "kind", "workload", "team", "model", "mode")
-)
+ALL_OF_A_DAY: frozenset[Dimension] = frozenset(LineKey._fields)
 """Dimensions that a day is kept at: every one."""
 
 

@@ -11,7 +11,7 @@ from exporter.report.fleet.values import DAY_SECONDS, Chunk, Figures, LineKey
 from exporter.report.store.interning import interned
 from exporter.report.store.values import day_name
 
-_LINE = "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_LINE = "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _VERSION = (
     "INSERT INTO versions (day, number, closed_at, closed_by, reason, engine, simulated, lines, allocated_seconds)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -68,11 +68,11 @@ def _rows(connection: Connection, version: int, lines: Mapping[LineKey, Figures]
     node_of, owner_of = interned(connection, "nodes"), interned(connection, "owners")
     sort_of, currency_of = interned(connection, "sorts"), interned(connection, "currencies")
     for key, figures in lines.items():
-        owner = owner_of((key.namespace, key.kind, key.workload, key.team))
+        owner = owner_of((key.namespace, key.kind, key.workload, key.team, key.labels))
         place = (sort_of((key.pool, key.model, key.mode)), node_of((key.cluster, key.node)))
         seconds = (figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds)
         if not figures.money:
-            yield (version, owner, 0, *place, *seconds, figures.energy_joules, 0.0, 0.0)
+            yield (version, owner, 0, *place, *seconds, figures.energy_joules, 0.0, 0.0, 0.0)
         for number, (currency, money) in enumerate(sorted(figures.money.items())):
             first = number == 0
             yield (
@@ -82,8 +82,9 @@ def _rows(connection: Connection, version: int, lines: Mapping[LineKey, Figures]
                 *place,
                 *(seconds if first else (0.0, 0.0, 0.0, 0.0)),
                 figures.energy_joules if first else None,
-                money.total,
+                money.active,
                 money.idle,
+                money.unknown,
             )
 
 
@@ -97,7 +98,7 @@ def refuse_nonsense(chunk: Chunk) -> None:
     for key, figures in chunk.lines.items():
         numbers = [figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds]
         numbers += [figures.energy_joules or 0.0]
-        numbers += [value for money in figures.money.values() for value in (money.total, money.idle)]
+        numbers += [value for money in figures.money.values() for value in (money.active, money.idle, money.unknown)]
         if not all(isfinite(number) and number >= 0 for number in numbers):
             name = "/".join(part for part in key if part)
             raise StoreError(

@@ -38,6 +38,9 @@ agent.yaml: |
 {{- if $agent.state.enabled }}
 - {name: state, mountPath: /state}
 {{- end }}
+{{- if include "gpu-cost-exporter.locksNode" . }}
+- {name: lock, mountPath: /run/gpu-cost-exporter}
+{{- end }}
 - {name: tmp, mountPath: /tmp}
 {{- with $agent.extraVolumeMounts }}
 {{ toYaml . }}
@@ -74,6 +77,10 @@ agent.yaml: |
 {{- end }}
 {{- if $agent.state.enabled }}
 - {name: state, hostPath: {path: {{ include "gpu-cost-exporter.statePath" . | quote }}, type: DirectoryOrCreate}}
+{{- end }}
+{{- if include "gpu-cost-exporter.locksNode" . }}
+# The same folder for every agent of the node, whatever its release: only one of them writes the ledger.
+- {name: lock, hostPath: {path: /run/gpu-cost-exporter, type: DirectoryOrCreate}}
 {{- end }}
 - {name: tmp, emptyDir: {sizeLimit: 16Mi}}
 {{- with $agent.extraVolumes }}

@@ -13,6 +13,11 @@
 {{- if gt (include "gpu-cost-exporter.seconds" $scrape.timeout | float64) (include "gpu-cost-exporter.seconds" $scrape.interval | float64) -}}
 {{- fail (printf "monitoring.scrape.timeout: %s is longer than monitoring.scrape.interval, %s" $scrape.timeout $scrape.interval) -}}
 {{- end -}}
+{{- range $key, $address := .Values.monitoring.links -}}
+{{- if and $address (not (regexMatch "^https?://[A-Za-z0-9._~:/@%+=&?,-]+$" $address)) -}}
+{{- fail (printf "monitoring.links.%s: is %s; give an address with https:// or http://, without # and blanks" $key $address) -}}
+{{- end -}}
+{{- end -}}
 {{- if $agent.enabled -}}
 {{- include "gpu-cost-exporter.agentChecks" . -}}
 {{- include "gpu-cost-exporter.webChecks" (dict "web" $agent.web "path" "agent.web" "monitored" $monitored) -}}
@@ -50,6 +55,17 @@
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled $agent.metadata.enabled (not .Values.networkPolicy.apiServer.cidrs) -}}
 {{- fail "networkPolicy.apiServer.cidrs: is empty, and agent.metadata asks the API server; give its addresses, as 10.0.0.1/32 (kubectl get endpoints kubernetes)" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (include "gpu-cost-exporter.dcgmPort" .) (not .Values.networkPolicy.dcgm) -}}
+{{- fail "networkPolicy.dcgm: is empty, and agent.dcgm.address is on the network; give the engine's peers, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: gpu-operator}}, podSelector: {matchLabels: {app: nvidia-dcgm}}}]" -}}
+{{- end -}}
+{{- $update := $agent.updateStrategy.rollingUpdate -}}
+{{- $surges := not (has (toString $update.maxSurge) (list "0" "0%")) -}}
+{{- if eq $surges (not (has (toString $update.maxUnavailable) (list "0" "0%"))) -}}
+{{- fail "agent.updateStrategy.rollingUpdate: maxUnavailable or maxSurge is more than 0, and the other one is 0: Kubernetes refuses anything else" -}}
+{{- end -}}
+{{- if and $surges $agent.hostNetwork -}}
+{{- fail "agent.updateStrategy.rollingUpdate.maxSurge: is more than 0, and with agent.hostNetwork=true two agents of a node cannot have one port; set it to 0" -}}
 {{- end -}}
 {{- if and $agent.dcgm.library.hostPath $agent.dcgm.library.image -}}
 {{- fail "agent.dcgm.library.image: is given, and so is agent.dcgm.library.hostPath; set one of them" -}}

@@ -7,7 +7,7 @@ mount and the option that names it cannot differ.
 {{- $set := dict "listen" (printf ":%d" (int $agent.port)) -}}
 {{- $by := dict "listen" "agent.port" "attribution" "agent.attribution.enabled" "kubelet-socket" "agent.attribution.kubeletPath" -}}
 {{- $by = merge $by (dict "kube-metadata" "agent.metadata.enabled" "namespace-teams" "agent.metadata.namespaceTeams") -}}
-{{- $by = merge $by (dict "node-name" "the name of the pod's node" "dcgm-address" "agent.dcgm.address") -}}
+{{- $by = merge $by (dict "node-name" "the name of the pod's node" "lock-dir" "the mount of the node's lock" "dcgm-address" "agent.dcgm.address") -}}
 {{- if not $agent.attribution.enabled }}{{ $_ := set $set "attribution" false }}{{ end -}}
 {{- if $agent.metadata.enabled -}}
 {{- $_ := set $set "kube-metadata" true -}}

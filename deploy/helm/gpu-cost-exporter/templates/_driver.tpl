@@ -64,11 +64,21 @@
 {{- end }}
 {{- end -}}
 
-{{/* The container's security context. uid 0, as the kubelet's socket and the state folder are root's; and without any capability. */}}
+{{/* Whether the agent runs as uid 0: the kubelet's socket and the state folder are root's. */}}
+{{- define "gpu-cost-exporter.isRoot" -}}
+{{- if or (include "gpu-cost-exporter.asksKubelet" .) .Values.agent.state.enabled (eq .Values.agent.driver.mode "privileged") }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether the agent can take the node's lock, whose folder is root's; a simulated node takes none. */}}
+{{- define "gpu-cost-exporter.locksNode" -}}
+{{- if and (include "gpu-cost-exporter.isRoot" .) (not (hasKey (.Values.agent.config | default dict) "simulate")) }}true{{ end -}}
+{{- end -}}
+
+{{/* The container's security context, without any capability. */}}
 {{- define "gpu-cost-exporter.agentSecurityContext" -}}
 {{- $agent := .Values.agent -}}
 {{- $context := dict "readOnlyRootFilesystem" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
-{{- $user := ternary 0 65534 (or (ne "" (include "gpu-cost-exporter.asksKubelet" .)) $agent.state.enabled (eq $agent.driver.mode "privileged")) -}}
+{{- $user := ternary 0 65534 (ne "" (include "gpu-cost-exporter.isRoot" .)) -}}
 {{- $_ := set $context "runAsUser" $user -}}
 {{- $_ := set $context "runAsGroup" $user -}}
 {{- if $user }}{{ $_ := set $context "runAsNonRoot" true }}{{ end -}}

@@ -80,3 +80,12 @@ annotations:
 {{- $repository := $own.repository | default (printf "%s-service" .Values.image.repository) -}}
 {{- include "gpu-cost-exporter.image" (dict "registry" .Values.image.registry "repository" $repository "tag" $tag "digest" $own.digest) | quote -}}
 {{- end -}}
+
+{{/* Where people reach the cost service: by its own option, else as after kubectl port-forward. */}}
+{{- define "gpu-cost-exporter.costPage" -}}
+{{- get (.Values.service.config | default dict) "external-url" | default "http://localhost:9401" | trimSuffix "/" -}}
+{{- end -}}
+
+{{- define "gpu-cost-exporter.runbook" -}}
+{{- .Values.monitoring.links.runbook | default (printf "%s/runbook" (include "gpu-cost-exporter.costPage" .)) | trimSuffix "/" -}}
+{{- end -}}

@@ -48,7 +48,7 @@
 {{- end }}
 {{- if not $agent.metadata.enabled }}
 - agent.metadata.enabled: is false: money goes to namespaces. With true it goes to workloads and teams; the agent may then read pods.
-{{- range list "pod-labels" "pod-annotations" "team-keys" "reservation-namespaces" }}
+{{- range list "pod-labels" "pod-annotations" "team-keys" "cost-labels" "reservation-namespaces" }}
 {{- if hasKey $config . }}
 - agent.config.{{ . }}: has no effect without agent.metadata.enabled=true.
 {{- end }}
@@ -61,6 +61,9 @@
 {{- end }}
 {{- if not $agent.state.enabled }}
 - agent.state.enabled: is false: the ledger's counters begin again with every restart, and what was not scraped is lost.
+{{- end }}
+{{- if not (or (include "gpu-cost-exporter.isRoot" .) (hasKey $config "simulate")) }}
+- agent.state.enabled: is false, and the agent is not root: it cannot lock the node. A second agent there counts the same time again.
 {{- end }}
 {{- if and (not (include "gpu-cost-exporter.hasFile" $agent.priceBook)) (not (hasKey $config "price-book")) }}
 - agent.priceBook: is empty: the bundled list prices (US dollars) are used; yours are most likely others.

@@ -7,10 +7,15 @@ function style(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// Plotly reads names as markup: links, bold text, line breaks. A name here is text that a tenant chose.
+function asText(name) {
+  return name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
 function traces(data) {
   return data.stacks.map((stack) => ({
     type: "bar",
-    name: stack.name,
+    name: asText(stack.name),
     x: data.periods,
     y: stack.values,
     marker: {

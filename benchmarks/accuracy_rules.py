@@ -1,0 +1,104 @@
+"""Evaluates the shipped rules of the ledger in virtual time: a real Prometheus answers, and stores the results."""
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accuracy_prometheus import OPENS_AT, Server
+from remote_write import Sender, encode_labels, encode_samples
+
+RULES = Path(__file__).resolve().parents[1] / "rules" / "prometheus-rules.yaml"
+GROUP = "gpu-ledger"
+INTERVAL_SECONDS = 300.0
+WANTED = ("owner:gpu_seconds:delta1h", "workload:gpu_seconds:delta1h", "cluster:gpu_capacity_seconds:delta1h")
+_RECORDED = re.compile(r"\b[a-z_]+:[a-z0-9_:]+")
+(STALE,) = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))
+"""What Prometheus stores where a series is not in the result any more."""
+
+Rule = Mapping[str, Any]
+Span = tuple[float, float]
+"""From and to, in seconds since the day's start."""
+
+
+def evaluate(server: Server, spans: Sequence[Span], phase: float) -> None:
+    """Evaluate the rules one time after the other, as Prometheus does it, and store what they record.
+
+    Args:
+        server: Holds the samples of the whole day.
+        spans: When Prometheus runs. One that starts again knows nothing of its former evaluations.
+        phase: Seconds after a multiple of the interval at which the group is evaluated.
+
+    Raises:
+        RuntimeError: Prometheus refuses what is recorded.
+    """
+    group = next(one for one in yaml.safe_load(RULES.read_text("utf-8"))["groups"] if one["name"] == GROUP)
+    rules = needed(group["rules"], WANTED)
+    plain = [rule for rule in rules if not _RECORDED.search(rule["expr"])]
+    sender = Sender(server.port)
+    for first, last in spans:
+        moments = [*times(first, last, phase)]
+        for rule in plain:
+            _at_once(server, sender, rule, moments)
+        before: dict[str, frozenset[bytes]] = {}
+        for at in moments:
+            for rule in rules:
+                if rule not in plain:
+                    before[rule["record"]] = _turn(server, sender, rule, at, before.get(rule["record"], frozenset()))
+
+
+def _turn(server: Server, sender: Sender, rule: Rule, at: float, before: frozenset[bytes]) -> frozenset[bytes]:
+    """Evaluate a rule once; return the series of its result."""
+    found = {_labels(rule, labels): value for labels, value in server.rows(rule["expr"], at)}
+    gone = dict.fromkeys(before - found.keys(), STALE)
+    for series, value in {**found, **gone}.items():
+        sender.add(series, encode_samples([_unix_ms(at)], [value]))
+    sender.flush()
+    return frozenset(found)
+
+
+def _at_once(server: Server, sender: Sender, rule: Rule, moments: Sequence[float]) -> None:
+    """Evaluate a rule that reads nothing recorded at all its times."""
+    following = {_unix_ms(one): _unix_ms(other) for one, other in pairwise(moments)}
+    for labels, values in server.range(rule["expr"], moments[0], moments[-1], INTERVAL_SECONDS):
+        there = {round(at * 1000): value for at, value in values}
+        ends = {following[at]: STALE for at in there if at in following and following[at] not in there}
+        samples = sorted({**there, **ends}.items())
+        sender.add(_labels(rule, labels), encode_samples(*zip(*samples, strict=True)))
+    sender.flush()
+
+
+def _unix_ms(at: float) -> int:
+    return round((OPENS_AT + at) * 1000)
+
+
+def _labels(rule: Rule, labels: Mapping[str, str]) -> bytes:
+    return _encoded((*labels.items(), ("__name__", rule["record"])))
+
+
+@lru_cache(maxsize=1 << 16)
+def _encoded(labels: tuple[tuple[str, str], ...]) -> bytes:
+    return encode_labels(dict(labels))
+
+
+def times(first: float, last: float, phase: float) -> Iterator[float]:
+    """When a group is evaluated within a span."""
+    at = first - first % INTERVAL_SECONDS + phase
+    while at <= last:
+        if at >= first:
+            yield at
+        at += INTERVAL_SECONDS
+
+
+def needed(rules: Iterable[Rule], wanted: Iterable[str]) -> list[Rule]:
+    """Return the rules that the wanted series come from, in their order."""
+    by_name = {rule["record"]: rule for rule in rules}
+    found, reads = set[str](), set(wanted)
+    while reads - found:
+        found |= reads
+        reads = {name for one in found for name in _RECORDED.findall(by_name[one]["expr"])} & by_name.keys()
+    return [rule for name, rule in by_name.items() if name in found]

@@ -1,0 +1,250 @@
+"""Judge what owners hold and use now, and which shared devices are idle as a whole."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum, inf, isnan
+
+from exporter.accounting.slots import DUST
+from exporter.accounting.windows import HolderKey, Reading, Sums, owner_shown
+from exporter.model import (
+    PLATFORM_NAMESPACES,
+    WINDOWS,
+    AllocationState,
+    DeviceView,
+    Owner,
+    OwnersView,
+    OwnerUse,
+    PodUse,
+    PoolUse,
+    Price,
+    SharedIdle,
+)
+
+LOW_15M_RATIO, LOW_1H_RATIO = 0.1, 0.05
+"""A device of a holder is underused when its activity is below one of these over the window."""
+ACTIVE_RATIO = 0.05
+"""From this activity over 15 minutes on, a device is at work; a shared one below it is idle."""
+UNUSED_RATIO = 0.001
+"""Activity below this is none."""
+COVERAGE_RATIO = 0.9
+"""Part of a window that must have been measured before a device is called unused, or a shared one idle."""
+
+DUST_SECONDS = 0.01
+"""Differences of seconds below this are rounding."""
+
+POLICIES = ("batch", "default", "interactive", "inference", "reserved")
+"""Classes of workloads, the most patient last."""
+_PATIENCE = {policy: rank for rank, policy in enumerate(POLICIES)}
+_LEFT_ALONE = frozenset({"inference", "reserved"})
+
+_JUDGED_WINDOWS = ("30m", "1h", "2h")
+"""Windows over which a holder's own use is judged by its own seconds; 24 h goes by the idle clock."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One owner's figures in the making."""
+
+    gpus: float = 0.0
+    estimated_gpus: float = 0.0
+    excluded: dict[str, Sums] = field(default_factory=dict)
+    """Seconds by window that were measured of holders whose activity is only estimated now."""
+    underused_gpus: float = 0.0
+    unused_gpus: dict[str, float] = field(default_factory=dict)
+    active_gpus: float | None = None
+    idle_for_seconds: float = inf
+    age_seconds: float = 0.0
+    patience: int = 0
+    opt_out_until_seconds: float = -inf
+    cost_per_hour: dict[str, float] = field(default_factory=dict)
+    idle_cost_per_hour: dict[str, float] = field(default_factory=dict)
+
+    def add(self, use: PodUse, price: Price | None) -> None:
+        """Add a holder by what does not depend on its activity."""
+        share = use.holder.share_ratio
+        self.gpus += share
+        self.age_seconds = max(self.age_seconds, use.age_seconds)
+        self.patience = max(self.patience, _PATIENCE[policy_of(use)])
+        self.opt_out_until_seconds = max(self.opt_out_until_seconds, opt_out_of(use))
+        if price is not None:
+            _plus(self.cost_per_hour, price.currency, share * price.per_hour)
+
+    def judge(self, use: PodUse, key: HolderKey, windows: Reading, price: Price | None) -> None:
+        """Add a holder by its own activity; one whose activity is only estimated says nothing."""
+        holder = use.holder
+        share = holder.share_ratio
+        seconds = windows.of_holder(key, holder.pod_uid)
+        if windows.is_estimated(key):
+            self.estimated_gpus += share
+            for name, (active, measured) in seconds.items():
+                before = self.excluded.get(name, (0.0, 0.0))
+                self.excluded[name] = before[0] + active, before[1] + measured
+            return
+        if use.idle_for_seconds is not None:
+            self.idle_for_seconds = min(self.idle_for_seconds, use.idle_for_seconds)
+        active, measured = seconds["15m"]
+        low = _is_below(LOW_1H_RATIO, *seconds["1h"])
+        if measured > 0:
+            low = low or _is_below(LOW_15M_RATIO, active, measured)
+            at_work = active >= ACTIVE_RATIO * measured
+            self.active_gpus = (self.active_gpus or 0.0) + (share if at_work else 0.0)
+            if price is not None:
+                _plus(self.idle_cost_per_hour, price.currency, share * max(0.0, 1 - active / measured) * price.per_hour)
+        if low:
+            self.underused_gpus += share
+        unused = [name for name in _JUDGED_WINDOWS if _did_nothing(share, WINDOWS[name], *seconds[name])]
+        if "1h" in unused and (use.idle_for_seconds or 0.0) >= WINDOWS["24h"]:
+            unused.append("24h")
+        for name in unused:
+            _plus(self.unused_gpus, name, share)
+
+    def done(self, owner: Owner, seconds: Mapping[str, Sums]) -> OwnerUse:
+        """Return the figures; what is not known, or not there, is absent."""
+        until = self.opt_out_until_seconds
+        judged = {name: self._judged(seconds.get(name, (0.0, 0.0)), name) for name in WINDOWS}
+        is_judged = self.gpus - self.estimated_gpus > DUST
+        return OwnerUse(
+            owner=owner,
+            active_seconds={name: active for name, (active, measured) in judged.items() if measured},
+            measured_seconds={name: measured for name, (_, measured) in judged.items() if measured or is_judged},
+            gpus=self.gpus,
+            estimated_gpus=self.estimated_gpus or None,
+            underused_gpus=self.underused_gpus or None,
+            unused_gpus=self.unused_gpus,
+            active_gpus=self.active_gpus,
+            idle_for_seconds=None if self.idle_for_seconds == inf else self.idle_for_seconds,
+            age_seconds=self.age_seconds,
+            policy=POLICIES[self.patience],
+            opt_out_until_seconds=None if until == -inf else until,
+            cost_per_hour=self.cost_per_hour,
+            idle_cost_per_hour=self.idle_cost_per_hour,
+        )
+
+    def _judged(self, seconds: Sums, window: str) -> Sums:
+        """Return an owner's seconds without those of holders that say nothing now; of a day, of their last 2 h."""
+        if not self.excluded:
+            return seconds
+        active, measured = self.excluded.get(window, self.excluded["2h"])
+        rest = seconds[1] - measured
+        return (max(0.0, min(rest, seconds[0] - active)), rest) if rest > DUST_SECONDS else (0.0, 0.0)
+
+
+def owners_view(
+    views: Sequence[DeviceView],
+    windows: Reading,
+    prices: Mapping[str, Price],
+    free_shares: Mapping[str, float],
+    now: float,
+) -> OwnersView:
+    """Return what every owner holds and uses, the node's pools, and the shared devices that are idle.
+
+    Args:
+        views: GPUs, and MIG instances behind their GPU, with their holders.
+        windows: As of now.
+        prices: Price now by UUID of the physical GPU.
+        free_shares: As ``Meter.free_shares`` returns them.
+        now: Unix time, by which opt-outs end.
+    """
+    drafts: dict[Owner, _Draft] = {}
+    for view in views:
+        price = prices.get(view.gpu.uuid)
+        for use in view.pods:
+            draft = drafts.setdefault(_owner_of(use), _Draft())
+            draft.add(use, price)
+            draft.judge(use, _key(view, use), windows, price)
+    held = [draft.done(owner, windows.of_owner(owner)) for owner, draft in drafts.items()]
+    return OwnersView(
+        owners=(*held, *_ended(windows, drafts.keys())),
+        pools=tuple(_pools(views, prices, free_shares)),
+        shared_idle=tuple(idle for view in views if view.pods and (idle := _shared_idle(view, windows, now))),
+    )
+
+
+def _ended(windows: Reading, held: Iterable[Owner]) -> Iterable[OwnerUse]:
+    """Yield owners that hold nothing now: their next pods may run elsewhere and are judged with these seconds."""
+    for owner in windows.owners() - set(held):
+        seconds = {name: sums for name, sums in windows.of_owner(owner).items() if sums[1]}
+        if seconds:
+            yield OwnerUse(
+                owner=owner,
+                active_seconds={name: active for name, (active, _) in seconds.items()},
+                measured_seconds={name: measured for name, (_, measured) in seconds.items()},
+            )
+
+
+def _pools(
+    views: Iterable[DeviceView], prices: Mapping[str, Price], free_shares: Mapping[str, float]
+) -> Iterable[PoolUse]:
+    models: dict[str, list[DeviceView]] = {}
+    for view in views:
+        models.setdefault(view.gpu.model, []).append(view)
+    for model, of_model in models.items():
+        gpus = [view.gpu.uuid for view in of_model if view.instance is None]
+        known = any(view.allocation not in {None, AllocationState.UNKNOWN} for view in of_model)
+        cost: dict[str, float] = {}
+        for uuid in gpus:
+            if known and uuid in prices:
+                _plus(cost, prices[uuid].currency, free_shares.get(uuid, 0.0) * prices[uuid].per_hour)
+        yield PoolUse(
+            model=model,
+            gpus=len(gpus),
+            unallocated_gpus=fsum(free_shares.get(uuid, 0.0) for uuid in gpus) if known else None,
+            unallocated_cost_per_hour=cost,
+        )
+
+
+def _shared_idle(view: DeviceView, windows: Reading, now: float) -> SharedIdle | None:
+    """Return a device whose holders' activity is only estimated if it was idle for 2 h; ``None`` for any other."""
+    estimated = fsum(use.holder.share_ratio for use in view.pods if windows.is_estimated(_key(view, use)))
+    if not estimated or any(_is_left_alone(use, now) for use in view.pods):
+        return None
+    held = fsum(use.holder.share_ratio for use in view.pods)
+    seconds = windows.of_shared(view.uuid)
+    last, both = seconds["1h"], seconds["2h"]
+    before = both[0] - last[0], both[1] - last[1]
+    covered = min(last[1], before[1]) >= COVERAGE_RATIO * held * WINDOWS["1h"]
+    idle = all(_is_below(ACTIVE_RATIO, *sums) for sums in (seconds["15m"], last, before))
+    if not covered or not idle:
+        return None
+    instance = str(view.instance.gpu_instance_id) if view.instance else ""
+    return SharedIdle(gpu_index=view.gpu.index, uuid=view.uuid, gpu_instance=instance, gpus=estimated)
+
+
+def _is_left_alone(use: PodUse, now: float) -> bool:
+    namespace = _owner_of(use).namespace
+    return policy_of(use) in _LEFT_ALONE or opt_out_of(use) > now or namespace in PLATFORM_NAMESPACES
+
+
+def policy_of(use: PodUse) -> str:
+    """Return the class by which alerts judge a pod; an unknown one counts as none."""
+    said = use.facts.workload_class if use.facts else ""
+    return said if said in _PATIENCE else "default"
+
+
+def opt_out_of(use: PodUse) -> float:
+    """Return the Unix time until which a pod wants no alerts; ``-inf`` where it said nothing."""
+    until = use.facts.opt_out_until_seconds if use.facts else None
+    return -inf if until is None or isnan(until) else until
+
+
+def _owner_of(use: PodUse) -> Owner:
+    holder = use.holder
+    owner = use.facts.owner if use.facts else Owner(namespace=holder.namespace)
+    return owner_shown(owner, holder.namespace, holder.pod)
+
+
+def _key(view: DeviceView, use: PodUse) -> HolderKey:
+    return view.uuid, use.holder.namespace, use.holder.pod, use.holder.container
+
+
+def _is_below(ratio: float, active: float, measured: float) -> bool:
+    return measured > 0 and active < ratio * measured
+
+
+def _did_nothing(share: float, window_seconds: float, active: float, measured: float) -> bool:
+    covered = measured >= COVERAGE_RATIO * share * window_seconds
+    return covered and _is_below(UNUSED_RATIO, active, measured)
+
+
+def _plus(sums: dict[str, float], name: str, amount: float) -> None:
+    sums[name] = sums.get(name, 0.0) + amount

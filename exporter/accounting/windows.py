@@ -1,0 +1,458 @@
+"""Activity windows: active and measured GPU-seconds of holders, owners and shared devices over the last hours.
+
+Sums grow for ever; their values are noted at marks on a time axis. A window is the sum now less the sum at its
+beginning, interpolated between two marks, so that reading one costs the same for a minute and for a day.
+"""
+
+import base64
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from exporter.model import WINDOWS, Owner, PodAccount, Portion
+
+HolderKey = tuple[str, str, str, str]
+"""(device uuid, namespace, pod, container)."""
+
+FINE_SECONDS, COARSE_SECONDS = 60.0, 900.0
+"""Least time between two marks: of windows up to ``FINE_WINDOW_SECONDS``, and of longer ones."""
+FINE_WINDOW_SECONDS, COARSE_WINDOW_SECONDS = 7200.0, 86400.0
+FINE_WINDOWS = tuple(name for name, seconds in WINDOWS.items() if seconds <= FINE_WINDOW_SECONDS)
+COARSE_WINDOWS = tuple(name for name in WINDOWS if name not in FINE_WINDOWS)
+ESTIMATED_SECONDS = 900.0
+"""For so long after its last estimate a holder's activity counts as estimated."""
+HOLDER_SECONDS = 900.0
+"""A holder without a portion for so long is forgotten: none of its windows could be covered any more."""
+OWNERS_LIMIT = 2000
+"""Most owners that are kept; beyond it those that ended first are forgotten."""
+
+_WRAP = 0xFFFFFFFF
+"""Points are milliseconds in 32 bits; differences up to 49 GPU-days survive the overflow."""
+_MILLISECONDS = 1000
+_MOST_SECONDS = 1e15
+
+Sums = tuple[float, float]
+"""(active, measured) GPU-seconds."""
+_Place = tuple[int, float]
+"""A mark's number, and how far (0..1) behind it towards the next mark an instant is."""
+
+
+def own_owner(namespace: str, pod: str) -> Owner:
+    """Return the owner of a pod whose workload is not known: the pod."""
+    return Owner(namespace=namespace, kind="Pod", name=pod)
+
+
+def owner_shown(owner: Owner, namespace: str, pod: str) -> Owner:
+    """Return the owner under which a pod is shown; never provisional, never a namespace alone, without cost labels."""
+    return own_owner(namespace, pod) if owner.provisional or not owner.name else owner.without_cost_labels
+
+
+@dataclass(slots=True)
+class _Axis:
+    """Instants at which sums are noted."""
+
+    step_seconds: float
+    kept_seconds: float
+    first: int = 0
+    """Number of the first mark that is kept; numbers go on for ever."""
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def mark(self, steady: float) -> int | None:
+        """Add a mark if it is due and return its number; drop those that no window reaches."""
+        if self.times and steady - self.times[-1] < self.step_seconds:
+            return None
+        self.times.append(steady)
+        outside = bisect_right(self.times, steady - self.kept_seconds) - 1  # the last one before the longest window
+        if outside > 0:
+            del self.times[:outside]
+            self.first += outside
+        return self.last
+
+    @property
+    def last(self) -> int:
+        """Number of the newest mark."""
+        return self.first + len(self.times) - 1
+
+    def load(self, first: object, times: Sequence[object], steady: float) -> None:
+        """Take over marks of the same boot.
+
+        Raises:
+            ValueError: They are none, or later than now.
+        """
+        self.first = int(_figure(first))
+        self.times.extend(_figure(time) for time in times)
+        if any(time > later for time, later in pairwise((*self.times, steady))):
+            raise ValueError("marks out of order")
+
+    def place(self, at: float, now: float) -> _Place:
+        """Find an instant; one before the first mark is taken for that mark."""
+        number = bisect_right(self.times, at) - 1
+        if number < 0:
+            return self.first, 0.0
+        begin = self.times[number]
+        end = self.times[number + 1] if number + 1 < len(self.times) else now
+        return self.first + number, (at - begin) / (end - begin) if end > begin else 1.0
+
+
+@dataclass(slots=True)
+class _Points:
+    """Values of two sums at consecutive marks, from the first mark after their birth to the last change."""
+
+    first: int = 0
+    values: "array[int]" = field(default_factory=lambda: array("I"))
+
+    def note(self, axis: _Axis, number: int, active: int, measured: int) -> None:
+        """Note the sums at a mark. Sums that have not changed need no point: the last one holds on."""
+        values = self.values
+        if not values:
+            self.first = number
+        elif (values[-2], values[-1]) == (active, measured):
+            self._trim(axis)
+            return
+        else:
+            missing = number - self.first - len(values) // 2
+            values.extend((values[-2], values[-1]) * missing)
+        values.extend((active, measured))
+        self._trim(axis)
+
+    def _trim(self, axis: _Axis) -> None:
+        gone = axis.first - self.first
+        if gone > 0:
+            del self.values[: 2 * min(gone, len(self.values) // 2 - 1)]
+            self.first = axis.first
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Return the sums at a mark, 0 before the first point."""
+        place = min(2 * (number - self.first), len(self.values) - 2)
+        return (self.values[place], self.values[place + 1]) if place >= 0 else (0, 0)
+
+    def since(self, places: Sequence[_Place], axis: _Axis, now: tuple[int, int]) -> list[Sums]:
+        """Return what has been added since each of some instants.
+
+        Args:
+            places: The instants.
+            axis: Of the points.
+            now: The sums now.
+        """
+        (active, measured), values = now, self.values
+        newest, end = axis.last, len(values) - 2
+        found = []
+        for number, part in places:
+            place = min(2 * (number - self.first), end)
+            old_active, old_measured = (values[place], values[place + 1]) if place >= 0 else (0, 0)
+            of_active: float = (active - old_active) & _WRAP
+            of_measured: float = (measured - old_measured) & _WRAP
+            if part and of_measured:
+                new_active, new_measured = self.at(number + 1) if number < newest else now
+                of_active -= ((new_active - old_active) & _WRAP) * part
+                of_measured -= ((new_measured - old_measured) & _WRAP) * part
+            found.append((of_active / _MILLISECONDS, of_measured / _MILLISECONDS))
+        return found
+
+    def plus(self, other: "_Points") -> "_Points":
+        """Return the sum of both."""
+        if not self.values or not other.values:
+            return self if self.values else other
+        first = min(self.first, other.first)
+        end = max(one.first + len(one.values) // 2 for one in (self, other))
+        values = array("I")
+        for number in range(first, end):
+            values.extend((one + more) & _WRAP for one, more in zip(self.at(number), other.at(number), strict=True))
+        return _Points(first, values)
+
+    def dump(self) -> list[Any]:
+        return [self.first, base64.b64encode(self.values.tobytes()).decode("ascii")]
+
+    @classmethod
+    def load(cls, data: Sequence[Any], axis: _Axis) -> "_Points":
+        first, text = data
+        points = cls(int(first))
+        points.values.frombytes(base64.b64decode(text, validate=True))
+        count = len(points.values) // 2
+        if len(points.values) % 2 or (count and not axis.first <= points.first <= axis.first + len(axis.times) - count):
+            raise ValueError("points outside the marks")
+        return points
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Active and measured seconds since birth, and their points on the axes."""
+
+    active: float = 0.0
+    measured: float = 0.0
+    changed: float = 0.0
+    """Instant of the last addition."""
+    fine: _Points = field(default_factory=_Points)
+    coarse: _Points = field(default_factory=_Points)
+
+    def add(self, portion: Portion, measured: float, steady: float) -> None:
+        self.active += portion.active_seconds
+        self.measured += measured
+        self.changed = steady
+
+    def now(self) -> tuple[int, int]:
+        """Return both sums as points have them."""
+        return round(self.active * _MILLISECONDS) & _WRAP, round(self.measured * _MILLISECONDS) & _WRAP
+
+    def absorb(self, other: "_Sums") -> None:
+        self.active += other.active
+        self.measured += other.measured
+        self.changed = max(self.changed, other.changed)
+        self.fine, self.coarse = self.fine.plus(other.fine), self.coarse.plus(other.coarse)
+
+    def dump(self) -> list[Any]:
+        return [*self.now(), self.changed, self.fine.dump(), self.coarse.dump()]
+
+    @classmethod
+    def load(cls, data: Sequence[Any], fine: _Axis, coarse: _Axis) -> "_Sums":
+        active, measured, changed, of_fine, of_coarse = data
+        figures = tuple(_figure(value) for value in (active, measured, changed))
+        sums = cls(figures[0] / _MILLISECONDS, figures[1] / _MILLISECONDS, figures[2])
+        sums.fine, sums.coarse = _Points.load(of_fine, fine), _Points.load(of_coarse, coarse)
+        return sums
+
+
+@dataclass(slots=True, kw_only=True)
+class _Holder:
+    pod_uid: str | None
+    sums: _Sums = field(default_factory=_Sums)
+    charged: Owner | None = None
+    """As the portions have it; the same object for as long as nothing changes."""
+    owner: Owner | None = None
+    """Under which it is shown."""
+    of_owner: _Sums = field(default_factory=_Sums)
+    estimated_until: float = -math.inf
+    seen: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Windows as of one instant."""
+
+    steady: float
+    windows: "Windows"
+    _fine: tuple[_Place, ...]
+    _coarse: tuple[_Place, ...]
+
+    def owners(self) -> frozenset[Owner]:
+        """Return every owner that has held something within a day."""
+        return frozenset(self.windows.owners)
+
+    def of_owner(self, owner: Owner) -> dict[str, Sums]:
+        """Return active and measured seconds of an owner by window; nothing of an unknown one."""
+        sums = self.windows.owners.get(owner)
+        if sums is None:
+            return {}
+        coarse = sums.coarse.since(self._coarse, self.windows.coarse, sums.now())
+        return self._fine_windows(sums) | dict(zip(COARSE_WINDOWS, coarse, strict=True))
+
+    def of_holder(self, key: HolderKey, pod_uid: str | None) -> dict[str, Sums]:
+        """Return active and measured seconds of a holder over each window up to 2 h."""
+        holder = self.windows.holders.get(key)
+        if holder is None or _is_another(holder.pod_uid, pod_uid):
+            return dict.fromkeys(FINE_WINDOWS, (0.0, 0.0))
+        return self._fine_windows(holder.sums)
+
+    def of_shared(self, device_uuid: str) -> dict[str, Sums]:
+        """Return the same of all estimated holders of a device."""
+        sums = self.windows.shared.get(device_uuid)
+        return dict.fromkeys(FINE_WINDOWS, (0.0, 0.0)) if sums is None else self._fine_windows(sums)
+
+    def _fine_windows(self, sums: _Sums) -> dict[str, Sums]:
+        found = sums.fine.since(self._fine, self.windows.fine, sums.now())
+        return dict(zip(FINE_WINDOWS, found, strict=True))
+
+    def is_estimated(self, key: HolderKey) -> bool:
+        """Return whether a holder's activity was only estimated within the last 15 minutes."""
+        holder = self.windows.holders.get(key)
+        return holder is not None and self.steady <= holder.estimated_until
+
+
+@dataclass(slots=True)
+class Windows:
+    """Adds up portions per holder, per owner and, where activity is only estimated, per shared device.
+
+    An owner's windows hold all that its holders had, ended ones too. What a pod had before its owner was known moves
+    to that owner. Estimated portions count for no holder and no owner: they mark the holder for 15 minutes.
+    """
+
+    fine: _Axis = field(default_factory=lambda: _Axis(FINE_SECONDS, FINE_WINDOW_SECONDS))
+    coarse: _Axis = field(default_factory=lambda: _Axis(COARSE_SECONDS, COARSE_WINDOW_SECONDS))
+    holders: dict[HolderKey, _Holder] = field(default_factory=dict)
+    owners: dict[Owner, _Sums] = field(default_factory=dict)
+    shared: dict[str, _Sums] = field(default_factory=dict)
+    """By UUID of the device."""
+    _last: float | None = None
+    """Instant of the last portions."""
+
+    def add(self, portions: Sequence[Portion], steady: float) -> None:
+        """Add the portions of one sample.
+
+        Args:
+            portions: As one call of ``Meter.add`` returned them.
+            steady: Their end, in seconds of the monotonic clock.
+        """
+        if self._last is None:
+            self._mark(steady - max((portion.interval_seconds or 0.0 for portion in portions), default=0.0))
+        elif steady - self._last > FINE_SECONDS:
+            self._mark(self._last)  # so that what came before a gap is not spread over it
+        for portion in portions:
+            if portion.pod is not None:
+                self._add(portion, portion.pod, steady)
+        self._last = steady
+        self._mark(steady)
+
+    def _add(self, portion: Portion, pod: PodAccount, steady: float) -> None:
+        key = (pod.device_uuid, pod.namespace, pod.pod, pod.container)
+        holder = self.holders.get(key)
+        if holder is None or _is_another(holder.pod_uid, pod.pod_uid):
+            holder = self.holders[key] = _Holder(pod_uid=pod.pod_uid)
+        if holder.charged is not portion.account.owner:
+            self._charge(holder, portion.account.owner, pod.namespace, pod.pod)
+        holder.pod_uid = pod.pod_uid or holder.pod_uid
+        holder.seen = steady
+        measured = portion.active_seconds + portion.idle_seconds
+        if portion.estimated:
+            holder.estimated_until = steady + ESTIMATED_SECONDS
+            self.shared.setdefault(pod.device_uuid, _Sums()).add(portion, measured, steady)
+        elif measured > 0:
+            holder.sums.add(portion, measured, steady)
+            holder.of_owner.add(portion, measured, steady)
+
+    def _charge(self, holder: _Holder, charged: Owner, namespace: str, pod: str) -> None:
+        """Enter a holder under its owner; the pod's own windows move there when the owner becomes known."""
+        owner, own = owner_shown(charged, namespace, pod), own_owner(namespace, pod)
+        if holder.owner == own:
+            self.settle(own, owner)
+        sums = self.owners.get(owner)
+        if sums is None:
+            sums = self.owners[owner] = _Sums()
+        holder.charged, holder.owner, holder.of_owner = charged, owner, sums
+
+    def settle(self, pod: Owner, owner: Owner) -> None:
+        """Move the windows of a pod to its owner, now that it is known; the pod may have ended meanwhile.
+
+        Args:
+            pod: The pod as an owner, provisional or not.
+            owner: Who it turned out to be; the pod itself changes nothing.
+        """
+        own, owner = own_owner(pod.namespace, pod.name), owner_shown(owner, pod.namespace, pod.name)
+        if owner != own and own in self.owners:
+            self.owners.setdefault(owner, _Sums()).absorb(self.owners.pop(own))
+            for holder in self.holders.values():
+                if holder.owner == own:
+                    holder.charged = None  # its next portion finds the owner's sums again
+
+    def _mark(self, steady: float) -> None:
+        fine, coarse = self.fine.mark(steady), self.coarse.mark(steady)
+        if fine is not None:
+            self._forget(steady)
+            for sums in self._all_sums():
+                sums.fine.note(self.fine, fine, *sums.now())
+        if coarse is not None:
+            for sums in self.owners.values():
+                sums.coarse.note(self.coarse, coarse, *sums.now())
+
+    def _all_sums(self) -> Iterator[_Sums]:
+        yield from (holder.sums for holder in self.holders.values())
+        yield from self.owners.values()
+        yield from self.shared.values()
+
+    def _forget(self, steady: float) -> None:
+        for key in [key for key, holder in self.holders.items() if steady - holder.seen > HOLDER_SECONDS]:
+            del self.holders[key]
+        for uuid in [uuid for uuid, sums in self.shared.items() if steady - sums.changed > FINE_WINDOW_SECONDS]:
+            del self.shared[uuid]
+        held = {id(holder.of_owner) for holder in self.holders.values()}
+        ended = {owner: sums.changed for owner, sums in self.owners.items() if id(sums) not in held}
+        too_many = len(self.owners) - OWNERS_LIMIT
+        for rank, owner in enumerate(sorted(ended, key=ended.__getitem__)):
+            if rank >= too_many and steady - ended[owner] <= COARSE_WINDOW_SECONDS:
+                break
+            del self.owners[owner]
+
+    def at(self, steady: float) -> Reading:
+        """Return the windows that end at an instant, in seconds of the monotonic clock."""
+        fine = tuple(self.fine.place(steady - WINDOWS[name], steady) for name in FINE_WINDOWS)
+        coarse = tuple(self.coarse.place(steady - WINDOWS[name], steady) for name in COARSE_WINDOWS)
+        return Reading(steady, self, fine, coarse)
+
+    def dump(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        return {
+            "last": self._last,
+            "fine": [self.fine.first, self.fine.times.tolist()],
+            "coarse": [self.coarse.first, self.coarse.times.tolist()],
+            "holders": [
+                {
+                    "key": key,
+                    "pod_uid": holder.pod_uid,
+                    "owner": _texts(holder.owner) if holder.owner else None,
+                    "estimated_until": max(holder.estimated_until, 0.0),
+                    "seen": holder.seen,
+                    "sums": holder.sums.dump(),
+                }
+                for key, holder in self.holders.items()
+            ],
+            "owners": [[_texts(owner), sums.dump()] for owner, sums in self.owners.items()],
+            "shared": [[uuid, sums.dump()] for uuid, sums in self.shared.items()],
+        }
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any], steady: float) -> "Windows":
+        """Read what ``dump`` returned, in the same boot.
+
+        Args:
+            data: What was dumped.
+            steady: Seconds of the monotonic clock, now.
+
+        Raises:
+            ValueError: It is something else; says what is wrong with it.
+        """
+        try:
+            windows = cls()
+            windows._last = None if data["last"] is None else _figure(data["last"])
+            for axis, (first, times) in ((windows.fine, data["fine"]), (windows.coarse, data["coarse"])):
+                axis.load(first, times, steady)
+            axes = windows.fine, windows.coarse
+            windows.owners = {_owner_of(texts): _Sums.load(sums, *axes) for texts, sums in data["owners"]}
+            windows.shared = {_text(uuid): _Sums.load(sums, *axes) for uuid, sums in data["shared"]}
+            for entry in data["holders"]:
+                device, namespace, pod, container = (_text(text) for text in entry["key"])
+                holder = _Holder(pod_uid=None if entry["pod_uid"] is None else _text(entry["pod_uid"]))
+                holder.owner = None if entry["owner"] is None else _owner_of(entry["owner"])
+                holder.estimated_until, holder.seen = _figure(entry["estimated_until"]), _figure(entry["seen"])
+                holder.sums = _Sums.load(entry["sums"], *axes)
+                windows.holders[device, namespace, pod, container] = holder
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise ValueError(f"not activity windows: {type(error).__name__}: {error}") from error
+        return windows
+
+
+def _is_another(before: str | None, after: str | None) -> bool:
+    return bool(before and after and before != after)
+
+
+def _texts(owner: Owner) -> list[str]:
+    return [owner.namespace, owner.kind, owner.name, owner.team]
+
+
+def _owner_of(texts: Sequence[Any]) -> Owner:
+    namespace, kind, name, team = (_text(text) for text in texts)
+    return Owner(namespace=namespace, kind=kind, name=name, team=team)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _figure(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < _MOST_SECONDS:
+        raise ValueError(f"{value!r} is not an amount")
+    return float(value)

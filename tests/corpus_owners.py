@@ -1,0 +1,257 @@
+"""What the agent of a node judges of its owners: its own windows and figures, fed with the seconds of the corpus."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from corpus_support import Pod, Shape, Use, Workload
+
+from exporter.accounting.owner_figures import owners_view
+from exporter.accounting.windows import Windows
+from exporter.exposition.tenants import shown_until_seconds
+from exporter.model import (
+    Account,
+    AllocationState,
+    DeviceView,
+    Gpu,
+    Holder,
+    MigInstance,
+    Owner,
+    OwnersView,
+    OwnerUse,
+    PodAccount,
+    PodFacts,
+    PodUse,
+    Portion,
+    Price,
+    ShareMode,
+    shown_windows,
+)
+
+BUSY_FROM = 0.01
+"""The agent's default ``--idle-threshold``."""
+
+Labels = tuple[tuple[str, str], ...]
+Row = tuple[str, Labels, float]
+"""Metric, labels and value."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A container on a device, and its seconds at each time."""
+
+    pod: Pod
+    use: Use
+    holder: Holder
+    account: PodAccount
+    gpu: Gpu
+    instance: MigInstance | None
+    facts: PodFacts
+    own: Owner
+    """Its owner before that is known."""
+    seconds: list[tuple[float, float, float]]
+    """(active, idle, unknown) since it began, by share."""
+    idle_for: list[float | None]
+
+    def portion(self, owner: Owner, before: tuple[float, float, float], number: int) -> Portion:
+        active, idle, unknown = (now - then for now, then in zip(self.seconds[number], before, strict=True))
+        return Portion(
+            gpu_uuid=self.gpu.uuid,
+            account=Account(owner=owner, model=self.gpu.model, mode=self.holder.mode),
+            pod=self.account,
+            active_seconds=active,
+            idle_seconds=max(0.0, idle),
+            unknown_seconds=unknown,
+            interval_seconds=active + idle + unknown,
+            estimated=self.use.source == "estimated",
+        )
+
+
+class OwnedNode:
+    """One node of a shape, tick by tick.
+
+    Args:
+        shape: Of it.
+        node: Its name.
+        times: Of the ticks, in seconds.
+        blind: Spans that the agent does not see.
+        restarts: Ends of its restarts; true where it lost its state.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        node: str,
+        times: Sequence[float],
+        blind: Sequence[tuple[float, float]],
+        restarts: Sequence[tuple[float, bool]],
+    ) -> None:
+        self.shape, self.node, self.times, self.restarts = shape, node, times, restarts
+        self._held = [
+            self._made(workload, pod, use, blind)
+            for workload in shape.workloads
+            for pod in workload.pods
+            for use in pod.uses
+            if use.board.node == node
+        ]
+        boards = [board for board in shape.boards if board.node == node and board.price is not None]
+        self._prices = {
+            board.uuid: Price(per_hour=board.price or 0.0, currency=board.currency, source="book:1", as_of="2026-01-01")
+            for board in boards
+        }
+
+    def views(self, away: Sequence[tuple[float, float]] = ()) -> Iterator[OwnersView | None]:
+        """What is shown at each time; ``None`` while the agent is ``away``."""
+        windows, fed = Windows(), [(0.0, 0.0, 0.0)] * len(self._held)
+        restarts = [end for end, lost in self.restarts if lost]
+        for number, t in enumerate(self.times):
+            if any(start <= t < end for start, end in away):
+                yield None
+                continue
+            while restarts and restarts[0] <= t:
+                windows, _ = Windows(), restarts.pop(0)
+            known = t >= self.shape.metadata_from
+            portions = []
+            for index, held in enumerate(self._held):
+                owner = held.facts.owner if known else held.own
+                portion = held.portion(owner, fed[index], number)
+                if portion.interval_seconds:
+                    portions.append(portion)
+                fed[index] = held.seconds[number]
+            windows.add(portions, t)
+            views = self._devices(number, t, known=known)
+            yield owners_view(views, windows.at(t), self._prices, {}, t)
+
+    def _devices(self, number: int, t: float, *, known: bool) -> list[DeviceView]:
+        devices: dict[str, list[tuple[_Held, PodUse]]] = {}
+        for held in self._held:
+            if held.pod.start <= t < held.pod.end:
+                use = PodUse(
+                    holder=held.holder,
+                    age_seconds=t - self.began(t, held.pod.start),
+                    idle_for_seconds=held.idle_for[number],
+                    facts=held.facts if known else None,
+                )
+                devices.setdefault(held.use.device_uuid, []).append((held, use))
+        return [
+            DeviceView(
+                gpu=rows[0][0].gpu,
+                instance=rows[0][0].instance,
+                allocation=AllocationState.ALLOCATED,
+                pods=tuple(use for _, use in rows),
+            )
+            for rows in devices.values()
+        ]
+
+    def began(self, t: float, since: float) -> float:
+        """When the agent that runs at ``t`` first saw what has been there ``since``."""
+        return max([since, *(end for end, _ in self.restarts if end <= t)])
+
+    def _made(self, workload: Workload, pod: Pod, use: Use, blind: Sequence[tuple[float, float]]) -> _Held:
+        board, track = use.board, use.activity.with_unknown(blind)
+        gpu = Gpu(uuid=board.uuid, index=board.index, minor=board.index, model=board.model, pci_bus_id="")
+        instance = None
+        if use.profile:
+            instance = MigInstance(
+                uuid=use.device_uuid,
+                parent_uuid=board.uuid,
+                gpu_instance_id=int(use.instance),
+                compute_instance_id=0,
+                profile=use.profile,
+                compute_slices=1,
+                memory_slices=1,
+            )
+        holder = Holder(
+            namespace=pod.namespace,
+            pod=pod.name,
+            container="main",
+            device_uuid=use.device_uuid,
+            mode=ShareMode(use.mode),
+            resource=pod.resource,
+            source="device-plugin",
+            share_ratio=use.share,
+            device_share_ratio=1.0,
+            pod_uid=pod.uid,
+        )
+        account = PodAccount(
+            device_uuid=use.device_uuid,
+            gpu_index=board.index,
+            gpu_uuid=board.uuid,
+            gpu_instance=use.instance,
+            mig_profile=use.profile,
+            model=board.model,
+            namespace=pod.namespace,
+            pod=pod.name,
+            container="main",
+            pod_uid=pod.uid,
+        )
+        owner = Owner(namespace=workload.namespace, kind=workload.kind, name=workload.name, team=workload.team)
+        seconds = []
+        for t, (active, unknown) in zip(self.times, track.integrals(self.times, pod.start, pod.end), strict=True):
+            lasted = min(max(t, pod.start), pod.end) - pod.start
+            seconds.append((use.share * active, use.share * (lasted - active - unknown), use.share * unknown))
+        since = track.last_busy(self.times, pod.start, BUSY_FROM)
+        idle_for = [
+            None if track.at(t) is None else t - max(last, self.began(t, pod.start))
+            for t, last in zip(self.times, since, strict=True)
+        ]
+        return _Held(
+            pod=pod,
+            use=use,
+            holder=holder,
+            account=account,
+            gpu=gpu,
+            instance=instance,
+            facts=PodFacts(owner=owner, workload_class=workload.policy, opt_out_until_seconds=pod.alerts_off_until),
+            own=Owner(namespace=pod.namespace, kind="Pod", name=pod.name, provisional=True),
+            seconds=seconds,
+            idle_for=idle_for,
+        )
+
+
+def rows_of(view: OwnersView, node: str) -> Iterator[Row]:
+    """What stands on the agent's page."""
+    for use in view.owners:
+        yield from _owner_rows(use, node)
+    for idle in view.shared_idle:
+        labels = (
+            ("node", node),
+            ("gpu", str(idle.gpu_index)),
+            ("uuid", idle.uuid),
+            ("gpu_instance", idle.gpu_instance),
+        )
+        yield "gpu_shared_idle_gpus", labels, idle.gpus
+
+
+def _owner_rows(use: OwnerUse, node: str) -> Iterator[Row]:
+    owner = use.owner
+    labels: Labels = (
+        ("node", node),
+        ("workload_namespace", owner.namespace),
+        ("workload_kind", owner.kind),
+        ("workload_name", owner.name),
+        ("team", owner.team),
+    )
+    plain = {
+        "gpu_owner_gpus": use.gpus,
+        "gpu_owner_estimated_gpus": use.estimated_gpus,
+        "gpu_owner_underused_gpus": use.underused_gpus,
+        "gpu_owner_active_gpus": use.active_gpus,
+        "gpu_owner_idle_for_seconds": use.idle_for_seconds,
+        "gpu_owner_age_seconds": use.age_seconds,
+        "gpu_owner_alerts_off_until_timestamp_seconds": shown_until_seconds(use.opt_out_until_seconds),
+    }
+    yield from ((name, labels, value) for name, value in plain.items() if value is not None)
+
+    def shown(by_window: Mapping[str, float]) -> dict[str, float]:
+        return {window: value for window, value in by_window.items() if window in shown_windows(use.policy)}
+
+    several = {
+        ("gpu_owner_active_gpu_seconds", "window"): shown(use.active_seconds),
+        ("gpu_owner_measured_gpu_seconds", "window"): shown(use.measured_seconds),
+        ("gpu_owner_unused_gpus", "window"): shown(use.unused_gpus),
+        ("gpu_owner_policy", "policy"): {use.policy: 1.0} if use.policy else {},
+        ("gpu_owner_cost_per_hour", "currency"): use.cost_per_hour,
+        ("gpu_owner_idle_cost_per_hour", "currency"): use.idle_cost_per_hour,
+    }
+    for (name, label), values in several.items():
+        yield from ((name, (*labels, (label, which)), value) for which, value in values.items())

@@ -1,0 +1,124 @@
+"""An answer that lacks what must be there is a failed lookup: nobody's GPU becomes free, and no clock starts again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from agent_support import matching, running_agent
+from pipeline_support import AgentSettings, pipeline
+
+from exporter.cli import main
+from exporter.model import UNALLOCATED, UNATTRIBUTED, AllocationState, Owner, Snapshot
+from exporter.simulator import scenario, scenario_file
+
+HELD = """
+description: one GPU that is held and idle, one that nobody holds
+node: sim-node-1
+other_pods: 2
+gpus: [{model: h100, count: 2}]
+pods:
+  - {namespace: ml, name: a, start: -600, devices: [{gpu: 0}], activity: 0}
+faults:
+"""
+STARTING = HELD + "  - {kind: kubelet_starting, from: 30, to: 60}\n"
+
+
+INIT_ONLY = """
+description: one GPU that an ordinary init container asked for, and one that nobody has
+node: sim-node-1
+gpus: [{model: h100, count: 2}]
+pods:
+  - namespace: ml
+    name: p-initonly
+    start: -600
+    sidecars: [main]
+    containers: [{name: setup, init: true, devices: [{gpu: 0}], activity: 0.6, memory_mib: 4096}]
+"""
+
+
+def seconds_of(snapshot: Snapshot, owner: Owner) -> float:
+    assert snapshot.ledger is not None
+    return sum(totals.allocated_seconds for line, totals in snapshot.ledger.accounts.items() if line.owner == owner)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_starting_kubelet_frees_no_gpu_and_resets_no_clock(tmp_path: Path, *, inside: bool) -> None:
+    node = scenario.build(scenario_file.parse(STARTING, "starting.yaml"))
+    own = (node.others[0].namespace, node.others[0].name) if inside else None
+    async with pipeline(node, tmp_path, agent=AgentSettings(own_pod=own)) as made:
+        await made.until(29, steps=30)
+        problems = set()
+        while made.clock.seconds < 59:
+            snapshot = await made.step(made.clock.seconds + 1)
+            assert snapshot.devices[0].allocation is AllocationState.ALLOCATED
+            assert snapshot.devices[1].allocation is AllocationState.UNALLOCATED
+            problems.add(snapshot.attribution_problem)
+        # Virtual seconds pass fast: some calls of the thirty meet the kubelet's rate limit, which is another problem.
+        assert any("does not know its pods yet" in problem for problem in problems)
+        snapshot = await made.until(70, steps=11)
+        assert snapshot.attribution_problem == ""
+        (use,) = snapshot.devices[0].pods
+        assert use.idle_for_seconds == pytest.approx(70, abs=1)
+        assert use.age_seconds == pytest.approx(70, abs=1)
+        assert seconds_of(snapshot, UNALLOCATED) == pytest.approx(seconds_of(snapshot, Owner(namespace="ml")))
+
+
+def test_an_agent_beside_a_starting_kubelet_says_unknown_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "starting.yaml"
+    file.write_text(HELD + "  - {kind: kubelet_starting, from: 0, to: 6}\n")
+    own = {"POD_NAMESPACE": "monitoring", "POD_NAME": "gpu-cost-exporter-x7"}
+    options = ("--simulate", str(file), "--kube-metadata", "off", "--kubelet-interval", "1s")
+    with running_agent(*options, env=own) as agent:
+        page = agent.until(lambda page: matching(page, "gpu_activity_ratio"), "a sample")
+        states = matching(page, "gpu_allocation_state", state="unknown")
+        assert len(states) == 2
+        assert set(states.values()) == {1.0}
+        assert "monitoring/gpu-cost-exporter-x7, the pod of this agent" in agent.get("/readyz")[1]
+        assert agent.until(
+            lambda page: matching(page, "gpu_exporter_errors_total", part="attribution", reason="kubelet_starting"),
+            "it is counted",
+        )
+        agent.until(lambda page: 1.0 in matching(page, "gpu_allocation_state", state="allocated").values(), "known")
+        assert "kubelet" not in agent.get("/readyz")[1]
+        assert any("does not know its pods yet" in line for line in agent.lines)
+
+
+async def test_a_gpu_of_an_init_container_in_use_is_in_doubt_and_not_free(tmp_path: Path) -> None:
+    node = scenario.build(scenario_file.parse(INIT_ONLY, "init.yaml"))
+    async with pipeline(node, tmp_path) as made:
+        snapshot = await made.until(20, steps=20)
+    used, free = snapshot.devices
+    assert used.allocation is AllocationState.UNKNOWN
+    assert free.allocation is AllocationState.UNALLOCATED
+    (doubt,) = snapshot.unresolved
+    assert (doubt.namespace, doubt.pod, doubt.device_id) == ("ml", "p-initonly", used.uuid)
+    assert doubt.reason == "unlisted_use"
+    assert seconds_of(snapshot, UNATTRIBUTED) == pytest.approx(seconds_of(snapshot, UNALLOCATED))
+
+
+def test_the_doctor_names_the_pod_that_uses_an_unlisted_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "init.yaml"
+    file.write_text(INIT_ONLY)
+    options = ("--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json")
+    main(["doctor", "--simulate", str(file), *options])
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}["kubelet and driver"]
+    assert found["level"] == "warn"
+    assert "of ml/p-initonly (unlisted use)" in found["cause"]
+    assert "init container" in found["mend"]
+
+
+@pytest.mark.parametrize("own", [{}, {"POD_NAMESPACE": "monitoring", "POD_NAME": "gpu-cost-exporter-x7"}])
+def test_a_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dict[str, str]) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(HELD + "  - {kind: api_other_node_name, from: 0}\n")
+    options = ("--simulate", str(file), "--kube-metadata", "on", "--kubelet-interval", "1s")
+    with running_agent(*options, env=own) as agent:
+        agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="metadata"), "the API is asked")
+        page = agent.until(
+            lambda page: 1.0 in matching(page, "gpu_allocation_state", state="allocated").values(), "known"
+        )
+        ready = agent.get("/readyz")[1]
+        assert "sim-node-1'" in ready
+        assert "--node-name" in ready
+        assert "spec.nodeName" in ready
+        assert sorted(matching(page, "gpu_allocation_state", state="allocated").values()) == [0.0, 1.0]

@@ -1,0 +1,184 @@
+"""Every GPU-second of a ledger is recorded once, whatever happens to nodes, agents and the one who records."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.ledger_rules_support import (
+    HOUR,
+    MEASURES,
+    SCRAPE,
+    TURN,
+    Ledger,
+    Owner,
+    Recorder,
+    Run,
+    Spans,
+    World,
+    engine,
+    hours_of,
+)
+
+ALWAYS: Spans = ((0.0, 1e9),)
+WEEKS = -30 * 86400.0
+MISSING = {("old agent", "j"): TURN, ("lost state", "j"): SCRAPE, ("leaves unseen", "j"): 400 + TURN + SCRAPE}
+"""Of an agent that is older than the rules what it had at the first turn; of a ledger that ends what no scrape saw, or
+no turn before Prometheus went away."""
+
+
+def shown(*spans: tuple[float, float]) -> Mapping[str, Spans]:
+    return {"a": spans or ALWAYS}
+
+
+def cases(end: float) -> World:
+    """Each cluster is a case; every owner has ended half an hour before the last full hour."""
+    last = end - 0.5 * HOUR
+    job = Owner("j", 1.0, last)
+    before = Owner("j", WEEKS, last)
+    return World(
+        {
+            "steady": (Ledger("l", (job,), shown()),),
+            "births": (
+                Ledger(
+                    "l",
+                    tuple(
+                        Owner(f"b{number}", begin, begin + lasts)
+                        for number, begin in enumerate((1.0, 700.0, 3300.0, 3590.0, 3610.0, 7190.0, 9001.0, 10797.0))
+                        for lasts in (40.0 + 1000 * (number % 3),)
+                    ),
+                    shown(),
+                ),
+            ),
+            "restart": (Ledger("l", (job,), {"a": ((0, 6700),), "b": ((6880, 1e9),)}),),
+            "overlap": (Ledger("l", (job,), {"a": ((0, 7600),), "b": ((7000, 1e9),)}, age_seconds={"a": 40.0}),),
+            "lost state": (
+                Ledger("l", (Owner("j", 1.0, 5000.0),), shown((0, 5000))),
+                Ledger("m", (Owner("j", 5030.0, last),), {"a": ((5030, 1e9),)}, created=5030.0),
+            ),
+            "leaves": (Ledger("l", (Owner("j", 1.0, 5400.0),), shown((0, 5430))),),
+            "returns": (
+                Ledger("l", (Owner("j", 1.0, last), Owner("k", 9000.0, last)), shown((0, 4000), (11200, 1e9))),
+            ),
+            "disk full": (
+                Ledger("l", (Owner("j", 1.0, last, pause=(7800.0, 9300.0)),), shown()),
+                Ledger("m", (Owner("j", 7800.0, 9300.0),), shown((7800, 9300 + 25 * HOUR)), created=7800.0),
+            ),
+            "leaves unseen": (Ledger("l", (Owner("j", 1.0, 7400.0),), shown((0, 7400))),),
+            "rotation": (
+                Ledger("l", (Owner("j", 1.0, 7210.0),), shown((0, 7210 + 25 * HOUR))),
+                Ledger("m", (Owner("j", 7210.0, last), Owner("k", 9000.0, last)), shown((7210, 1e9)), created=7210.0),
+            ),
+            "new node": (Ledger("l", (Owner("j", 9420.0, last, 8.0),), shown((9450, 1e9)), created=9420.0),),
+            "old agent": (Ledger("l", (before, Owner("k", 4000.0, last)), shown(), created=WEEKS),),
+        }
+    )
+
+
+def counted(world: World, cluster: str, name: str, since: float, end: float) -> float:
+    """GPU-seconds of an owner between two moments."""
+    owners = [(ledger, owner) for ledger in world.clusters[cluster] for owner in ledger.owners if owner.name == name]
+    return sum((ledger.value(owner, end) or 0.0) - (ledger.value(owner, since) or 0.0) for ledger, owner in owners)
+
+
+def all_owners(world: World) -> list[tuple[str, str]]:
+    """Cluster and name of every owner."""
+    return sorted(
+        {(cluster, o.name) for cluster, ledgers in world.clusters.items() for one in ledgers for o in one.owners}
+    )
+
+
+def recorded_hours(recorder: Recorder, end: float) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
+    """GPU-seconds by measure, owner and hour, where owners, workloads and the cluster's sum agree."""
+    found = {}
+    for measure, factor in MEASURES.items():
+        by_owner = hours_of(recorder, f"owner:gpu_{measure}:delta1h", end)
+        by_workload = hours_of(recorder, f"workload:gpu_{measure}:delta1h", end)
+        assert by_owner.keys() == by_workload.keys()
+        for key, hours in by_owner.items():
+            assert hours == pytest.approx(by_workload[key])
+        found[measure] = {
+            key: {hour: value / factor for hour, value in hours.items()} for key, hours in by_owner.items()
+        }
+    for (cluster, _), hours in hours_of(recorder, "cluster:gpu_capacity_seconds:delta1h", end).items():
+        of_owners = [owned for (where, _), owned in found["seconds"].items() if where == cluster]
+        assert hours == pytest.approx({hour: sum(owned.get(hour, 0.0) for owned in of_owners) for hour in hours})
+    return found
+
+
+RUNS = {
+    "undisturbed": ("prometheus", Run(hours=6.1)),
+    "late in the turn": ("prometheus-3", Run(hours=6.1, phase=299.5)),
+    "away over a full hour": ("prometheus", Run(hours=6.1, phase=61.0, away=((7000.0, 7600.0),))),
+    "a turn is missed": ("prometheus-2.53", Run(hours=6.1, phase=137.25, skipped=((7200.0, 7500.0),))),
+    "away for three hours": ("prometheus", Run(hours=8.1, away=((7000.0, 17900.0),))),
+    "away for a day": ("prometheus", Run(hours=32.1, phase=299.5, away=((7000.0, 7000.0 + 24 * HOUR),))),
+    "VictoriaMetrics": ("victoria-metrics-1.112", Run(hours=6.1)),
+    "VictoriaMetrics away": ("victoria-metrics-new", Run(hours=8.1, away=((7000.0, 17900.0),))),
+}
+"""Engine and run; vmalert evaluates at whole minutes."""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_gpu_second_is_recorded_once(tmp_path: Path, name: str) -> None:
+    program, run = RUNS[name]
+    end = math.floor(run.hours) * HOUR
+    world = cases(end)
+    with engine(tmp_path, program) as recorder:
+        run.drive(world, recorder)
+        found = recorded_hours(recorder, end)
+    for measure, owned in found.items():
+        for cluster, owner in all_owners(world):
+            expected = counted(world, cluster, owner, 0.0, end)
+            least = expected - MISSING.get((cluster, owner), 0.0)
+            sum_ = sum(owned.get((cluster, owner), {}).values())
+            assert least - 0.01 <= sum_ <= expected + 0.01, (measure, cluster, owner)
+    if not run.away and not run.skipped:
+        hours = found["seconds"]["steady", "j"]
+        assert hours == pytest.approx({1: 3300, 2: 3600, 3: 3600, 4: 3600, 5: 3600, 6: 2100}, abs=TURN + SCRAPE)
+        assert len({round(hours[hour]) for hour in (2, 3, 4, 5)}) == 1
+
+
+def test_a_prometheus_that_begins_later_counts_from_its_first_turn(tmp_path: Path) -> None:
+    begin, end = 5000.0, 6 * HOUR
+    world = cases(end)
+    with engine(tmp_path, "prometheus") as recorder:
+        Run(hours=6.1, begins=begin).drive(world, recorder)
+        found = recorded_hours(recorder, end)["seconds"]
+    for cluster, owner in all_owners(world):
+        if cluster == "returns":  # the one node that is away at that time
+            continue
+        expected = counted(world, cluster, owner, begin, end)
+        assert expected - TURN - SCRAPE <= sum(found.get((cluster, owner), {}).values()) <= expected + 0.01
+
+
+def test_what_was_away_for_longer_than_a_day_is_not_counted_twice(tmp_path: Path) -> None:
+    world = World(
+        {
+            "node": (Ledger("l", (Owner("j", 1.0, 1e9),), shown((0, 5000), (5000 + 26 * HOUR, 1e9))),),
+            "new": (Ledger("l", (Owner("j", 1.0, 5000), Owner("k", 5000.0, 1e9)), shown((0, 6000), (99000.0, 1e9))),),
+        }
+    )
+    with engine(tmp_path, "prometheus") as recorder:
+        Run(hours=30.1).drive(world, recorder)
+        found = recorded_hours(recorder, 30 * HOUR)["seconds"]
+    assert sum(found["node", "j"].values()) == pytest.approx(30 * HOUR, abs=TURN + SCRAPE)
+    assert sum(found["new", "k"].values()) == pytest.approx(30 * HOUR - 5000, abs=TURN + SCRAPE)
+
+
+def test_a_prometheus_that_was_away_for_27_hours_goes_on_from_what_it_sees(tmp_path: Path) -> None:
+    world = World({"steady": (Ledger("l", (Owner("j", 1.0, 1e9),), shown()),)})
+    with engine(tmp_path, "prometheus") as recorder:
+        Run(hours=32.1, away=((7000.0, 7000.0 + 27 * HOUR),)).drive(world, recorder)
+        hours = recorded_hours(recorder, 32 * HOUR)["seconds"]["steady", "j"]
+    assert hours == pytest.approx({1: 3300, 30: 3300, 31: 3600, 32: 3600}, abs=SCRAPE)
+
+
+def test_an_outage_of_more_than_25_hours_loses_time_and_counts_none_twice(tmp_path: Path) -> None:
+    world = World({"steady": (Ledger("l", (Owner("j", 1.0, 1e9),), shown(), created=1.0),)})
+    away = 6600.0, 6600.0 + 25.5 * HOUR
+    with engine(tmp_path, "prometheus") as recorder:
+        Run(hours=30.1, away=(away,)).drive(world, recorder)
+        hours = recorded_hours(recorder, 30 * HOUR)["seconds"]["steady", "j"]
+    assert sum(hours.values()) <= 30 * HOUR

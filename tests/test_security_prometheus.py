@@ -1,0 +1,101 @@
+"""What a Prometheus that is taken over can do to the cost service, and one reader to the others."""
+
+import asyncio
+import contextlib
+
+import aiohttp
+from prometheus_support import StubLedger, serving
+from service_support import NOW, running
+
+from exporter.report.fleet.values import DAY_SECONDS
+from exporter.report.service.readings import MOST_OF_ONE
+
+API = ("/api/v1/report?window=7d&by=team", "/api/v1/summary", "/allocation?window=7d&aggregate=team")
+PAGES = ("/", "/by/team", "/by/node", "/recommendations", "/budgets", "/about")
+
+
+async def test_figures_that_no_fleet_has_are_left_out_and_named() -> None:
+    lines = [({"team": "a"}, "1e308"), ({"team": "b"}, "1e308"), ({"team": "c"}, "3600"), ({"team": "d"}, "Inf")]
+    money = [({"team": of["team"], "currency": "USD"}, value) for of, value in lines]
+    async with serving(StubLedger(lines=lines, money=money)) as stub, running(stub.url) as site:
+        for path in (*API, *PAGES, *(f"{API[0]}&format={form}" for form in ("csv", "html", "table"))):
+            answer = await site.get(path)
+            assert answer.status == 200, (path, answer.text)
+        report = await site.json(API[0])
+    assert [line["team"] for line in report["lines"] if line["team"]] == ["c"]
+    assert any("values beyond 1e+15 are left out" in note for note in report["trust"]["notes"])
+
+
+async def test_hour_in_the_far_future_breaks_no_page() -> None:
+    stub = StubLedger(lines=[({"team": "a"}, "3600")], newest_hour=9e14)
+    async with serving(stub) as prometheus, running(prometheus.url) as site:
+        assert not await site.round()
+        for path in (*API, *PAGES, "/readyz", "/metrics"):
+            answer = await site.get(path, {"Accept": "text/html"})
+            assert answer.status == 200, (path, answer.text)
+        assert "more than a day in the future" in (await site.get("/readyz")).text
+        stub.newest_hour = NOW + DAY_SECONDS - 60
+        assert await site.round(), "a clock may be a little wrong"
+
+
+async def test_readings_end_when_their_clients_have_left() -> None:
+    stub = StubLedger(lines=[({"team": "a"}, "3600")], delay_seconds=0.05)
+    async with serving(stub) as prometheus, running(prometheus.url) as site:
+        for number in range(1, 6):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.15):
+                    await site.get(f"/allocation?window=48h&step=1h&filter=team:%22{number}%22")
+        await asyncio.sleep(0.2)
+        asked = len(stub.asked)
+        assert asked
+        await asyncio.sleep(0.5)
+        assert len(stub.asked) == asked
+
+
+async def test_reading_goes_on_while_one_of_two_clients_waits() -> None:
+    stub = StubLedger(lines=[({"team": "a"}, "3600")], delay_seconds=0.05)
+    async with serving(stub) as prometheus, running(prometheus.url) as site:
+        path = "/api/v1/report?window=3d&by=team"
+        leaves, stays = (asyncio.ensure_future(site.get(path)) for _ in range(2))
+        await asyncio.sleep(0.1)
+        leaves.cancel()
+        assert (await stays).status == 200
+        assert site.service.book.readings.begun == 1
+
+
+async def test_one_client_leaves_places_and_a_turn_to_others() -> None:
+    stub = StubLedger(lines=[({"team": "a"}, "3600")], delay_seconds=0.3)
+    other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0), limit=0)
+    greedy = aiohttp.TCPConnector(limit=0)
+    async with (
+        serving(stub) as prometheus,
+        running(prometheus.url) as site,
+        aiohttp.ClientSession(connector=greedy) as many,
+        aiohttp.ClientSession(connector=other) as one,
+    ):
+
+        async def ask(session: aiohttp.ClientSession, number: int) -> int:
+            async with session.get(f"{site.url}/api/v1/report?window={number + 1}h&by=team") as answer:
+                return answer.status
+
+        flood = [asyncio.ensure_future(ask(many, number)) for number in range(40)]
+        await asyncio.sleep(0.5)
+        assert await ask(one, 100) == 200
+        done = [task.result() for task in flood if task.done()]
+        assert done.count(503) == 40 - MOST_OF_ONE
+        assert len(done) < 40, "the others did not have to wait for the flood"
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_steps_of_days_are_one_reading_and_steps_of_hours_are_few() -> None:
+    stub = StubLedger(lines=[({"team": "a"}, "3600")])
+    async with serving(stub) as prometheus, running(prometheus.url) as site:
+        found = await site.json("/allocation?window=30d&step=1d&aggregate=team")
+        assert len(found["data"]) == 30
+        assert all(round(one["a"]["gpuHours"], 6) == 1 for one in found["data"])
+        assert len(stub.asked) < 60
+        refused = await site.get("/allocation?window=16d&step=1h&aggregate=team")
+    assert refused.status == 400
+    assert "more than 48" in refused.text

@@ -1,0 +1,247 @@
+"""Holders of a shared device, through the agent's page in virtual time: what each uses, and how long it is idle."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pipeline_support import AgentSettings, Pipeline, pipeline
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.model import Snapshot
+from exporter.simulator import driver
+from exporter.simulator.scenario import Scenario, load
+
+DAY = 86400
+COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses_v3"
+NOT_SUPPORTED = 3
+
+Values = dict[tuple[str, str], float]
+
+
+def column(snapshot: Snapshot, name: str) -> Values:
+    """Values of a metric by pod and container; those of the device itself by two empty names."""
+    return {
+        (pairs.get("pod_name", pairs.get("pod", "")), pairs.get("container_name", pairs.get("container", ""))): value
+        for family in families(snapshot, ExpositionOptions())
+        for sample in family.samples
+        if family.name == name
+        for pairs, value in [(dict(sample.pairs), sample.value)]
+    }
+
+
+def sources(snapshot: Snapshot) -> dict[tuple[str, str], str]:
+    """The label ``source`` of ``gpu_pod_activity_ratio``."""
+    return {
+        (use.holder.pod, use.holder.container): str(use.activity.source)
+        for view in snapshot.devices
+        for use in view.pods
+        if use.activity
+    }
+
+
+def active_seconds(snapshot: Snapshot) -> dict[str, float]:
+    """Active time of the ledger by namespace, where every pod has one of its own."""
+    assert snapshot.ledger
+    return {account.owner.namespace: totals.active_seconds for account, totals in snapshot.ledger.accounts.items()}
+
+
+def scenario(directory: Path, pods: str, *, more: str = "", replicas: int = 4) -> Scenario:
+    """One time-sliced H100."""
+    file = directory / "scenario.yaml"
+    gpu = f"{{model: h100, sharing: {{strategy: time-slicing, replicas: {replicas}}}}}"
+    file.write_text(f"node: n1\ngpus:\n  - {gpu}\npods:\n{pods}{more}")
+    return load(str(file))
+
+
+def pod(name: str, replica: int, activity: str, more: str = "") -> str:
+    device = f"devices: [{{gpu: 0, replicas: [{replica}]}}], activity: {activity}, memory_mib: 4096"
+    return f"  - {{namespace: {name}, name: {name}, {device}{more}}}\n"
+
+
+async def test_two_containers_of_one_pod_leave_the_other_pod_measured(tmp_path: Path) -> None:
+    containers = ", ".join(
+        f"{{name: {name}, devices: [{{gpu: 0, replicas: [{replica}]}}], activity: {activity}, memory_mib: 4096}}"
+        for name, replica, activity in (("x", 0, 0.4), ("y", 1, 0))
+    )
+    pair = f"  - {{namespace: pair, name: pair, containers: [{containers}]}}\n"
+    async with pipeline(scenario(tmp_path, pair + pod("solo", 2, "0"), replicas=3), tmp_path) as node:
+        snapshot = await node.until(90.0, steps=91)
+    activity = column(snapshot, "gpu_pod_activity_ratio")
+    assert activity["pair", "x"] + activity["pair", "y"] == pytest.approx(0.4, abs=0.01)
+    assert activity["solo", "main"] == 0.0
+    assert sources(snapshot) == {
+        ("pair", "x"): "estimated",
+        ("pair", "y"): "estimated",
+        ("solo", "main"): "process_samples",
+    }
+    assert active_seconds(snapshot)["solo"] == pytest.approx(0.0, abs=1.0), "but for the first poll of processes"
+    assert column(snapshot, "gpu_pod_idle_for_seconds")["solo", "main"] > 80
+    memory = column(snapshot, "gpu_pod_memory_used_bytes")
+    assert set(memory) == {("solo", "main")}, "which of the pair has how much is unknown"
+    assert column(snapshot, "gpu_unattributed_processes") == {("", ""): 0}
+
+
+JPEG = ", mix: {engine: 0, jpeg: 1}"
+
+
+async def test_jpeg_use_of_a_shared_gpu_belongs_to_its_user(tmp_path: Path) -> None:
+    pods = pod("jpeg", 0, "0.9", JPEG) + pod("trickle", 1, "0.02")
+    async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
+        snapshot = await node.until(120.0, steps=121)
+    activity = column(snapshot, "gpu_pod_activity_ratio")
+    assert activity["jpeg", "main"] > 0.85
+    assert activity["trickle", "main"] < 0.04
+    assert column(snapshot, "gpu_pod_idle_for_seconds")["jpeg", "main"] == 0
+    assert active_seconds(snapshot)["jpeg"] > 10 * active_seconds(snapshot)["trickle"]
+
+
+async def test_an_engine_that_samples_do_not_show_is_divided_by_share(tmp_path: Path) -> None:
+    pods = pod("jpeg", 0, "0.9", JPEG) + pod("trickle", 1, "0.02")
+    old = "driver: 535.129.03\n"
+    async with pipeline(scenario(tmp_path, pods, more=old), tmp_path) as node:
+        snapshot = await node.until(120.0, steps=121)
+    assert set(sources(snapshot).values()) == {"estimated"}
+    assert column(snapshot, "gpu_pod_activity_ratio") == {
+        ("jpeg", "main"): pytest.approx(0.45, abs=0.01),
+        ("trickle", "main"): pytest.approx(0.45, abs=0.01),
+    }
+    assert column(snapshot, "gpu_pod_idle_for_seconds") == {}, "either may be idle"
+
+
+async def test_a_single_sample_of_one_sharer_does_not_make_the_other_idle(tmp_path: Path) -> None:
+    """Process samples return 0.1 s before a poll: the driver has one of about 14, and it is of one sharer."""
+    pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
+    lost = "faults:\n  - {kind: processes_lost, from: 10, to: 19.95}\n"
+    async with pipeline(scenario(tmp_path, pods, more=lost), tmp_path) as node:
+        await node.until(18.0, steps=19)
+        await node.step(19.88)
+        polled = await node.step(20.0)
+        later = await node.until(24.0, steps=4)
+    assert set(sources(polled).values()) == {"estimated"}
+    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "by share"
+    assert set(sources(later).values()) == {"process_samples"}
+    assert column(later, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.3, abs=0.1)
+
+
+async def test_samples_before_the_driver_loses_its_processes_do_not_divide_the_time_after(tmp_path: Path) -> None:
+    pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
+    lost = "faults:\n  - {kind: processes_lost, from: 10.95, to: 19}\n"
+    async with pipeline(scenario(tmp_path, pods, more=lost), tmp_path) as node:
+        await node.until(10.0, steps=11)
+        for at in (10.3, 10.5, 10.7, 10.9):
+            before = await node.step(at)
+        polled = await node.step(12.0)
+        later = await node.until(24.0, steps=12)
+    assert set(sources(before).values()) == {"process_samples"}
+    assert set(sources(polled).values()) == {"estimated"}
+    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "by share"
+    assert set(sources(later).values()) == {"process_samples"}
+
+
+async def test_memory_of_processes_that_the_driver_hides_is_absent_and_not_zero(tmp_path: Path) -> None:
+    """In a PID namespace of its own with the host's /proc: the list is empty, samples have pids of the host."""
+    pods = pod("a", 0, "0.6") + pod("b", 1, "0.2")
+    async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
+        driver.fail(COMPUTE_LIST, NOT_SUPPORTED)
+        snapshot = await node.until(60.0, steps=61)
+        driver.clear_failures()
+    assert column(snapshot, "gpu_pod_memory_used_bytes") == {}
+    assert column(snapshot, "gpu_unattributed_memory_used_bytes") == {}
+    assert column(snapshot, "gpu_unattributed_processes") == {}
+    assert set(column(snapshot, "DCGM_FI_DEV_FB_USED")) == {("", "")}
+    activity = column(snapshot, "gpu_pod_activity_ratio")
+    assert activity["a", "main"] == pytest.approx(0.6, abs=0.1), "samples show pids of the host"
+    assert sources(snapshot) == {("a", "main"): "process_samples", ("b", "main"): "process_samples"}
+
+
+async def test_small_parts_of_utilisation_have_fractions(tmp_path: Path) -> None:
+    pods = "".join(pod(f"p{number}", number, "0.0075") for number in range(4))
+    async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
+        seen = [await node.step(float(second)) for second in range(60)]
+    parts = [column(snapshot, "DCGM_FI_DEV_GPU_UTIL") for snapshot in seen[20:]]
+    of_pods = [sum(value for (name, _), value in one.items() if name) for one in parts]
+    of_device = [one["", ""] for one in parts]
+    told = [(pods, device) for pods, device, one in zip(of_pods, of_device, parts, strict=True) if len(one) > 1]
+    assert told
+    for pods_sum, device in told:
+        assert pods_sum == pytest.approx(device, abs=0.001)
+    assert any(0 < value < 1 for one in parts for value in one.values())
+
+
+# ---- Idle for a day ----
+
+SERVER = "  - {namespace: ml, name: server, devices: [{gpu: 0}], activity: 0, memory_mib: 4096}\n"
+
+
+def server(directory: Path, faults: str = "") -> Scenario:
+    """One H100 with an inference server that nobody asks."""
+    file = directory / "server.yaml"
+    file.write_text(f"node: n1\ngpus:\n  - {{model: h100}}\npods:\n{SERVER}{faults}")
+    return load(str(file))
+
+
+def idle_for(snapshot: Snapshot, name: str = "server") -> float | None:
+    return column(snapshot, "gpu_pod_idle_for_seconds").get((name, "main"))
+
+
+async def sampled(node: Pipeline, begin: int, end: int, step: int = 60) -> Snapshot:
+    """Sample every ``step`` seconds."""
+    for second in range(begin, end + 1, step):
+        snapshot = await node.step(float(second))
+    return snapshot
+
+
+EVERY_MINUTE = AgentSettings(interval_seconds=60.0)
+
+
+async def test_a_day_of_idleness_is_reached_through_an_outage_of_four_samples(tmp_path: Path) -> None:
+    fault = "faults:\n  - {kind: driver_unloaded, from: 43200, for: 230}\n"
+    async with pipeline(server(tmp_path, fault), tmp_path, agent=EVERY_MINUTE) as node:
+        during = await sampled(node, 0, 43380)
+        assert idle_for(during) is None
+        before = await sampled(node, 43440, DAY)
+        assert DAY - 360 <= (idle_for(before) or 0) < DAY, "no more than was measured"
+        snapshot = await sampled(node, DAY + 60, DAY + 360)
+    assert DAY <= (idle_for(snapshot) or 0) <= DAY + 120
+
+
+async def test_a_day_of_idleness_is_reached_through_a_restart_of_the_agent(tmp_path: Path) -> None:
+    agent = replace(EVERY_MINUTE, state_dir=tmp_path / "state")
+    agent.state_dir.mkdir()
+    async with pipeline(server(tmp_path), tmp_path, agent=agent) as node:
+        await sampled(node, 0, DAY // 2)
+        assert node.node.metering
+        node.node.metering.save_now(0.0, DAY / 2)
+    async with pipeline(server(tmp_path), tmp_path, agent=agent, start=DAY / 2 + 60) as node:
+        snapshot = await node.step(DAY / 2 + 60)
+        assert idle_for(snapshot) == DAY / 2
+        assert column(snapshot, "gpu_pod_age_seconds")["server", "main"] == DAY / 2 + 60
+        snapshot = await sampled(node, DAY // 2 + 120, DAY + 60)
+        assert node.node.metering
+        node.node.metering.save_now(0.0, DAY + 60)
+    assert idle_for(snapshot) == DAY
+    rebooted = replace(agent, boot_id="boot-2")
+    async with pipeline(server(tmp_path), tmp_path, agent=rebooted, start=DAY + 120) as node:
+        assert idle_for(await node.step(DAY + 120)) == 0
+
+
+async def test_a_poll_of_processes_without_a_baseline_restarts_no_idle_clock(tmp_path: Path) -> None:
+    pods = pod("busy", 0, "0.5") + pod("server", 1, "0")
+    async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
+        before = await node.until(300.0, steps=301)
+        assert (idle_for(before) or 0) > 290
+        node.sampled[0].close()
+        during = await node.step(301.0)
+        assert sources(during)["server", "main"] == "estimated"
+        assert idle_for(during) is None
+        snapshot = await node.until(320.0, steps=19)
+    assert 300 < (idle_for(snapshot) or 0) < 320
+    assert column(snapshot, "gpu_pod_idle_for_seconds")["busy", "main"] == 0
+
+
+async def test_four_seconds_without_the_driver_restart_no_idle_clock(tmp_path: Path) -> None:
+    fault = "faults:\n  - {kind: driver_unloaded, from: 100, for: 4}\n"
+    async with pipeline(server(tmp_path, fault), tmp_path) as node:
+        await node.until(99.0, steps=100)
+        snapshot = await node.until(110.0, steps=11)
+    assert 103 <= (idle_for(snapshot) or 0) <= 107

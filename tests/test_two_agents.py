@@ -1,0 +1,103 @@
+"""Two agents on one node: one writes its ledger, the other one waits and takes over from the saved instant."""
+
+import signal
+from pathlib import Path
+
+from agent_support import AgentProcess, gpu_seconds, matching, running_agent
+from kill_support import gpus_and_capacity
+
+from exporter.accounting.state_file import StateFile
+
+FAST = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
+
+
+def on_one_node(directory: Path, *more: str) -> tuple[str, ...]:
+    """Options of every agent of the node."""
+    state = directory / "state"
+    state.mkdir(exist_ok=True)
+    return (*FAST, "--state-dir", str(state), "--lock-dir", str(directory / "lock"), *more)
+
+
+def charged(page: dict[str, float]) -> dict[str, float]:
+    """What only the writer of the ledger shows."""
+    return {
+        name: value
+        for name, value in page.items()
+        if name.startswith("gpu_ledger_") or (name.startswith("gpu_pod_") and "_total{" in name)
+    }
+
+
+def writes(agent: AgentProcess) -> dict[str, float]:
+    """A page of the agent once it has metered and saved something."""
+    return agent.until(
+        lambda page: page.get("gpu_exporter_ledger_writer") == 1 and page.get("gpu_exporter_state_saved") == 1,
+        "the ledger",
+    )
+
+
+def test_a_second_agent_waits_and_goes_on_where_the_first_was_killed(tmp_path: Path) -> None:
+    options = on_one_node(tmp_path)
+    with running_agent(*options) as first:
+        writes(first)
+        gpus, capacity, steady = gpus_and_capacity(tmp_path / "state")
+        began = steady - capacity / gpus
+        with running_agent(*options) as second:
+            page = second.until(lambda page: matching(page, "gpu_activity_ratio"), "samples")
+            assert page["gpu_exporter_ledger_writer"] == 0
+            assert charged(page) == {}
+            assert [name for name in page if name.startswith("gpu_owner_")] == []
+            assert gpu_seconds(page) == 0
+            status, text = second.get("/readyz")
+            assert status == 200, "a rolling update waits for the new agent to be ready before it ends the old one"
+            assert "another agent on this node writes the ledger" in text
+            assert [line for line in second.lines if "another agent on this node" in line] != []
+            before = charged(first.series())
+            assert first.end(signal.SIGKILL) == -signal.SIGKILL
+            after = writes(second)
+            assert {name for name, value in before.items() if after.get(name, 0.0) < value} == set()
+            assert after["gpu_exporter_conservation_error_seconds"] < 1e-6
+            assert "another agent" not in second.get("/readyz")[1]
+            assert second.end() == 0
+    gpus, capacity, steady = gpus_and_capacity(tmp_path / "state")
+    assert abs(steady - capacity / gpus - began) < 1e-6, "every second since the start, once"
+
+
+def test_an_agent_that_ends_by_itself_hands_over_what_it_metered(tmp_path: Path) -> None:
+    options = on_one_node(tmp_path)
+    with running_agent(*options) as first, running_agent(*options) as second:
+        writes(first)
+        assert first.end() == 0
+        state = StateFile(tmp_path / "state").load()
+        assert state is not None
+        assert gpu_seconds(writes(second)) >= state["ledger"]["capacity_seconds"]
+
+
+def test_without_a_state_the_second_agent_begins_a_ledger_when_the_first_has_ended(tmp_path: Path) -> None:
+    options = (*FAST, "--lock-dir", str(tmp_path / "lock"))
+    with running_agent(*options) as first, running_agent(*options) as second:
+        first.until(charged, "the ledger")
+        second.until(lambda page: page.get("gpu_exporter_ledger_writer") == 0, "a second agent")
+        assert first.end(signal.SIGKILL) == -signal.SIGKILL
+        page = second.until(charged, "a ledger of its own")
+        assert page["gpu_exporter_ledger_writer"] == 1
+
+
+def test_a_lock_that_cannot_be_had_is_reported_and_the_state_directory_is_locked(tmp_path: Path) -> None:
+    options = (*on_one_node(tmp_path), "--lock-dir", str(tmp_path / "none" / "below"))
+    with running_agent(*options) as first:
+        writes(first)
+        status, text = first.get("/readyz")
+        assert status == 200
+        assert "set --lock-dir" in text
+        assert len([line for line in first.lines if "cannot lock" in line]) == 1
+        with running_agent(*options) as second:
+            assert (
+                second.until(lambda page: "gpu_exporter_ledger_writer" in page, "it")["gpu_exporter_ledger_writer"] == 0
+            )
+
+
+def test_simulated_nodes_do_not_wait_for_each_other() -> None:
+    with running_agent(*FAST) as first, running_agent(*FAST) as second:
+        for agent in (first, second):
+            assert agent.until(charged, "a ledger")["gpu_exporter_ledger_writer"] == 1
+            assert "note: ledger" not in agent.get("/readyz")[1]

@@ -1,0 +1,182 @@
+"""A disk that fails, then a restart: time that a memory-only ledger has shown is not charged a second time."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from agent_support import gpu_seconds, running_agent
+from kill_support import gpus_and_capacity
+from metering_support import holder, namespace_pays, use, whole
+
+from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.pricing import PriceBook
+from exporter.accounting.state_file import StateFile
+from exporter.accounting.usage import Meter
+from exporter.accounting.writer_lock import WriterLock
+from exporter.agent.metering import HUNG_SECONDS, Metering
+from exporter.model import LedgerView, NodeFacts
+
+NOON = 1_800_000_000.0
+
+
+def started(directory: Path, steady: float, *, boot_id: str = "boot", lock: bool = True) -> Metering:
+    """An agent's metering, which has the node's lock."""
+    state = directory / "state"
+    state.mkdir(exist_ok=True)
+    made = Metering(
+        node="n",
+        meter=Meter(1.0, namespace_pays),
+        ledgers=Ledgers(saves=True),
+        book=PriceBook(name="none", currency="USD", rows=()),
+        facts=NodeFacts(),
+        file=StateFile(state),
+        lock=WriterLock(node="n", directory=directory / "lock" if lock else None, state_directory=state),
+        boot_id=boot_id,
+    )
+    made.take(steady)
+    assert made.is_writer
+    return made
+
+
+def metered(metering: Metering, first: int, last: int) -> LedgerView:
+    """Meter one GPU, a sample each second, saving when it is due and at the end; what is shown then."""
+    for second in range(first, last + 1):
+        metering.observe(
+            [whole(use(holder("train"), 1.0), busy=1.0)],
+            sampled_steady=float(second),
+            now=NOON + second,
+            steady=float(second),
+        )
+        metering.save_now(NOON + second, float(second), last=second == last)
+        metering.view(float(second))
+    view = metering.view(float(last))
+    assert view is not None
+    return view
+
+
+def killed(metering: Metering) -> None:
+    """What a kill leaves: locks released, nothing saved."""
+    assert metering.lock is not None
+    metering.lock.release()
+
+
+def by_ledger(view: LedgerView) -> dict[str, float]:
+    """GPU-seconds by the ledger's identity."""
+    return {
+        ledger.identity: sum(totals.allocated_seconds for totals in ledger.accounts.values()) for ledger in view.ledgers
+    }
+
+
+def break_disk(directory: Path) -> None:
+    """A folder in the way of the file that a save writes: the state stays readable, as on a full disk."""
+    (directory / "state" / "ledger.json.new").mkdir()
+
+
+def repair_disk(directory: Path) -> None:
+    shutil.rmtree(directory / "state" / "ledger.json.new")
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_restart_goes_on_where_the_memory_only_ledger_ended(tmp_path: Path, *, repaired: bool) -> None:
+    first = started(tmp_path, 0.0)
+    metered(first, 0, 10)
+    break_disk(tmp_path)
+    before = by_ledger(metered(first, 11, 22))
+    assert sum(before.values()) == pytest.approx(22.0), "of which a part is in memory only"
+    assert len(before) == 2
+    killed(first)
+    if repaired:
+        repair_disk(tmp_path)
+    second = started(tmp_path, 40.0)
+    after = by_ledger(metered(second, 40, 50))
+    seen = {name: max(before.get(name, 0.0), after.get(name, 0.0)) for name in before | after}
+    assert sum(seen.values()) == pytest.approx(50.0), "every second once, the time between the processes included"
+
+
+def test_once_the_disk_works_the_state_alone_counts(tmp_path: Path) -> None:
+    first = started(tmp_path, 0.0)
+    metered(first, 0, 10)
+    break_disk(tmp_path)
+    metered(first, 11, 22)
+    repair_disk(tmp_path)
+    before = by_ledger(metered(first, 23, 30))
+    assert sum(before.values()) == pytest.approx(30.0)
+    assert first.lock is not None
+    assert first.lock.noted() == {}
+    killed(first)
+    after = by_ledger(metered(started(tmp_path, 31.0), 31, 40))
+    seen = {name: max(before.get(name, 0.0), after.get(name, 0.0)) for name in before | after}
+    assert sum(seen.values()) == pytest.approx(40.0)
+
+
+def test_another_boot_charges_nothing_of_the_time_between(tmp_path: Path) -> None:
+    first = started(tmp_path, 0.0)
+    metered(first, 0, 10)
+    break_disk(tmp_path)
+    before = by_ledger(metered(first, 11, 22))
+    killed(first)
+    repair_disk(tmp_path)
+    after = by_ledger(metered(started(tmp_path, 100.0, boot_id="another"), 100, 110))
+    seen = {name: max(before.get(name, 0.0), after.get(name, 0.0)) for name in before | after}
+    assert sum(seen.values()) == pytest.approx(32.0)
+
+
+def test_after_a_reboot_with_a_disk_that_fails_a_restart_goes_on_too(tmp_path: Path) -> None:
+    first = started(tmp_path, 0.0, boot_id="former")
+    metered(first, 0, 10)
+    killed(first)
+    break_disk(tmp_path)
+    second = started(tmp_path, 0.0)
+    before = by_ledger(metered(second, 0, 20))
+    killed(second)
+    repair_disk(tmp_path)
+    after = by_ledger(metered(started(tmp_path, 30.0), 30, 40))
+    seen = {name: max(before.get(name, 0.0), after.get(name, 0.0)) for name in before | after}
+    assert sum(seen.values()) == pytest.approx(10.0 + 40.0)
+
+
+def test_a_disk_that_hangs_is_noted_as_well(tmp_path: Path) -> None:
+    first = started(tmp_path, 0.0)
+    metered(first, 0, 10)
+    save = first.begin_save(NOON + 10, 10.0, last=True)
+    assert save is not None
+    end = 10 + int(HUNG_SECONDS) + 10
+    before = by_ledger(metered(first, 11, end))
+    assert len(before) == 2
+    killed(first)
+    after = by_ledger(metered(started(tmp_path, end + 1.0), end + 1, end + 10))
+    seen = {name: max(before.get(name, 0.0), after.get(name, 0.0)) for name in before | after}
+    assert sum(seen.values()) == pytest.approx(end + 10.0)
+
+
+def test_without_a_lock_of_the_host_nothing_can_be_noted(tmp_path: Path) -> None:
+    first = started(tmp_path, 0.0, lock=False)
+    metered(first, 0, 10)
+    break_disk(tmp_path)
+    metered(first, 11, 22)
+    assert first.lock is not None
+    assert first.lock.noted() == {}
+
+
+def test_a_killed_agent_whose_disk_failed_charges_every_second_once(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    options = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
+    options += ("--state-dir", str(tmp_path / "state"), "--lock-dir", str(tmp_path / "lock"))
+    with running_agent(*options) as agent:
+        agent.until(lambda page: gpu_seconds(page) > 1, "the ledger")
+        gpus, saved, steady = gpus_and_capacity(tmp_path / "state")
+        began = steady - saved / gpus
+        break_disk(tmp_path)
+        agent.until(lambda page: page.get("gpu_exporter_state_saved") == 0, "the failure")
+        saved = gpus_and_capacity(tmp_path / "state")[1]
+        page = agent.until(lambda page: gpu_seconds(page) > saved + 2 * gpus, "a ledger in memory")
+        in_memory = gpu_seconds(page) - saved
+        assert agent.end(signal.SIGKILL) == -signal.SIGKILL
+    repair_disk(tmp_path)
+    with running_agent(*options) as agent:
+        agent.until(lambda page: gpu_seconds(page) > saved + 1, "more")
+        assert agent.end() == 0
+    _, saved, steady = gpus_and_capacity(tmp_path / "state")
+    passed = gpus * (steady - began)
+    assert passed - gpus * 1.0 <= saved + in_memory <= passed + 1e-6, "but for what was metered after the last scrape"

@@ -1,0 +1,123 @@
+"""The lock of the ledger's writer: one agent of a node at a time, and the note that outlives it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from exporter.accounting.writer_lock import WriterLock
+
+POINT = {"boot_id": "b", "metered_steady": 12.5}
+
+
+def lock_of(directory: Path, node: str = "n1", state: Path | None = None) -> WriterLock:
+    return WriterLock(node=node, directory=directory, state_directory=state)
+
+
+def test_one_agent_of_a_node_holds_the_lock_until_it_releases_it(tmp_path: Path) -> None:
+    first, second = lock_of(tmp_path / "run"), lock_of(tmp_path / "run")
+    assert first.take()
+    assert first.take(), "it goes on holding it"
+    assert not second.take()
+    assert second.waits_for == str(tmp_path / "run" / "n1.lock")
+    first.release()
+    assert second.take()
+    assert (second.waits_for, second.warning) == ("", "")
+    assert not first.take()
+
+
+def test_agents_of_two_nodes_on_one_machine_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    assert lock_of(tmp_path, "n1").take()
+    assert lock_of(tmp_path, "n2").take()
+
+
+def test_two_agents_of_one_state_directory_wait_for_each_other_under_any_name(tmp_path: Path) -> None:
+    first, second = lock_of(tmp_path / "a", "n1", tmp_path), lock_of(tmp_path / "b", "n2", tmp_path)
+    assert first.take()
+    assert not second.take()
+    assert second.waits_for == str(tmp_path)
+    assert lock_of(tmp_path / "b", "n2").take(), "a lock of which only a part is free is not kept"
+
+
+def test_without_paths_every_agent_is_a_writer() -> None:
+    assert WriterLock().take()
+    assert WriterLock().take()
+    assert WriterLock().path is None
+
+
+@pytest.mark.parametrize("node", ["../../etc/passwd", "..", "", "a b/c", "x" * 300, "ü\n"])
+def test_no_name_of_a_node_leads_out_of_the_directory(tmp_path: Path, node: str) -> None:
+    lock = lock_of(tmp_path / "run", node)
+    assert lock.take()
+    assert not lock.warning
+    (file,) = (tmp_path / "run").iterdir()
+    assert file == lock.path
+    assert file.stat().st_mode & 0o777 == 0o600, "whoever can open it can lock it"
+
+
+def test_a_directory_that_cannot_be_made_leaves_the_state_directorys_lock_and_says_so(tmp_path: Path) -> None:
+    missing = tmp_path / "none" / "below"
+    first, second = lock_of(missing, state=tmp_path), lock_of(missing, state=tmp_path)
+    assert first.take()
+    assert "--lock-dir" in first.warning
+    assert str(missing) in first.warning
+    assert not second.take()
+    assert second.waits_for == str(tmp_path)
+    assert lock_of(missing).take(), "an agent without any lock meters all the same"
+
+
+@pytest.mark.parametrize("thing", ["folder", "link", "pipe"])
+def test_what_is_no_file_in_the_locks_place_is_reported_and_left_alone(tmp_path: Path, thing: str) -> None:
+    lock = lock_of(tmp_path)
+    assert lock.path
+    if thing == "folder":
+        lock.path.mkdir()
+    elif thing == "link":
+        lock.path.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(lock.path)
+    assert lock.take()
+    assert str(lock.path) in lock.warning
+    lock.note(POINT)
+    assert lock.noted() == {}
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_state_directory_that_is_not_there_is_left_to_the_save(tmp_path: Path) -> None:
+    lock = lock_of(tmp_path, state=tmp_path / "gone")
+    assert lock.take()
+    assert lock.warning == ""
+
+
+def test_a_note_is_there_for_the_next_holder_until_it_is_removed(tmp_path: Path) -> None:
+    first = lock_of(tmp_path)
+    assert first.take()
+    assert first.noted() == {}
+    first.note({**POINT, "long": "x" * 10_000})
+    first.note(POINT)
+    first.release()
+    second = lock_of(tmp_path)
+    assert second.take()
+    assert second.noted() == POINT
+    second.note({})
+    assert second.noted() == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"abc {}\n", b"\x00" * 5000, b"[1]\n"])
+def test_a_note_that_is_not_whole_is_none(tmp_path: Path, content: bytes) -> None:
+    lock = lock_of(tmp_path)
+    assert lock.take()
+    assert lock.path
+    lock.path.write_bytes(content)
+    assert lock.noted() == {}
+
+
+def test_a_note_of_which_only_the_beginning_was_written_is_none(tmp_path: Path) -> None:
+    lock = lock_of(tmp_path)
+    assert lock.take()
+    assert lock.path
+    lock.note(POINT)
+    whole = lock.path.read_bytes()
+    for length in range(len(whole)):
+        lock.path.write_bytes(whole[:length])
+        assert lock.noted() == {}

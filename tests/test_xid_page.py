@@ -1,0 +1,79 @@
+"""Xids as a page shows them, scrape after scrape: also of a GPU that is gone, and where NVML delivers none."""
+
+from pathlib import Path
+
+import pytest
+from pipeline_support import Pipeline, pipeline
+
+from exporter.exposition.collector import ExpositionOptions, families
+from exporter.model import Snapshot
+from exporter.simulator import driver, scenario
+
+NOT_SUPPORTED, RESET_REQUIRED = 3, 16
+LAST, OWN = "DCGM_FI_DEV_XID_ERRORS", "gpu_xid_errors_total"
+FALLEN = """
+node: n1
+gpus: [{model: a100-80gb}, {model: a100-80gb}]
+xids: [{gpu: 0, code: 79, at: 19.5}]
+faults: [{kind: gpu_lost, gpu: 0, from: 20}]
+"""
+RESET = """
+node: n1
+gpus: [{model: h100}]
+xids: [{gpu: 0, code: 95, at: 9.5}]
+"""
+QUIET = """
+node: n1
+gpus: [{model: a100-80gb}]
+xids: [{gpu: 0, code: 94, at: 4.5}, {gpu: 0, code: 119, at: 9.5}]
+"""
+
+
+def shown(snapshot: Snapshot, name: str) -> list[tuple[dict[str, str], float]]:
+    return [
+        (dict(sample.pairs), sample.value)
+        for family in families(snapshot, ExpositionOptions())
+        if family.name == name
+        for sample in family.samples
+    ]
+
+
+def loaded(directory: Path, text: str) -> scenario.Scenario:
+    path = directory / "scenario.yaml"
+    path.write_text(text)
+    return scenario.load(str(path))
+
+
+async def alert_fires(node: Pipeline, scrapes: range) -> list[bool]:
+    """Evaluate ``DCGM_FI_DEV_XID_ERRORS == 79`` at each scrape of the page."""
+    return [any(value == 79 for _, value in shown(await node.until(second), LAST)) for second in scrapes]
+
+
+@pytest.mark.parametrize("source", ["nvml", "dcgm", "auto"])
+async def test_a_public_alert_on_xid_79_fires_at_every_scrape_after_it(source: str, tmp_path: Path) -> None:
+    async with pipeline(loaded(tmp_path, FALLEN), tmp_path, source=source) as node:
+        assert await alert_fires(node, range(15, 106, 15)) == [False, True, True, True, True, True, True]
+        ((labels, value),) = shown(await node.step(106), LAST)
+        assert (labels["gpu"], labels["err_code"], value) == ("0", "79", 79)
+
+
+async def test_a_gpu_that_needs_a_reset_keeps_the_rows_that_the_driver_answers(tmp_path: Path) -> None:
+    async with pipeline(loaded(tmp_path, RESET), tmp_path) as node:
+        before = await node.until(15)
+        driver.fail("nvmlDeviceGetPowerUsage", RESET_REQUIRED)
+        after = await node.until(30)
+    rows = ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_FB_USED", LAST)
+    assert [len(shown(before, name)) for name in rows] == [1, 1, 1, 1]
+    assert after.devices[0].state == "reset_required"
+    assert [len(shown(after, name)) for name in rows] == [1, 1, 1, 1]
+    assert shown(after, "DCGM_FI_DEV_POWER_USAGE") == []
+
+
+async def test_xids_are_shown_where_nvml_answers_and_delivers_no_events(tmp_path: Path) -> None:
+    async with pipeline(loaded(tmp_path, QUIET), tmp_path, source="auto") as node:
+        nvml, _ = node.sampled
+        nvml.close()
+        driver.fail("nvmlDeviceGetSupportedEventTypes", NOT_SUPPORTED)
+        page = await node.until(12.0, steps=12)
+    assert [(labels["xid"], value) for labels, value in shown(page, OWN)] == [("94", 1), ("119", 1)]
+    assert [value for _, value in shown(page, LAST)] == [119]
