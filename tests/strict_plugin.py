@@ -1,4 +1,7 @@
-"""With STRICT=1 a skipped test fails, unless it is marked ``gpu``: a test that does not run proves nothing."""
+"""With STRICT=1 a skipped test fails, unless it is marked ``gpu``: a test that does not run proves nothing.
+
+The last lines of a run name each failed test with the first line of its error, so that the end of a long log is enough.
+"""
 
 import os
 from collections.abc import Generator
@@ -33,3 +36,13 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         report.outcome = "failed"
         report.longrepr = f"module skipped under STRICT=1: {_reason(report.longrepr)}"
     return report
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None:
+        return
+    for report in [*terminal.stats.get("failed", ()), *terminal.stats.get("error", ())]:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        error = (crash.message if crash is not None else str(report.longrepr)).strip().splitlines() or [""]
+        terminal.write_line(f"failed: {report.nodeid}: {error[0][:300]}")

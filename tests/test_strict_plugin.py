@@ -39,6 +39,14 @@ def test_strict_fails_a_module_that_skips_itself(tmp_path: Path) -> None:
     assert run(tmp_path, "").returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+def test_the_last_lines_of_a_run_name_what_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "def test_some():\n    assert list(range(999)) == [], 'many'\n", encoding="utf-8"
+    )
+    last = run(tmp_path, "").stdout.splitlines()[-1]
+    assert last == "failed: test_some.py::test_some: AssertionError: many"
+
+
 def run(directory: Path, strict: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pytest", "-p", "tests.strict_plugin", "-c", str(ROOT / "pyproject.toml")]
     command += ["--rootdir", str(directory), "-p", "no:cacheprovider", str(directory)]
