@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.state_file import StateFile
@@ -350,6 +351,7 @@ async def _made(
             metadata=metadata,
         ),
         clock=idle,
+        judge=ActivityJudge(nvml_reads=source != "dcgm"),
         process_list_reliable=sees_host_processes(directory / "proc"),
         owners=owners,
     )

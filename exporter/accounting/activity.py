@@ -273,7 +273,7 @@ class _Memory:
         last = self.measured.get(row.engine)
         return at_seconds - (self.first_seen_seconds if last is None else last[0])
 
-    def may_be_in_use(self, row: EngineRow, sample: Observation) -> bool:
+    def may_be_in_use(self, row: EngineRow, sample: Observation, *, nvml_reads: bool) -> bool:
         """Return whether an engine that a sample did not measure may be busy.
 
         It may be where a source measured it a moment ago, so that only this reading is missing; where it was busy when
@@ -285,7 +285,7 @@ class _Memory:
         last = self.measured.get(row.engine)
         new = sample.at_seconds - self.first_seen_seconds < SETTLING_SECONDS
         reported = sample.level is Level.GPU or (
-            sample.level is Level.INSTANCE and not _INSTANCE_WITHOUT_CODECS.search(sample.model)
+            sample.level is Level.INSTANCE and nvml_reads and not _INSTANCE_WITHOUT_CODECS.search(sample.model)
         )
         if last is None and new and reported and sample.from_dcgm:
             return True
@@ -301,6 +301,8 @@ class ActivityJudge:
 
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Counts since start by (part, reason), one when each begins: ``contradiction`` and ``incomplete``."""
+    nvml_reads: bool = True
+    """Whether NVML is a source: it alone measures the codecs of MIG instances."""
     _memory: dict[str, _Memory] = field(default_factory=dict)
 
     def judge(self, sample: Observation, *, idle_below: float) -> Judgement:
@@ -327,7 +329,9 @@ class ActivityJudge:
             self._count(memory, "incomplete", holds=lasting)
         if contradiction:
             return Judgement(activity=None, reason="contradiction")
-        if judgement.activity.ratio < idle_below and any(memory.may_be_in_use(row, sample) for row in missing):
+        if judgement.activity.ratio < idle_below and any(
+            memory.may_be_in_use(row, sample, nvml_reads=self.nvml_reads) for row in missing
+        ):
             return Judgement(activity=None, reason="incomplete")
         return judgement
 

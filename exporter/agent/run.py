@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.pricing import PriceBook
@@ -189,6 +190,7 @@ def _node(
     viewer = Viewer(
         attributor=attributing.attributor,
         clock=clock,
+        judge=ActivityJudge(nvml_reads=config.source != "dcgm"),
         process_list_reliable=sees_host_processes(Path(config.proc_root)),
         owners=metering.owners,
     )
