@@ -40,7 +40,7 @@ from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.rendered import Renderer
 from exporter.exposition.server import create_app
 from exporter.model import SourceState
-from exporter.simulator import kubelet as simulated_kubelet
+from exporter.simulator.kubelet import KubeletServer
 from exporter.sources import wire
 
 DAY_SECONDS = 86_400.0
@@ -215,8 +215,7 @@ async def soak(days: float, settings: virtual_node.Settings, figures: Figures, *
     world = week_world(Random(7), directory)  # noqa: S311 - not for secrets
     (directory / "state").mkdir()
     agent = virtual_node.start(settings, world, price_book.load(None), boot_id="week", steady=world.t)
-    simulated_kubelet.CALLS_PER_SECOND = math.inf  # its bucket fills by real time, and the week is compressed
-    server = simulated_kubelet.KubeletServer(directory / "kubelet.sock", world.truth)
+    server = KubeletServer(directory / "kubelet.sock", world.truth, clock=lambda: world.t)
     await server.start()
     renderer = Renderer(ExpositionOptions())
     runner = web.AppRunner(_app(agent, renderer, world), access_log=None)

@@ -311,7 +311,7 @@ async def _made(
             seen[clock.seconds] = scenario.at(clock.seconds)
         return seen[clock.seconds]
 
-    server = KubeletServer(directory / "kubelet.sock", truth)
+    server = KubeletServer(directory / "kubelet.sock", truth, clock=lambda: clock.seconds)
     filesystem.write(truth(), directory / "proc", directory / "pods")
     await server.start()
     stack.push_async_callback(server.stop)

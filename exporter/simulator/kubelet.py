@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,11 +55,15 @@ class KubeletServer:
     Args:
         socket_path: Where to listen. Like the kubelet it listens on another name and renames that over it.
         truth: The node now.
+        clock: Seconds by which the rate limit's bucket fills: virtual ones where the node's time is compressed.
     """
 
-    def __init__(self, socket_path: Path, truth: Callable[[], NodeTruth]) -> None:
+    def __init__(
+        self, socket_path: Path, truth: Callable[[], NodeTruth], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = socket_path
         self._truth = truth
+        self._clock = clock
         self._server: grpc.aio.Server | None = None
         self._follower: asyncio.Task[None] | None = None
         self._tokens = float(BURST_CALLS)
@@ -158,7 +163,7 @@ class KubeletServer:
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _take_token(self, truth: NodeTruth) -> bool:
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         self._tokens = min(BURST_CALLS, self._tokens + (now - self._refilled_at) * CALLS_PER_SECOND)
         self._refilled_at = now
         if Fault.KUBELET_RATE_LIMIT in truth.faults:
