@@ -43,7 +43,9 @@ EPOCH_SECONDS = 1_800_000_000.0
 FOLLOW_SECONDS = 120.0
 """The first answer waits for the package that reads kubeconfigs: 1.6 s of CPU time, of which a busy machine gives a
 tenth or less. The wait ends as soon as the answer is there."""
-TOLD_SECONDS = 2.0
+TOLD_SECONDS = 30.0
+KUBELET_SECONDS = 60.0
+"""A busy machine may leave the server without time for longer than the agent would wait."""
 KUBELET_INTERVAL_SECONDS = 5.0
 """As the agent's default; asking every step would meet the kubelet's real rate limit."""
 
@@ -315,7 +317,7 @@ async def _made(
     filesystem.write(truth(), directory / "proc", directory / "pods")
     await server.start()
     stack.push_async_callback(server.stop)
-    client = KubeletClient(str(directory / "kubelet.sock"), canary=agent.own_pod)
+    client = KubeletClient(str(directory / "kubelet.sock"), canary=agent.own_pod, deadline_seconds=KUBELET_SECONDS)
     stack.push_async_callback(client.close)
     metadata = await stack.enter_async_context(api_of(directory, truth, clock)) if with_api else None
     owners = Owners(tenancy=metadata)

@@ -24,7 +24,7 @@ def wait_until_registered(watch: EventWatch | None) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     sets = simulated_driver._session().event_sets
     while not watch._errors:
-        if any(one.waited and len(one.masks) == len(watch._handles) for one in list(sets.values())):
+        if any(one.waits and len(one.masks) == len(watch._handles) for one in list(sets.values())):
             return
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -165,7 +165,7 @@ class Retried:
 def _waited_on() -> dict[int, list[str]]:
     """The GPUs of each set that is waited on."""
     sets = dict(simulated_driver._session().event_sets)
-    return {pointer: sorted(one.masks) for pointer, one in sets.items() if one.waited}
+    return {pointer: sorted(one.masks) for pointer, one in sets.items() if one.waits}
 
 
 def test_a_gpu_that_could_not_be_registered_is_tried_again_and_the_others_lose_and_repeat_nothing() -> None:

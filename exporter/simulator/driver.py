@@ -197,14 +197,13 @@ def clear_failures() -> None:
 
 
 def events_told() -> bool:
-    """Tell whether whoever waits for events has been told every Xid that has happened; true where nobody waits."""
+    """Return whether every event set has delivered each Xid so far and is waited on again; true without a set."""
     session = _session()
     node = session.now(fresh=True)
     return all(
-        registered.told.get(gpu.uuid, 0) >= len(gpu.xids)
+        registered.waits
+        and all(registered.told.get(gpu.uuid, 0) >= len(gpu.xids) for gpu in node.gpus if gpu.uuid in registered.masks)
         for registered in list(session.event_sets.values())
-        for gpu in node.gpus
-        if gpu.uuid in registered.masks
     )
 
 

@@ -84,8 +84,8 @@ class EventSet:
     masks: dict[str, int] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     layouts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    waited: bool = False
-    """Whether somebody has begun to wait on it."""
+    waits: bool = False
+    """Whether its owner waits and has taken all that it was told."""
     undefined: bool = False
     """Whether a registration ended in an unknown error: such a set is of no use any more, and tells nothing."""
 

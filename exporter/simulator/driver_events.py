@@ -99,8 +99,8 @@ def _wait(session: Session, event_set: CArgument, data: CArgument, timeout_ms: C
         registered = session.event_sets.get(address(event_set))
         if registered is None:
             raise Refused(INVALID_ARGUMENT if session.references else UNINITIALIZED)
-        registered.waited = True
         event = None if registered.undefined else _next_event(registered, session.now())
+        registered.waits = event is None
         if event is not None:
             return _tell(session, out(data), event)
         left = deadline - session.monotonic()
