@@ -2,14 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import pynvml
-from driver_support import gpu, instance, partitioned
+import pytest
+from driver_support import gpu, instance, load, partitioned
 from driver_support import simulated as frozen
 
-from exporter.model import Field, Reading
+from exporter.model import DECODERS, Field, GpuReading, Reading
 from exporter.simulator import driver as simulated_driver
 from exporter.simulator.truth import GpuTruth, NodeTruth
 from exporter.sources.events import EventWatch
@@ -98,6 +99,55 @@ def test_a_new_mig_layout_is_told_by_an_event_before_its_time_to_be_looked_at() 
         while len(node.source.sample(101.0).gpus[0].instances) < 2:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+def test_a_mig_instance_created_again_has_no_mean_over_both_of_its_lives() -> None:
+    """Its decoder was busy in both; the difference of the counters is next to nothing."""
+    before, after = (partitioned(instance(1, load_integral=load(decode=seconds))) for seconds in (50.0, 50.01))
+    other = partitioned(instance(2))
+    with Running(before) as node:
+        node.source.sample(node.truth.at_seconds)
+        node.set(before)
+        assert DECODERS[0] in instance_values(node)
+        node.set(other)
+        wait_until_events_taken()
+        node.set(after)
+        wait_until_events_taken()
+        assert DECODERS[0] not in instance_values(node)
+        node.set(partitioned(instance(1, load_integral=load(decode=50.81))))
+        assert instance_values(node)[DECODERS[0]] == pytest.approx(0.8)
+
+
+def test_a_reading_during_which_the_mig_layout_changes_has_no_means_of_instances() -> None:
+    layout = partitioned(instance(1))
+    with Running(layout) as node:
+        node.source.sample(node.truth.at_seconds)
+        node.set(layout)
+        read = node.source._read
+
+        def changing(uuid: str, own: float) -> GpuReading:
+            reading = read(uuid, own)
+            node.set(partitioned(instance(2)))
+            wait_until_events_taken()
+            return reading
+
+        node.source._read = changing  # type: ignore[method-assign]
+        values = instance_values(node)
+    assert DECODERS[0] not in values
+    assert Field.FB_USED in values
+
+
+def instance_values(node: Running) -> Mapping[Field, int | float]:
+    """Values of the first instance in a new sample."""
+    return node.source.sample(node.truth.at_seconds).gpus[0].instances[0].values
+
+
+def wait_until_events_taken() -> None:
+    """Until the event thread has taken every event so far."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not simulated_driver.events_told():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_a_driver_without_events_is_counted_and_everything_else_is_read() -> None:

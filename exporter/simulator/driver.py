@@ -197,14 +197,10 @@ def clear_failures() -> None:
 
 
 def events_told() -> bool:
-    """Return whether every event set has delivered each Xid so far and is waited on again; true without a set."""
+    """Return whether every event set has delivered its events so far and is waited on again; true without a set."""
     session = _session()
     node = session.now(fresh=True)
-    return all(
-        registered.waits
-        and all(registered.told.get(gpu.uuid, 0) >= len(gpu.xids) for gpu in node.gpus if gpu.uuid in registered.masks)
-        for registered in list(session.event_sets.values())
-    )
+    return all(driver_events.is_delivered(registered, node) for registered in list(session.event_sets.values()))
 
 
 def functions() -> frozenset[str]:

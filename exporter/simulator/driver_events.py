@@ -73,6 +73,16 @@ def _register(session: Session, device: CArgument, mask: CArgument, event_set: C
     registered.masks[uuid] = registered.masks.get(uuid, 0) | plain(mask)
 
 
+def is_delivered(registered: EventSet, node: NodeTruth) -> bool:
+    """Return whether a set has delivered every event so far, and its owner waits again."""
+    watched = [(gpu, registered.masks[gpu.uuid]) for gpu in node.gpus if gpu.uuid in registered.masks]
+    return registered.waits and not any(
+        (mask & _XID and registered.told.get(gpu.uuid, 0) < len(gpu.xids))
+        or (mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu))
+        for gpu, mask in watched
+    )
+
+
 def _next_event(registered: EventSet, node: NodeTruth) -> tuple[str, int, int, tuple[int, ...]] | None:
     """(GPU UUID, event type, data, ids of the part) of the oldest event not told yet, and mark it as told."""
     due: list[tuple[float, str, int, tuple[int, ...]]] = []

@@ -14,7 +14,7 @@ from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEven
 from exporter.sources import driver, gpm, identity, nvml_fields, processes
 from exporter.sources.device import Plan
 from exporter.sources.events import EventWatch
-from exporter.sources.unit import Unit, Wanted
+from exporter.sources.unit import Unit, Wanted, without_means
 
 NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_ANEW = 3
@@ -78,6 +78,8 @@ class NvmlSource:
         """When to look again at the indexes whose GPU did not even say its UUID."""
         self._failures: Counter[str] = Counter()
         self._events: EventWatch | None = None
+        self._xids: list[XidEvent] = []
+        """Those that the next reading reports."""
         self._wanted: Wanted | None = None
         self._count_at_open = 0
         self._counted_at: float | None = None
@@ -121,13 +123,16 @@ class NvmlSource:
         """
         started = self._monotonic()
         own = self._own_time(now)
+        self._drain_events(now)
         try:
             self._reopen_if_number_changed(own)
             self._look_for_nameless(own)
             gpus = tuple(self._read(uuid, own) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
         except pynvml.NVMLError as error:
             raise driver.error_of(driver.code_of(error)) from error
-        xids = self._drain_events(now)
+        changed = self._drain_events(now)
+        gpus = tuple(without_means(gpu) if gpu.gpu.uuid in changed else gpu for gpu in gpus)
+        xids, self._xids = tuple(self._xids), []
         errors, self._errors = self._errors, Counter()
         ended = self._monotonic()
         took = ended - started
@@ -327,26 +332,27 @@ class NvmlSource:
             self._count(driver.reason_of(code))
             return False
 
-    def _drain_events(self, now: float) -> tuple[XidEvent, ...]:
+    def _drain_events(self, now: float) -> frozenset[str]:
+        """Keep the Xids for the reading, and return the UUIDs of the GPUs whose MIG layout has changed."""
         if self._events is None:
-            return ()
+            return frozenset()
         events, errors = self._events.drain()
         self._errors.update(errors)
-        xids = []
-        for event in events:
-            if event.xid is not None:
-                xids.append(
-                    XidEvent(
-                        uuid=event.uuid,
-                        xid=event.xid,
-                        at_seconds=now,
-                        gpu_instance_id=event.gpu_instance_id,
-                        compute_instance_id=event.compute_instance_id,
-                    )
-                )
-            elif event.uuid in self._units:
-                self._units[event.uuid].layout_changed()
-        return tuple(xids)
+        changed = {event.uuid for event in events if event.xid is None}
+        for uuid in changed & self._units.keys():
+            self._units[uuid].layout_changed()
+        self._xids += [
+            XidEvent(
+                uuid=event.uuid,
+                xid=event.xid,
+                at_seconds=now,
+                gpu_instance_id=event.gpu_instance_id,
+                compute_instance_id=event.compute_instance_id,
+            )
+            for event in events
+            if event.xid is not None
+        ]
+        return frozenset(changed)
 
 
 def _state_of(reason: str) -> DeviceState:

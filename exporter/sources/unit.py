@@ -87,6 +87,15 @@ class _Instance:
         return {field: value for field, value in told if value is not None and field in self._fields}
 
 
+def without_means(reading: GpuReading) -> GpuReading:
+    """Return a reading during which the MIG layout changed, without what GPM measured of the instances."""
+    instances = tuple(
+        replace(one, values={field: value for field, value in one.values.items() if field not in gpm.METRICS})
+        for one in reading.instances
+    )
+    return replace(reading, instances=instances)
+
+
 class Unit:
     """One GPU from attaching to losing it; never used after the driver was shut down.
 
@@ -133,8 +142,14 @@ class Unit:
         self._poller = self._new_poller()
 
     def layout_changed(self) -> None:
-        """Look at the MIG layout again at the next sample, though its time has not come."""
+        """Describe the MIG layout again at the next sample, and report no mean that includes the time before now.
+
+        An instance that was destroyed and created again keeps its UUID, and its counters start again: a difference
+        between the two may be any value.
+        """
         self._layout_at = -math.inf
+        for one in self._instances:
+            one.sampler.begin_anew()
 
     def sample(self, now: float) -> GpuReading:
         """Return everything that the GPU tells now, and its state.
@@ -268,7 +283,7 @@ class Unit:
             except pynvml.NVMLError as error:
                 # Its handle died with it, or it does not answer now: the next look at the layout tells which.
                 self._note_of_mig(error)
-                self.layout_changed()
+                self._layout_at = -math.inf
                 readings.append(MigReading(instance=one.found.instance))
         return tuple(readings)
 
