@@ -181,6 +181,8 @@ class Judge:
     _ledgers: dict[str, float] = field(default_factory=dict)
     """The most seconds that were shown under each identity."""
     _page_at: float = 0.0
+    _sampled_at: float | None = None
+    """When the newest sample was taken that a page has shown."""
     _withheld: float = 0.0
     """Seconds that the page before had not entered yet, as their owner was not known."""
     _believed_until: float | None = None
@@ -197,8 +199,13 @@ class Judge:
         since, _, off = self.steps.pop()
         self.steps += [(since, end, off), (begin, math.inf, seconds)]
 
-    def agent_began(self, *, all_was_saved: bool) -> None:
-        """Note the start of another agent process: its own counters begin at 0, an identity goes on or is over."""
+    def agent_began(self, t: float, *, all_was_saved: bool) -> None:
+        """Note the start of another agent process: its own counters begin at 0, an identity goes on or is over.
+
+        What the former one charged for first answers that no page has shown is on the first page of this one.
+        """
+        if not self.in_pod and self._believed_until is None and self._first_answers_end(t) > -math.inf:
+            self._settled, self._believed_at = False, t
         self.unsaved_ends += not all_was_saved
         self._last = {
             key: value
@@ -225,11 +232,12 @@ class Judge:
             self.expect("page valid", False, seen_at, str(error)[:300])  # noqa: FBT003 - as above
             return None
         self.checks["page valid"] += 1
-        self._identities(page, seen_at)
-        self._counters(page, seen_at)
-        self._conservation(page, seen_at)
         took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
         sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at, took)
+        self._identities(page, seen_at)
+        self._sampled_at = self._sampled_at if sampled is None else sampled
+        self._counters(page, seen_at)
+        self._conservation(page, seen_at)
         answered = self.world_time(page.one("gpu_exporter_attribution_timestamp_seconds"), seen_at)
         self._money(page, seen_at)
         self._activity(page, sampled, seen_at)
@@ -329,7 +337,9 @@ class Judge:
         for identity in sums.keys() & created.keys() - self._ledgers.keys():
             # Its first charges are those since the last save that the page before can have shown.
             began = self.world_time(created[identity], t)
-            since = min(self._page_at - SAVE_SECONDS - HUNG_SAVE_SECONDS, began or self._page_at)
+            # The time after a sample is charged with the next one: where the driver was away, seconds later.
+            shown = self._page_at if self._sampled_at is None else min(self._page_at, self._sampled_at)
+            since = min(shown - SAVE_SECONDS - HUNG_SAVE_SECONDS, began or self._page_at)
             if any(at >= since for at in self.late):
                 continue  # a save that gets no time comes later, with more to enter
             # What waited for its owner is entered in the ledger that is open when the owner is known.
@@ -468,12 +478,16 @@ class Judge:
         if self.in_pod or page.one("gpu_exporter_attribution_timestamp_seconds") is None:
             return False
         if self._believed_until is None:
-            begin = reached = self.agent_since - STARTED_SECONDS
-            for one in self.injections:  # in order of their begin
-                if one.kind in _STARTING and one.at <= max(reached + STARTED_SECONDS, t) and one.end >= begin:
-                    reached = max(reached, one.end)
-            self._believed_until = reached if reached > begin else -math.inf
+            self._believed_until = self._first_answers_end(t)
         return self._believed_until > -math.inf and (answered is None or answered <= self._believed_until)
+
+    def _first_answers_end(self, t: float) -> float:
+        """Return until when a kubelet that starts gave the agent's first answers; minus infinity where none did."""
+        begin = reached = self.agent_since - STARTED_SECONDS
+        for one in self.injections:  # in order of their begin
+            if one.kind in _STARTING and one.at <= max(reached + STARTED_SECONDS, t) and one.end >= begin:
+                reached = max(reached, one.end)
+        return reached if reached > begin else -math.inf
 
     def _unallocated(self, page: Page, answered: float | None, t: float, *, believes: bool) -> None:
         free = {

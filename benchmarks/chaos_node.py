@@ -284,7 +284,7 @@ class ChaosNode:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGABRT)
             await process.wait()
-        self.judge.agent_began(all_was_saved=saved and self._all_is_saved())
+        self.judge.agent_began(self.now(), all_was_saved=saved and self._all_is_saved())
         self._ended += 1
         return True
 

@@ -299,13 +299,13 @@ def test_judge_counter_that_goes_back_is_a_violation_except_in_a_new_agent() -> 
     own = "# TYPE gpu_exporter_errors_total counter\ngpu_exporter_errors_total 7"
     kept = "# TYPE gpu_pod_idle_seconds_total counter\ngpu_pod_idle_seconds_total 7"
     judge.look(page_at(10.0, own, kept), 10.1)
-    judge.agent_began(all_was_saved=True)
+    judge.agent_began(10.2, all_was_saved=True)
     judge.look(page_at(11.0, own.replace(" 7", " 0"), kept), 11.1)
     assert not judge.violations
     judge.look(page_at(12.0, own.replace(" 7", " 1"), kept.replace(" 7", " 6.9")), 12.1)
     assert kinds(judge) == {"counters never go back"}
     judge.violations.clear()
-    judge.agent_began(all_was_saved=False)
+    judge.agent_began(10.2, all_was_saved=False)
     judge.look(page_at(13.0, kept.replace(" 7", " 2")), 13.1)
     assert not judge.violations
 
@@ -314,7 +314,7 @@ def test_judge_identity_that_goes_back_is_a_violation_in_any_agent() -> None:
     for saved in (True, False):
         judge = judge_of()
         judge.look(page_at(10.0, seconds(7.0)), 10.1)
-        judge.agent_began(all_was_saved=saved)
+        judge.agent_began(10.2, all_was_saved=saved)
         judge.look(page_at(11.0, seconds(2.0, ledger="b2", created=10.5)), 11.1)
         assert not judge.violations
         judge.look(page_at(12.0, seconds(6.9)), 12.1)
@@ -328,10 +328,21 @@ def test_judge_ledger_that_begins_with_more_than_has_passed_is_a_violation() -> 
     assert kinds(judge) == {"a ledger begins at 0"}
 
 
+def test_judge_ledger_may_begin_with_the_time_since_the_last_sample() -> None:
+    judge = judge_of()
+    before = page_at(20.0, seconds(7.0)).replace("sample_timestamp_seconds 1020.0", "sample_timestamp_seconds 1010.0")
+    assert before != page_at(20.0, seconds(7.0))
+    judge.look(before, 20.1)
+    judge.look(page_at(21.0, seconds(7.0), seconds(40.0, ledger="b2", created=20.5)), 21.1)
+    assert not judge.violations
+    judge.look(page_at(22.0, seconds(7.0), seconds(40.0, ledger="b2"), seconds(40.0, ledger="b3")), 22.1)
+    assert "a ledger begins at 0" in kinds(judge)
+
+
 def test_judge_second_in_two_ledgers_is_a_violation() -> None:
     judge = judge_of()
     judge.look(page_at(10.0, seconds(39.0)), 10.1)
-    judge.agent_began(all_was_saved=True)
+    judge.agent_began(10.2, all_was_saved=True)
     judge.look(page_at(10.5, seconds(3.0, ledger="b2", created=10.2)), 10.5)
     assert not judge.violations
     judge.look(page_at(11.0, seconds(39.0), seconds(8.0, ledger="b2", created=10.2)), 11.0)
@@ -444,4 +455,19 @@ def test_judge_first_answer_of_a_starting_kubelet_is_believed_outside_a_pod_only
         assert bool(judge.violations) is wrong
         judge.violations.clear()
         judge.look(page_at(17.0, saved, seconds(1.6, **held)), 17.1)
+        assert kinds(judge) == {"no held time is Unallocated"}
+
+
+def test_judge_first_answer_that_no_page_has_shown_may_be_charged_before_the_next_agent() -> None:
+    starting = Injection(kind=Fault.KUBELET_STARTING, at=9.0, seconds=2.0)
+    charged = seconds(0.2, workload_kind="Unallocated", model=chaos_world.HELD_MODEL)
+    for in_pod, since, wrong in ((False, 9.5, False), (False, 5.0, True), (True, 9.5, True)):
+        judge = replace(judge_of(starting), in_pod=in_pod, agent_since=since)
+        judge.agent_began(10.0, all_was_saved=False)
+        judge.agent_since = 20.0
+        judge.look(page_at(21.0, "gpu_exporter_state_saved 1", charged), 21.1)
+        assert bool(judge.violations) is wrong
+        judge.violations.clear()
+        more = seconds(0.4, workload_kind="Unallocated", model=chaos_world.HELD_MODEL)
+        judge.look(page_at(22.0, "gpu_exporter_state_saved 1", more), 22.1)
         assert kinds(judge) == {"no held time is Unallocated"}
