@@ -463,6 +463,8 @@ def test_judge_first_answer_that_no_page_has_shown_may_be_charged_before_the_nex
     charged = seconds(0.2, workload_kind="Unallocated", model=chaos_world.HELD_MODEL)
     for in_pod, since, wrong in ((False, 9.5, False), (False, 5.0, True), (True, 9.5, True)):
         judge = replace(judge_of(starting), in_pod=in_pod, agent_since=since)
+        if since == 5.0:
+            judge.look(page_at(5.0), 5.0)  # its first answer was seen, and was full
         judge.agent_began(10.0, all_was_saved=False)
         judge.agent_since = 20.0
         judge.look(page_at(21.0, "gpu_exporter_state_saved 1", charged), 21.1)
