@@ -1,5 +1,6 @@
 """Fixtures that are dear to make and cheap to share."""
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -66,6 +67,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest files first, the others in their order."""
     rank = {name: place for place, name in enumerate(_SLOWEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that is run within the process sets up the logs for good; what the next test logs is as without it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 # Not for all the files of a process: for the quarter of an hour that they take it would sample and be sampled.

@@ -26,7 +26,8 @@ def quiet_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     handlers, level = root.handlers[:], root.level
     fuzz_targets.quiet()
     yield
-    root.handlers, root.level = handlers, level
+    root.handlers = handlers
+    root.setLevel(level)  # which also forgets, as an assignment does not, what the loggers hold to be off
 
 
 def inputs_of(path: str) -> list[Path]:
