@@ -2,7 +2,7 @@
 
 Every node of the day's jobs runs the agent's meter and ledger in virtual time: one sample a second, one kubelet poll
 every five, a save every five. What a scrape would find is kept every 30 s. A real Prometheus gets it as
-blocks from promtool, evaluates the shipped rules every five minutes of that time, and answers the queries that people
+blocks from promtool, evaluates the shipped rules at their intervals in that time, and answers the queries that people
 use. The source of the jobs is Alibaba cluster-trace-gpu-v2023 (CC BY 4.0).
 
     python benchmarks/accuracy.py [--traces DIR] [--hours N] [--gpus N] [--seeds N]

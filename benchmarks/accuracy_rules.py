@@ -13,8 +13,8 @@ from accuracy_prometheus import OPENS_AT, Server
 from remote_write import Sender, encode_labels, encode_samples
 
 RULES = Path(__file__).resolve().parents[1] / "rules" / "prometheus-rules.yaml"
-GROUP = "gpu-ledger"
-INTERVAL_SECONDS = 300.0
+GROUP, HOURS = "gpu-ledger", "gpu-ledger-hours"
+INTERVAL_SECONDS, HOURS_INTERVAL_SECONDS = 300.0, 900.0
 WANTED = ("owner:gpu_seconds:delta1h", "workload:gpu_seconds:delta1h", "cluster:gpu_capacity_seconds:delta1h")
 _RECORDED = re.compile(r"\b[a-z_]+:[a-z0-9_:]+")
 (STALE,) = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))
@@ -31,24 +31,24 @@ def evaluate(server: Server, spans: Sequence[Span], phase: float) -> None:
     Args:
         server: Holds the samples of the whole day.
         spans: When Prometheus runs. One that starts again knows nothing of its former evaluations.
-        phase: Seconds after a multiple of the interval at which the group is evaluated.
+        phase: Seconds after a multiple of its interval at which the quicker group is evaluated; the other has its own.
 
     Raises:
         RuntimeError: Prometheus refuses what is recorded.
     """
-    group = next(one for one in yaml.safe_load(RULES.read_text("utf-8"))["groups"] if one["name"] == GROUP)
-    rules = needed(group["rules"], WANTED)
+    rules, hourly = needed(yaml.safe_load(RULES.read_text("utf-8"))["groups"], WANTED)
     plain = [rule for rule in rules if not _RECORDED.search(rule["expr"])]
+    others = [rule for rule in rules if rule not in plain]
     sender = Sender(server.port)
     for first, last in spans:
-        moments = [*times(first, last, phase)]
+        moments = [*times(first, last, INTERVAL_SECONDS, phase)]
         for rule in plain:
             _at_once(server, sender, rule, moments)
+        later = times(first, last, HOURS_INTERVAL_SECONDS, phase * HOURS_INTERVAL_SECONDS / INTERVAL_SECONDS)
         before: dict[str, frozenset[bytes]] = {}
-        for at in moments:
-            for rule in rules:
-                if rule not in plain:
-                    before[rule["record"]] = _turn(server, sender, rule, at, before.get(rule["record"], frozenset()))
+        for at, is_hourly in sorted([*((at, False) for at in moments), *((at, True) for at in later)]):
+            for rule in hourly if is_hourly else others:
+                before[rule["record"]] = _turn(server, sender, rule, at, before.get(rule["record"], frozenset()))
 
 
 def _turn(server: Server, sender: Sender, rule: Rule, at: float, before: frozenset[bytes]) -> frozenset[bytes]:
@@ -85,20 +85,22 @@ def _encoded(labels: tuple[tuple[str, str], ...]) -> bytes:
     return encode_labels(dict(labels))
 
 
-def times(first: float, last: float, phase: float) -> Iterator[float]:
+def times(first: float, last: float, interval: float, phase: float) -> Iterator[float]:
     """When a group is evaluated within a span."""
-    at = first - first % INTERVAL_SECONDS + phase
+    at = first - first % interval + phase
     while at <= last:
         if at >= first:
             yield at
-        at += INTERVAL_SECONDS
+        at += interval
 
 
-def needed(rules: Iterable[Rule], wanted: Iterable[str]) -> list[Rule]:
-    """Return the rules that the wanted series come from, in their order."""
-    by_name = {rule["record"]: rule for rule in rules}
+def needed(groups: Iterable[Mapping[str, Any]], wanted: Iterable[str]) -> tuple[list[Rule], list[Rule]]:
+    """Return the rules of the ledger's two groups that the wanted series come from, in their order."""
+    of_group = {group["name"]: group["rules"] for group in groups if group["name"] in {GROUP, HOURS}}
+    by_name = {rule["record"]: rule for rules in of_group.values() for rule in rules}
     found, reads = set[str](), set(wanted)
     while reads - found:
         found |= reads
         reads = {name for one in found for name in _RECORDED.findall(by_name[one]["expr"])} & by_name.keys()
-    return [rule for name, rule in by_name.items() if name in found]
+    quick, hourly = ([rule for rule in of_group[name] if rule["record"] in found] for name in (GROUP, HOURS))
+    return quick, hourly

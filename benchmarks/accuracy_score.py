@@ -15,7 +15,7 @@ BRIEF_SECONDS = 60.0
 SHORT_SECONDS = 300.0
 TAIL_SECONDS = 60.0
 """Brief jobs of the last minute are not in their class: a scrape shows them after the end of the query."""
-CHECKPOINT_SECONDS = 300.0
+CHECKPOINT_SECONDS = 1200.0
 """The rules record an hour within so long after it."""
 
 

@@ -24,11 +24,11 @@ class Window(NamedTuple):
         return f"[{self.range}] offset {self.offset}"
 
 
-# An hour is recorded within five minutes after its end: moved by them, a range has the hours that lie in it.
-RANGE = Window("$__range", "-5m")
-DAY = Window("1d", "-1d5m")
+# An hour is recorded 5 to 20 minutes after its end: moved by 20 minutes, a range has the hours that lie in it.
+RANGE = Window("$__range", "-20m")
+DAY = Window("1d", "-1d20m")
 """Of a step of one day, the day that begins at the step."""
-HOUR = Window("1h", "-1h5m")
+HOUR = Window("1h", "-1h20m")
 """Of a step of one hour, the hour that begins at the step."""
 
 

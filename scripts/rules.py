@@ -42,7 +42,7 @@ HEADER = """\
 # - The agent measures. Windows, policies and prices are its own, per owner and node (gpu_owner_*, gpu_pool_*).
 # - A recording rule adds nodes up: max first, so that a second scrape of an agent adds nothing, then sum.
 #   last_over_time bridges missed scrapes. An outage of Prometheus changes no verdict.
-# - gpu-ledger records each hour as a plain difference: a ledger starts at 0, never goes back and has one writer.
+# - gpu-ledger-hours records each hour as a plain difference: a ledger starts at 0, never goes back and has one writer.
 # - gpu-waste and gpu-idle-cost judge workloads and pools, gpu-budgets and gpu-new-cost money, gpu-health hardware.
 # - gpu-exporter, gpu-exporter-slow and gpu-cost-service report what is not watched. While a part of a workload is not
 #   watched, GPUWasteInhibitor lets Alertmanager hold back its waste alerts.

@@ -24,6 +24,8 @@ RULES = ROOT / "rules" / "src" / "ledger.yaml"
 EPOCH_SECONDS = float(END_SECONDS)
 """A full hour."""
 HOUR, TURN, SCRAPE = 3600.0, 300.0, 30.0
+RECORDED_FROM, RECORDED_BY = 300.0, 1200.0
+"""An hour is recorded so many seconds after its end."""
 FOREVER = math.inf
 MEASURES = {"seconds": 1.0, "cost": 0.0005, "energy_joules": 300.0, "unpriced_seconds": 0.25}
 """What a ledger counts in a second of an owner. The real ones exclude each other; rules do not know."""
@@ -111,8 +113,16 @@ class Recorder:
         self._shows_late = shows_late
         self._flush = flush
         groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-        self._rules: list[tuple[str, str]] = [(rule["record"], rule["expr"]) for rule in groups[0]["rules"]]
-        assert [group["interval"] for group in groups] == ["5m"]
+        self._groups: dict[float, list[tuple[str, str]]] = {
+            60.0 * int(group["interval"].removesuffix("m")): [(rule["record"], rule["expr"]) for rule in group["rules"]]
+            for group in groups
+        }
+        assert len(self._groups) == len(groups)
+
+    @property
+    def intervals(self) -> tuple[float, ...]:
+        """Seconds between the turns of each group."""
+        return tuple(self._groups)
 
     def query(self, expression: str, at: float) -> list[tuple[dict[str, str], float]]:
         """Rows of an instant query."""
@@ -129,10 +139,10 @@ class Recorder:
         for labels, value in rows:
             self._sender.add(encode_labels(labels), encode_samples([round((EPOCH_SECONDS + at) * 1000)], [value]))
 
-    def evaluate(self, at: float) -> None:
-        """One turn of the group, as an engine takes it that shows what it records at once, or after the turn."""
+    def evaluate(self, interval: float, at: float) -> None:
+        """One turn of a group, as an engine takes it that shows what it records at once, or after the turn."""
         self._settle()
-        for name, expression in self._rules:
+        for name, expression in self._groups[interval]:
             rows = [({**labels, "__name__": name}, value) for labels, value in self.query(expression, at)]
             self.write(rows, at)
             if not self._shows_late:
@@ -160,20 +170,31 @@ class Run:
     away: Spans = ()
     skipped: Spans = ()
     """When no rule is evaluated, but scrapes go on."""
+    unrecorded: Spans = ()
+    """When of the two groups only that of the hours is not evaluated."""
     begins: float = -900.0
 
     def drive(self, world: World, recorder: Recorder) -> None:
-        """Go through the time of a run."""
-        first = math.ceil((self.begins - self.phase) / TURN)
-        last = math.floor((self.hours * HOUR - self.phase) / TURN)
-        for number in range(first, last + 1):
-            turn = number * TURN + self.phase
-            for scrape in range(round(TURN / SCRAPE)):
-                at = turn - TURN + scrape * SCRAPE + SCRAPE - 0.5
-                if at >= self.begins and not within(self.away, at):
+        """Go through the time of a run. Groups that are evaluated less often have another phase, as in Prometheus."""
+        for at, interval in sorted(self._moments(recorder.intervals)):
+            if interval == 0.0:
+                if not within(self.away, at):
                     recorder.write(list(world.series(at)), at)
-            if turn >= self.begins and not within((*self.away, *self.skipped), turn):
-                recorder.evaluate(turn)
+            elif not within((*self.away, *self.skipped, *(self.unrecorded if interval > TURN else ())), at):
+                recorder.evaluate(interval, at)
+
+    def _moments(self, intervals: Sequence[float]) -> Iterator[tuple[float, float]]:
+        """When there is a scrape (0) or a turn of a group (its interval)."""
+        end = self.hours * HOUR
+        yield from ((at, 0.0) for at in _every(SCRAPE, self.phase - 0.5, self.begins, end))
+        for interval in intervals:
+            phase = self.phase * interval / TURN
+            yield from ((at, interval) for at in _every(interval, phase, self.begins, end))
+
+
+def _every(seconds: float, phase: float, first: float, last: float) -> Iterator[float]:
+    for number in range(math.ceil((first - phase) / seconds), math.floor((last - phase) / seconds) + 1):
+        yield number * seconds + phase
 
 
 @contextmanager
@@ -196,8 +217,8 @@ def hours_of(recorder: Recorder, name: str, end: float) -> dict[tuple[str, str],
     """What was recorded, by cluster and owner, then by hour; rows of one owner are added up."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for hour in range(1, round(end / HOUR) + 1):
-        at = hour * HOUR + TURN - 0.001
-        for labels, value in recorder.query(f"sum_over_time({name}[5m])", at):
+        at = hour * HOUR + RECORDED_BY - 0.001
+        for labels, value in recorder.query(f"sum_over_time({name}[{RECORDED_BY - RECORDED_FROM:g}s])", at):
             key = labels.get("cluster", ""), labels.get("workload_name", "")
             assert "ledger" not in labels
             counted = found.setdefault(key, {})

@@ -16,7 +16,7 @@ from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.service.run import Service
 from exporter.report.service.settings import load_settings
 
-NOW = END_SECONDS + 600.0
+NOW = END_SECONDS + 1500.0
 """Ten minutes after the newest recorded hour of the small fleet."""
 
 

@@ -267,7 +267,7 @@ async def test_hours_that_were_not_recorded_are_a_warning(site: Running) -> None
     ],
 )
 def test_windows_are_those_of_opencost(text: str, start: int, end: int) -> None:
-    window = window_of(text, Now(END_SECONDS + 600.0))
+    window = window_of(text, Now(END_SECONDS + 1500.0))
     assert (window.start_seconds, window.end_seconds) == (start, end)
 
 

@@ -127,7 +127,7 @@ async def uses_at(address: str, filters: Filters | None = None) -> tuple[DeviceU
 
 async def recommendations_at(address: str) -> tuple[Recommendation, ...]:
     async with PrometheusClient(PrometheusSettings(url=address)) as client:
-        return await read_recommendations(client, PrometheusLedger(client), END_SECONDS + 300)
+        return await read_recommendations(client, PrometheusLedger(client), END_SECONDS + 1200)
 
 
 def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prometheis(url: str) -> None:

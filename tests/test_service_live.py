@@ -97,7 +97,7 @@ async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(fleet_
         await site.round()
         assert await site.json("/api/v1/report?window=7d&by=") == before
         assert site.service.book.readings.begun == begun
-        site.clock.now = END_SECONDS + 300.0
+        site.clock.now = END_SECONDS + 1200.0
         await site.round()
         after = await site.json("/api/v1/report?window=7d&by=")
         assert after["window"]["to_seconds"] == END_SECONDS

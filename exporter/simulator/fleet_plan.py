@@ -11,8 +11,8 @@ from exporter.simulator.truth import ModelSpec
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 DAY_HOURS = 24
-RECORDED_AFTER_SECONDS = 120
-"""After its end, when an hour of the ledger is recorded: the rules do so within its first five minutes."""
+RECORDED_AFTER_SECONDS = 900
+"""After its end, when an hour of the ledger is recorded: the rules do so 5 to 20 minutes later."""
 Use = Literal["train", "serve", "interactive", "batch", "parts"]
 """What a pool of nodes is for."""
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 from exporter.model import Money, NodeFacts
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
-CHECKPOINT_SECONDS = 300
-"""After its end an hour is recorded within this time."""
+CHECKPOINT_SECONDS = 1200
+"""An hour is recorded 5 to 20 minutes after its end: at this time no hour is recorded, and the last one has been."""
 MOST_FIGURE = 1e15
 """Seconds, joules or money: more than any fleet has. Sums of any number of such figures stay finite."""
 
