@@ -124,7 +124,7 @@ def learn(
             now = feeder.reached - SCRAPE_SECONDS
             length = int(min(back[rule["record"]], LEARNT_SECONDS))
             times = range(now - length, now + 1, SCRAPE_SECONDS)
-            for row in prometheus.query(rule["expr"], now):
+            for row in prometheus.query(at_any_time(rule["expr"]), now):
                 value = float(row["value"][1])
                 counts = "_total" in rule["record"]
                 pattern = Pattern("ramp", value / (now - epoch + OFFSET_SECONDS)) if counts else Pattern("level", value)
@@ -222,17 +222,22 @@ def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
     return figures
 
 
+def at_any_time(expression: str) -> str:
+    """An expression that has a value once an hour, so that it has one now."""
+    return re.sub(r"and on \(\) \(?minute\(\).*", "", re.sub(r"\[(\d+m):1h\]", r"[\1:1m]", expression))
+
+
 def rule_name(rule: Mapping[str, Any]) -> str:
     """What a rule records or alerts."""
     return str(rule.get("record") or rule["alert"])
 
 
 def mean_cpu(prometheus: Prometheus, expression: str, interval: float) -> float:
-    """CPU time of one evaluation; the mean over an hour where the first five minutes of it are the dear ones."""
+    """CPU time of one evaluation; the mean over an hour where one turn of it is the dear one."""
     if "minute()" not in expression:
         return cpu_seconds(prometheus, expression)
     hour, turns = time.time() // 3600 * 3600 - 3600, 3600 / interval
-    rest, full = (cpu_seconds(prometheus, expression, hour + after) for after in (1800, 60))
+    rest, full = (cpu_seconds(prometheus, expression, hour + after) for after in (1800, 600))
     return (rest * (turns - 1) + full) / turns
 
 

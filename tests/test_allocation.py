@@ -272,7 +272,7 @@ def test_windows_are_those_of_opencost(text: str, start: int, end: int) -> None:
 
 
 def test_the_first_hour_of_a_day_is_not_an_empty_day() -> None:
-    window = window_of("1d", Now(MIDNIGHT + 600.0))
+    window = window_of("1d", Now(MIDNIGHT + 1500.0))
     assert (window.start_seconds, window.end_seconds) == (MIDNIGHT - DAY_SECONDS, MIDNIGHT)
 
 

@@ -185,24 +185,25 @@ def test_engines_have_what_is_true_of_a_single_day(server: FleetServer, small_fl
     day = small_fleet.end_seconds // 86_400 * 86_400 - 5 * 86_400
     true = truth_between(day, day + 86_400)
     assert set(true.days) == {day}
-    answer = ask(server, "sum by (currency) (sum_over_time(workload:gpu_cost:delta1h[1d]))", day + 86_700)
+    answer = ask(server, "sum by (currency) (sum_over_time(workload:gpu_cost:delta1h[1d]))", day + 86_400 + 1200)
     assert answer == pytest.approx({(code,): money.total for code, money in true.sum().money.items()}, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gpu_seconds", "gpu_cost", "gpu_unpriced_seconds", "gpu_energy_joules"])
 def test_workloads_are_sums_of_the_owners(server: FleetServer, small_fleet: FleetPlan, name: str) -> None:
     by = "cluster, workload_namespace, workload_kind, workload_name, team, cost_labels, model, state, currency"
-    at = small_fleet.start_seconds + 5 * 86_400 + 180
+    at = small_fleet.start_seconds + 5 * 86_400 + 960
     recorded = ask(server, f"workload:{name}:delta1h", at)
     assert recorded == pytest.approx(ask(server, f"sum by ({by}) (owner:{name}:delta1h)", at), rel=1e-9)
     assert len(recorded) >= 2
 
 
 def test_capacity_is_what_all_owners_have(server: FleetServer, small_fleet: FleetPlan) -> None:
-    at = small_fleet.end_seconds - 7200 + 180
+    hour = small_fleet.end_seconds - 7200
+    at = hour + 960
     capacity = ask(server, "cluster:gpu_capacity_seconds:delta1h", at)
     assert capacity == pytest.approx(ask(server, "sum by (cluster) (workload:gpu_seconds:delta1h)", at), rel=1e-9)
-    funnel = [ask(server, f"cluster:gpu_{word}:sum", at) for word in ("capacity", "allocated", "active", "effective")]
+    funnel = [ask(server, f"cluster:gpu_{word}:sum", hour) for word in ("capacity", "allocated", "active", "effective")]
     for cluster in capacity:
         counts = [step[cluster] for step in funnel]
         assert counts == sorted(counts, reverse=True)
@@ -213,7 +214,7 @@ def test_evidence_of_devices_agrees_with_the_ledger(server: FleetServer, small_f
     at = small_fleet.end_seconds
     known = '{workload_kind!~"Unallocated|Unattributed",state="active_unprofiled"}'
     by = "sum by (cluster, node, workload_name)"
-    active = ask(server, f"{by} (owner:gpu_seconds:delta1h{known}) / 3600", at + 180)
+    active = ask(server, f"{by} (owner:gpu_seconds:delta1h{known}) / 3600", at + 960)
     assert ask(server, f"{by} (workload_device:gpu_active:rate1h) > 0", at) == pytest.approx(active, abs=1e-4)
 
 

@@ -77,7 +77,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def service(fleet_prometheus: FleetServer, small_fleet: FleetPlan) -> Iterator[Served]:
-    now = small_fleet.end_seconds + 600.0
+    now = small_fleet.end_seconds + 1500.0
     budgets = [
         Budget(name="Vision", currency="USD", amount=24_000.0, period="month", owner={"team": "vision"}),
         Budget(name="Search", currency="USD", amount=30_000.0, period="month", owner={"team": "search"}),
@@ -322,7 +322,7 @@ def test_ten_thousand_owners_come_a_hundred_at_a_time(browser: Browser, tmp_path
     blocks = many_owners(tmp_path, end, 10_000)
     with (
         prometheus(tmp_path, blocks, small_fleet) as server,
-        beside(served(server.url, end + 600.0)) as running,
+        beside(served(server.url, end + 1500.0)) as running,
         watched(browser, running) as seen,
     ):
         for path in ("/by/workload", "/by/workload?page=57", "/by/workload?q=job-77", "/"):
@@ -340,7 +340,7 @@ def test_chart_shows_names_with_markup_as_text(browser: Browser, tmp_path: Path,
     blocks = many_owners(tmp_path, small_fleet.end_seconds, len(MARKUP), MARKUP)
     with (
         prometheus(tmp_path, blocks, small_fleet) as server,
-        beside(served(server.url, small_fleet.end_seconds + 600.0)) as running,
+        beside(served(server.url, small_fleet.end_seconds + 1500.0)) as running,
         watched(browser, running) as seen,
     ):
         page = seen.open("/by/team")

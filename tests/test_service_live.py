@@ -88,7 +88,7 @@ async def test_the_same_question_of_fifty_people_is_read_once(fleet_prometheus: 
 
 
 async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(fleet_prometheus: FleetServer) -> None:
-    now = END_SECONDS - 3000.0
+    now = END_SECONDS - 2100.0
     async with running(fleet_prometheus.url, now=now) as site:
         await site.round()
         before = await site.json("/api/v1/report?window=7d&by=")
@@ -154,7 +154,7 @@ async def test_the_pages_stay_while_prometheus_is_away_and_say_of_when_they_are(
         after = await site.json(SUM)
         assert after["total"] == before["total"]
         (note,) = after["trust"]["notes"][:1]
-        assert "figures as read at 2026-09-21 14:10 UTC" in note
+        assert "figures as read at 2026-09-21 14:25 UTC" in note
         freshness = await site.json("/api/v1/freshness")
         assert "cannot connect" in freshness["problem"]
         assert freshness["read_until_seconds"] == END_SECONDS

@@ -87,7 +87,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def now(small_fleet: FleetPlan) -> float:
-    return small_fleet.end_seconds + 600.0
+    return small_fleet.end_seconds + 1500.0
 
 
 @pytest.fixture(scope="module")
@@ -645,7 +645,7 @@ def test_numbers_are_never_rounded_to_nothing_or_to_all(words: Callable[[], str]
 
 def test_a_month_is_offered_when_it_has_an_hour(fleet_prometheus: FleetServer) -> None:
     first_of_september = 1_788_220_800.0
-    for now, offered in ((first_of_september + 600, False), (first_of_september + 3600 + 600, True)):
+    for now, offered in ((first_of_september + 1500, False), (first_of_september + 3600 + 1500, True)):
         with beside(served(fleet_prometheus.url, now)) as running:
             shown = page(running, "/about")
         assert any("window=2026-09" in link for link in shown.links) == offered

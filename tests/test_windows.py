@@ -98,14 +98,14 @@ def test_a_period_without_a_recorded_hour_yet_is_told_apart_from_the_future() ->
 @pytest.mark.parametrize(
     ("now", "text", "end"),
     [
-        ("2026-10-14T15:04:59", "30d", "2026-10-14T14:00"),
-        ("2026-10-14T15:05:00", "30d", "2026-10-14T15:00"),
-        ("2026-10-14T00:04:59", "yesterday", "2026-10-13T23:00"),
-        ("2026-10-14T00:05:00", "yesterday", "2026-10-14"),
+        ("2026-10-14T15:19:59", "30d", "2026-10-14T14:00"),
+        ("2026-10-14T15:20:00", "30d", "2026-10-14T15:00"),
+        ("2026-10-14T00:19:59", "yesterday", "2026-10-13T23:00"),
+        ("2026-10-14T00:20:00", "yesterday", "2026-10-14"),
         ("2026-10-01T00:00:01", "lastmonth", "2026-09-30T23:00"),
     ],
 )
-def test_the_last_hour_is_there_five_minutes_after_it(now: str, text: str, end: str) -> None:
+def test_the_last_hour_is_there_twenty_minutes_after_it(now: str, text: str, end: str) -> None:
     assert parse_window(text, moment(now)).end_seconds == moment(end)
 
 
