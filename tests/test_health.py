@@ -47,7 +47,7 @@ EXPECTED = {
 
 def groups() -> list[dict[str, Any]]:
     text = yaml.safe_load(RULES_FILE.read_text(encoding="utf-8"))
-    return [group for group in text["groups"] if group["name"] in {"gpu-holders", "gpu-health"}]
+    return [group for group in text["groups"] if group["name"] in {"gpu-holders", "gpu-health", "gpu-health-slow"}]
 
 
 async def with_its_xids(node: Pipeline, seconds: float) -> Snapshot:
