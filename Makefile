@@ -119,14 +119,16 @@ format: .venv/.develop ## Format the code and mend what ruff can mend
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-COMPILE := .venv/bin/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --no-annotate \
+# Constraints may have no extras. dev.txt constrains nothing and keeps them: pip 23 finds no pin for an extra (coverage[toml]) that a pinned
+# package asks for, once the index has a newer version than the pin.
+COMPILE := .venv/bin/pip-compile --quiet --generate-hashes --allow-unsafe --no-header --no-annotate \
 	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
 requirements: .venv/.develop ## Pin the requirements anew (UPGRADE=--upgrade takes newer versions)
-	$(COMPILE) $(UPGRADE) --output-file requirements/build.txt requirements/build.in
-	$(COMPILE) $(UPGRADE) --output-file requirements/runtime.txt pyproject.toml
-	$(COMPILE) $(UPGRADE) --extra report --constraint requirements/runtime.txt --output-file requirements/report.txt pyproject.toml
-	$(COMPILE) $(UPGRADE) --output-file requirements/dev.txt requirements/dev.in
+	$(COMPILE) --strip-extras $(UPGRADE) --output-file requirements/build.txt requirements/build.in
+	$(COMPILE) --strip-extras $(UPGRADE) --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --strip-extras $(UPGRADE) --extra report --constraint requirements/runtime.txt --output-file requirements/report.txt pyproject.toml
+	$(COMPILE) --no-strip-extras $(UPGRADE) --output-file requirements/dev.txt requirements/dev.in
 
 # make image BUILDER=docker IMAGE=registry.example.org/gpu-cost-exporter BASE_IMAGE=registry.example.org/python:3.13-slim-bookworm
 BUILDER ?= $(firstword $(foreach program,docker podman buildah,$(if $(shell command -v $(program)),$(program))))
