@@ -161,18 +161,21 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 
 
 def _of_a_node(namespace: argparse.Namespace) -> int:
-    from exporter import report
     from exporter.errors import ConfigError
+    from exporter.report.agent_client import base_address, fetch
     from exporter.report.fleet.values import LABEL
+    from exporter.report.lines import label_keys
+    from exporter.report.node_report import read as read_node
+    from exporter.report.write import write
 
     check_output(namespace.output)
-    base, access = report.base_address(namespace.agent), agent_access(namespace)
-    read = report.read(report.fetch(base, access=access), base)
+    base, access = base_address(namespace.agent), agent_access(namespace)
+    read = read_node(fetch(base, access=access), base)
     by = namespace.by or "owner"
-    known = report.label_keys(read)
+    known = label_keys(read)
     if by.startswith(LABEL) and by.removeprefix(LABEL) not in known:
         there = ", ".join(sorted(known)) or "none; name them by --cost-labels of the agent"
         raise ConfigError(f"--by: no owner has the {by.replace(':', ' ')}; labels of this node: {there}")
     with output(namespace.output) as stream:
-        report.write(read, namespace.format, stream, by)
+        write(read, namespace.format, stream, by)
     return 0

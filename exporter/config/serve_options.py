@@ -5,9 +5,9 @@ from urllib.parse import urlsplit
 from exporter.config import kinds
 from exporter.config.currencies import CURRENCIES
 from exporter.config.kinds import Kind
-from exporter.config.options import LOG_FORMAT, LOG_LEVEL, WEB_CONFIG, Option
+from exporter.config.options import LOG_FORMAT, LOG_LEVEL, RUN, SERVE, WEB_CONFIG, Option
 
-SERVE, BOOKS, RUN = "Serving", "Reading and keeping", "Running"
+BOOKS = "Reading and keeping"
 
 
 def _parse_url(text: str) -> str:
