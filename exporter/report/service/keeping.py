@@ -12,7 +12,7 @@ from exporter.report.fleet.sources import LedgerSource, Progress
 from exporter.report.fleet.values import DAY_SECONDS
 from exporter.report.store import ClosedDay, DayStore, close_due_days, oldest_day
 
-LOG = logging.getLogger("exporter.store")
+LOG = logging.getLogger("exporter.service")
 
 EVERY_SECONDS = 3600.0
 """Between two looks for days that are over."""
