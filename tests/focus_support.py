@@ -1,4 +1,4 @@
-"""Small ledgers for tests of FOCUS and reconciliation."""
+"""Small ledgers for tests of FOCUS and of contrib/reconcile."""
 
 import csv
 import io
