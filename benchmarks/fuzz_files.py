@@ -10,7 +10,7 @@ from exporter.config.gpu_models import KNOWN_MODELS
 from exporter.config.load import load_agent
 from exporter.config.options import OPTIONS
 from exporter.config.paths import read_collectors
-from exporter.errors import ConfigError, ExporterError
+from exporter.errors import ConfigError
 from exporter.exposition.builder import Dropped
 from exporter.exposition.collector import ExpositionOptions, build
 from exporter.exposition.family import duplicate_series
@@ -19,8 +19,6 @@ from exporter.report.agent_client import base_address
 from exporter.report.budget import file as budget_file
 from exporter.report.fleet.engine import seconds_of
 from exporter.report.fleet.windows import chunks, parse_window
-from exporter.report.focus import check_focus
-from exporter.report.focus.opening import opened
 from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
 from exporter.report.service.settings import load_settings
 from exporter.simulator import scenario
@@ -41,16 +39,6 @@ def _collectors(data: bytes) -> None:
     require(not duplicate_series(families), "a series is there twice")
     names = [family.name for family in families]
     require(len(names) == len(set(names)), "a family is there twice")
-
-
-@target("csv", "focus", ExporterError)
-def _focus(data: bytes) -> None:
-    path = Scratch.file("focus.csv", data)
-    with opened(path) as stream:
-        found = check_focus(stream, path.name)
-    require(found.rows >= found.split_rows >= 0, "more splits than rows")
-    for finding in found.findings:
-        require("\n" not in finding.words and finding.words.isprintable(), f"the words {finding.words!r}")
 
 
 @target("yaml", "config", ConfigError)
