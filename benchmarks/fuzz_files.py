@@ -1,9 +1,8 @@
 """Targets of files that people and programs write: CSV, YAML, price books, and the values of options."""
 
-import io
 import math
 
-from fuzz_targets import Scratch, require, require_finite, require_json, target
+from fuzz_targets import Scratch, require, require_finite, target
 
 from exporter.accounting.pricing import PriceBook
 from exporter.config import price_book, price_table, web_config
@@ -11,26 +10,20 @@ from exporter.config.gpu_models import KNOWN_MODELS
 from exporter.config.load import load_agent
 from exporter.config.options import OPTIONS
 from exporter.config.paths import read_collectors
-from exporter.errors import ConfigError, ExporterError
+from exporter.errors import ConfigError
 from exporter.exposition.builder import Dropped
 from exporter.exposition.collector import ExpositionOptions, build
 from exporter.exposition.family import duplicate_series
 from exporter.model import NodeFacts, Snapshot
-from exporter.report import reconcile as bills
 from exporter.report.agent_client import base_address
 from exporter.report.budget import file as budget_file
 from exporter.report.fleet.engine import seconds_of
-from exporter.report.fleet.values import FleetLedger, Window
 from exporter.report.fleet.windows import chunks, parse_window
-from exporter.report.focus import check_focus
-from exporter.report.focus.opening import opened
 from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
 from exporter.report.service.settings import load_settings
 from exporter.simulator import scenario
 
 NOW = 1_800_000_000.0
-OCTOBER = Window(start_seconds=1_790_812_800, end_seconds=1_793_491_200, label="2026-10")
-"""The window of bills."""
 _PATHS = frozenset(
     {"collectors", "price-book", "web-config", "state-dir", "kubelet-socket", "kubeconfig", "simulate", "config"}
 )
@@ -46,42 +39,6 @@ def _collectors(data: bytes) -> None:
     require(not duplicate_series(families), "a series is there twice")
     names = [family.name for family in families]
     require(len(names) == len(set(names)), "a family is there twice")
-
-
-@target("csv", "focus", ExporterError)
-def _focus(data: bytes) -> None:
-    path = Scratch.file("focus.csv", data)
-    with opened(path) as stream:
-        found = check_focus(stream, path.name)
-    require(found.rows >= found.split_rows >= 0, "more splits than rows")
-    for finding in found.findings:
-        require("\n" not in finding.words and finding.words.isprintable(), f"the words {finding.words!r}")
-
-
-@target("csv", "bill", ExporterError)
-def _bill(data: bytes) -> None:
-    path = Scratch.file("bill.csv", data)
-    bills.check_bills([path])
-    bill = bills.read_bill([path], OCTOBER, bills.Mapping(), ("p5.48xlarge",))
-    scope = bill.scope
-    counted = scope.gpu_lines + scope.other_lines + scope.outside_window + scope.other_accounts + scope.malformed
-    require(counted == scope.lines, f"{counted} of {scope.lines} lines are told")
-    for group in bill.groups.values():
-        require_finite(map(float, (group.listed, group.contracted, group.amortised, group.invoiced)), "an amount")
-    ledger = FleetLedger(window=OCTOBER, dimensions=bills.RECONCILE_DIMENSIONS, chunks=())
-    found = bills.reconcile(ledger, bill, bills.Mapping())
-    for form in bills.FORMATS:
-        text = io.StringIO()
-        bills.write_reconciliation(found, form, text)
-        text.getvalue().encode()
-        if form == "json":
-            require_json(text.getvalue())
-
-
-@target("csv", "mapping", ConfigError, most_bytes=2048)
-def _mapping(data: bytes) -> None:
-    found = bills.read_mapping(Scratch.file("map.csv", data))
-    require(all(0 < count <= 1024 for count in found.gpus.values()), "a number of GPUs")  # noqa: PLR2004 - as documented
 
 
 @target("yaml", "config", ConfigError)

@@ -46,7 +46,7 @@ SERVE = """\
 ## The cost service
 
 Options of `gpu-cost-exporter serve`, in the same forms. Those of *Prometheus* are also flags of `report`, `recommend`,
-`reconcile`, `digest` and `store`. What they are for: [service.md](service.md).
+`digest` and `store`. What they are for: [service.md](service.md).
 """
 
 

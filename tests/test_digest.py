@@ -20,15 +20,17 @@ from exporter.cli import _parser, main
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import ConfigError, ExporterError
 from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.digest.html import html
-from exporter.report.digest.make import Around, make_digest
-from exporter.report.digest.reading import read_digest
-from exporter.report.digest.sections import headline
-from exporter.report.digest.slack import MOST_BLOCKS, document, message
-from exporter.report.digest.text import text
-from exporter.report.digest.values import Digest
-from exporter.report.digest.webhook import ATTEMPTS, post, read_url
-from exporter.report.digest.weeks import WEEK_SECONDS, parse_week
+from exporter.report.digest import (
+    WEEK_SECONDS,
+    Digest,
+    Section,
+    headline,
+    make_digest,
+    parse_week,
+    read_digest,
+    sections,
+)
+from exporter.report.digest_forms import ATTEMPTS, MOST_BLOCKS, document, html, message, post, read_url, text
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
@@ -103,21 +105,31 @@ def budget(name: str, spent: float, *, projected: float | None = None, known: bo
     )
 
 
-AROUND = Around(
-    recommendations=(advice(3), advice(1, money=None, workload=MARKUP)),
-    budgets=(
-        budget("calm", 100.0, projected=600.0),
-        budget("over", 1200.0, projected=2000.0),
-        budget("soon", 400.0, projected=1500.0),
-        budget("dark", 0.0, known=False),
-    ),
-    external_url=f"{PAGE}/",
-    notes=("A note <b>of</b> the engine.",),
+ADVICE = (advice(3), advice(1, money=None, workload=MARKUP))
+BUDGETS = (
+    budget("calm", 100.0, projected=600.0),
+    budget("over", 1200.0, projected=2000.0),
+    budget("soon", 400.0, projected=1500.0),
+    budget("dark", 0.0, known=False),
 )
 
 
-def made(known: FleetLedger | None = None, around: Around = AROUND, *, simulated: bool = True) -> Digest:
-    return make_digest(replace(known or weeks(), simulated=simulated), WEEK, around)
+def made(
+    known: FleetLedger | None = None,
+    recommendations: tuple[Recommendation, ...] | None = ADVICE,
+    budgets: tuple[BudgetState, ...] = BUDGETS,
+    notes: tuple[str, ...] = ("A note <b>of</b> the engine.",),
+) -> Digest:
+    digest = make_digest(replace(known or weeks(), simulated=True), WEEK, recommendations, budgets, notes)
+    return replace(digest, external_url=f"{PAGE}/")
+
+
+def section(digest: Digest, title: str) -> Section:
+    return next(one for one in sections(digest) if one.title.startswith(title))
+
+
+def texts(of: Section) -> list[tuple[str, ...]]:
+    return [row.texts for row in of.rows]
 
 
 @pytest.mark.parametrize(
@@ -141,46 +153,43 @@ def test_what_is_no_week_or_not_over_is_refused(written: str) -> None:
 
 
 def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None:
-    eur, usd = made().spends
-    assert (eur.currency, eur.total, eur.before) == ("EUR", 420.0, 0.0)
-    assert usd.total == pytest.approx(7 * 432.0)
-    assert usd.before == pytest.approx(7 * 480.0)
-    for spend in (eur, usd):
-        parts = spend.active + spend.idle + spend.unknown + spend.unattributed + spend.unallocated
-        assert parts == pytest.approx(spend.total)
-    assert (usd.unattributed, usd.unallocated) == pytest.approx((84.0, 280.0))
+    rows = {title: money for title, money, *_ in texts(section(made(), "Spend"))}
+    assert (rows["Total EUR"], rows["Total USD"]) == ("420.00 EUR", "3,024.00 USD")
+    assert (rows["Unattributed"], rows["Unallocated, nobody held it"]) == ("84.00 USD", "280.00 USD")
+    parts = [(title, money) for title, money in rows.items() if "Total" not in title and money.endswith("USD")]
+    assert sum(float(money.removesuffix(" USD").replace(",", "")) for _, money in parts) == 3024.0
+    digest = made()
+    assert digest.teams_before is not None
+    assert digest.teams_before.total.money["USD"].total == pytest.approx(7 * 480.0)
+    assert "EUR" not in digest.teams_before.total.money
 
 
 def test_teams_that_moved_are_told_with_the_largest_change_first_even_those_that_are_gone() -> None:
-    movers = [(one.team, one.currency, round(one.change)) for one in made().movers]
-    assert movers == [
-        (MARKUP, "EUR", 420),
-        ("core", "USD", 672),
-        ("gone", "USD", -672),
-        ("research", "USD", -336),
-        ("", "USD", 308),
-    ]
+    more = [row[:2] for row in texts(section(made(), "Teams that cost more"))]
+    assert more == [(MARKUP, "+420.00 EUR"), ("core", "+672.00 USD"), ("(no team)", "+308.00 USD")]
+    less = [row[:2] for row in texts(section(made(), "Teams that cost less"))]
+    assert less == [("gone", "-672.00 USD"), ("research", "-336.00 USD")]
 
 
 def test_waste_names_the_owner_and_what_it_paid_for_nothing() -> None:
-    dearest = next(one for one in made().waste if one.currency == "USD")
-    assert (dearest.key.namespace, dearest.key.workload, dearest.key.team) == ("vision", "resnet", "core")
-    assert (dearest.idle, dearest.total) == pytest.approx((336.0, 2016.0))
-    assert dearest.idle_seconds == pytest.approx(7 * 12 * 3600)
-    assert all(one.key.kind not in {UNALLOCATED, UNATTRIBUTED} for one in made().waste)
+    rows = texts(section(made(), "Waste"))
+    dearest = next(row for row in rows if row[2].endswith("USD"))
+    assert dearest == ("Job vision/resnet", "core", "336.00 USD", "16 %", "84.0")
+    assert not any(UNALLOCATED in row[0] or UNATTRIBUTED in row[0] for row in rows)
 
 
 def test_nothing_is_compared_with_a_week_of_which_too_little_is_known() -> None:
     for before, told in ((6, "only 288 of 336 hours were recorded"), (0, "Nothing is known of the week before")):
         digest = made(weeks(before=before))
-        assert digest.movers == ()
-        assert {spend.before for spend in digest.spends} == {None}
+        assert digest.teams_before is None
+        assert "Teams that" not in text(digest)
+        assert {before for title, *_, before in texts(section(digest, "Spend")) if "Total" in title} == {"not known"}
         assert "against the week before" not in headline(digest)
         assert any(told in note for note in digest.notes), digest.notes
     failure = Failure(window=replace(WEEK, start_seconds=WEEK.start_seconds - 3600), what="x", reason="timeout")
     digest = made(replace(weeks(), failures=(failure,)))
-    assert digest.movers == ()
-    assert not digest.trust.whole
+    assert digest.teams_before is None
+    assert not digest.teams.trust.whole
     assert "timeout" in text(digest)
 
 
@@ -195,7 +204,7 @@ def test_budgets_are_told_where_somebody_must_know_and_counted_where_not() -> No
 
 
 def test_a_digest_without_prices_advice_or_a_page_says_so() -> None:
-    bare = made(weeks(after={owner("a", "b"): hours(active=24.0, unpriced=24.0)}, before=0), Around(), simulated=False)
+    bare = make_digest(weeks(after={owner("a", "b"): hours(active=24.0, unpriced=24.0)}, before=0), WEEK)
     shown = text(bare)
     assert headline(bare) == "GPU cost, 2026-W42: no GPU had a price"
     assert "No money was idle at an owner." in shown
@@ -203,7 +212,7 @@ def test_a_digest_without_prices_advice_or_a_page_says_so() -> None:
     assert "168.0 GPU-hours are in no cost" in shown
     assert "http" not in shown + html(bare) + document(bare)
     assert "SIMULATED" not in shown
-    assert "Nothing is suggested." in text(made(around=Around(recommendations=())))
+    assert "Nothing is suggested." in text(made(recommendations=()))
 
 
 @pytest.mark.parametrize(("form", "make"), [("txt", text), ("html", html), ("json", document)])
@@ -269,13 +278,9 @@ def test_a_message_keeps_within_what_slack_takes_however_long_names_are() -> Non
         for number in range(60)
     }
     notes = tuple(f"{number} {'>' * 5000}" for number in range(30))
-    around = replace(
-        AROUND,
-        recommendations=tuple(advice(number, workload="&" * 400) for number in range(40)),
-        budgets=tuple(budget(f"{'&' * 300}{number}", 2000.0) for number in range(40)),
-        notes=notes,
-    )
-    sent = message(made(weeks(after=many), around))
+    recommendations = tuple(advice(number, workload="&" * 400) for number in range(40))
+    budgets = tuple(budget(f"{'&' * 300}{number}", 2000.0) for number in range(40))
+    sent = message(made(weeks(after=many), recommendations, budgets, notes))
     assert len(sent["blocks"]) <= MOST_BLOCKS
     for block in sent["blocks"]:
         for one in (block.get("text"), *block.get("elements", ())):
@@ -375,12 +380,13 @@ async def test_the_digest_of_a_fleet_has_the_money_that_is_true(fleet_prometheus
     async with PrometheusClient(PrometheusSettings(url=fleet_prometheus.url)) as client:
         digest = await read_digest(PrometheusLedger(client), client, week, END_SECONDS)
     truth, before = (truth_between(week.start_seconds - back, week.end_seconds - back) for back in (0, WEEK_SECONDS))
-    assert len(digest.spends) == 2
-    for spend in digest.spends:
-        assert spend.total == pytest.approx(money_of(truth, spend.currency), rel=1e-6)
-        assert spend.before == pytest.approx(money_of(before, spend.currency), rel=1e-6)
-    assert digest.trust.whole
-    assert digest.simulated
+    assert digest.teams.currencies == ("EUR", "USD")
+    for known, told in ((truth, digest.teams), (before, digest.teams_before)):
+        assert told is not None
+        for currency in ("EUR", "USD"):
+            assert told.total.money[currency].total == pytest.approx(money_of(known, currency), rel=1e-6)
+    assert digest.teams.trust.whole
+    assert digest.teams.simulated
     assert digest.recommendations
 
 

@@ -9,14 +9,15 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from focus_support import DAY, H100, START, Lines, exported, held, key, ledger, nobody
+from focus_support import DAY, H100, START, Lines, assert_promises, exported, held, key, ledger, nobody
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.cli import main
 from exporter.errors import ConfigError, ExporterError
 from exporter.model import Money
 from exporter.report.fleet.values import Figures, FleetLedger, LineKey
-from exporter.report.focus import VERSIONS, FocusSettings, check_focus, write_focus
+from exporter.report.focus import VERSIONS, FocusSettings, write_focus
 from exporter.report.focus.columns import COLUMNS, OWN_COLUMNS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -95,7 +96,7 @@ def test_labels_are_tags_under_their_own_keys_and_part_a_workload(version: str) 
     tags = [json.loads(row[column] or "{}") for row in rows]
     assert [one.get("project") for one in tags] == ["ads", "llm", None]
     assert not any("gpu-cost-exporter/node" in one for one in tags)
-    assert not check_focus(io.StringIO(text), "gpus.csv").findings
+    assert_promises(text, version)
     _, (whole,) = exported(ledger({key("a", labels="example.com/cost-center=42"): held(192.0)}), version)
     assert json.loads(whole["Tags"])["example.com/cost-center"] == "42"
 
@@ -165,7 +166,7 @@ def test_money_and_joules_without_time_are_in_the_charge_and_lack_no_price() -> 
     summary = write_focus(ledger(lines), stream)
     assert summary.cost == {"USD": Decimal("50.52")}
     assert summary.unpriced == ()
-    assert check_focus(io.StringIO(stream.getvalue(), newline=""), "gpus.csv").findings == ()
+    assert_promises(stream.getvalue(), "1.4")
 
 
 def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> None:
@@ -223,7 +224,7 @@ def test_names_that_are_words_for_nothing_are_names(version: str) -> None:
         lines[key("w", namespace=word, kind="", **place)._replace(workload="")] = held(8.0)
         lines[key("sole", namespace=word, team=word, cluster=word, node=word)] = held(24.0)
     text, rows = exported(ledger(lines), version)
-    assert check_focus(io.StringIO(text, newline=""), "gpus.csv").findings == ()
+    assert_promises(text, version)
     split = [row for row in rows if row["x_Workload"] != "sole"]
     prefix = "x_" if version == "1.2" else ""
     told = {(row[f"{prefix}AllocatedResourceId"], row[f"{prefix}AllocatedResourceName"]) for row in split}
@@ -241,9 +242,12 @@ def test_a_simulated_fleet_says_so_on_every_row() -> None:
     assert row["x_Simulated"] == "true"
 
 
-def test_a_restated_month_is_a_correction() -> None:
-    _, (row,) = exported(ledger({key("a"): held(1.0)}), settings=FocusSettings(restated=True))
-    assert row["ChargeClass"] == "Correction"
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_restated_month_is_a_correction(version: str) -> None:
+    days = ({key("a"): held(10.0), nobody(): held(8.0)}, {key("a"): held(24.0)})
+    text, rows = exported(ledger(*days), version, FocusSettings(restated=True))
+    assert_promises(text, version)
+    assert [row["ChargeClass"] for row in rows] == ["Correction"] * 3
 
 
 def test_a_ledger_without_the_nodes_is_refused_in_words() -> None:
@@ -303,13 +307,12 @@ def test_every_origin_sums_to_its_money_and_its_ratios_to_exactly_one(days: list
     assert float(total) == pytest.approx(expected, rel=1e-12, abs=1e-9)
     for version in VERSIONS:
         text, _ = exported(of, version)
-        found = check_focus(io.StringIO(text, newline=""), "x.csv", version=version)
-        assert not found.findings, found.findings[0].words
+        assert_promises(text, version)
 
 
 def test_the_end_of_a_line_in_a_name_is_not_the_end_of_a_row() -> None:
     text, rows = exported(ledger({key("a\rb"): held(10.0), key("\nc"): held(10.0)}))
-    assert check_focus(io.StringIO(text), "ours").faults == 0
+    assert_promises(text, "1.4")
     assert {row["x_Workload"] for row in rows} == {"a\nb", "'\nc"}
 
 
@@ -319,3 +322,18 @@ def test_half_a_surrogate_pair_in_a_name_costs_nothing() -> None:
     write_focus(of, stream, metadata_stream=metadata)
     assert "a?b" in stream.getvalue().encode().decode(), "or the file could not be written"
     assert json.loads(metadata.getvalue().encode())["x_Notes"] == ["?"]
+
+
+def test_every_own_column_and_version_is_in_the_documentation() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "focus.md").read_text()
+    assert [name for name in OWN_COLUMNS if f"`{name}`" not in text] == []
+    assert [version for version in VERSIONS if version not in text] == []
+
+
+def test_the_command_lists_the_columns_of_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["focus", "columns"]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 65
+    assert "ChargeClass                           mandatory    string    may be null: Correction" in out
+    assert main(["focus", "columns", "--version", "1.2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 57

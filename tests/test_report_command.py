@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from fleet_support import FleetServer, truth_between
+from focus_support import assert_promises
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
@@ -233,8 +234,7 @@ def test_focus_goes_to_a_file_with_its_metadata_beside_it(
     unpriced = f"2026-08-20..{LAST}"
     assert main(report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=unpriced)) == 0
     assert "warning: 248.0 GPU-hours had no price and are in no cost" in capsys.readouterr().err
-    assert main(["focus", "check", str(path)]) == 0
-    capsys.readouterr()
+    assert_promises(path.read_text(encoding="utf-8"), "1.4")
     metadata = json.loads((tmp_path / "focus.csv.metadata.json").read_text(encoding="utf-8"))
     told = document(capsys, fleet_prometheus.url, "--window", unpriced)
     for currency in ("USD", "EUR"):
@@ -243,13 +243,13 @@ def test_focus_goes_to_a_file_with_its_metadata_beside_it(
 
 
 def test_a_focus_file_names_the_account_the_provider_and_that_it_corrects(
-    fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fleet_prometheus: FleetServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "focus.csv"
     options = ["--focus-billing-account", "4711", "--focus-billing-account-name", "=GPUs", "--focus-provider", "Our DC"]
     command = report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=FIRST)
     assert main([*command, *options, "--focus-restated"]) == 0
-    assert main(["focus", "check", str(path)]) == 0, capsys.readouterr().out
+    assert_promises(path.read_text(encoding="utf-8"), "1.4")
     with path.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert rows

@@ -1,7 +1,6 @@
 """Small inputs that would take for ever or all memory, and those that would run something: files, answers, patterns."""
 
 import gzip
-import io
 import json
 import re
 import resource
@@ -22,7 +21,6 @@ from exporter.config.options import OPTIONS
 from exporter.errors import ApiError, ConfigError, ExporterError
 from exporter.report import agent_client
 from exporter.report.budget import file as budget_file
-from exporter.report.focus import check_focus, opening
 from exporter.simulator import scenario
 
 CPU_SECONDS, MEMORY_BYTES = 60, 2 << 30
@@ -199,32 +197,3 @@ def test_a_price_that_is_no_number_in_range_is_refused_or_nothing(text: str) -> 
     rows = f"currency: USD\nrows:\n  - {{model: A, per_gpu_hour: '{text}', source: s, as_of: 2026-01-01}}\n"
     book, problems = price_book.examine(rows, "book.yaml")
     assert problems or all(0 <= row.price.per_hour < 1e6 for row in book.rows), book
-
-
-RECONCILE = ["reconcile", "--prometheus", "http://127.0.0.1:1", "--window", "2026-10", "--bill"]
-
-
-@pytest.mark.parametrize("command", [["focus", "check"], RECONCILE])
-@pytest.mark.parametrize("piece", [b"a", b'"a\n",'], ids=["one line", "one record of many lines"])
-def test_packed_bill_is_bounded_in_memory(command: list[str], piece: bytes, tmp_path: Path) -> None:
-    """A megabyte of gzip is a gigabyte; the limit of the process ends it where a record is read whole."""
-    bill = tmp_path / "bill.csv.gz"
-    with gzip.open(bill, "wb") as file:
-        for _ in range(512):
-            file.write(piece * ((1 << 20) // len(piece)))
-    done = subprocess.run(
-        [sys.executable, "-m", "exporter", *command, str(bill)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20)),
-    )
-    assert done.returncode != 0
-    assert "a record is longer than 4 MiB" in done.stderr, done.stderr[-500:]
-
-
-def test_bill_is_bounded_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "MOST_FILE", 1000)
-    with pytest.raises(ExporterError, match="the file is longer than"):
-        check_focus(io.StringIO("A,B\n" + "1,2\n" * 1000, newline=""), "bill.csv")

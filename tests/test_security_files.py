@@ -17,8 +17,7 @@ from test_store import closed
 
 from exporter.accounting.state_file import StateFile
 from exporter.errors import ExporterError, StateError, StoreError
-from exporter.report import agent_client
-from exporter.report.digest import webhook
+from exporter.report import agent_client, digest_forms
 from exporter.report.store import DayStore
 
 SECRET = "PLANTED-environment"  # noqa: S105 - to be looked for
@@ -145,7 +144,7 @@ def test_a_webhook_and_an_agent_are_asked_where_they_are_and_nowhere_else() -> N
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         with pytest.raises(ExporterError):
-            webhook.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
+            digest_forms.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
         with pytest.raises(ExporterError):
             agent_client.fetch(url)
         server.shutdown()

@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +20,7 @@ from exporter.errors import ConfigError
 if TYPE_CHECKING:
     from exporter.config.prometheus_options import PrometheusSettings
     from exporter.report.budget.values import Budget
-    from exporter.report.digest.values import Digest
-    from exporter.report.fleet.sources import LedgerSource
+    from exporter.report.digest import Digest
     from exporter.report.fleet.values import Window
 
 _ADDRESS_ENV = "GPU_COST_EXPORTER_PROMETHEUS"
@@ -77,32 +77,31 @@ def add(commands: Commands) -> None:
 
 def _digest(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     from exporter.cli.output import check_output, output
-    from exporter.report.digest import html, slack, text
-    from exporter.report.digest.webhook import host_of, post
+    from exporter.report.digest_forms import document, host_of, html, message, post, text
 
     now = time.time()
     task = _settle(namespace, list(problems), now)
     check_output(namespace.output)
     digest = asyncio.run(_read(task, namespace, now))
     if task.webhook and not namespace.dry_run:
-        post(task.webhook, slack.message(digest))
+        post(task.webhook, message(digest))
         say(f"the digest of {digest.week.label} was posted to {host_of(task.webhook)}")
     else:
-        forms = {"text": text.text, "html": html.html, "slack": slack.document}
+        forms = {"text": text, "html": html, "slack": document}
         written = forms[task.form](digest)
         with output(namespace.output) as stream:
             stream.write(written)
         if task.webhook:
             say(f"nothing was posted; without --dry-run it would be, to {host_of(task.webhook)}")
-    return 0 if digest.trust.whole else EXIT_PARTIAL
+    return 0 if digest.teams.trust.whole else EXIT_PARTIAL
 
 
 def _settle(namespace: argparse.Namespace, problems: list[str], now: float) -> _Task:
     from exporter.cli.fleet_task import or_problems
     from exporter.config.prometheus_options import prometheus_settings
     from exporter.report.budget.file import load
-    from exporter.report.digest.webhook import read_url
-    from exporter.report.digest.weeks import parse_week
+    from exporter.report.digest import parse_week
+    from exporter.report.digest_forms import read_url
 
     week = or_problems(lambda: parse_week(namespace.week, now), problems, prefix="--")
     prometheus = None
@@ -138,31 +137,20 @@ def _contradictions(namespace: argparse.Namespace) -> list[str]:
 
 
 async def _read(task: _Task, namespace: argparse.Namespace, now: float) -> "Digest":
+    from exporter.cli.fleet_reading import open_source
     from exporter.cli.progress import ProgressBar
-    from exporter.report.digest.reading import read_digest
-    from exporter.report.fleet.prometheus import PrometheusClient
-    from exporter.report.fleet.reading import PrometheusLedger
-    from exporter.report.store import CombinedLedger, DayStore, StoreLedger
+    from exporter.report.digest import read_digest
 
     async with AsyncExitStack() as stack:
-        client = None
-        source: LedgerSource | None = None
-        if task.prometheus is not None:
-            client = await stack.enter_async_context(PrometheusClient(task.prometheus))
-            source = PrometheusLedger(client)
-        if namespace.store is not None:
-            stored = StoreLedger(stack.enter_context(DayStore.open(namespace.store, write=False)))
-            source = stored if source is None else CombinedLedger(stored, source)
-        assert source is not None  # noqa: S101 - _settle sees to it
+        source, client = await open_source(stack, task.prometheus, namespace.store)
         bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
-        return await read_digest(
+        digest = await read_digest(
             source,
             client,
             task.week,
             now,
             budgets=task.budgets,
             cluster_label=task.prometheus.cluster_label if task.prometheus else "cluster",
-            title=namespace.title,
-            external_url=namespace.external_url or "",
             progress=bar.told,
         )
+    return replace(digest, title=namespace.title, external_url=namespace.external_url or "")

@@ -40,18 +40,27 @@ async def read_fleet(
         ExporterError: Nothing can be read, or nothing was recorded in the window.
     """
     async with AsyncExitStack() as stack:
-        source: LedgerSource | None = None
-        if prometheus is not None:
-            client = await stack.enter_async_context(PrometheusClient(prometheus))
-            source = PrometheusLedger(client, by_day=by_day)
-        if store is not None:
-            stored = StoreLedger(stack.enter_context(DayStore.open(store, write=False)))
-            source = stored if source is None else CombinedLedger(stored, source)
-        assert source is not None  # noqa: S101 - see above
+        source, _ = await open_source(stack, prometheus, store, by_day=by_day)
         bar = stack.enter_context(ProgressBar("Reading", time.monotonic))
         ledger = await source.ledger(window, dimensions, filters, bar.told)
     _refuse_nothing(ledger)
     return ledger
+
+
+async def open_source(
+    stack: AsyncExitStack, prometheus: PrometheusSettings | None, store: Path | None, *, by_day: bool = True
+) -> "tuple[LedgerSource, PrometheusClient | None]":
+    """Open what has the ledger, and the client of Prometheus where that is one of the two; ``stack`` closes them."""
+    client: PrometheusClient | None = None
+    source: LedgerSource | None = None
+    if prometheus is not None:
+        client = await stack.enter_async_context(PrometheusClient(prometheus))
+        source = PrometheusLedger(client, by_day=by_day)
+    if store is not None:
+        stored = StoreLedger(stack.enter_context(DayStore.open(store, write=False)))
+        source = stored if source is None else CombinedLedger(stored, source)
+    assert source is not None  # noqa: S101 - the options say that one of the two is there
+    return source, client
 
 
 def tell_failures(ledger: FleetLedger, whole: str) -> None:

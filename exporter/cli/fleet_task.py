@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
-from exporter.cli.focus_options import FOCUS_FLAGS
+from exporter.cli.focus import FOCUS_FLAGS
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, PrometheusSettings, prometheus_settings
 from exporter.errors import ConfigError
 from exporter.report.fleet.costs import dimensions_of

@@ -1,52 +1,64 @@
-"""`focus`: checks files in the FinOps Foundation's format for cost and usage."""
+"""`focus`: the columns of a FOCUS version; and the options of `report --format focus`."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415
 
 import argparse
-from pathlib import Path
 
-from exporter.cli.base import EXIT_FAILED, Commands, Parser, command, refuse, stdout
+from exporter.cli.base import Commands, Parser, command, refuse, stdout
 
+FOCUS_FLAGS = (
+    "focus_version",
+    "focus_billing_account",
+    "focus_billing_account_name",
+    "focus_provider",
+    "focus_restated",
+)
+"""Options of `report` that no other format has."""
 _VERSIONS = ("1.2", "1.3", "1.4")
+_MOST_CHARACTERS = 256
 
 
 def add(commands: Commands) -> None:
     """Add the command and what it can do."""
-    focus = command(commands, "focus", "Files of cost and usage in the FOCUS format: check them.")
+    focus = command(commands, "focus", "The FOCUS format for cost and usage: its columns.")
     kinds = focus.add_subparsers(dest="about_focus", metavar="WHAT", required=True, parser_class=Parser)
-    check = command(kinds, "check", "Say where a FOCUS file breaks the specification, and whether its splits add up.")
-    check.epilog = "Exit code: 0 for a file without faults, 1 for one with faults or that cannot be read, 2 for a flag."
-    check.add_argument("file", type=Path, metavar="FILE", help="CSV file, also with gzip (rules: docs/focus.md)")
-    check.add_argument("--version", choices=_VERSIONS, help="version of FOCUS [default: told by the columns]")
-    check.set_defaults(run=_check)
     columns = command(kinds, "columns", "The columns of a version: what they hold, and which must be there.")
     columns.add_argument("--version", choices=_VERSIONS, default=_VERSIONS[-1], help="version [default: %(default)s]")
     columns.set_defaults(run=_columns)
 
 
-def _check(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    refuse(problems)
-    from exporter.report.focus import check_focus
-    from exporter.report.focus.opening import opened
+def add_focus_options(parser: Parser) -> None:
+    """Add the options of `report --format focus`: what no ledger knows."""
+    focus = parser.add_argument_group("With --format focus (docs/focus.md)")
+    focus.add_argument("--focus-version", choices=_VERSIONS, help="version of FOCUS [default: 1.4]")
+    focus.add_argument(
+        "--focus-billing-account", type=_name, metavar="ID", help="BillingAccountId of every row [default: on-prem]"
+    )
+    focus.add_argument(
+        "--focus-billing-account-name", type=_name, metavar="NAME", help="BillingAccountName [default: none]"
+    )
+    focus.add_argument(
+        "--focus-provider",
+        type=_name,
+        metavar="NAME",
+        help="who provides the GPUs and would send an invoice: the provider columns of every row [default: Internal]",
+    )
+    focus.add_argument(
+        "--focus-restated",
+        action="store_const",
+        const=True,
+        help="the period was exported before: its charges are corrections (ChargeClass)",
+    )
 
-    with opened(namespace.file) as file:
-        found = check_focus(file, str(namespace.file), version=namespace.version)
-    with stdout() as stream:
-        for finding in found.findings:
-            stream.write(f"{namespace.file}: {finding.words}\n")
-        told: dict[tuple[str, str], int] = {}
-        for finding in found.findings:
-            kind = (finding.rule, finding.column)
-            told[kind] = told.get(kind, 0) + 1
-        for kind, count in sorted(found.counts.items()):
-            if count > told.get(kind, 0):
-                place = f" in {kind[1]}" if kind[1] else ""
-                stream.write(f"{namespace.file}: {count - told[kind]:,} more of {kind[0]}{place}\n")
-        splits = f"{found.split_rows:,} of them parts of {found.origins:,} split charges"
-        verdict = f"{found.faults:,} faults" if found.faults else "ok"
-        stream.write(f"{namespace.file}: FOCUS {found.version}, {found.rows:,} rows, {splits}: {verdict}\n")
-    return EXIT_FAILED if found.faults else 0
+
+def _name(text: str) -> str:
+    name = text.strip()
+    if not name or not name.isprintable() or len(name) > _MOST_CHARACTERS:
+        raise argparse.ArgumentTypeError(
+            f"value {text[:40]!r} is no name; allowed: 1 to {_MOST_CHARACTERS} characters in one line"
+        )
+    return name
 
 
 def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
@@ -56,6 +68,6 @@ def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     with stdout() as stream:
         for column in columns_of(namespace.version).values():
             null = "may be null" if column.nullable else "never null"
-            allowed = f": {', '.join(column.allowed)}" if 0 < len(column.allowed) < 10 else ""  # noqa: PLR2004 - a line
+            allowed = f": {', '.join(column.allowed)}" if column.allowed else ""
             stream.write(f"{column.name:<38}{column.level:<13}{column.kind:<10}{null}{allowed}\n")
     return 0

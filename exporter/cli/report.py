@@ -8,7 +8,7 @@ from pathlib import Path
 
 from exporter.cli.agent_access import access_problems, add_agent_access, agent_access
 from exporter.cli.base import Commands, Parser, add_output, add_timezone, command, refuse
-from exporter.cli.focus_options import FOCUS_FLAGS, add_focus_options
+from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
 from exporter.cli.output import check_output, output
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
 

@@ -4,14 +4,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, cast
 
-from exporter.report.focus.categories import CATEGORIES, CATEGORY_OF
-
 Level = Literal["mandatory", "conditional", "recommended"]
 Kind = Literal["string", "decimal", "price", "datetime", "json", "tags", "currency", "unit"]
 """What a value is: ``price`` is a decimal that is not negative, ``tags`` a JSON object of plain values."""
 VERSIONS = ("1.2", "1.3", "1.4")
 DEFAULT_VERSION = "1.4"
-MOST_NAME_CHARACTERS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +20,7 @@ class Column:
     level: Level
     nullable: bool = True
     allowed: tuple[str, ...] = ()
-    """The values that it can have; empty where any is allowed."""
+    """The values that it can have; empty where any is allowed, or the specification lists many."""
     since: str
     """The version that brought it."""
     until: str = ""
@@ -43,8 +40,6 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "CommitmentDiscountCategory": ("Spend", "Usage"),
     "CommitmentDiscountStatus": ("Used", "Unused"),
     "PricingCategory": ("Standard", "Dynamic", "Committed", "Other"),
-    "ServiceCategory": CATEGORIES,
-    "ServiceSubcategory": tuple(CATEGORY_OF),
 }
 # Name, kind, level, whether null is allowed (N) or not (X), first version, last version.
 _TABLE = """

@@ -9,9 +9,8 @@ from decimal import Decimal
 from exporter.errors import ExporterError
 from exporter.report.fleet.values import Dimension, FleetLedger, LineKey, Window, pairs
 from exporter.report.focus.amounts import exact, parts_of, quotient, ratios_of, rounded, written
-from exporter.report.focus.check_values import NULLS
 from exporter.report.focus.origins import Origin, OwnerKey, Part, origins
-from exporter.report.focus.values import FocusRow, FocusSettings, FocusSummary
+from exporter.report.focus.values import NULLS, FocusRow, FocusSettings, FocusSummary
 
 FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
 """What a ledger must be read by to be exported."""

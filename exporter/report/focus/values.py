@@ -6,6 +6,8 @@ from decimal import Decimal
 
 FocusRow = dict[str, str]
 """One charge: texts by the name of the column, as version 1.4 calls it; what is absent is null."""
+NULLS = frozenset(("", "NULL", "null"))
+"""Texts that readers take for null: the specification's examples have ``NULL``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

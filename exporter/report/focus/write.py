@@ -12,7 +12,6 @@ from exporter import __version__
 from exporter.errors import ConfigError
 from exporter.report.fleet.values import FleetLedger
 from exporter.report.focus.amounts import PLACES, written
-from exporter.report.focus.check_values import NULLS
 from exporter.report.focus.columns import (
     DEFAULT_VERSION,
     OWN_COLUMNS,
@@ -21,7 +20,7 @@ from exporter.report.focus.columns import (
     columns_of,
 )
 from exporter.report.focus.rows import METHOD_ID, TAG_PREFIX, UNIT, focus_rows
-from exporter.report.focus.values import FocusRow, FocusSettings, FocusSummary
+from exporter.report.focus.values import NULLS, FocusRow, FocusSettings, FocusSummary
 from exporter.report.render.words import csv_stream, encodable, guarded
 
 _SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
