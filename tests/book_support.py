@@ -15,6 +15,7 @@ from exporter.errors import PrometheusError
 from exporter.report.budget.standing import standings
 from exporter.report.budget.values import Budget, BudgetState
 from exporter.report.fleet.at_work import at_work_ratio
+from exporter.report.fleet.live import LivePod
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.fleet.reading import PrometheusLedger
 from exporter.report.fleet.values import Filters
@@ -22,7 +23,7 @@ from exporter.report.fleet.windows import parse_window
 from exporter.report.recommend import read_recommendations
 from exporter.report.recommend.values import Recommendation
 from exporter.report.service.app import Face, create_app
-from exporter.report.service.book import Freshness, PodUse
+from exporter.report.service.book import Freshness
 from exporter.report.service.live_book import LiveBook, Sources
 from exporter.report.service.probe import label_values
 from exporter.report.service.settings import ServeSettings
@@ -46,7 +47,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
 
 
-def live_pods(uses: Sequence[PodUse] | None, url: str) -> "PodsOf":
+def live_pods(uses: Sequence[LivePod] | None, url: str) -> "PodsOf":
     """Answers with these pods; ``None``: says that Prometheus is away."""
     return PodsOf(tuple(uses) if uses is not None else None, url)
 
@@ -55,10 +56,10 @@ def live_pods(uses: Sequence[PodUse] | None, url: str) -> "PodsOf":
 class PodsOf:
     """A source of live pods that has only those it was given."""
 
-    uses: tuple[PodUse, ...] | None
+    uses: tuple[LivePod, ...] | None
     url: str
 
-    async def __call__(self, filters: Filters) -> Sequence[PodUse]:
+    async def __call__(self, filters: Filters) -> Sequence[LivePod]:
         """The pods of the namespaces that are asked for."""
         if self.uses is None:
             raise PrometheusError("unreachable", f"{self.url}: no answer; see whether Prometheus runs", retriable=True)
@@ -71,7 +72,7 @@ async def served(
     prometheus_url: str,
     now_seconds: float,
     *,
-    pods: Sequence[PodUse] | None = (),
+    pods: Sequence[LivePod] | None = (),
     recommendations: Sequence[Recommendation] | None = (),
     budgets: Sequence[BudgetState | Budget] = (),
     problem: str = "",

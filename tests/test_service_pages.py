@@ -17,10 +17,10 @@ from book_support import Served, beside, budget_state, recommendation, served
 from fleet_support import FleetServer, backfill, prometheus, truth_between
 
 from exporter.model import Totals
+from exporter.report.fleet.live import LivePod
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import Dimension, pairs
 from exporter.report.fleet.windows import parse_window
-from exporter.report.service.book import PodUse
 from exporter.report.service.settings import ServeSettings
 from exporter.report.service.view_text import amount, coverage, duration, gpus, hours, money, percent
 from exporter.simulator.fleet_plan import FleetPlan
@@ -448,7 +448,7 @@ def test_an_unknown_page_is_a_page_with_a_way_back(service: Served) -> None:
 def test_pods_and_devices_of_a_workload_are_shown_with_what_is_not_known(
     fleet_prometheus: FleetServer, now: float
 ) -> None:
-    unknown = PodUse(
+    unknown = LivePod(
         pod="serving-1-b",
         cluster="alpha",
         node="node-1",

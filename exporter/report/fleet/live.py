@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from exporter.report.fleet import queries
 from exporter.report.fleet.prometheus import PrometheusClient, Sample
 from exporter.report.fleet.values import Filters
-from exporter.report.service.book import PodUse
 
 _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
@@ -22,7 +22,31 @@ Place = tuple[str, ...]
 """Cluster, device and pod of a series."""
 
 
-async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: str) -> tuple[PodUse, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePod:
+    """A pod on a device in the live series."""
+
+    cluster: str
+    node: str
+    uuid: str
+    gpu: str
+    gpu_instance: str = ""
+    mig_profile: str = ""
+    model: str
+    namespace: str
+    pod: str
+    container: str = ""
+    share_ratio: float
+    activity_ratio: float | None
+    idle_for_seconds: float | None
+    age_seconds: float | None
+    memory_used_bytes: float | None
+    cost_per_hour: Mapping[str, float] = field(default_factory=dict)
+    live: bool = True
+    """False: it has ended since."""
+
+
+async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: str) -> tuple[LivePod, ...]:
     """Pods that hold devices now; where namespace, workload or team are asked for, those of the last day, too.
 
     Args:
@@ -115,10 +139,10 @@ def _use(
     values: list[float | None],
     *,
     live: bool,
-) -> PodUse:
+) -> LivePod:
     activity, idle_for, age, memory = values
     price = prices.get((labels[cluster_label], labels["node"], labels["gpu"]), {})
-    return PodUse(
+    return LivePod(
         cluster=labels[cluster_label],
         node=labels["node"],
         uuid=labels["uuid"],

@@ -1,10 +1,11 @@
 """What pages and API ask for: one door to the store of closed days, to Prometheus, and to what follows from them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from exporter.report.budget.values import BudgetState
+from exporter.report.fleet.live import LivePod
 from exporter.report.fleet.report import FleetReport, ShareIdle
 from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
 from exporter.report.recommend.values import Recommendation
@@ -35,30 +36,6 @@ class Funnel:
     """GPUs worth of measured activity: half a GPU for one that is half busy."""
     unknown: float
     """Held, and not measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodUse:
-    """A pod on a device in the live series, for the drill-down."""
-
-    cluster: str
-    node: str
-    uuid: str
-    gpu: str
-    gpu_instance: str = ""
-    mig_profile: str = ""
-    model: str
-    namespace: str
-    pod: str
-    container: str = ""
-    share_ratio: float
-    activity_ratio: float | None
-    idle_for_seconds: float | None
-    age_seconds: float | None
-    memory_used_bytes: float | None
-    cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    live: bool = True
-    """False: it has ended since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +94,7 @@ class Book(Protocol):
         """Mean part of the held GPUs that were at work; ``None`` where it is not recorded or cannot be asked."""
         ...
 
-    async def pods(self, filters: Filters) -> Sequence[PodUse]:
+    async def pods(self, filters: Filters) -> Sequence[LivePod]:
         """Pods of a workload that hold devices now or did within a day, from the live series.
 
         Raises:

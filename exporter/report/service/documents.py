@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exporter.report.budget.values import BudgetState
+from exporter.report.fleet.live import LivePod
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Figures, Window
-from exporter.report.service.book import Freshness, Funnel, MonthMoney, PodUse
+from exporter.report.service.book import Freshness, Funnel, MonthMoney
 
 
 def month_document(month: MonthMoney) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def budget_document(state: BudgetState) -> dict[str, Any]:
     }
 
 
-def pod_document(use: PodUse) -> dict[str, Any]:
+def pod_document(use: LivePod) -> dict[str, Any]:
     """One pod on one device."""
     return {
         "cluster": use.cluster or None,

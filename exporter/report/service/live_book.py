@@ -8,12 +8,13 @@ from datetime import UTC, tzinfo
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.report.budget.values import BudgetState
 from exporter.report.fleet.costs import dimensions_of, make_report
+from exporter.report.fleet.live import LivePod
 from exporter.report.fleet.report import FleetReport, ShareIdle
 from exporter.report.fleet.sources import LedgerSource
 from exporter.report.fleet.values import Dimension, Filters, FleetLedger, Window
 from exporter.report.fleet.windows import parse_window
 from exporter.report.recommend.values import Recommendation
-from exporter.report.service.book import Freshness, MonthMoney, PodUse
+from exporter.report.service.book import Freshness, MonthMoney
 from exporter.report.service.months import month_coverage, month_money, month_start, months_window
 from exporter.report.service.readings import Question, Readings, question_of
 
@@ -23,7 +24,7 @@ class Sources:
     """What is asked."""
 
     ledger: LedgerSource
-    pods: Callable[[Filters], Awaitable[Sequence[PodUse]]]
+    pods: Callable[[Filters], Awaitable[Sequence[LivePod]]]
     """Pods that match, from the live series. Raises PrometheusError."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
     """Part of the held GPUs that were at work. Raises PrometheusError."""
@@ -158,7 +159,7 @@ class LiveBook:
         """What is known of the month of now: that of another month is not passed off as this one's."""
         return self._months if self._months and self._months.start_seconds == month_start(now) else None
 
-    async def pods(self, filters: Filters) -> Sequence[PodUse]:
+    async def pods(self, filters: Filters) -> Sequence[LivePod]:
         """Pods that match, from the live series; see ``Book.pods``."""
         return await self._sources.pods(filters)
 

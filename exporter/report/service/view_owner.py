@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from exporter.errors import PrometheusError
 from exporter.report.fleet.costs import total_of
+from exporter.report.fleet.live import LivePod
 from exporter.report.fleet.report import FleetReport, ReportLine
 from exporter.report.fleet.values import LABEL, Dimension
 from exporter.report.render.rows import noun, title
-from exporter.report.service.book import Book, PodUse
+from exporter.report.service.book import Book
 from exporter.report.service.charts import largest, uses
 from exporter.report.service.view_advice import advised
 from exporter.report.service.view_frame import Link, chosen_currency
@@ -94,7 +95,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
     }
 
 
-async def _pods(book: Book, view: View) -> tuple[Sequence[PodUse], str]:
+async def _pods(book: Book, view: View) -> tuple[Sequence[LivePod], str]:
     if not _asks_pods(view):
         return (), ""
     try:
