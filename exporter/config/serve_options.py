@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 from exporter.config import kinds
 from exporter.config.currencies import CURRENCIES
 from exporter.config.kinds import Kind
-from exporter.config.options import LOG_FORMAT, LOG_LEVEL, RUN, SERVE, WEB_CONFIG, Option
+from exporter.config.options import LOG_FORMAT, LOG_LEVEL, SERVE, WEB_CONFIG, Option
 
 BOOKS = "Reading and keeping"
 
