@@ -117,7 +117,9 @@ def test_a_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dic
         page = agent.until(
             lambda page: 1.0 in matching(page, "gpu_allocation_state", state="allocated").values(), "known"
         )
-        ready = agent.get("/readyz")[1]
+        status, ready = agent.get("/readyz")
+        assert status == 200, "GPUs are measured and have their holders all the same"
+        assert [line.split(":")[0] for line in ready.splitlines()] == ["ready", "error"]
         assert "sim-node-1'" in ready
         assert "--node-name" in ready
         assert "spec.nodeName" in ready

@@ -22,6 +22,8 @@ Key = tuple[str, str]
 
 SILENCE_SECONDS = 150.0
 """A server sends no bookmark before something is new; watching again from the last version costs it little."""
+INCOMPLETE = "incomplete"
+"""Reason: a list lacks the canary."""
 SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
 LIST_SECONDS = 30.0
@@ -105,6 +107,8 @@ class ListWatch(Generic[Item]):
         """Unix time of the last sign of life."""
         self.problem = ""
         """One line; empty while the stream is open."""
+        self.problem_reason = ""
+        """Reason of ``problem``, for a program."""
         self.skew_seconds = 0.0
         """By how much this clock is ahead of the server's, as of the last answer; 0 where that is next to nothing."""
 
@@ -149,7 +153,7 @@ class ListWatch(Generic[Item]):
                 return GONE_SPREAD_SECONDS * self._random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
-        self.problem = str(error)
+        self.problem, self.problem_reason = str(error), error.reason
         return api_errors.retry_seconds(error, self._failures, self._random)
 
     async def _list(self) -> None:
@@ -162,7 +166,7 @@ class ListWatch(Generic[Item]):
             count = len(listed["items"] or ())
             own = "/".join(self._canary or ())
             words = f"{own}, the pod of this agent, is not among the {count} objects; {self._canary_fix}"
-            raise ApiError("incomplete", f"list {self.path} at {self._client.address}: {words}")
+            raise ApiError(INCOMPLETE, f"list {self.path} at {self._client.address}: {words}")
         found: dict[Key, Item] = {}
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
@@ -199,7 +203,7 @@ class ListWatch(Generic[Item]):
         async with aclosing(stream) as events:
             async for event in events:
                 if event["type"] == OPENED:
-                    self._lost_at, self.problem = None, ""
+                    self._lost_at, self.problem, self.problem_reason = None, "", ""
                     self._compare_clocks()
                     self._at(self._resource_version)
                 else:
