@@ -105,10 +105,8 @@ class ListWatch(Generic[Item]):
         """Grows with each change of ``items``, and when they become known."""
         self.at_seconds: float | None = None
         """Unix time of the last sign of life."""
-        self.problem = ""
-        """One line; empty while the stream is open."""
-        self.problem_reason = ""
-        """Reason of ``problem``, for a program."""
+        self.failure: ApiError | None = None
+        """``None`` while the stream is open."""
         self.skew_seconds = 0.0
         """By how much this clock is ahead of the server's, as of the last answer; 0 where that is next to nothing."""
 
@@ -117,6 +115,11 @@ class ListWatch(Generic[Item]):
         """Whether ``items`` is the server's word: listed once, and the stream not lost for too long."""
         lost = self._lost_at
         return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
+
+    @property
+    def problem(self) -> str:
+        """One line; empty while the stream is open."""
+        return str(self.failure or "")
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -153,7 +156,7 @@ class ListWatch(Generic[Item]):
                 return GONE_SPREAD_SECONDS * self._random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
-        self.problem, self.problem_reason = str(error), error.reason
+        self.failure = error
         return api_errors.retry_seconds(error, self._failures, self._random)
 
     async def _list(self) -> None:
@@ -203,7 +206,7 @@ class ListWatch(Generic[Item]):
         async with aclosing(stream) as events:
             async for event in events:
                 if event["type"] == OPENED:
-                    self._lost_at, self.problem, self.problem_reason = None, "", ""
+                    self._lost_at = self.failure = None
                     self._compare_clocks()
                     self._at(self._resource_version)
                 else:

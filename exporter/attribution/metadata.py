@@ -158,8 +158,8 @@ class Metadata:
     @property
     def names_other_node(self) -> bool:
         """Whether ``problem`` is that --node-name is not this node's name in the cluster."""
-        if self._pods.problem:
-            return self._pods.problem_reason == INCOMPLETE
+        if self._pods.failure:
+            return self._pods.failure.reason == INCOMPLETE
         return self._node.problem is not None and self._node.problem.reason == "not_found"
 
     @property
