@@ -276,6 +276,20 @@ def test_an_engine_alone_without_values_is_a_degraded_source_and_no_gpu_is_down(
             assert agent.get("/readyz")[0] == 200
 
 
+def test_an_engine_that_lists_no_gpu_beside_nvml_takes_none_down(place: Place) -> None:
+    block = dcgm_stub.opened(place.control)
+    arguments = ("--sample-interval", f"{INTERVAL_SECONDS:g}s", "--attribution=off")
+    with (
+        dcgm_stub.Engine(place.libraries, place.control) as engine,
+        running_agent(*arguments, "--dcgm-address", engine.address, env=place.environment(place.libraries)) as agent,
+    ):
+        agent.until(lambda page: page.get(source_up("dcgm")), "both sources are up")
+        block.gpu_count = 0
+        agent.until(lambda page: not page[source_up("dcgm")], "the engine is degraded")
+        goes_on_with_nvml(agent)
+        assert "note: dcgm: failed" in agent.get("/readyz")[1]
+
+
 def test_dcgm_exporters_own_words_give_the_whole_page_where_nvml_is_not_installed(place: Place) -> None:
     control = place.directory / "dcgm-control"
     env = dcgm_stub.environment(place.libraries, control)
