@@ -3,14 +3,14 @@
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chaos_schedule import GPU_HANG, GPUS, OF_ALL_GPUS, OF_ONE_GPU, Act, Injection
 from chaos_world import EXACT_SECONDS, HELD_MODEL, STEADY, World
 
 from exporter.simulator.scenario_faults import GPU_FAULTS
-from exporter.simulator.truth import Fault, Load, NodeTruth
+from exporter.simulator.truth import Fault, GpuTruth, Load, NodeTruth
 
 ALLOWED_RATIO = 0.15
 """So much lower than the truth may an activity be before it is a false idle."""
@@ -60,6 +60,23 @@ STARTED_SECONDS = 1.5
 """An agent asks its kubelet for the first time so long before it serves, at most; and again after as long."""
 SHOWN_SECONDS = 3.0
 """Within this the ledger's seconds are on a page: it is saved each second, and a new series is at 0 for a second."""
+BOARD_ROWS: Mapping[str, Callable[[GpuTruth], tuple[float, float]]] = {
+    "gpu_up": lambda _: (1.0, 1.0),
+    "gpu_power_watts": lambda gpu: (gpu.model.idle_watts, gpu.model.power_limit_watts),
+    "gpu_activity_ratio": lambda _: (0.0, 1.0),
+    "DCGM_FI_DEV_POWER_USAGE": lambda gpu: (gpu.model.idle_watts, gpu.model.power_limit_watts),
+    "DCGM_FI_DEV_GPU_TEMP": lambda _: (1.0, 120.0),
+    "DCGM_FI_DEV_SM_CLOCK": lambda _: (1.0, 5000.0),
+    "DCGM_FI_DEV_MEM_CLOCK": lambda _: (1.0, 20_000.0),
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": lambda _: (0.0, math.inf),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": lambda _: (0.0, math.inf),
+    "DCGM_FI_DEV_FB_USED": lambda gpu: (0.0, gpu.model.memory_bytes / 2**20),
+    "DCGM_FI_DEV_FB_FREE": lambda gpu: (0.0, gpu.model.memory_bytes / 2**20),
+    "DCGM_FI_DEV_GPU_UTIL": lambda _: (0.0, 100.0),
+}
+"""What a page shows of each GPU that is well, and the least and most that it can be."""
+OF_WHOLE_GPUS = frozenset({"gpu_activity_ratio", "DCGM_FI_DEV_GPU_UTIL"})
+"""Rows that a partitioned GPU has of its instances alone, or not at all."""
 EXPIRY_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 
@@ -525,11 +542,17 @@ class Judge:
         # Another fault of the GPU can hide that its calls hang until it ends.
         if hangs and any(t - HUNG_GPU_FOUND_SECONDS < at <= t for one in lately for at in (one.at, one.end)):
             return
-        up = {carried["uuid"] for carried, value in page.rows("gpu_up") if value}
-        measured = {carried["uuid"] for carried, _ in page.rows("gpu_activity_ratio")}
-        others = {gpu.uuid for gpu in self.world.at(t).gpus if gpu.index not in faulty and not gpu.instances}
-        told = f"GPU {faulty} is faulty; not up {sorted(others - up)}, not measured {sorted(others - measured)}"
-        self.expect("a fault of one GPU is its own", others <= up & measured, t, told)
+        others = [gpu for gpu in self.world.at(t).gpus if gpu.index not in faulty]
+        wrong = [
+            f"{name} of GPU {gpu.index} is {sorted(shown) or 'absent'}"
+            for name, limits in BOARD_ROWS.items()
+            for gpu in others
+            if not (gpu.instances and name in OF_WHOLE_GPUS)
+            for shown in [{value for carried, value in page.rows(name) if gpu.uuid in carried.values()}]
+            for least, most in [limits(gpu)]
+            if not shown or min(shown) < least or max(shown) > most
+        ]
+        self.expect("a fault of one GPU is its own", not wrong, t, f"GPU {faulty} is faulty; {'; '.join(wrong)}")
 
     def is_well(self, page: Page, t: float) -> str:
         """Say what keeps a page from being the whole truth; empty when nothing does."""

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 # ruff: noqa: E402 - the benchmarks are no package
 import chaos_schedule
 import chaos_world
-from chaos_invariants import Judge, parse
+from chaos_invariants import BOARD_ROWS, OF_WHOLE_GPUS, Judge, parse
 from chaos_schedule import Act, Injection
 
 from exporter.simulator.truth import Fault
@@ -255,17 +256,24 @@ def test_judge_fault_of_one_gpu_that_darkens_another_is_a_violation() -> None:
     for kind in (chaos_schedule.GPU_HANG, Fault.GPU_LOST):
         judge = judge_of(Injection(kind=kind, at=10.0, seconds=20.0, gpu=0))
         judge.agent_since = 1.0
-        others = [
-            f'{name}{{uuid="{uuid_of(judge, gpu)}"}} {value}'
-            for gpu in (1, 3)
-            for name, value in (("gpu_up", 1), ("gpu_activity_ratio", 0.9))
-        ]
-        judge.look(page_at(20.0, *others), 20.1)
-        assert not judge.violations
-        for left_out in range(len(others)):
+        others = {
+            f'{name}{{uuid="{gpu.uuid}"}}': min(limits(gpu)[1], 0.9e6)
+            for gpu in judge.world.at(20.0).gpus[1:]
+            for name, limits in BOARD_ROWS.items()
+            if not (gpu.instances and name in OF_WHOLE_GPUS)
+        }
+        assert {uuid_of(judge, chaos_world.MIG_GPU) in one for one in others} == {True, False}
+
+        def look(rows: Mapping[str, float], judge: Judge = judge) -> set[str]:
             judge.violations.clear()
-            judge.look(page_at(20.0, *others[:left_out], *others[left_out + 1 :]), 20.1)
-            assert kinds(judge) == {"a fault of one GPU is its own"}
+            judge.look(page_at(20.0, *(f"{row} {value}" for row, value in rows.items())), 20.1)
+            return kinds(judge)
+
+        assert look(others) == set()
+        for row in others:
+            without = {one: value for one, value in others.items() if one != row}
+            assert look(without) == {"a fault of one GPU is its own"}
+            assert "a fault of one GPU is its own" in look(others | {row: -1.0})
 
 
 def test_judge_fault_of_the_driver_beside_one_gpu_excuses_the_others() -> None:

@@ -16,18 +16,40 @@ from exporter.exposition.collectors_file import DEFAULT
 from exporter.exposition.family import Kind
 
 CONSUMERS: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "wide_dashboards.yaml").read_text(encoding="utf-8"))
+OTHERS = yaml.safe_load((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
+"""What is true of their answers with the default set is held by test_consumers.py."""
 ASKED = [
-    pytest.param(query, id=f"{consumer['who']}: {query[:80]}") for consumer in CONSUMERS for query in consumer["asks"]
+    *((consumer["who"], query) for consumer in CONSUMERS for query in consumer["asks"]),
+    *(
+        (other["who"], ask["query"])
+        for other in OTHERS
+        if other["who"].startswith(("Grafana 12239", "OpenCost"))
+        for ask in other["asks"]
+    ),
 ]
-TARGET = {"namespace": "gpu-cost", "pod": "agent-x", "instance_shape": "BM.GPU.H100.8", "oci_name": "node-a"}
+TARGET = {
+    "namespace": "gpu-cost",
+    "pod": "agent-x",
+    "instance_shape": "BM.GPU.H100.8",
+    "oci_name": "node-a",
+    "deployment": "my-gpu-workload",
+}
 """Labels of the target, as relabelling in these installations brings them."""
+LOWER_CASE = [
+    {"source_labels": ["__name__"], "regex": "DCGM_FI_DEV_GPU_UTIL", "action": "keep"},
+    {"source_labels": ["__name__"], "target_label": "__name__", "action": "lowercase"},
+]
+IDLE = "  - {namespace: lab, name: idle-0, container: nb, start: -600, devices: [{gpu: 1}], activity: 0}\n"
+"""A pod for gpu-pruner to find."""
 
 
 @pytest.fixture(scope="module")
-def agent() -> Iterator[AgentProcess]:
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    node = tmp_path_factory.mktemp("node") / "node.yaml"
+    node.write_text((FIXTURES / "switch-over-node.yaml").read_text(encoding="utf-8").replace("xids:", f"{IDLE}xids:"))
     words = (
         "--simulate",
-        str(FIXTURES / "switch-over-node.yaml"),
+        str(node),
         "--collectors",
         "wide",
         "--sample-interval",
@@ -41,16 +63,22 @@ def agent() -> Iterator[AgentProcess]:
 @pytest.fixture(scope="module")
 def server(agent: AgentProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraper]:
     targets = [{"targets": [f"127.0.0.1:{agent.port}"], "labels": TARGET}]
-    config = {"job_name": "nvidia-dcgm-exporter", "static_configs": targets}
-    with scraping(tmp_path_factory.mktemp("wide"), [config]) as found:
+    configs = [
+        {"job_name": "nvidia-dcgm-exporter", "static_configs": targets},
+        {"job_name": "honoured", "honor_labels": True, "static_configs": targets},
+        {"job_name": "lower-case", "static_configs": targets, "metric_relabel_configs": LOWER_CASE},
+    ]
+    with scraping(tmp_path_factory.mktemp("wide"), configs) as found:
         found.until('count_over_time(up{job="nvidia-dcgm-exporter"}[1m]) >= 4')
         yield found
 
 
-@pytest.mark.parametrize("query", ASKED)
+@pytest.mark.parametrize("query", [pytest.param(query, id=f"{who}: {query[:80]}") for who, query in ASKED])
 def test_wide_preset_answers_public_dashboards(server: Scraper, query: str) -> None:
     (one, *_) = (dict(labels)["UUID"] for labels in server.query('DCGM_FI_DEV_POWER_USAGE{exported_pod="train-0"}'))
-    assert server.query(query.replace("$uuid", one))
+    for name, value in {"uuid": one, "namespace": "ml", "instance": ".*", "gpu": ".*"}.items():
+        query = query.replace(f"${name}", value)
+    assert server.query(query)
 
 
 def test_panels_without_data_name_series_of_others() -> None:

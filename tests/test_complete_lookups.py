@@ -36,6 +36,21 @@ pods:
 """
 
 
+UPGRADED = """
+description: an API server that is upgraded, after which a pod that only monitors and one that works get their claims
+node: sim-node-1
+plugin: {ids: dra}
+dra_version: v1beta2
+gpus: [{model: h100, count: 2}]
+pods:
+  - {namespace: ml, name: before, start: -600, devices: [{gpu: 0}], activity: 0.9}
+  - {namespace: ml, name: after, start: 8, devices: [{gpu: 1}], activity: 0.9}
+  - {namespace: health, name: watch, start: 8, devices: [{gpu: 0, admin: true}], activity: 0, processes: 0}
+faults:
+  - {kind: api_upgraded, from: 5}
+"""
+
+
 def seconds_of(snapshot: Snapshot, owner: Owner) -> float:
     assert snapshot.ledger is not None
     return sum(totals.allocated_seconds for line, totals in snapshot.ledger.accounts.items() if line.owner == owner)
@@ -117,8 +132,22 @@ def test_a_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dic
         page = agent.until(
             lambda page: 1.0 in matching(page, "gpu_allocation_state", state="allocated").values(), "known"
         )
-        ready = agent.get("/readyz")[1]
+        status, ready = agent.get("/readyz")
+        assert status == 200, "GPUs are measured and have their holders all the same"
+        assert [line.split(":")[0] for line in ready.splitlines()] == ["ready", "error"]
         assert "sim-node-1'" in ready
         assert "--node-name" in ready
         assert "spec.nodeName" in ready
         assert sorted(matching(page, "gpu_allocation_state", state="allocated").values()) == [0.0, 1.0]
+
+
+def test_an_upgraded_api_server_is_asked_for_claims_by_the_version_that_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "upgraded.yaml"
+    file.write_text(UPGRADED)
+    options = ("--simulate", str(file), "--kube-metadata", "on", "--kubelet-interval", "1s")
+    with running_agent(*options) as agent:
+        agent.until(lambda page: matching(page, "gpu_pod_share_ratio", pod_name="before"), "a claim of v1beta2")
+        page = agent.until(lambda page: matching(page, "gpu_pod_share_ratio", pod_name="after"), "a claim of v1")
+        assert sorted(matching(page, "gpu_pod_share_ratio").values()) == [1.0, 1.0], "who monitors holds no part"
+        assert matching(page, "gpu_exporter_errors_total", part="metadata", reason="claim_not_found")
+        agent.until(lambda _: agent.get("/readyz")[1] == "ready\n", "all is well again")

@@ -236,6 +236,7 @@ def goes_on_with_nvml(agent: AgentProcess) -> None:
 SILENT = {
     "paused": ("dcgm_no_values", "gives no values"),
     "full": ("dcgm_limit_reached", "no room for another group"),
+    "empty": ("dcgm_no_gpus", "has no GPU"),
 }
 
 
@@ -251,9 +252,12 @@ def test_an_engine_alone_without_values_is_a_degraded_source_and_no_gpu_is_down(
         dcgm_stub.Engine(place.libraries, control) as engine,
         running_agent(*arguments, "--dcgm-address", engine.address, env=place.environment(place.libraries)) as agent,
     ):
-        if kind == "paused":
+        if kind != "full":
             agent.until(lambda page: list(matching(page, "gpu_up").values()) == [1.0] * GPUS, "GPUs are up")
+        if kind == "paused":
             block.pause()
+        if kind == "empty":
+            block.gpu_count = 0
         page = agent.until(
             lambda page: (
                 matching(page, "gpu_exporter_errors_total", part="dcgm", reason=reason) and not page[source_up("dcgm")]
@@ -265,11 +269,25 @@ def test_an_engine_alone_without_values_is_a_degraded_source_and_no_gpu_is_down(
         assert status == 503
         assert words in text
         assert len([line for line in agent.lines if "source dcgm is failed" in line and words in line]) == 1
-        block.foreign_groups = 0
-        if kind == "paused":
+        block.foreign_groups, block.gpu_count = 0, GPUS
+        if kind != "full":
             block.resume()
             agent.until(lambda page: list(matching(page, "gpu_up").values()) == [1.0] * GPUS, "GPUs are up again")
             assert agent.get("/readyz")[0] == 200
+
+
+def test_an_engine_that_lists_no_gpu_beside_nvml_takes_none_down(place: Place) -> None:
+    block = dcgm_stub.opened(place.control)
+    arguments = ("--sample-interval", f"{INTERVAL_SECONDS:g}s", "--attribution=off")
+    with (
+        dcgm_stub.Engine(place.libraries, place.control) as engine,
+        running_agent(*arguments, "--dcgm-address", engine.address, env=place.environment(place.libraries)) as agent,
+    ):
+        agent.until(lambda page: page.get(source_up("dcgm")), "both sources are up")
+        block.gpu_count = 0
+        agent.until(lambda page: not page[source_up("dcgm")], "the engine is degraded")
+        goes_on_with_nvml(agent)
+        assert "note: dcgm: failed" in agent.get("/readyz")[1]
 
 
 def test_dcgm_exporters_own_words_give_the_whole_page_where_nvml_is_not_installed(place: Place) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dcgm_source_support import ADDRESS, EPOCH_SECONDS, FIELDS, PROFILED, engine, of, profiled
 from driver_support import H100, T4, gpu, instance, load, partitioned
 
-from exporter.errors import SourceError
+from exporter.errors import NoValuesError, SourceError
 from exporter.model import DeviceState, Field, ProfilingState, Reading
 from exporter.simulator import dcgm, driver
 from exporter.simulator.truth import Fault
@@ -283,6 +283,17 @@ def test_an_engine_without_gpus_is_told_as_such() -> None:
             bench.source.open()
         assert error.value.reason == "dcgm_no_gpus"
         assert set(dcgm.held().values()) == {0}
+
+
+def test_an_engine_that_lists_no_gpu_for_a_while_is_degraded_and_its_gpus_are_not_missing() -> None:
+    with engine(busy(), busy(1)) as bench:
+        bench.opened()
+        bench.set(gpus=())
+        with pytest.raises(NoValuesError, match="has no GPU") as error:
+            bench.until(lambda one: {gpu.state for gpu in one.gpus} != {DeviceState.UP}, within_seconds=10)
+        assert error.value.reason == "dcgm_no_gpus"
+        bench.set(gpus=(busy(), busy(1)))
+        assert [one.state for one in bench.sample().gpus] == [DeviceState.UP] * 2
 
 
 def opening(address: str) -> SourceError:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from exporter.accounting.pricing import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.usage import Meter
 from exporter.agent.metering import HUNG_SECONDS, Metering
+from exporter.agent.run import loaded_driver
 from exporter.errors import ConfigError, StateError
 from exporter.model import (
     UNALLOCATED,
@@ -183,6 +185,41 @@ def test_energy_of_a_gap_in_which_the_driver_was_loaded_again_is_unknown(tmp_pat
     metering.save_now(NOON + 622, 622.0)
     (totals,) = shown(metering, 622.0).accounts.values()
     assert (totals.energy_joules, totals.energy_unknown_seconds) == (600.0, 620.0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("reloads", [False, True])
+def test_energy_over_a_gap_is_measured_only_if_one_driver_counted_it(
+    tmp_path: Path, *, reloads: bool, restarts: bool
+) -> None:
+    """The counter of the driver that was loaded again is higher than the old one's was."""
+    module = tmp_path / "sys/module/nvidia"
+    module.mkdir(parents=True)
+    metering = started(tmp_path)
+
+    def measure(second: float, joules: int) -> None:
+        metering.loaded_driver = partial(loaded_driver, tmp_path / "sys")
+        counter = {Field.TOTAL_ENERGY_CONSUMPTION: joules * 1000}
+        sample(metering, second, [whole(use(holder("train"), 1.0), busy=1.0, values=counter)])
+
+    measure(0.0, 3_000)
+    measure(1.0, 3_300)
+    if restarts:
+        metering.save_now(NOON + 1, 1.0)
+        metering = started(tmp_path, steady=620.0)
+    if reloads:
+        module.rename(module.with_name("unloaded"))
+        module.mkdir()
+    measure(621.0, 150_000)
+    measure(622.0, 150_300)
+    metering.save_now(NOON + 622, 622.0)
+    (totals,) = shown(metering, 622.0).accounts.values()
+    of_gap = (0.0, 620.0) if reloads else (146_700.0, 0.0)
+    assert (totals.energy_joules, totals.energy_unknown_seconds) == (600.0 + of_gap[0], of_gap[1])
+
+
+def test_a_driver_that_is_unloaded_has_no_identity(tmp_path: Path) -> None:
+    assert loaded_driver(tmp_path) is None
 
 
 def test_a_restart_after_which_another_holds_leaves_the_time_between_unattributed(tmp_path: Path) -> None:

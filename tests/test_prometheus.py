@@ -4,10 +4,12 @@ import json
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from agent_support import AgentProcess
@@ -48,16 +50,49 @@ scrape_configs:
   - job_name: renamed
     honor_labels: false
     static_configs: [{{targets: ["127.0.0.1:{port}"], labels: {{namespace: monitoring, pod: exporter-x}}}}]
+  - job_name: liar
+    honor_labels: true
+    static_configs: [{{targets: ["127.0.0.1:{liar}"]}}]
+  - job_name: renamed-liar
+    honor_labels: false
+    static_configs: [{{targets: ["127.0.0.1:{liar}"]}}]
 """
 
 
+class _Liar(BaseHTTPRequestHandler):
+    """A taken-over agent that speaks in the name of another one."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(b'gpu_up{instance="victim:9400",gpu="7"} 0\n')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
-def prometheus(demo_agent: AgentProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def liar() -> Iterator[str]:
+    """The address of a target that is not what it says."""
+    with HTTPServer(("127.0.0.1", 0), _Liar) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def prometheus(demo_agent: AgentProcess, liar: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("needs prometheus on the PATH: make install")
     directory = tmp_path_factory.mktemp("prometheus")
-    (directory / "prometheus.yml").write_text(CONFIG.format(port=demo_agent.port))
+    config = CONFIG.format(port=demo_agent.port, liar=liar.rpartition(":")[2])
+    (directory / "prometheus.yml").write_text(config)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,7 +104,7 @@ def prometheus(demo_agent: AgentProcess, tmp_path_factory: pytest.TempPathFactor
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                if len(server.query("count_over_time(gpu_up{gpu='7'}[1m]) >= 3")) == 2:
+                if len(server.query("count_over_time(gpu_up{gpu='7'}[1m]) >= 3")) == 4:
                     break
             except OSError:
                 pass
@@ -118,6 +153,17 @@ def test_own_series_are_the_same_whether_labels_are_honoured_or_not(prometheus: 
     assert not prometheus.query('{__name__=~"gpu_.*", job="renamed", exported_pod!=""}')
     moved = 'DCGM_FI_DEV_POWER_USAGE{job="renamed", exported_pod="llama-pretrain-worker-0", pod="exporter-x"}'
     assert len(prometheus.query(moved)) == 1
+
+
+def test_a_target_speaks_for_another_only_where_labels_are_honoured(prometheus: Prometheus, liar: str) -> None:
+    (honoured,) = prometheus.query('gpu_up{job="liar"}')
+    assert dict(honoured)["instance"] == "victim:9400"
+    assert liar not in dict(honoured).values(), "nothing of the series says whose it is"
+    (renamed,) = prometheus.query('gpu_up{job="renamed-liar"}')
+    assert (dict(renamed)["instance"], dict(renamed)["exported_instance"]) == (liar, "victim:9400")
+    targets = prometheus.ask("targets", state="active")
+    assert isinstance(targets, dict)
+    assert {one["labels"]["instance"] for one in targets["activeTargets"]} >= {liar}
 
 
 def test_queries_of_public_dashboards_return_data(prometheus: Prometheus) -> None:

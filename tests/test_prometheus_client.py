@@ -18,7 +18,7 @@ from prometheus_support import Server, failure, serving, success, vector
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import PrometheusError
 from exporter.report.fleet import engine, prometheus
-from exporter.report.fleet.prometheus import MEMORY, Memory, PrometheusClient, Sample
+from exporter.report.fleet.prometheus import MEMORY, Memory, PrometheusClient, Sample, memory_budget_bytes
 
 ONE = vector(({"team": "a"}, "1.5"))
 
@@ -192,6 +192,18 @@ async def test_an_answer_beyond_the_limit_is_refused_while_it_comes(monkeypatch:
     assert error.reason == "too_large"
     assert "an answer would take more than 1 MiB" in str(error)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "budget"),
+    [("536870912\n", 256 << 20), ("1048576\n", 64 << 20), ("1099511627776000\n", None), ("max\n", None)],
+)
+def test_memory_budget_is_half_of_the_containers_limit(limit: str, budget: int | None, tmp_path: Path) -> None:
+    file = tmp_path / "memory.max"
+    file.write_text(limit)
+    without = memory_budget_bytes([str(tmp_path / "none")])
+    assert memory_budget_bytes([str(tmp_path / "none"), str(file)]) == (without if budget is None else budget)
+    assert MEMORY.most_bytes == memory_budget_bytes()
 
 
 async def test_memory_is_bounded_for_all_answers_of_a_process_together() -> None:

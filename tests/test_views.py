@@ -1,5 +1,6 @@
 """Device views: what the agent makes of one reading and one attribution."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -390,6 +391,34 @@ def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances(
     _, missing = record.newest.gpus
     assert (missing.state, dict(missing.values)) == (DeviceState.MISSING, {})
     assert missing.instances == (MigReading(instance=mig(7)),)
+
+
+def test_a_missing_gpu_does_not_share_its_number_with_the_gpu_that_got_it() -> None:
+    record = SourceRecord()
+    record.add(reading(*(GpuReading(gpu=gpu(number)) for number in range(4))))
+    renumbered = [replace(gpu(number), index=index) for index, number in enumerate((0, 2, 3))]
+    record.add(reading(*(GpuReading(gpu=one) for one in renumbered), at=1001.0))
+    assert record.newest is not None
+    shown = {one.gpu.uuid: (one.gpu.index, one.state) for one in record.newest.gpus}
+    assert shown == {
+        gpu(0).uuid: (0, DeviceState.UP),
+        gpu(2).uuid: (1, DeviceState.UP),
+        gpu(3).uuid: (2, DeviceState.UP),
+        gpu(1).uuid: (3, DeviceState.MISSING),
+    }
+
+
+def test_a_gpu_that_was_replaced_in_its_slot_is_one_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="exporter.agent")
+    record = SourceRecord()
+    old, new = gpu(0), replace(gpu(0), uuid="GPU-new")
+    record.add(reading(GpuReading(gpu=old), GpuReading(gpu=gpu(1))))
+    record.add(reading(GpuReading(gpu=new), GpuReading(gpu=gpu(1)), at=1001.0))
+    assert record.newest is not None
+    assert [one.gpu.uuid for one in record.newest.gpus] == [new.uuid, gpu(1).uuid]
+    assert [line.getMessage() for line in caplog.records if old.uuid in line.getMessage()] == [
+        f"GPU forgotten: uuid={old.uuid} pci_bus_id={old.pci_bus_id}: replaced by {new.uuid}"
+    ]
 
 
 def test_a_lost_gpu_keeps_its_instances_until_it_is_back() -> None:

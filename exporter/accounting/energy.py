@@ -36,9 +36,17 @@ class EnergyMeter:
     """Lowest mean power over an interval so far: what the GPU takes when it does nothing."""
     uncounted_seconds: float = 0.0
     """How long before the present interval the counter was read last."""
+    driver: int | None = None
+    """Identity of the loaded driver at the last interval's end; ``None`` where it is unknown."""
 
     def take(
-        self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool, telling: bool
+        self,
+        values: Mapping[Field, int | float],
+        interval_seconds: float,
+        *,
+        seen: bool,
+        telling: bool,
+        driver: int | None = None,
     ) -> Energy | None:
         """Close an interval.
 
@@ -47,11 +55,15 @@ class EnergyMeter:
             interval_seconds: Its length, > 0.
             seen: False for a gap: then only a counter can tell, as power is of the instant.
             telling: False where the interval is too short to tell the idle power; counters step every 20-100 ms.
+            driver: Identity of the loaded driver. A counter of another one began at 0 at an unknown instant, so that
+                its increase is not measured, even where it is already higher.
 
         Returns:
             ``None`` where the energy was not measured, or cannot be what was measured. Where the counter is read again
             after a while, all that it has counted since.
         """
+        if driver != self.driver:
+            self.driver, self.counter_millijoules, self.uncounted_seconds = driver, None, 0.0
         joules = self._joules(values, interval_seconds, seen=seen)
         seconds = interval_seconds + self.uncounted_seconds
         waits = self.counter_millijoules is not None and values.get(Field.TOTAL_ENERGY_CONSUMPTION) is None
@@ -64,8 +76,9 @@ class EnergyMeter:
         idle = joules if self.idle_watts is None else min(joules, self.idle_watts * seconds)
         return Energy(joules=joules, idle_joules=idle, earlier_joules=joules * (earlier / seconds))
 
-    def begin(self, values: Mapping[Field, int | float]) -> None:
-        """Note where the counter stands at the start of the first interval."""
+    def begin(self, values: Mapping[Field, int | float], driver: int | None = None) -> None:
+        """Note where the counter of a driver stands at the start of the first interval."""
+        self.driver = driver
         self.counter_millijoules = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
 
     def _joules(self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool) -> float | None:

@@ -56,7 +56,7 @@ class Meter:
         """An interval that is longer than this was not seen."""
         return max(GAP_INTERVALS * self.sample_interval_seconds, LEAST_GAP_SECONDS)
 
-    def add(self, views: Sequence[DeviceView], steady: float) -> tuple[Portion, ...]:
+    def add(self, views: Sequence[DeviceView], steady: float, driver: int | None = None) -> tuple[Portion, ...]:
         """Close the interval that ends with a sample.
 
         Args:
@@ -64,6 +64,7 @@ class Meter:
             steady: Its instant, in seconds of a clock that nobody sets. One that is not later than the last sample's
                 closes no interval, and what comes after it goes on from the latest: nothing is charged twice, nor
                 backwards.
+            driver: Identity of the loaded driver, with which energy counters begin again; ``None``: unknown.
 
         Returns:
             Portions that, per GPU, sum to the time since that GPU's last sample; none for one seen first.
@@ -77,7 +78,7 @@ class Meter:
             meter = self._gpus.get(division.gpu_uuid)
             if meter is None:
                 meter = self._gpus[division.gpu_uuid] = _GpuMeter(steady=steady, slots=slots)
-                meter.energy.begin(values)
+                meter.energy.begin(values, driver)
                 meter.counted = slots
                 continue
             interval = steady - meter.steady
@@ -86,7 +87,7 @@ class Meter:
             if interval > 0:
                 seen = interval <= self.gap_seconds
                 telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
-                energy = meter.energy.take(values, interval, seen=seen, telling=telling)
+                energy = meter.energy.take(values, interval, seen=seen, telling=telling, driver=driver)
                 of_interval = division if seen else across_gap(meter.slots, division)
                 if energy and energy.earlier_joules and not _same(meter.counted, slots):
                     portions.append(_of_nobody(division, energy.earlier_joules, interval))
@@ -127,12 +128,17 @@ class Meter:
         found = {uuid: meter.energy.uncounted_seconds for uuid, meter in self._gpus.items()}
         return {uuid: seconds for uuid, seconds in found.items() if seconds > 0}
 
+    def drivers(self) -> dict[str, int]:
+        """Return the identity of the driver that counted a GPU's energy last, of those of which it is known."""
+        return {uuid: meter.energy.driver for uuid, meter in self._gpus.items() if meter.energy.driver is not None}
+
     def resume(
         self,
         slots: Iterable[Slot],
         steady: float,
         instants: Mapping[str, float] | None = None,
         uncounted: Mapping[str, float] | None = None,
+        drivers: Mapping[str, int] | None = None,
     ) -> None:
         """Go on as if the last sample had been at ``steady`` with these slots.
 
@@ -143,6 +149,7 @@ class Meter:
             steady: Of the last sample.
             instants: As ``instants`` returned them; a GPU that is not in it was metered up to the last sample.
             uncounted: As ``uncounted`` returned them. Who held when the counter was read is not known any more.
+            drivers: As ``drivers`` returned them.
         """
         by_gpu: dict[str, list[Slot]] = {}
         for slot in slots:
@@ -152,6 +159,7 @@ class Meter:
                 counter_millijoules=of_gpu[0].energy_counter_millijoules,
                 idle_watts=of_gpu[0].idle_watts,
                 uncounted_seconds=uncounted.get(uuid, 0.0) if uncounted else 0.0,
+                driver=drivers.get(uuid) if drivers else None,
             )
             since = instants.get(uuid, steady) if instants else steady
             counted = () if energy.uncounted_seconds else tuple(of_gpu)

@@ -86,6 +86,11 @@ class Metadata(Protocol):
         ...
 
     @property
+    def names_other_node(self) -> bool:
+        """Whether ``problem`` is that --node-name is not this node's name in the cluster."""
+        ...
+
+    @property
     def remark(self) -> str:
         """One line on what is not well though all can be had."""
         ...

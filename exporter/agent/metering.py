@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -78,6 +78,8 @@ class _Point:
     until: dict[str, float]
     """By GPU, where it differs from ``metered_steady``."""
     uncounted: dict[str, float]
+    drivers: dict[str, int]
+    """By GPU; empty in a state of a release that did not know them."""
     slots: tuple[Slot, ...]
 
     @classmethod
@@ -92,6 +94,7 @@ class _Point:
             metered_steady=amount(data, "metered_steady"),
             until=_amounts(data, "metered_until"),
             uncounted=_amounts(data, "energy_uncounted_seconds"),
+            drivers={str(uuid): int(str(driver)) for uuid, driver in data.get("energy_drivers", {}).items()},
             slots=tuple(slot_of(slot) for slot in data["slots"]),
         )
 
@@ -149,6 +152,8 @@ class Metering:
     """While another agent holds it, nothing is charged, saved or shown; ``None``: there is no other agent."""
     boot_id: str = ""
     """Of the machine: seconds of another boot's clock mean nothing. Empty where not known."""
+    loaded_driver: Callable[[], int | None] = lambda: None
+    """Returns the identity of the loaded driver, with which energy counters begin again; ``None``: unknown."""
     simulated: bool = False
     save_interval_seconds: float = 5.0
     prices: dict[str, Price] = field(default_factory=dict)
@@ -237,7 +242,7 @@ class Metering:
         point = self._later(point)
         self.owners.restore(point.slots)
         if point.boot_id and point.boot_id == self.boot_id:
-            self.meter.resume(point.slots, point.metered_steady, point.until, point.uncounted)
+            self.meter.resume(point.slots, point.metered_steady, point.until, point.uncounted, point.drivers)
             if self.clock:
                 self.clock.restore(idle_clocks, steady)
             self.owner_windows.restore(steady, self.errors)
@@ -278,6 +283,7 @@ class Metering:
             "metered_steady": self._metered_steady,
             "metered_until": self.meter.instants(),
             "energy_uncounted_seconds": self.meter.uncounted(),
+            "energy_drivers": self.meter.drivers(),
             "slots": [asdict(slot) for slot in self.meter.slots()],
         }
 
@@ -311,7 +317,7 @@ class Metering:
         self.look_up_prices(views, now)
         if not self.is_writer:
             return
-        portions = self.meter.add(views, sampled_steady)
+        portions = self.meter.add(views, sampled_steady, self.loaded_driver())
         self.owner_windows.add(portions, steady)
         models = {view.gpu.uuid: view.gpu.model for view in views}
         for part, prices in self._priced(portions, models, now):

@@ -212,6 +212,7 @@ class Node:
             metadata_known=metadata.known if metadata else False,
             metadata_at_seconds=metadata.at_seconds if metadata else None,
             metadata_problem=metadata.problem if metadata else "",
+            metadata_names_other_node=metadata.names_other_node if metadata else False,
             metadata_remark=metadata.remark if metadata else "",
             errors=self._errors(),
             tick_duration_seconds=duration,

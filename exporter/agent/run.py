@@ -157,6 +157,7 @@ def metering_of(
         file=StateFile(config.state_dir) if config.state_dir else None,
         lock=WriterLock(node=config.node_name, directory=config.lock_dir, state_directory=config.state_dir),
         boot_id=_boot_id(),
+        loaded_driver=(lambda: None) if simulated else functools.partial(loaded_driver, Path("/sys")),
         simulated=simulated,
         save_interval_seconds=config.state_interval_seconds,
     )
@@ -208,6 +209,20 @@ def _node(
         if metering.simulated
         else SourceRecord(bound_driver=functools.partial(bound_driver, Path("/sys"))),
     )
+
+
+def loaded_driver(sys_root: Path) -> int | None:
+    """Return a number that every load of the NVIDIA kernel module changes, or ``None`` where there is no module.
+
+    It is the inode of the module's folder, which the kernel creates with each load.
+
+    Args:
+        sys_root: Where sysfs is mounted.
+    """
+    try:
+        return (sys_root / "module/nvidia").stat().st_ino
+    except OSError:
+        return None
 
 
 def bound_driver(sys_root: Path, bus_id: str) -> str | None:

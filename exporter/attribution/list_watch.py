@@ -22,6 +22,8 @@ Key = tuple[str, str]
 
 SILENCE_SECONDS = 150.0
 """A server sends no bookmark before something is new; watching again from the last version costs it little."""
+INCOMPLETE = "incomplete"
+"""Reason: a list lacks the canary."""
 SHORTEST_WATCH_SECONDS = 1.0
 """A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
 LIST_SECONDS = 30.0
@@ -103,8 +105,8 @@ class ListWatch(Generic[Item]):
         """Grows with each change of ``items``, and when they become known."""
         self.at_seconds: float | None = None
         """Unix time of the last sign of life."""
-        self.problem = ""
-        """One line; empty while the stream is open."""
+        self.failure: ApiError | None = None
+        """``None`` while the stream is open."""
         self.skew_seconds = 0.0
         """By how much this clock is ahead of the server's, as of the last answer; 0 where that is next to nothing."""
 
@@ -113,6 +115,11 @@ class ListWatch(Generic[Item]):
         """Whether ``items`` is the server's word: listed once, and the stream not lost for too long."""
         lost = self._lost_at
         return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
+
+    @property
+    def problem(self) -> str:
+        """One line; empty while the stream is open."""
+        return str(self.failure or "")
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -149,7 +156,7 @@ class ListWatch(Generic[Item]):
                 return GONE_SPREAD_SECONDS * self._random()
         elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
             self._resource_version = ""
-        self.problem = str(error)
+        self.failure = error
         return api_errors.retry_seconds(error, self._failures, self._random)
 
     async def _list(self) -> None:
@@ -162,7 +169,7 @@ class ListWatch(Generic[Item]):
             count = len(listed["items"] or ())
             own = "/".join(self._canary or ())
             words = f"{own}, the pod of this agent, is not among the {count} objects; {self._canary_fix}"
-            raise ApiError("incomplete", f"list {self.path} at {self._client.address}: {words}")
+            raise ApiError(INCOMPLETE, f"list {self.path} at {self._client.address}: {words}")
         found: dict[Key, Item] = {}
         for each in listed["items"] or ():  # Go's empty list is null
             self._take(each, found)
@@ -199,7 +206,7 @@ class ListWatch(Generic[Item]):
         async with aclosing(stream) as events:
             async for event in events:
                 if event["type"] == OPENED:
-                    self._lost_at, self.problem = None, ""
+                    self._lost_at = self.failure = None
                     self._compare_clocks()
                     self._at(self._resource_version)
                 else:

@@ -14,7 +14,7 @@ from exporter.attribution.api_client import ApiClient
 from exporter.attribution.dra_reader import DraReader
 from exporter.attribution.endings import Endings, PodName
 from exporter.attribution.evidence import Evidence
-from exporter.attribution.list_watch import ListWatch
+from exporter.attribution.list_watch import INCOMPLETE, ListWatch
 from exporter.attribution.lookups import Lookups
 from exporter.attribution.namespaces import NO_NAMESPACE, Namespace
 from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
@@ -154,6 +154,13 @@ class Metadata:
         # While the API itself is away, that is said once and not by every part.
         lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
         return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines, *self._unexpected.values()])))
+
+    @property
+    def names_other_node(self) -> bool:
+        """Whether ``problem`` is that --node-name is not this node's name in the cluster."""
+        if self._pods.failure:
+            return self._pods.failure.reason == INCOMPLETE
+        return self._node.problem is not None and self._node.problem.reason == "not_found"
 
     @property
     def remark(self) -> str:

@@ -177,17 +177,21 @@ def _reasons_not_ready(snapshot: Snapshot | None, steady: float) -> tuple[str, .
 
 
 def _notes(snapshot: Snapshot) -> list[str]:
-    """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same."""
+    """What is known less of: no reason not to be ready, since GPUs are measured and metered all the same.
+
+    A wrong --node-name is an error among them: it does not pass by itself.
+    """
     holders = snapshot.attribution_source
     down = [source for source in snapshot.sources if snapshot.ready and source.state is not SourceState.UP]
+    api_level = "error" if snapshot.metadata_names_other_node else "note"
     problems = (
-        *((source.name, f"{source.state}: {source.message or source.reason}".rstrip(": ")) for source in down),
-        (holders, snapshot.attribution_problem),
-        ("kubernetes-api", snapshot.metadata_problem),
-        ("kubernetes-api", snapshot.metadata_remark),
-        ("ledger", snapshot.ledger_note),
+        *(("note", source.name, f"{source.state}: {source.message or source.reason}".rstrip(": ")) for source in down),
+        ("note", holders, snapshot.attribution_problem),
+        (api_level, "kubernetes-api", snapshot.metadata_problem),
+        ("note", "kubernetes-api", snapshot.metadata_remark),
+        ("note", "ledger", snapshot.ledger_note),
     )
-    notes = [f"note: {part}: {problem}" for part, problem in problems if problem]
+    notes = [f"{level}: {part}: {problem}" for level, part, problem in problems if problem]
     notes += [
         f"note: pods: {count} with labels, annotations or owners that are not understood: {reason}; doctor names one"
         for reason, count in tenants.problems(snapshot).items()

@@ -145,6 +145,8 @@ class Snapshot:
     """Unix time of the API's last sign of life: a list, an event, a bookmark."""
     metadata_problem: str = ""
     """One line: what of the API cannot be had and how to mend it; empty when all is well."""
+    metadata_names_other_node: bool = False
+    """Whether the problem is a wrong --node-name: an error of configuration, which does not pass by itself."""
     metadata_remark: str = ""
     """One line: what is not well with the API though all can be had, such as clocks that differ."""
     node_facts: NodeFacts = field(default_factory=NodeFacts)

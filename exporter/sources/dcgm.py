@@ -8,7 +8,7 @@ from collections.abc import Callable
 from exporter.errors import SourceError
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading
 from exporter.sources import dcgm_wanted, libdcgm
-from exporter.sources.dcgm_engine import MISMATCH, NO_VALUES, Engine, advice_of, connect, no_values
+from exporter.sources.dcgm_engine import MISMATCH, NO_GPUS, NO_VALUES, Engine, advice_of, connect, no_gpus, no_values
 from exporter.sources.dcgm_session import Session
 from exporter.sources.dcgm_values import Inbox
 
@@ -106,11 +106,7 @@ class DcgmSource:
             return session
         if session.layout.listed:
             raise SourceError(NO_VALUES, no_values(self._address, session.layout.listed))
-        raise SourceError(
-            "dcgm_no_gpus",
-            f"the DCGM host engine at {self._address} has no GPU: see nvidia-smi on its machine; an engine that was"
-            " started before the driver has to be restarted",
-        )
+        raise SourceError(NO_GPUS, no_gpus(self._address))
 
     def close(self) -> None:
         """Leave the engine, with all that was watched there; GPUs that were seen stay known."""

@@ -72,6 +72,18 @@ def no_values(address: str, gpus: int) -> str:
     )
 
 
+NO_GPUS = "dcgm_no_gpus"
+"""Reason: the engine lists no GPU."""
+
+
+def no_gpus(address: str) -> str:
+    """Return what is wrong with an engine that lists no GPU, and what to do."""
+    return (
+        f"the DCGM host engine at {address} has no GPU: see nvidia-smi on its machine; an engine that was"
+        " started before the driver has to be restarted"
+    )
+
+
 def no_room(address: str, gpus: int) -> str:
     """Return what is wrong with an engine that has no room for another group, and what to do."""
     return (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from exporter.errors import NoValuesError
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, XidEvent
 from exporter.sources import _libdcgm
-from exporter.sources.dcgm_engine import NO_VALUES, Engine, no_room, no_values
+from exporter.sources.dcgm_engine import NO_GPUS, NO_VALUES, Engine, no_gpus, no_room, no_values
 from exporter.sources.dcgm_entities import Device, Entities, Layout
 from exporter.sources.dcgm_fields import is_profiling
 from exporter.sources.dcgm_plan import plan
@@ -93,10 +93,10 @@ class Session:
             now: Seconds of the monotonic clock.
 
         Raises:
-            NoValuesError: the engine answers and gives no values of any GPU.
+            NoValuesError: the engine answers and lists no GPU, or gives no values of any.
             SourceError: the engine is gone.
         """
-        if now - self._looked_at >= _LOOK_SECONDS or self._watches.lost_one:
+        if now - self._looked_at >= _LOOK_SECONDS or self._watches.lost_one or not self.layout.listed:
             self.look(now)
         values, codes = self._watches.read(now)
         if self._fell_silent():
@@ -128,8 +128,11 @@ class Session:
         """Note since when each GPU gives no values.
 
         Raises:
-            NoValuesError: none of those that are up gives any. That says nothing of the GPUs, but of the engine.
+            NoValuesError: none of those that are up gives any, or all are missing at once. That is evidence about the
+                engine and not about the GPUs.
         """
+        if all(one.state is DeviceState.MISSING for one in self.layout.devices):
+            raise NoValuesError(NO_GPUS, no_gpus(self.engine.address))
         up = [one for one in self.layout.devices if one.state is DeviceState.UP and one.entity not in codes]
         self._spoke_at = {one.gpu.uuid: self._spoke_at.get(one.gpu.uuid, now) for one in up}
         if not self._wanted.levels:

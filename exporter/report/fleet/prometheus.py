@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,16 +103,20 @@ class Held:
             self._memory.held_bytes -= self.bytes
 
 
-def _memory_bytes() -> int:
-    """Half of what the process may have: its container's limit, or the machine's memory."""
+def memory_budget_bytes(cgroup_limits: Sequence[str] = _CGROUP_LIMITS) -> int:
+    """Return half of what the process may have: its container's limit, or the machine's memory.
+
+    Args:
+        cgroup_limits: Files that may hold the container's limit, in bytes.
+    """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _CGROUP_LIMITS:
+    for path in cgroup_limits:
         with suppress(OSError, ValueError):  # "max" is no number: no limit
             limits.append(int(Path(path).read_text(encoding="ascii")))
     return max(_LEAST_MEMORY_BYTES, min(min(limits) // 2, _MOST_MEMORY_BYTES))
 
 
-MEMORY = Memory(_memory_bytes())
+MEMORY = Memory(memory_budget_bytes())
 """Of this process."""
 
 
