@@ -10,7 +10,6 @@ from pathlib import Path
 
 import bcrypt
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 from fuzz_page import lived, node
 from fuzz_targets import UNEXPECTED, BrokenPromise, require, target
 from yarl import URL
@@ -18,12 +17,11 @@ from yarl import URL
 from exporter.errors import ConfigError
 from exporter.exposition import text
 from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.compression import accepts_gzip
-from exporter.exposition.connections import runner_of
+from exporter.exposition.http_server import Connection, HttpServer
 from exporter.exposition.rendered import Renderer
+from exporter.exposition.responses import accepts_gzip
 from exporter.exposition.server import create_app
-from exporter.exposition.web_access import WebAccess
-from exporter.exposition.web_config import WebSettings
+from exporter.exposition.web_access import WebAccess, WebSettings
 from exporter.report.fleet.prometheus import Answer, PrometheusClient
 from exporter.report.fleet.prometheus_errors import Refusal
 from exporter.report.fleet.windows import Now
@@ -42,24 +40,28 @@ _PATIENCE_SECONDS = 0.3
 class _Face:
     """An application behind real connections of this process, its loop kept from input to input."""
 
-    def __init__(self, app: web.Application, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: web.Application, loop: asyncio.AbstractEventLoop, access: WebAccess | None = None) -> None:
         self.loop = loop
-        self.runner = runner_of(app, 1.0)
-        loop.run_until_complete(self.runner.setup())
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(b"")  # an address that the kernel chooses; with ports of TCP a long run would run out of them
+        listener.listen()
+        self.address = listener.getsockname()
+        self.server = HttpServer(app=app, listener=listener, shutdown_seconds=1.0, access=access)
+        self.running = self.server.running()
+        loop.run_until_complete(self.running.__aenter__())
 
     def ask(self, request: bytes) -> bytes:
         """Send it and read until the server has nothing more to say."""
         return self.loop.run_until_complete(asyncio.wait_for(self._exchange(request), _LONGEST_SECONDS))
 
     async def _exchange(self, request: bytes) -> bytes:
-        ours, theirs = socket.socketpair()
-        if self.runner.server is None:
-            raise AssertionError
-        transport, protocol = await self.loop.connect_accepted_socket(self.runner.server, theirs)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(self.address)
+        while not (connections := list(self.server._open)) or connections[-1].channel is None:  # noqa: SLF001, ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        connection = connections[-1]
         try:
             writer.write(request)
-            await _answered(protocol)
+            await _answered(connection)
             if writer.can_write_eof():
                 writer.write_eof()
             return await reader.read()
@@ -67,16 +69,17 @@ class _Face:
             return b""  # it has said what it had to say before all was sent
         finally:
             writer.close()
-            transport.abort()
+            if connection.channel:
+                connection.channel.abort()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
 
-def _is_over(protocol: RequestHandler) -> bool:
+def _is_over(protocol: Connection) -> bool:
     return protocol.transport is None or protocol.transport.is_closing()
 
 
-async def _answered(protocol: RequestHandler) -> None:
+async def _answered(protocol: Connection) -> None:
     """Wait until the server waits for more: aiohttp takes the end of what is sent for the end of who sends it."""
     quiet, until = 0, time.monotonic() + _PATIENCE_SECONDS
     while quiet < _QUIET_TURNS and not _is_over(protocol) and time.monotonic() < until:
@@ -102,15 +105,13 @@ def _agent_face(*, guarded: bool) -> _Face:
     snapshot = lived(*node())
     renderer = Renderer(ExpositionOptions(), list)
     settings = WebSettings(path=Path("web.yaml"), users={"prometheus": bcrypt.hashpw(b"secret", bcrypt.gensalt(4))})
-    guard = WebAccess(lambda: settings).middleware() if guarded else None
     app = create_app(
         snapshot=lambda: snapshot,
         metrics=lambda accept: renderer.metrics(snapshot, accept),
         release=lambda _seconds: None,
-        guard=guard,
         steady=lambda: snapshot.taken_steady_seconds or 0.0,  # readiness judges the snapshot's age, which stays 0 here
     )
-    return _Face(app, _loop())
+    return _Face(app, _loop(), WebAccess(lambda: settings) if guarded else None)
 
 
 class _NoPrometheus(PrometheusClient):

@@ -31,9 +31,9 @@ from prometheus_client.registry import Collector
 from rendering_nodes import SHAPES, ticks
 
 from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.compression import gzipped
 from exporter.exposition.family import Family, Kind
 from exporter.exposition.rendered import Renderer
+from exporter.exposition.responses import Body
 from exporter.exposition.text import render
 from exporter.model import Snapshot
 
@@ -78,10 +78,9 @@ def _timed(costs: Costs, what: str, run: Callable[[], _T]) -> _T:
 
 
 def scrape(renderer: Renderer, snapshot: Snapshot) -> bytes:
-    """What Prometheus gets, by this version's renderer or by an earlier one's."""
+    """What Prometheus gets."""
     answer = renderer.metrics(snapshot, "application/openmetrics-text;version=1.0.0")
-    body = gzipped(answer[0]) if isinstance(answer, tuple) else answer.packed()
-    return body or b""
+    return answer.packed() or b""
 
 
 def first_scrapes(size: int, pages: int) -> Costs:
@@ -100,7 +99,7 @@ def parts(size: int, pages: int) -> tuple[Costs, Mapping[str, float]]:
     for snapshot in islice(ticks(SHAPES[size]), pages):
         shown = _timed(costs, BUILD, lambda snapshot=snapshot: families(snapshot, options))
         page = _timed(costs, RENDER, lambda shown=shown: render(shown, openmetrics=False))
-        packed = _timed(costs, PACK, lambda page=page: gzipped(page)) or b""
+        packed = _timed(costs, PACK, lambda page=page: Body(page, "text/plain").packed()) or b""
         fixed = Fixed(shown)
         _timed(costs, THEIRS, lambda fixed=fixed: generate_latest(fixed))
         series = sum(len(family.values) for family in shown)

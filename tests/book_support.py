@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from aiohttp import web
+from web_support import http_server
 
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.errors import PrometheusError
@@ -110,16 +110,11 @@ async def served(
             ],
         )
         app = create_app(book, settings or ServeSettings(), Face(clock=lambda: now_seconds))
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            port = runner.addresses[0][1]
-            yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())
-        finally:
-            await book.readings.stop()
-            await runner.cleanup()
+        async with http_server(app) as port:
+            try:
+                yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())
+            finally:
+                await book.readings.stop()
 
 
 @contextmanager

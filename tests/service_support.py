@@ -8,10 +8,8 @@ from typing import Any
 
 import aiohttp
 from fleet_support import END_SECONDS
+from web_support import http_server
 
-from exporter.exposition.connections import runner_of
-from exporter.exposition.listener import bind
-from exporter.exposition.web_access import Listening
 from exporter.report.fleet.prometheus import PrometheusClient
 from exporter.report.service.run import Service
 from exporter.report.service.settings import load_settings
@@ -85,15 +83,11 @@ async def running(prometheus_url: str, *, now: float = NOW, **options: object) -
         service = Service(settings, client, client, clock)
         service.refreshing.load_budgets()
         service.refreshing.keeping.open(now)
-        runner = runner_of(service.app(), 1.0)
-        await runner.setup()
-        listener = bind("127.0.0.1", 0)
-        listening = Listening(runner, listener, None)
-        listening.start()
         try:
-            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service, clock, session)
+            async with http_server(service.app()) as port:
+                try:
+                    yield Running(f"http://127.0.0.1:{port}", service, clock, session)
+                finally:
+                    await service.book.readings.stop()
         finally:
-            await service.book.readings.stop()
-            listening.stop()
-            await runner.cleanup()
             service.refreshing.keeping.close()

@@ -15,11 +15,12 @@ import pytest
 from agent_support import AgentProcess, matching
 from aiohttp import web
 from exposition_support import H100, TRAINING, gpu, one_ledger, snapshot
+from web_support import http_server
 
 from exporter.cli import main
 from exporter.errors import ExporterError
 from exporter.exposition import ledger_api
-from exporter.exposition.bodies import Body
+from exporter.exposition.responses import Body
 from exporter.exposition.server import create_app
 from exporter.model import (
     UNALLOCATED,
@@ -213,13 +214,8 @@ def test_an_answer_that_is_no_ledger_is_one_clear_line(broken: dict[str, object]
 
 @asynccontextmanager
 async def served(app: web.Application) -> AsyncIterator[str]:
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with http_server(app) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def agent(newest: Callable[[], Snapshot | None]) -> web.Application:

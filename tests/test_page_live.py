@@ -9,7 +9,7 @@ import page_support as made
 import pytest
 from aiohttp import web
 
-from exporter.exposition.bodies import Body
+from exporter.exposition.responses import Body
 from exporter.exposition.server import create_app
 from exporter.model import Snapshot
 

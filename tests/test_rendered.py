@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.exposition.bodies import Body
 from exporter.exposition.builder import Dropped
 from exporter.exposition.collector import ExpositionOptions, build
 from exporter.exposition.family import Family, duplicate_series
 from exporter.exposition.rendered import Renderer
+from exporter.exposition.responses import Body
 from exporter.exposition.server import create_app
 from exporter.exposition.text import OPENMETRICS, PLAIN, render
 from exporter.model import (

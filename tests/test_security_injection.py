@@ -31,6 +31,7 @@ from exporter.doctor.report import write_json, write_text
 from exporter.exposition import ledger_api
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.rendered import Renderer
+from exporter.exposition.responses import Body
 from exporter.model import Account, DeviceView, LedgerView, Money, Owner, ShareMode, Totals
 from exporter.report import NodeReport, read, write
 from exporter.report.fleet.queries import matches
@@ -227,11 +228,11 @@ def test_no_value_leaves_the_quotes_of_a_question(values: list[str]) -> None:
 
 
 async def test_a_report_to_be_saved_runs_nothing_where_it_is_opened() -> None:
-    answer = await responses.respond(make_mocked_request("GET", "/"), b"<html>", responses.HTML)
+    answer = await responses.respond(make_mocked_request("GET", "/"), Body(b"<html>", responses.HTML))
     policy = answer.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
     assert "script-src" not in policy
     assert policy.endswith("sandbox")
-    other = await responses.respond(make_mocked_request("GET", "/"), b"{}", responses.JSON)
+    other = await responses.respond(make_mocked_request("GET", "/"), Body(b"{}", responses.JSON))
     assert isinstance(other, web.Response)
     assert "Content-Security-Policy" not in other.headers

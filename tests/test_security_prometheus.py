@@ -8,6 +8,7 @@ from prometheus_support import StubLedger, serving
 from service_support import NOW, running
 
 from exporter.report.fleet.values import DAY_SECONDS
+from exporter.report.service.app import client_of
 from exporter.report.service.readings import MOST_OF_ONE
 
 API = ("/api/v1/report?window=7d&by=team", "/api/v1/summary", "/allocation?window=7d&aggregate=team")
@@ -99,3 +100,11 @@ async def test_steps_of_days_are_one_reading_and_steps_of_hours_are_few() -> Non
         refused = await site.get("/allocation?window=16d&step=1h&aggregate=team")
     assert refused.status == 400
     assert "more than 48" in refused.text
+
+
+def test_clients_are_told_apart_by_address_and_in_ipv6_by_network() -> None:
+    assert client_of(("10.0.0.1", 5)) == client_of(("::ffff:10.0.0.1", 5, 0, 0)) == "10.0.0.1"
+    network = client_of(("2001:db8::1", 5, 0, 0))
+    assert network == client_of(("2001:db8::ffff:2", 6, 0, 0)) != client_of(("2001:db8:0:1::", 5))
+    assert client_of(("fe80::1%eth0", 5, 0, 2)) == "fe80::/64"
+    assert client_of("") == ""

@@ -8,11 +8,9 @@ from dataclasses import replace
 import aiohttp
 import page_support
 import pytest
-from aiohttp import web
+from web_support import http_server
 
-from exporter.exposition.bodies import Body
-from exporter.exposition.compression import accepts_gzip
-from exporter.exposition.listener import bind
+from exporter.exposition.responses import Body, accepts_gzip
 from exporter.exposition.server import create_app
 from exporter.model import Owner, PodFacts, Snapshot
 
@@ -30,14 +28,8 @@ async def served(
         return Body(METRICS, f"text/plain; asked={accept.split('/', maxsplit=1)[0]}")
 
     app = create_app(snapshot=lambda: snapshot, metrics=metrics, release=release, steady=lambda: steady)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        site = web.SockSite(runner, bind(host, 0))
-        await site.start()
-        yield f"http://{host}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with http_server(app, host=host) as port:
+        yield f"http://{host}:{port}"
 
 
 @asynccontextmanager
@@ -221,16 +213,11 @@ async def test_a_page_that_cannot_be_made_is_an_error_and_not_the_end(caplog: py
         raise RuntimeError("boom")
 
     app = create_app(snapshot=broken, metrics=lambda _accept: Body(b"", "text/plain"), release=None)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with http_server(app) as port:
+        base = f"http://127.0.0.1:{port}"
         async with asked(base, "/") as (response, body):
             assert response.status == 500
             assert b"boom" not in body
         async with asked(base, "/healthz") as (response, _):
             assert response.status == 200
-    finally:
-        await runner.cleanup()
     assert "boom" in caplog.text

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from service_support import Clock
 
 from exporter.errors import ConfigError, PrometheusError
+from exporter.exposition import responses
+from exporter.exposition.responses import Bodies, Body
 from exporter.report.fleet.report import FleetReport, ReportLine, Trust
 from exporter.report.fleet.values import Failure, Figures, Filters, LineKey, Window
 from exporter.report.fleet.windows import Now
-from exporter.report.service import bodies as of_bodies
 from exporter.report.service import readings as of_readings
-from exporter.report.service.bodies import Bodies
 from exporter.report.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
-from exporter.report.service.problems import problem_document
 from exporter.report.service.readings import MOST_FIGURES, Question, Readings, question_of
+from exporter.report.service.responses import problem_document
 
 WINDOW_NOW = Window(start_seconds=0, end_seconds=3600, label="1h")
 
@@ -198,42 +198,46 @@ async def test_only_what_somebody_asked_for_lately_is_read_again_by_itself() -> 
     assert readings.lately(0.0) == (question(1), question(2))
 
 
+def plain(content: bytes) -> Callable[[], Body]:
+    return lambda: Body(content, "text/plain")
+
+
 async def test_what_was_written_of_a_report_does_not_keep_the_report() -> None:
     bodies, one = Bodies(), report()
     alive = ref(one)
-    await bodies.get(one, "json", lambda: b"{}")
+    await bodies.of_thread(one, "json", plain(b"{}"))
     del one
     gc.collect()
     assert alive() is None
-    assert await bodies.get(report(), "json", lambda: b"anew") == b"anew"
+    assert (await bodies.of_thread(report(), "json", plain(b"anew"))).plain == b"anew"
 
 
 async def test_a_report_is_written_once_for_many_and_every_form_is_its_own() -> None:
     bodies = Bodies()
     written: list[str] = []
 
-    def writer(form: str) -> Callable[[], bytes]:
-        def write() -> bytes:
+    def writer(form: str) -> Callable[[], Body]:
+        def write() -> Body:
             written.append(form)
-            return form.encode()
+            return Body(form.encode(), "text/plain")
 
         return write
 
     one, other = report(), report(lines=2)
     for form in ("csv", "csv", "json"):
-        assert await bodies.get(one, form, writer(form)) == form.encode()
-    assert await bodies.get(other, "csv", writer("another")) == b"another"
+        assert (await bodies.of_thread(one, form, writer(form))).plain == form.encode()
+    assert bodies.of(other, "csv", writer("another")).plain == b"another"
     assert written == ["csv", "json", "another"]
 
 
-async def test_what_was_written_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_bodies, "MOST_BYTES", 10)
+def test_what_was_written_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "KEPT_BYTES", 10)
     bodies = Bodies()
     one, other = report(), report(lines=2)
-    assert await bodies.get(one, "csv", lambda: b"x" * 6) == b"x" * 6
-    assert await bodies.get(other, "csv", lambda: b"y" * 6) == b"y" * 6
-    assert await bodies.get(one, "csv", lambda: b"anew") == b"anew"
-    assert await bodies.get(one, "large", lambda: b"z" * 11) == b"z" * 11
+    assert bodies.of(one, "csv", plain(b"x" * 6)).plain == b"x" * 6
+    assert bodies.of(other, "csv", plain(b"y" * 6)).plain == b"y" * 6
+    assert bodies.of(one, "csv", plain(b"anew")).plain == b"anew"
+    assert bodies.of(one, "large", plain(b"z" * 11)).plain == b"z" * 11
 
 
 @given(st.lists(st.text(st.sampled_from("ab\\, é") | st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))

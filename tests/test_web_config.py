@@ -5,7 +5,6 @@ import base64
 import functools
 import logging
 import re
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -16,19 +15,17 @@ from pathlib import Path
 import aiohttp
 import page_support
 import pytest
-from aiohttp import web
 from fleet_support import tool
-from web_support import PASSWORD, Certificates, hashed, make_certificates, web_file
+from web_support import PASSWORD, Certificates, hashed, http_server, make_certificates, web_file
 
 from exporter.config.web_config import load, parse
 from exporter.doctor.finding import Level
 from exporter.doctor.web import face
 from exporter.errors import ConfigError
-from exporter.exposition import passwords
-from exporter.exposition.bodies import Body
-from exporter.exposition.passwords import MOST_WAITING, Passwords
+from exporter.exposition import web_access
+from exporter.exposition.responses import Body
 from exporter.exposition.server import create_app
-from exporter.exposition.web_access import Listening, WebAccess
+from exporter.exposition.web_access import MOST_WAITING, Passwords, WebAccess
 
 HERE = Path("/etc/web.yaml")
 
@@ -95,22 +92,15 @@ async def served(path: Path) -> AsyncIterator[Served]:
         snapshot=page_support.snapshot,
         metrics=lambda _: Body(b"gpu_up 1\n", "text/plain"),
         release=None,
-        guard=access.middleware(),
     )
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    listener = socket.create_server(("127.0.0.1", 0))
-    listening = Listening(runner, listener, access)
-    listening.start()
-    one = Served(listener.getsockname()[1], access)
-    watching = asyncio.ensure_future(listening.watch(one.failed, 0.05))
-    try:
-        yield one
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        listening.stop()
-        await runner.cleanup()
+    async with http_server(app, access=access) as port:
+        one = Served(port, access)
+        watching = asyncio.ensure_future(access.watch(one.failed, 0.05))
+        try:
+            yield one
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 def problems(text: str) -> tuple[str, ...]:
@@ -232,8 +222,8 @@ async def test_a_password_that_was_right_is_not_hashed_again_and_a_wrong_one_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hashings = []
-    real = passwords.bcrypt.checkpw
-    monkeypatch.setattr(passwords.bcrypt, "checkpw", lambda *asked: hashings.append(asked[1]) or real(*asked))
+    real = web_access.bcrypt.checkpw
+    monkeypatch.setattr(web_access.bcrypt, "checkpw", lambda *asked: hashings.append(asked[1]) or real(*asked))
     known = hashed().encode()
     users = Passwords({"alice": known})
     for _ in range(5):

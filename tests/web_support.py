@@ -1,14 +1,20 @@
 """Certificates made by openssl and web configurations around them, for tests that connect for real."""
 
+import asyncio
 import shutil
 import ssl
 import subprocess
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import bcrypt
 import pytest
+from aiohttp import web
+
+from exporter.exposition.http_server import HttpServer, Limits, bind
+from exporter.exposition.web_access import WebAccess
 
 PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a test
 
@@ -16,6 +22,29 @@ PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a t
 def hashed(password: str = PASSWORD, prefix: bytes = b"2y") -> str:
     """A cheap hash, as htpasswd writes it."""
     return (b"$" + prefix + bcrypt.hashpw(password.encode(), bcrypt.gensalt(4))[3:]).decode()
+
+
+@asynccontextmanager
+async def http_server(
+    app: web.Application,
+    *,
+    host: str = "127.0.0.1",
+    access: WebAccess | None = None,
+    limits: Limits | None = None,
+    count: Callable[[str, str], None] = lambda _part, _reason: None,
+) -> AsyncIterator[int]:
+    """Serve an application on a port of its own, as agent and service are served."""
+    listener = bind(host, 0)
+    server = HttpServer(
+        app=app, listener=listener, shutdown_seconds=1.0, access=access, limits=limits or Limits(), count=count
+    )
+    async with server.running():
+        watching = asyncio.ensure_future(server.watch())
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

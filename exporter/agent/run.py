@@ -31,14 +31,13 @@ from exporter.agent.views import Viewer
 from exporter.agent.workers import MissingGpus, Standby, sources_of, standby_of, workers_of
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
-from exporter.exposition.bodies import Body
 from exporter.exposition.collector import ExpositionOptions
 from exporter.exposition.collectors_file import Collectors
 from exporter.exposition.dcgm_labels import LabelStyle
-from exporter.exposition.listener import bind
+from exporter.exposition.http_server import HttpServer, bind
 from exporter.exposition.rendered import Renderer
+from exporter.exposition.responses import Body
 from exporter.exposition.server import create_app
-from exporter.exposition.serving import Serving
 from exporter.exposition.web_access import WebAccess
 from exporter.model import NodeFacts, Snapshot
 from exporter.sources.worker import Worker
@@ -290,24 +289,16 @@ class Agent:
         stop = asyncio.Event()
         self._install_signals(stop)
         self._tick()
-        app = create_app(
-            snapshot=lambda: self.snapshot,
-            metrics=self._metrics,
-            release=self._release,
-            guard=self.access.middleware() if self.access else None,
-            count=functools.partial(self.node.count_error, "http"),
-        )
-        serving = Serving(
-            app=app,
+        server = HttpServer(
+            app=create_app(snapshot=lambda: self.snapshot, metrics=self._metrics, release=self._release),
             listener=listener,
             access=self.access,
-            access_failed=functools.partial(self.node.count_error, "web", "config"),
-            log=LOG,
+            count=self.node.count_error,
             remark=f", node {self.node.name}",
             shutdown_seconds=SHUTDOWN_SECONDS,
         )
         parts = (*(worker.run for worker in self.workers), self._ticks, *self.attributing.tasks)
-        await serving.until(stop, parts, self._save_last)
+        await server.serve(stop, parts, self._save_last)
         return 0
 
     def _install_signals(self, stop: asyncio.Event) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from exporter.config.yaml_fields import Fields, compose
 from exporter.errors import ConfigError
-from exporter.exposition.web_config import ClientAuth, TlsSettings, WebSettings, server_context
+from exporter.exposition.web_access import ClientAuth, TlsSettings, WebSettings, server_context
 
 _MOST_BYTES, _MOST_USERS, _MOST_NAMES = 1 << 20, 1000, 1000
 _LEAST_COST, _MOST_COST = 4, 16

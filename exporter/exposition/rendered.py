@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from exporter.exposition import text
-from exporter.exposition.bodies import Bodies, Body
 from exporter.exposition.builder import Dropped
 from exporter.exposition.collector import ExpositionOptions, build
 from exporter.exposition.family import Family, forget_unused
 from exporter.exposition.process import ProcessMetrics
+from exporter.exposition.responses import Bodies, Body
 from exporter.exposition.tenants import exported_labels
 from exporter.exposition.text import Block
 from exporter.model import Snapshot

@@ -8,13 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Middleware
 
 from exporter.exposition import api, ledger_api, page, tenants
-from exporter.exposition.bodies import Bodies, Body
-from exporter.exposition.compression import accepts_gzip
-from exporter.exposition.connections import CONNECTIONS, Connections
-from exporter.exposition.protocol import dress
+from exporter.exposition.responses import Bodies, Body, response_of
 from exporter.exposition.web_access import ALIVE_TOO
 from exporter.model import Snapshot, SourceState
 
@@ -35,6 +31,7 @@ _OF_DIRECT_CLIENTS = frozenset(
     {"host", "user-agent", "accept", "accept-encoding", "connection", "content-length", "content-type", "authorization"}
 )
 """Headers that curl, wget and Python send. Proxies and meshes have no common list: any other header may be theirs."""
+_TEXT = "text/plain; charset=utf-8"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -54,12 +51,10 @@ class _Face:
         body = self.bodies.of(
             snapshot, made, lambda: Body(made(snapshot).encode("utf-8", "replace"), "text/html; charset=utf-8")
         )
-        response = _answer(request, body)
-        response.headers["Content-Security-Policy"] = page.CONTENT_SECURITY_POLICY
-        return response
+        return response_of(request, body, headers={"Content-Security-Policy": page.CONTENT_SECURITY_POLICY})
 
     async def scrape(self, request: web.Request) -> web.Response:
-        return _answer(request, self.metrics(request.headers.get(hdrs.ACCEPT, "")))
+        return response_of(request, self.metrics(request.headers.get(hdrs.ACCEPT, "")))
 
     async def devices(self, request: web.Request) -> web.Response:
         return self._json(request, api.device_document)
@@ -71,12 +66,12 @@ class _Face:
         snapshot = self.snapshot()
         if snapshot is None:
             none = b'{"error":"no picture of the node yet; ask again in a second"}'
-            return _response(request, none, "application/json", status=503)
+            return response_of(request, Body(none, "application/json"), status=503)
         body = self.bodies.of(snapshot, document, lambda: Body(document(snapshot), "application/json"))
-        return _answer(request, body)
+        return response_of(request, body)
 
     async def healthz(self, request: web.Request) -> web.Response:
-        return _response(request, b"ok\n", "text/plain; charset=utf-8")
+        return response_of(request, Body(b"ok\n", _TEXT))
 
     async def readyz(self, request: web.Request) -> web.Response:
         snapshot = self.snapshot()
@@ -84,9 +79,7 @@ class _Face:
         ready = not reasons
         lines = ["ready"] if ready else ["not ready", *(f"- {reason}" for reason in reasons)]
         notes = _notes(snapshot) if snapshot else []
-        text = "".join(f"{line}\n" for line in [*lines, *notes])
-        content_type = "text/plain; charset=utf-8"
-        return _response(request, text.encode("utf-8", "replace"), content_type, status=200 if ready else 503)
+        return _text(request, 200 if ready else 503, "\n".join([*lines, *notes]))
 
     async def close_driver(self, request: web.Request) -> web.Response:
         refusal = _refusal_of_release(request)
@@ -114,9 +107,7 @@ def create_app(
     snapshot: Callable[[], Snapshot | None],
     metrics: Callable[[str], Body],
     release: Callable[[float], None] | None,
-    guard: Middleware | None = None,
     steady: Callable[[], float] = time.monotonic,
-    count: Callable[[str], None] = lambda _reason: None,
 ) -> web.Application:
     """The agent's pages as an aiohttp application.
 
@@ -125,17 +116,9 @@ def create_app(
         metrics: From an Accept header to the body of ``/metrics``.
         release: Closes the driver for so many seconds; ``None`` where there is nothing to close.
         steady: The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it.
-        guard: Stands before all of it; ``None`` lets everybody in.
-        count: Told why a client was ended or refused.
     """
     face = _Face(snapshot, metrics, release, steady)
-    connections = Connections(count=count)
-    app = web.Application(
-        middlewares=[connections.middleware(), *([guard] if guard else []), _plain_errors],
-        client_max_size=connections.limits.body_bytes,
-    )
-    app.on_response_prepare.append(dress)
-    app[CONNECTIONS] = connections
+    app = web.Application(middlewares=[_plain_errors])
     app.router.add_get("/", face.index)
     app.router.add_get("/metrics", face.scrape)
     app.router.add_get("/api/v1/devices", face.devices)
@@ -231,24 +214,4 @@ def _is_local(request: web.Request) -> bool:
 
 
 def _text(request: web.Request, status: int, text: str) -> web.Response:
-    return _response(request, f"{text}\n".encode(), "text/plain; charset=utf-8", status=status)
-
-
-def _response(request: web.Request, body: bytes, content_type: str, *, status: int = 200) -> web.Response:
-    return _answer(request, Body(body, content_type), status=status)
-
-
-def _answer(request: web.Request, body: Body, *, status: int = 200) -> web.Response:
-    headers = {
-        hdrs.CONTENT_TYPE: body.content_type,
-        hdrs.CACHE_CONTROL: "no-store",
-        hdrs.VARY: "Accept, Accept-Encoding",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        hdrs.SERVER: "gpu-cost-exporter",
-    }
-    packed = body.packed() if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")) else None
-    if packed is None:
-        return web.Response(body=body.plain, status=status, headers=headers)
-    headers[hdrs.CONTENT_ENCODING] = "gzip"
-    return web.Response(body=packed, status=status, headers=headers)
+    return response_of(request, Body(f"{text}\n".encode("utf-8", "replace"), _TEXT), status=status)

@@ -1,34 +1,202 @@
-"""Who may ask an HTTP face: its listening socket with TLS or without, passwords, and a new file without a restart."""
+"""Protects an HTTP server: TLS, passwords, headers, and new files of all three without a restart."""
 
 import asyncio
 import base64
 import binascii
+import hashlib
+import hmac
 import logging
-import socket
-from collections.abc import Callable
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
+import bcrypt
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from exporter.errors import ConfigError
-from exporter.exposition.door import Door
-from exporter.exposition.web_config import WebSettings, server_context
-
-if TYPE_CHECKING:
-    import ssl
-
-    from exporter.exposition.passwords import Passwords, Verdict
 
 LOG = logging.getLogger("exporter.web")
-LOOK_SECONDS = 5.0
-"""Time between two looks at the files."""
+POLL_SECONDS = 5.0
+"""Between two checks of the files."""
 ALIVE, READY = "/healthz", "/readyz"
 ALIVE_TOO = "/health"
-"""What the probes of dcgm-exporter's own DaemonSet ask, in which the agent may stand."""
+"""What the probes of dcgm-exporter's own DaemonSet ask, in which the agent may run."""
+MOST_REMEMBERED = 100
+MOST_WAITING = 16
 _READINESS = {200: "ready", 503: "not ready; the reasons need a password"}
 _CHALLENGE = 'Basic realm="gpu-cost-exporter", charset="UTF-8"'
+_MOST_BYTES = 72
+"""Of a password: all that bcrypt reads, and Go's toolkit as well."""
+# Of a random password. An unknown user's is compared with it, so that the answer takes as long.
+_DECOY = "Ro0CUfOqk6cXEKf3dyaM7OhSCvnwM9s4wIX9JeLapKK5YdLCKxBlm"
+
+ClientAuth = Literal["none", "if-given", "required"]
+Verdict = Literal["right", "wrong", "busy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """Settings of TLS."""
+
+    cert_file: Path
+    """PEM: the certificate, then those between it and its authority."""
+    key_file: Path
+    client_auth: ClientAuth = "none"
+    client_ca_file: Path | None = None
+    """PEM: authorities of clients; set unless ``client_auth`` is none."""
+    allowed_sans: frozenset[str] = frozenset()
+    """Names of which a client's certificate must have one; empty: any will do."""
+    min_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    max_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+    ciphers: tuple[str, ...] = ()
+    """Of TLS 1.2, by OpenSSL's names, the best first; empty: OpenSSL's own."""
+    curve: str = ""
+    """By OpenSSL's name; empty: OpenSSL's own."""
+    prefer_server_ciphers: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings:
+    """A web configuration without mistakes."""
+
+    path: Path
+    tls: TlsSettings | None = None
+    """``None``: plain HTTP."""
+    users: Mapping[str, bytes] = field(default_factory=dict)
+    """Bcrypt hash by user; empty: no password is needed."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Added to every answer that does not have them."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file and all that it names."""
+        if self.tls is None:
+            return (self.path,)
+        named = (self.tls.cert_file, self.tls.key_file, self.tls.client_ca_file)
+        return (self.path, *(path for path in named if path is not None))
+
+
+def server_context(tls: TlsSettings) -> ssl.SSLContext:
+    """Return the context that secures connections.
+
+    Raises:
+        ConfigError: A file cannot be read, is no PEM file, or does not belong to the other.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version, context.maximum_version = tls.min_version, tls.max_version
+    context.set_alpn_protocols(["http/1.1"])
+    if tls.prefer_server_ciphers:
+        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    else:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    if tls.ciphers:
+        context.set_ciphers(":".join(tls.ciphers))
+    if tls.curve:
+        context.set_ecdh_curve(tls.curve)
+    try:
+        # A key with a passphrase is refused rather than asked for on the terminal.
+        context.load_cert_chain(tls.cert_file, tls.key_file, lambda: "")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"cert_file, key_file: {tls.cert_file}, {tls.key_file}: {_why(error)}; allowed: PEM files that belong"
+            " together, the key without a passphrase"
+        ) from None
+    if tls.client_ca_file is not None:
+        try:
+            context.load_verify_locations(tls.client_ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"client_ca_file: {tls.client_ca_file}: {_why(error)}; allowed: a PEM file of certificates"
+            ) from None
+        context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth == "required" else ssl.CERT_OPTIONAL
+    return context
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "it is no PEM file").replace("_", " ").lower()
+    return (error.strerror or str(error)).lower()
+
+
+class Passwords:
+    """Users with their hashes. A password that was right is recognised later without bcrypt.
+
+    Args:
+        users: Bcrypt hash by user, as ``$2y$10$...``; not empty.
+    """
+
+    def __init__(self, users: Mapping[str, bytes]) -> None:
+        self._users = dict(users)
+        self._cost = max(_cost(known) for known in users.values())
+        self._decoy = _decoy(self._cost)
+        self._key = secrets.token_bytes(32)
+        self._right: dict[bytes, None] = {}
+        self._waiting = 0
+        self._one_at_a_time = asyncio.Semaphore(1)
+
+    async def verify(self, header: str) -> Verdict:
+        """Check an Authorization header."""
+        scheme, _, encoded = header.partition(" ")
+        try:
+            user, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return "wrong"
+        if scheme.lower() != "basic" or not colon:
+            return "wrong"
+        return await self.check(user.decode("utf-8", "replace"), password)
+
+    async def check(self, user: str, password: bytes) -> Verdict:
+        """Check whether the user has this password; busy while too many others wait for the same."""
+        known = self._users.get(user, self._decoy)
+        mark = self._mark(user, known, password)
+        if mark in self._right:
+            return "right"
+        if self._waiting >= MOST_WAITING:
+            return "busy"
+        self._waiting += 1
+        try:
+            async with self._one_at_a_time:
+                is_equal = await asyncio.to_thread(_is_equal, password, known, self._cost)
+        finally:
+            self._waiting -= 1
+        if not (is_equal and user in self._users):
+            return "wrong"
+        if len(self._right) >= MOST_REMEMBERED:
+            del self._right[next(iter(self._right))]
+        self._right[mark] = None
+        return "right"
+
+    def _mark(self, user: str, known: bytes, password: bytes) -> bytes:
+        """Return what is remembered: with a key of this process, so that its memory has no digest to guess from."""
+        parts = (user.encode("utf-8", "surrogatepass"), known, password)
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._key, message, hashlib.sha256)
+
+
+def _is_equal(password: bytes, known: bytes, most_cost: int) -> bool:
+    """Return whether the hash is of this password, after the work of the most expensive hash, whichever this is."""
+    asked = password[:_MOST_BYTES]
+    try:
+        is_equal = bcrypt.checkpw(asked, known)
+        # A cost is a power of two: 2^n + (2^n + 2^(n+1) + ... + 2^(most-1)) = 2^most.
+        for cost in range(_cost(known), most_cost):
+            bcrypt.checkpw(asked, _decoy(cost))
+    except ValueError:
+        return False
+    return is_equal
+
+
+def _cost(known: bytes) -> int:
+    return int(known[4:6])
+
+
+def _decoy(cost: int) -> bytes:
+    return f"$2b${cost:02d}${_DECOY}".encode()
 
 
 class WebAccess:
@@ -36,66 +204,66 @@ class WebAccess:
 
     Args:
         load: Reads the file and all that it names; raises ConfigError.
+        prefix: Of the application's paths behind a proxy.
 
     Raises:
         ConfigError: It has mistakes.
     """
 
-    def __init__(self, load: Callable[[], WebSettings]) -> None:
+    def __init__(self, load: Callable[[], WebSettings], prefix: str = "") -> None:
         self._load = load
-        self._told: tuple[str, ...] = ()
+        self._prefix = prefix
+        self._logged: tuple[str, ...] = ()
         self._seen: object = None
         self.settings: WebSettings
         self.context: ssl.SSLContext | None
+        """Secures the next connections; those that are open keep theirs. ``None``: plain HTTP."""
         self._passwords: Passwords | None
         self._take(*self._read())
 
-    def _read(self) -> tuple[WebSettings, object, "ssl.SSLContext | None"]:
-        # Which files to look at stands in the file: it is read twice, so that no change can come in between unseen.
+    def _read(self) -> tuple[WebSettings, object, ssl.SSLContext | None]:
+        # The file itself names the files to check: it is read twice, so that no change in between goes unseen.
         seen = _state(self._load().files)
         settings = self._load()
         return settings, seen, server_context(settings.tls) if settings.tls else None
 
-    def _take(self, settings: WebSettings, seen: object, context: "ssl.SSLContext | None") -> None:
+    def _take(self, settings: WebSettings, seen: object, context: ssl.SSLContext | None) -> None:
         self.settings, self._seen, self.context = settings, seen, context
-        self._passwords = _passwords(settings)
+        self._passwords = Passwords(settings.users) if settings.users else None
         for warning in settings.warnings:
             LOG.warning("%s", warning)
 
-    async def look(self, failed: Callable[[], None]) -> bool:
-        """Read the files again where they have changed; whether they have. A broken one is told and not taken."""
-        seen = await asyncio.to_thread(_state, self.settings.files)
-        if seen == self._seen and not self._told:
-            return False
-        try:
-            self._take(*await asyncio.to_thread(self._read))
-        except ConfigError as error:
-            if error.problems != self._told:
-                self._told = error.problems
-                failed()
-                for problem in error.problems:
-                    LOG.warning("the web configuration stays as it was: %s", problem)
-            return False
-        self._told = ()
-        LOG.info("the web configuration was read again")
-        return True
+    async def watch(self, failed: Callable[[], None], interval_seconds: float = POLL_SECONDS) -> None:
+        """Read the files again whenever they have changed, until cancelled; ``failed`` counts a broken one."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            seen = await asyncio.to_thread(_state, self.settings.files)
+            if seen == self._seen and not self._logged:
+                continue
+            try:
+                self._take(*await asyncio.to_thread(self._read))
+            except ConfigError as error:
+                if error.problems != self._logged:
+                    self._logged = error.problems
+                    failed()
+                    for problem in error.problems:
+                        LOG.warning("the web configuration stays as it was: %s", problem)
+            else:
+                self._logged = ()
+                LOG.info("the web configuration was read again")
 
-    def middleware(self, prefix: str = "") -> Middleware:
-        """What stands before an application; ``prefix`` is that of its paths behind a proxy."""
-
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            path = request.path.removeprefix(prefix)
-            refused = None if path in {ALIVE, ALIVE_TOO} else await self._refusal(request)
-            response = await handler(request) if refused is None or path == READY else refused
-            if refused is not None and path == READY and response.status in _READINESS:
-                # The kubelet has no password, and needs the status alone.
-                response = _plain(response.status, _READINESS[response.status])
-            for name, value in self.settings.headers.items():
-                response.headers.setdefault(name, value)
-            return response
-
-        return guard
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer only clients that may ask; a middleware of an application."""
+        path = request.path.removeprefix(self._prefix)
+        refused = None if path in {ALIVE, ALIVE_TOO} else await self._refusal(request)
+        response = await handler(request) if refused is None or path == READY else refused
+        if refused is not None and path == READY and response.status in _READINESS:
+            # The kubelet has no password, and needs the status alone.
+            response = _plain(response.status, _READINESS[response.status])
+        for name, value in self.settings.headers.items():
+            response.headers.setdefault(name, value)
+        return response
 
     async def _refusal(self, request: web.Request) -> web.Response | None:
         tls = self.settings.tls
@@ -103,7 +271,7 @@ class WebAccess:
             return _plain(403, "your certificate has none of the names that are allowed here")
         if self._passwords is None:
             return None
-        verdict = await _verdict(self._passwords, request.headers.get(hdrs.AUTHORIZATION, ""))
+        verdict = await self._passwords.verify(request.headers.get(hdrs.AUTHORIZATION, ""))
         if verdict == "right":
             return None
         if verdict == "busy":
@@ -115,62 +283,8 @@ class WebAccess:
         return response
 
 
-class Listening:
-    """A listening socket on which a runner serves; what it is secured with can change while it listens.
-
-    Args:
-        runner: Set up.
-        listener: Bound; closed at the end.
-        access: ``None``: plain HTTP, for everybody.
-    """
-
-    def __init__(self, runner: web.AppRunner, listener: socket.socket, access: WebAccess | None) -> None:
-        self._door = Door(listener, runner)
-        self._access = access
-
-    def start(self) -> None:
-        """Listen. Connections that are open later stay as they are, whatever the file becomes."""
-        self._secure()
-        self._door.open()
-
-    def _secure(self) -> None:
-        self._door.context = self._access.context if self._access else None
-
-    async def watch(self, failed: Callable[[], None], interval_seconds: float = LOOK_SECONDS) -> None:
-        """Look for new files until cancelled; ``failed`` counts a broken one."""
-        access = self._access
-        while access:
-            await asyncio.sleep(interval_seconds)
-            before = access.context
-            if await access.look(failed) and before is not access.context:
-                self._secure()
-
-    def stop(self) -> None:
-        """Take no more connections."""
-        self._door.close()
-
-
-def _passwords(settings: WebSettings) -> "Passwords | None":
-    if not settings.users:
-        return None
-    from exporter.exposition.passwords import Passwords  # noqa: PLC0415 - bcrypt only where passwords are asked for
-
-    return Passwords(settings.users)
-
-
-async def _verdict(passwords: "Passwords", header: str) -> "Verdict":
-    scheme, _, encoded = header.partition(" ")
-    try:
-        user, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
-    except (binascii.Error, ValueError):
-        return "wrong"
-    if scheme.lower() != "basic" or not colon:
-        return "wrong"
-    return await passwords.check(user.decode("utf-8", "replace"), password)
-
-
 def _names(request: web.Request) -> frozenset[str]:
-    """Alternative names of the client's certificate."""
+    """Return the alternative names of the client's certificate."""
     found = request.transport.get_extra_info("peercert") if request.transport else None
     names = found.get("subjectAltName", ()) if isinstance(found, dict) else ()
     return frozenset(str(name) for _, name in names)

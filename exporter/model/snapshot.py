@@ -99,7 +99,7 @@ class DeviceView:
         return self.instance.uuid if self.instance else self.gpu.uuid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Snapshot:
     """One node at one instant; everything the exposition shows comes from here."""
 

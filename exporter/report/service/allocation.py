@@ -79,7 +79,7 @@ async def _answer(
     warnings = list(dict.fromkeys((*ask.ignored, *more, *money.warnings, *of_reports)))
     if warnings:
         document["warning"] = "; ".join(warnings)
-    return Answer(body=await asyncio.to_thread(responses.json_bytes, document))
+    return Answer(body=await asyncio.to_thread(responses.json_body, document))
 
 
 async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
@@ -345,7 +345,7 @@ async def _suggestions(ask: Ask) -> Answer:
         report = await ask.book.report(ask.values["window"], tuple(dict.fromkeys(dimensions)), _pushed(wanted, "none"))
         found = {value_of(field_name, line.key) for line in report.held if keeps(wanted, line.key)} - {""}
     names = sorted(name for name in found if search in name.lower())[: ask.values["limit"]]
-    return Answer(body=responses.json_bytes({"code": 200, "status": "success", "data": names}))
+    return Answer(body=responses.json_body({"code": 200, "status": "success", "data": names}))
 
 
 async def _configs(ask: Ask) -> Answer:
@@ -355,7 +355,7 @@ async def _configs(ask: Ask) -> Answer:
     if not usual and len(known) > 1:
         raise ConfigError(f"currency: money is in {', '.join(known)}; start the service with --currency")
     document = {"code": 200, "status": "success", "data": {"currencyCode": usual or (known[0] if known else "")}}
-    return Answer(body=responses.json_bytes(document))
+    return Answer(body=responses.json_body(document))
 
 
 def _text(name: str, about: str) -> Parameter:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from exporter.errors import ConfigError
+from exporter.exposition.responses import Bodies, Body
 from exporter.report import render
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import Window
@@ -17,7 +18,6 @@ from exporter.report.focus import DEFAULT_VERSION, FOCUS_DIMENSIONS, VERSIONS, w
 from exporter.report.recommend.write import keys as recommendation_keys
 from exporter.report.render.document import document
 from exporter.report.service import documents, responses
-from exporter.report.service.bodies import Bodies
 from exporter.report.service.book import Book
 from exporter.report.service.parameters import (
     BY,
@@ -58,8 +58,7 @@ class Ask:
 class Answer:
     """What is sent."""
 
-    body: bytes
-    content_type: str = responses.JSON
+    body: Body
     filename: str = ""
     """Under which name it is to be saved; empty where it is to be shown."""
 
@@ -94,26 +93,26 @@ async def _report(ask: Ask) -> Answer:
     )
     if form == "json":
         offset, limit = values["offset"], values["limit"]
-        written = await ask.bodies.get(report, (form, offset, limit), partial(_json_page, report, offset, limit))
-        return Answer(body=written)
-    body = await ask.bodies.get(report, form, partial(_rendered, report, form))
-    content_type = {"csv": CSV, "html": responses.HTML, "table": responses.TEXT}[form]
+        make = partial(_json_page, report, offset, limit)
+        return Answer(body=await ask.bodies.of_thread(report, (form, offset, limit), make))
+    body = await ask.bodies.of_thread(report, form, partial(_rendered, report, form))
     name = "" if form == "table" else _filename("gpu-cost", report.window, "-".join(report.by), form)
-    return Answer(body=body, content_type=content_type, filename=name)
+    return Answer(body=body, filename=name)
 
 
-def _json_page(report: FleetReport, offset: int, limit: int) -> bytes:
+def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
     """The report's document with some of the owners' lines; what is nobody's always stays."""
     found = document(report)
     held = len(report.held)
     found["lines"] = [*found["lines"][:held][offset : offset + limit], *found["lines"][held:]]
-    return responses.json_bytes({**found, "paging": {"offset": offset, "limit": limit, "lines": held}})
+    return responses.json_body({**found, "paging": {"offset": offset, "limit": limit, "lines": held}})
 
 
-def _rendered(report: FleetReport, form: render.Form) -> bytes:
+def _rendered(report: FleetReport, form: render.Form) -> Body:
     stream = io.StringIO()
     render.write_fleet(report, form, stream)
-    return stream.getvalue().encode("utf-8", "replace")
+    content_type = {"csv": CSV, "html": responses.HTML, "table": responses.TEXT}[form]
+    return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
 
 
 async def _focus(ask: Ask) -> Answer:
@@ -131,8 +130,8 @@ async def _focus(ask: Ask) -> Answer:
     stream = io.StringIO()
     version = ask.values["focusVersion"]
     await asyncio.to_thread(write_focus, ledger, stream, version=version)
-    body = stream.getvalue().encode("utf-8", "replace")
-    return Answer(body=body, content_type=CSV, filename=_filename("focus", ledger.window, version, "csv"))
+    body = Body(stream.getvalue().encode("utf-8", "replace"), CSV)
+    return Answer(body=body, filename=_filename("focus", ledger.window, version, "csv"))
 
 
 def _filename(head: str, window: Window, what: str, ending: str) -> str:
@@ -154,7 +153,7 @@ async def _summary(ask: Ask) -> Answer:
         "months": [documents.month_document(month) for month in await ask.book.months()],
         "freshness": documents.freshness_document(ask.book.freshness()),
     }
-    return Answer(body=responses.json_bytes(found))
+    return Answer(body=responses.json_body(found))
 
 
 async def _months(ask: Ask) -> Answer:
@@ -182,12 +181,12 @@ async def _pods(ask: Ask) -> Answer:
 
 
 async def _freshness(ask: Ask) -> Answer:
-    return Answer(body=responses.json_bytes(documents.freshness_document(ask.book.freshness())))
+    return Answer(body=responses.json_body(documents.freshness_document(ask.book.freshness())))
 
 
 def _with_freshness(ask: Ask, found: dict[str, Any]) -> Answer:
     found["freshness"] = documents.freshness_document(ask.book.freshness())
-    return Answer(body=responses.json_bytes(found))
+    return Answer(body=responses.json_body(found))
 
 
 _FORMAT = choice(

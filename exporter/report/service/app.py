@@ -11,23 +11,20 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from exporter.errors import ConfigError, ExporterError, PrometheusError
-from exporter.exposition.connections import CONNECTIONS, Connections
-from exporter.exposition.limits import Limits
-from exporter.exposition.peers import peer_of
-from exporter.exposition.protocol import dress
+from exporter.exposition.responses import Body
 from exporter.report.service import responses
 from exporter.report.service.book import Book
 from exporter.report.service.endpoints import add_endpoints
 from exporter.report.service.openapi import document
 from exporter.report.service.pages import add_pages
-from exporter.report.service.problems import problem_document
 from exporter.report.service.readings import CLIENT
 from exporter.report.service.settings import ServeSettings
 
 LOG = logging.getLogger("exporter.service")
 RETRY_AFTER_SECONDS = 15
-MOST_CONNECTIONS = 256
 
+_PREFIX_BITS = 64
+"""One host of IPv6 has that many addresses of its own."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SETTINGS = web.AppKey("SETTINGS", ServeSettings)
 _API = ("/api/", "/allocation", "/assets", "/model/", "/metrics", "/healthz", "/readyz", "/openapi.json")
@@ -39,40 +36,28 @@ class Face:
 
     clock: Callable[[], float]
     """Unix seconds."""
-    metrics: Callable[[str], tuple[bytes, str]] = field(default=lambda _: (b"", responses.TEXT))
-    """From an Accept header to the body of ``/metrics`` and its content type."""
-    guard: Middleware | None = None
-    """Stands before all of it; ``None`` lets everybody in."""
+    metrics: Callable[[str], Body] = field(default=lambda _: Body(b"", responses.TEXT))
+    """From an Accept header to the body of ``/metrics``."""
     ready: Callable[[], bool] = field(default=lambda: True)
     """Whether the first look at store and Prometheus is over, however it went."""
 
 
 def create_app(book: Book, settings: ServeSettings, face: Face) -> web.Application:
     """The service as an aiohttp application; it answers under ``/`` and under the prefix of ``external_url``."""
-    # People's browsers open six at a time and keep them.
-    connections = Connections(Limits(connections=MOST_CONNECTIONS))
-    app = _one_app(book, settings, face, connections, middlewares=True)
+    app = _one_app(book, settings, face, [_own_host, _known_client, _plain_errors])
     if settings.path_prefix:
         # People write an address without the slash at its end.
         app.router.add_get(settings.path_prefix, partial(_redirect, to=f"{settings.path_prefix}/"))
-        app.add_subapp(settings.path_prefix, _one_app(book, settings, face, connections, middlewares=False))
+        app.add_subapp(settings.path_prefix, _one_app(book, settings, face, []))
     return app
 
 
-def _one_app(
-    book: Book, settings: ServeSettings, face: Face, connections: Connections, *, middlewares: bool
-) -> web.Application:
-    guards = [face.guard] if face.guard else []
-    app = web.Application(
-        middlewares=[connections.middleware(), _own_host, _known_client, *guards, _plain_errors] if middlewares else [],
-        client_max_size=connections.limits.body_bytes,
-    )
-    app.on_response_prepare.append(dress)
-    app[CONNECTIONS] = connections
+def _one_app(book: Book, settings: ServeSettings, face: Face, middlewares: list[Middleware]) -> web.Application:
+    app = web.Application(middlewares=middlewares)
     app[SETTINGS] = settings
 
     async def healthz(request: web.Request) -> web.Response:
-        return await responses.respond(request, b"ok\n", responses.TEXT, cache="no-store")
+        return await responses.respond(request, Body(b"ok\n", responses.TEXT), cache="no-store")
 
     async def readyz(request: web.Request) -> web.Response:
         ready = face.ready()
@@ -80,16 +65,15 @@ def _one_app(
         lines = ["ready" if ready else "not ready: the first look at the store and at Prometheus is not over"]
         lines += [f"note: {problem}"] if problem else []
         text = "".join(f"{line}\n" for line in lines)
-        status = 200 if ready else 503
-        return await responses.respond(request, text.encode(), responses.TEXT, status=status, cache="no-store")
+        body = Body(text.encode(), responses.TEXT)
+        return await responses.respond(request, body, status=200 if ready else 503, cache="no-store")
 
     async def metrics(request: web.Request) -> web.Response:
-        body, content_type = face.metrics(request.headers.get(hdrs.ACCEPT, ""))
-        return await responses.respond(request, body, content_type, cache="no-store")
+        body = face.metrics(request.headers.get(hdrs.ACCEPT, ""))
+        return await responses.respond(request, body, cache="no-store")
 
     async def openapi(request: web.Request) -> web.Response:
-        body = responses.json_bytes(document(settings.title, settings.path_prefix))
-        return await responses.respond(request, body, responses.JSON)
+        return await responses.respond(request, responses.json_body(document(settings.title, settings.path_prefix)))
 
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
@@ -102,7 +86,7 @@ def _one_app(
 
 async def _redirect(request: web.Request, *, to: str) -> web.Response:
     headers: dict[str, str] = {hdrs.LOCATION: str(request.rel_url.with_path(to).with_query(request.query))}
-    return await responses.respond(request, b"", responses.TEXT, status=308, headers=headers)
+    return await responses.respond(request, Body(b"", responses.TEXT), status=308, headers=headers)
 
 
 @web.middleware
@@ -118,8 +102,28 @@ async def _own_host(request: web.Request, handler: _Handler) -> web.StreamRespon
 @web.middleware
 async def _known_client(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Remember by whose request reports are read: one client must leave room for others."""
-    CLIENT.set(peer_of(request.transport.get_extra_info("peername") if request.transport else None))
+    CLIENT.set(client_of(request.transport.get_extra_info("peername") if request.transport else None))
     return await handler(request)
+
+
+def client_of(address: object) -> str:
+    """Return a client's name: an IPv4 address, or the network of an IPv6 one; empty where there is none.
+
+    Args:
+        address: As a transport has it.
+    """
+    if not isinstance(address, tuple) or not address:
+        return ""
+    text = str(address[0])
+    if ":" not in text:
+        return text
+    try:
+        found = ipaddress.IPv6Address(text)
+    except ValueError:
+        return text
+    if found.ipv4_mapped:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found) >> _PREFIX_BITS << _PREFIX_BITS, _PREFIX_BITS)))
 
 
 def _is_own(host: str, external_url: str) -> bool:
@@ -177,11 +181,11 @@ async def _problem(request: web.Request, status: int, problems: tuple[str, ...])
     page = request.app.get(responses.ERROR_PAGE)
     path = request.path.removeprefix(request.app[SETTINGS].path_prefix)
     for_people = "text/html" in request.headers.get(hdrs.ACCEPT, "") and not path.startswith(_API)
-    told = problem_document(problems, status)
+    told = responses.problem_document(problems, status)
     if page and for_people:
         response = await page(request, status, told["error"], told["mend"])
     else:
-        response = await responses.respond(request, responses.json_bytes(told), responses.JSON, status=status)
+        response = await responses.respond(request, responses.json_body(told), status=status)
     if status == web.HTTPServiceUnavailable.status_code:
         response.headers[hdrs.RETRY_AFTER] = str(RETRY_AFTER_SECONDS)
     return response

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
+from exporter.exposition.responses import Bodies
 from exporter.report.fleet.windows import Now
 from exporter.report.service import allocation, api, responses
 from exporter.report.service.api import Ask, Endpoint
-from exporter.report.service.bodies import Bodies
 from exporter.report.service.book import Book
 from exporter.report.service.parameters import read
 from exporter.report.service.settings import ServeSettings
@@ -35,6 +35,6 @@ def _handler(
         headers: dict[str, str] = {}
         if answer.filename:
             headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{answer.filename}"'
-        return await responses.respond(request, answer.body, answer.content_type, headers=headers)
+        return await responses.respond(request, answer.body, headers=headers)
 
     return handle

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from aiohttp import hdrs, web
 
 from exporter.errors import ConfigError, PrometheusError, StoreError
-from exporter.exposition.compression import accepts_gzip
+from exporter.exposition.responses import Body, accepts_gzip
 from exporter.report.fleet.report import FleetReport
 from exporter.report.fleet.values import LABEL, Dimension, label_problem
 from exporter.report.service import responses, view_advice, view_overview, view_owner
@@ -107,7 +107,6 @@ class _Pages:
             hdrs.CONTENT_TYPE: asset.content_type,
             hdrs.CACHE_CONTROL: _A_YEAR,
             hdrs.VARY: "Accept-Encoding",
-            "X-Content-Type-Options": "nosniff",
         }
         body = asset.body
         if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
@@ -138,9 +137,9 @@ class _Pages:
             "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
             **values,
         }
-        body = await asyncio.to_thread(render, template, shown)
+        body = Body(await asyncio.to_thread(render, template, shown), responses.HTML)
         headers = {"Content-Security-Policy": _POLICY}
-        response = await responses.respond(request, body, responses.HTML, status=status, headers=headers)
+        response = await responses.respond(request, body, status=status, headers=headers)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             response.headers[hdrs.RETRY_AFTER] = "15"
         return response

@@ -1,16 +1,19 @@
-"""Answers of the service: headers that every one has, compression, and what has not changed is not sent again."""
+"""Answers of the service: headers, ETags, JSON, and errors as the API reports them."""
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from aiohttp import hdrs, web
 
-from exporter.exposition.compression import accepts_gzip, gzipped
+from exporter.exposition.responses import VARY, Body, accepts_gzip, response_of
 
 JSON, TEXT, HTML = "application/json", "text/plain; charset=utf-8", "text/html; charset=utf-8"
 _IN_THREAD_BYTES = 100_000
+_WHERE = re.compile(r"(?P<where>[^\s:;]+(?: \(from [^)]*\))?): (?P<rest>.+)", re.DOTALL)
 _OF_A_REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """For HTML that brings no policy of its own: a report to be saved, which has its styles in it and no script."""
 
@@ -20,59 +23,47 @@ ERROR_PAGE: web.AppKey[ErrorPage] = web.AppKey("ERROR_PAGE")
 """Set by what adds pages: answers errors of paths that are none of the API's, to those who accept HTML."""
 
 
-def json_bytes(document: object) -> bytes:
-    """A document as compact UTF-8; bad Unicode is replaced, so that one odd name cannot cost the answer.
+def json_body(document: object) -> Body:
+    """Return a document as compact UTF-8; bad Unicode is replaced, so that one odd name cannot cost the answer.
 
     Raises:
         ValueError: It has a value that is no number; JSON has none for it.
     """
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return Body(text.encode("utf-8", "replace"), JSON)
 
 
 async def respond(
     request: web.Request,
-    body: bytes,
-    content_type: str,
+    body: Body,
     *,
     status: int = 200,
     headers: Mapping[str, str] | None = None,
     cache: str = "private, no-cache",
 ) -> web.Response:
-    """An answer with the headers of all: no sniffing, no referrer, an ETag where it went well.
+    """Return an answer with an ETag if its status is 200, or a 304 where the client has it already.
 
     Args:
-        request: What is answered: says whether it takes gzip, and what it has already.
-        body: Uncompressed.
-        content_type: With its charset.
-        status: HTTP status; an answer that is no 200 is not to be kept by anybody.
+        request: Says whether the client accepts gzip, and what it has.
+        body: Shared by all clients.
+        status: HTTP status; an answer that is no 200 is kept by no cache.
         headers: More of them; they win.
-        cache: ``Cache-Control`` of a 200: by default it may be kept by a browser, which must ask again.
+        cache: ``Cache-Control`` of a 200: by default a browser may keep it, and must ask again.
     """
     fields = {
-        hdrs.CONTENT_TYPE: content_type,
         hdrs.CACHE_CONTROL: cache if status == web.HTTPOk.status_code else "no-store",
-        hdrs.VARY: "Accept, Accept-Encoding",
-        "X-Content-Type-Options": "nosniff",
         "X-Frame-Options": "SAMEORIGIN",
-        "Referrer-Policy": "no-referrer",
-        hdrs.SERVER: "gpu-cost-exporter",
         **(headers or {}),
     }
-    if content_type == HTML:
+    if body.content_type == HTML:
         fields.setdefault("Content-Security-Policy", _OF_A_REPORT)
     if status == web.HTTPOk.status_code and hdrs.ETAG not in fields:
-        fields[hdrs.ETAG] = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+        fields[hdrs.ETAG] = f'W/"{hashlib.blake2b(body.plain, digest_size=12).hexdigest()}"'
         if _has_already(request, fields[hdrs.ETAG]):
-            del fields[hdrs.CONTENT_TYPE]
-            return web.Response(status=web.HTTPNotModified.status_code, headers=fields)
-    if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
-        large = len(body) > _IN_THREAD_BYTES
-        packed = await asyncio.to_thread(gzipped, body) if large else gzipped(body)
-        if packed is not None:
-            body = packed
-            fields[hdrs.CONTENT_ENCODING] = "gzip"
-    return web.Response(body=body, status=status, headers=fields)
+            return web.Response(status=web.HTTPNotModified.status_code, headers={hdrs.VARY: VARY, **fields})
+    if body.size > _IN_THREAD_BYTES and accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
+        await asyncio.to_thread(body.packed)
+    return response_of(request, body, status=status, headers=fields)
 
 
 def _has_already(request: web.Request, etag: str) -> bool:
@@ -81,3 +72,20 @@ def _has_already(request: web.Request, etag: str) -> bool:
     return known.strip() == "*" or etag.removeprefix("W/") in {
         one.strip().removeprefix("W/") for one in known.split(",")
     }
+
+
+def problem_document(problems: Sequence[str], status: int) -> dict[str, Any]:
+    """Return the JSON of an error: ``error``, ``where`` and ``mend`` of the first problem, all of them in ``problems``.
+
+    A message of ours is ``where: what; how to mend it``; parts that a message does not have are empty. Clients of
+    OpenCost read ``code`` and ``message``.
+    """
+    documents = [_parts(problem) for problem in problems]
+    return {**documents[0], "problems": documents, "code": status, "message": "; ".join(problems)}
+
+
+def _parts(problem: str) -> dict[str, str]:
+    match = _WHERE.fullmatch(problem)
+    where, rest = (match["where"], match["rest"]) if match else ("", problem)
+    what, _, mend = rest.partition("; ")
+    return {"error": what, "where": where, "mend": mend}

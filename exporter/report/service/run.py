@@ -11,9 +11,9 @@ from functools import partial
 from aiohttp import web
 
 from exporter.config import web_config
-from exporter.exposition.listener import bind
+from exporter.exposition.http_server import HttpServer, bind
 from exporter.exposition.process import ProcessMetrics
-from exporter.exposition.serving import Serving
+from exporter.exposition.responses import Body
 from exporter.exposition.web_access import WebAccess
 from exporter.report.budget.file import load
 from exporter.report.budget.standing import standings
@@ -52,7 +52,9 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
         ExporterError: The port cannot be bound; nothing has been started then.
         StoreError: The store can neither be read nor written.
     """
-    access = WebAccess(partial(web_config.load, settings.web_config)) if settings.web_config else None
+    access = None
+    if settings.web_config:
+        access = WebAccess(partial(web_config.load, settings.web_config), settings.path_prefix)
     listener = bind(settings.listen_host, settings.listen_port)
     # Days are closed one question at a time, so that filling the store does not keep people waiting.
     for_pages = replace(settings.prometheus, concurrency=max(1, settings.prometheus.concurrency - 1))
@@ -124,30 +126,28 @@ class Service:
 
     def app(self) -> web.Application:
         """Its HTTP face."""
-        guard = self._access.middleware(self._settings.path_prefix) if self._access else None
-        face = Face(clock=self._clock, metrics=self._metrics, guard=guard, ready=lambda: self.refreshing.looked)
+        face = Face(clock=self._clock, metrics=self._metrics, ready=lambda: self.refreshing.looked)
         return create_app(self.book, self._settings, face)
 
     async def run(self, listener: socket.socket) -> int:
         """Serve until told to end."""
         stop = asyncio.Event()
         self._install_signals(stop)
-        serving = Serving(
+        server = HttpServer(
             app=self.app(),
             listener=listener,
             access=self._access,
-            access_failed=self._web_config_failed,
-            log=LOG,
+            count=self._count_error,
             shutdown_seconds=SHUTDOWN_SECONDS,
         )
         parts = (
             partial(rounds, self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
             partial(keep, self.refreshing.keeping, self._clock, self.refreshing.failed),
         )
-        await serving.until(stop, parts, self.book.readings.stop)
+        await server.serve(stop, parts, self.book.readings.stop)
         return 0
 
-    def _metrics(self, accept: str) -> tuple[bytes, str]:
+    def _metrics(self, accept: str) -> Body:
         keeping = self.refreshing.keeping
         months, coverage = self.book.known_months()
         figures = ServiceFigures(
@@ -160,10 +160,11 @@ class Service:
             coverage_ratio=coverage,
             read_errors=self.refreshing.errors,
         )
-        return render(figures, accept, self._process)
+        return Body(*render(figures, accept, self._process))
 
-    def _web_config_failed(self) -> None:
-        self.refreshing.errors["web_config"] += 1
+    def _count_error(self, part: str, _reason: str) -> None:
+        if part == "web":
+            self.refreshing.errors["web_config"] += 1
 
     def _install_signals(self, stop: asyncio.Event) -> None:
         """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""

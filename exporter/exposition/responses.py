@@ -1,0 +1,116 @@
+"""Bodies of answers, made and compressed once for all clients, and the response that carries one."""
+
+import asyncio
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from weakref import ref
+
+from aiohttp import hdrs, web
+
+KEPT_BYTES = 64 << 20
+VARY = "Accept, Accept-Encoding"
+_WORTH_BYTES = 1024
+_MEMORY = 7  # A table that stays in the processor's cache: as small, and a twentieth faster.
+_GZIP = zlib.MAX_WBITS + 16  # a header without a time
+_LEVEL = 1  # Repetitive text: higher levels cost several times the time for a few per cent.
+
+
+class Body:
+    """A body, and its gzip form from the first client on that accepts gzip.
+
+    Args:
+        content: The body, or its parts: a long one is compressed part by part and joined only for clients that do not
+            accept gzip, as Prometheus does.
+        content_type: With its charset.
+    """
+
+    __slots__ = ("_packed", "_parts", "content_type")
+
+    def __init__(self, content: bytes | Sequence[bytes], content_type: str) -> None:
+        self._parts = (content,) if isinstance(content, bytes) else content
+        self._packed: bytes | None = None
+        self.content_type = content_type
+
+    @property
+    def size(self) -> int:
+        """Bytes before compression."""
+        return sum(map(len, self._parts))
+
+    @property
+    def plain(self) -> bytes:
+        """The body as it is; the same bytes object each time."""
+        if len(self._parts) != 1:
+            self._parts = (b"".join(self._parts),)
+        return self._parts[0]
+
+    def packed(self) -> bytes | None:
+        """Return the body in gzip, the same bytes object each time; ``None`` where it is too short to be worth it."""
+        if self._packed is None and self.size >= _WORTH_BYTES:
+            packer = zlib.compressobj(_LEVEL, wbits=_GZIP, memLevel=_MEMORY)
+            self._packed = b"".join([*map(packer.compress, self._parts), packer.flush()])
+        return self._packed
+
+
+class Bodies:
+    """Keeps the bodies of objects that something else keeps alive, those used last. For one event loop."""
+
+    def __init__(self) -> None:
+        # Weak references: a page of ten lines must not keep a report of 20,000 in memory.
+        self._kept: OrderedDict[tuple[int, Hashable], tuple[ref[object], Body]] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, shown: object, form: Hashable, make: Callable[[], Body]) -> Body:
+        """Return the body that shows an object in a form; ``make`` makes it the first time."""
+        return self._find(shown, form) or self._keep(shown, form, make())
+
+    async def of_thread(self, shown: object, form: Hashable, make: Callable[[], Body]) -> Body:
+        """Do as ``of``, with ``make`` in a thread."""
+        return self._find(shown, form) or self._keep(shown, form, await asyncio.to_thread(make))
+
+    def _find(self, shown: object, form: Hashable) -> Body | None:
+        key = (id(shown), form)
+        kept = self._kept.get(key)
+        if kept is None or kept[0]() is not shown:
+            return None
+        self._kept.move_to_end(key)
+        return kept[1]
+
+    def _keep(self, shown: object, form: Hashable, body: Body) -> Body:
+        key = (id(shown), form)
+        self._drop([one for one, (of, _) in self._kept.items() if of() is None or one == key])
+        if shown is not None and body.size <= KEPT_BYTES:
+            self._kept[key] = (ref(shown), body)
+            self._bytes += body.size
+        while self._bytes > KEPT_BYTES:
+            self._drop([next(iter(self._kept))])
+        return body
+
+    def _drop(self, keys: list[tuple[int, Hashable]]) -> None:
+        for key in keys:
+            self._bytes -= self._kept.pop(key)[1].size
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether an Accept-Encoding header names gzip (or anything) with a weight above 0."""
+    weights: dict[str, bool] = {}
+    for item in accept_encoding.split(","):
+        coding, *parameters = item.split(";")
+        weights[coding.strip().lower()] = not any(_is_zero(parameter) for parameter in parameters)
+    return weights.get("gzip", weights.get("*", False))
+
+
+def _is_zero(parameter: str) -> bool:
+    name, _, value = parameter.partition("=")
+    return name.strip().lower() == "q" and value.strip().rstrip("0").rstrip(".") in {"", "0"}
+
+
+def response_of(
+    request: web.Request, body: Body, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return the response with a body, in gzip where the client accepts it; the server adds headers of its own."""
+    fields = {hdrs.CONTENT_TYPE: body.content_type, hdrs.VARY: VARY, **(headers or {})}
+    packed = body.packed() if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")) else None
+    if packed is None:
+        return web.Response(body=body.plain, status=status, headers=fields)
+    return web.Response(body=packed, status=status, headers={**fields, hdrs.CONTENT_ENCODING: "gzip"})
