@@ -16,6 +16,7 @@ RUN python3 -m venv /opt/build \
  && /opt/build/bin/pip install --require-hashes --only-binary :all: -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
+COPY simulator simulator
 COPY deploy/image/finish.sh ./
 COPY scripts/pins.py scripts/sbom.py scripts/
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .

@@ -13,10 +13,10 @@ from typing import Any
 from accuracy_day import DAY_SECONDS, WARM_SECONDS, Job, NodeDay
 from accuracy_prometheus import OPENS_AT, Samples
 
+from exporter.accounting.gpu_split import slot_of
 from exporter.accounting.ledgers import Ledgers, kept_of
-from exporter.accounting.slots import slot_of
+from exporter.accounting.meter import Meter
 from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
 from exporter.model import (
     Account,
     Activity,

@@ -23,8 +23,9 @@ import fleet_load
 import kube_objects
 from byte_meter import ByteMeter
 
-from exporter.simulator.api_server import ApiObjects, ApiServer
-from exporter.simulator.truth import Fault
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.api_store import ApiObjects
+from gpu_simulator.truth import Fault
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP_SECONDS = 0.1

@@ -16,9 +16,9 @@ from typing import Any
 
 import kube_objects
 
-from exporter.attribution import pod_objects
-from exporter.attribution.api_client import ApiClient
-from exporter.attribution.list_watch import ListWatch
+from exporter.kube import objects
+from exporter.kube.api_client import ApiClient
+from exporter.kube.list_watch import ListWatch
 from exporter.model import PodMetadata
 
 SELECTOR = f"spec.nodeName={kube_objects.NODE},status.phase!=Succeeded,status.phase!=Failed"
@@ -63,7 +63,7 @@ def _watcher(arguments: argparse.Namespace, number: int) -> tuple[ApiClient, Pod
         path="/api/v1/pods",
         query={"fieldSelector": SELECTOR},
         metadata_only=True,
-        parse=functools.partial(pod_objects.parse, wanted=frozenset()),
+        parse=functools.partial(objects.parse, wanted=frozenset()),
         clock=time.time,
         random=chance,
         lifetime_seconds=tuple(arguments.lifetime),

@@ -20,16 +20,16 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.accounting.idle import IdleClock
-from exporter.agent.attributor import Attributor
+from exporter.agent.facts import Attributor
 from exporter.agent.views import Viewer
 from exporter.attribution.join import attribute
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.exposition import collectors_file
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.text import render
+from exporter.gpu.nvml.source import NvmlSource
+from exporter.metrics import collectors_file
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import render
 from exporter.model import Allocations, ContainerAllocation, DeviceIds, Snapshot
-from exporter.simulator import driver, filesystem, scenario
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import driver, filesystem, scenario
 
 CAPTURES = {
     "capture-h100": "linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01.txt",

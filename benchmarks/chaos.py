@@ -24,7 +24,7 @@ from chaos_machine import Machine, Tools, Weight, tools
 from chaos_node import ChaosNode
 from chaos_schedule import Injection, Schedule
 
-from exporter.simulator.truth import Fault
+from gpu_simulator.truth import Fault
 
 WELL_SECONDS = 30.0
 """A node that is not well so long after the last fault has not recovered."""

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING
 from chaos_world import Plan, World
 
 if TYPE_CHECKING:
-    from exporter.simulator.truth import NodeTruth
+    from gpu_simulator.truth import NodeTruth
 
 HASTE = 5.0
 
 
 def hurry_child() -> None:
     """Shorten the patience of the process that owns the driver."""
-    from exporter.sources import nvml  # noqa: PLC0415 - the child of DCGM does without
+    from exporter.gpu.nvml import source  # noqa: PLC0415 - the child of DCGM does without
 
-    nvml.NvmlSource.waits_seconds = (1.0 / HASTE, 10.0 / HASTE)
-    _shorten(nvml.NvmlSource.__init__, "retry_seconds")
+    source.NvmlSource.waits_seconds = (1.0 / HASTE, 10.0 / HASTE)
+    _shorten(source.NvmlSource.__init__, "retry_seconds")
 
 
 def hurry() -> None:
     """Shorten the patience of the agent: deadlines of children and kubelet, pauses after failures."""
-    from exporter.agent import metering, workers  # noqa: PLC0415 - a child does without
-    from exporter.attribution import api_errors, list_watch, podresources  # noqa: PLC0415
-    from exporter.sources import worker  # noqa: PLC0415
+    from exporter.agent import metering, sources  # noqa: PLC0415 - a child does without
+    from exporter.gpu import worker  # noqa: PLC0415
+    from exporter.kube import api_client, kubelet, list_watch  # noqa: PLC0415
 
     for module, names in (
         (metering, ("HUNG_SECONDS",)),
-        (api_errors, ("FIRST_BACKOFF_SECONDS", "LONGEST_BACKOFF_SECONDS", "FORBIDDEN_SECONDS")),
+        (api_client, ("FIRST_BACKOFF_SECONDS", "LONGEST_BACKOFF_SECONDS", "FORBIDDEN_SECONDS")),
         (list_watch, ("GONE_SPREAD_SECONDS", "SHORTEST_WATCH_SECONDS")),
-        (podresources, ("LONGEST_WAIT_SECONDS", "LEAST_RETRY_SECONDS")),
+        (kubelet, ("LONGEST_WAIT_SECONDS", "LEAST_RETRY_SECONDS")),
         (worker, ("_GRACE_SECONDS", "_LAST_CHANCE_SECONDS")),
         (worker, ("_FIRST_RENEWAL_SECONDS", "_LONGEST_RENEWAL_SECONDS")),
         (worker, ("_FIRST_BACKOFF_SECONDS", "_LONGEST_BACKOFF_SECONDS", "_SETTLED_SECONDS")),
@@ -47,7 +47,7 @@ def hurry() -> None:
         for name in names:
             setattr(module, name, getattr(module, name) / HASTE)
     _shorten(worker.Worker.__init__, "deadline_seconds", "start_deadline_seconds")
-    _shorten(workers.MissingGpus.__init__, "first_seconds", "longest_seconds")
+    _shorten(sources.MissingGpus.__init__, "first_seconds", "longest_seconds")
 
 
 def _shorten(function: object, *names: str) -> None:
@@ -57,8 +57,8 @@ def _shorten(function: object, *names: str) -> None:
 
 
 def _child(path: Path, rest: list[str]) -> int:
-    from exporter.simulator import dcgm, driver  # noqa: PLC0415 - the agent does without
-    from exporter.sources import child  # noqa: PLC0415
+    from exporter.gpu import child  # noqa: PLC0415
+    from gpu_simulator import dcgm, driver  # noqa: PLC0415 - the agent does without
 
     plan = Plan.read(path)
     world = World(plan)
@@ -79,17 +79,17 @@ def _child(path: Path, rest: list[str]) -> int:
 
 def _agent(path: Path, rest: list[str]) -> int:
     from exporter import agent  # noqa: PLC0415 - a child does without
-    from exporter.agent.workers import fields_of, sources_of  # noqa: PLC0415
+    from exporter.agent.sources import fields_of, sources_of  # noqa: PLC0415
     from exporter.cli.agent import leave_threads  # noqa: PLC0415
-    from exporter.cli.base import Parser, add_options  # noqa: PLC0415
-    from exporter.config import load_agent, logs, read_collectors  # noqa: PLC0415
+    from exporter.cli.common import Parser, add_options  # noqa: PLC0415
+    from exporter.config import load_agent, read_collectors, resolve  # noqa: PLC0415
 
     faulthandler.enable()  # an agent that does not end is asked by SIGABRT what it is at
     hurry()
     parser = Parser(prog="chaos_agent.py")
     add_options(parser)
     config = load_agent(vars(parser.parse_args(rest)), os.environ)
-    logs.configure(config.log_format, config.log_level)
+    resolve.configure(config.log_format, config.log_level)
     fields = read_collectors(config.collectors).fields
     commands = {
         name: (

@@ -20,11 +20,11 @@ from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, us
 from chaos_schedule import Act, Injection
 from chaos_world import INSTANCE_TYPE, NODE, World
 
-from exporter.simulator import api_objects, filesystem
-from exporter.simulator.api_server import ApiServer
-from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.parts import free_port
-from exporter.simulator.truth import NodeTruth
+from gpu_simulator import api_objects, filesystem
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.parts import free_port
+from gpu_simulator.truth import NodeTruth
 
 SCRAPE_SECONDS = 0.5
 LATE_SECONDS = 0.2

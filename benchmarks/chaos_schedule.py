@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from exporter.simulator.scenario_faults import GPU_FAULTS
-from exporter.simulator.truth import Fault
+from gpu_simulator.scenario_faults import GPU_FAULTS
+from gpu_simulator.truth import Fault
 
 GPUS = 4
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 3.5

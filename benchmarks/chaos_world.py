@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from chaos_schedule import GPU_HANG, Act, Injection
 
-from exporter.simulator import scenario, scenario_file
-from exporter.simulator.truth import Fault, Load, NodeTruth
+from gpu_simulator import scenario, scenario_file
+from gpu_simulator.truth import Fault, Load, NodeTruth
 
 if TYPE_CHECKING:
-    from exporter.simulator.scenario import Scenario
+    from gpu_simulator.scenario import Scenario
 
 NODE = "sim-chaos"
 MIG_GPU = 2

@@ -75,7 +75,7 @@ def sample(address: str) -> dict[str, float]:
     Args:
         address: of the engine.
     """
-    from exporter.sources.dcgm import DcgmSource  # noqa: PLC0415 - only the counting process needs it
+    from exporter.gpu.dcgm.session import DcgmSource  # noqa: PLC0415 - only the counting process needs it
 
     block = stub.opened(Path(os.environ["DCGM_STUB_CONTROL"]))
     counts, tell = (ctypes.c_uint64 * 4)(), ctypes.CDLL(None).allocations
@@ -120,7 +120,7 @@ def sample(address: str) -> dict[str, float]:
 def _default_fields() -> frozenset[Field]:
     """What the agent asks of DCGM alone when no collectors file says otherwise."""
     from exporter.config import read_collectors  # noqa: PLC0415 - as above
-    from exporter.sources.dcgm_fields import alone  # noqa: PLC0415 - as above
+    from exporter.gpu.dcgm.readings import alone  # noqa: PLC0415 - as above
 
     return alone(read_collectors(None).fields)
 

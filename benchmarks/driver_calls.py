@@ -79,7 +79,7 @@ def _nvml(samples: int) -> Counter[str]:
     import pynvml  # noqa: PLC0415 - only the process that samples has the library
 
     from exporter.config import read_collectors  # noqa: PLC0415 - as above
-    from exporter.sources.nvml import NvmlSource  # noqa: PLC0415 - as above
+    from exporter.gpu.nvml.source import NvmlSource  # noqa: PLC0415 - as above
 
     calls: Counter[str] = Counter()
     find = pynvml._nvmlGetFunctionPointer  # noqa: SLF001 - every call of the binding goes through it
@@ -108,9 +108,9 @@ def _nvml(samples: int) -> Counter[str]:
 
 def _dcgm(address: str, samples: int) -> Counter[str]:
     from exporter.config import read_collectors  # noqa: PLC0415 - as in _nvml
-    from exporter.sources.dcgm import DcgmSource  # noqa: PLC0415 - as above
-    from exporter.sources.dcgm_fields import supplement  # noqa: PLC0415 - as above
-    from exporter.sources.libdcgm import Library  # noqa: PLC0415 - as above
+    from exporter.gpu.dcgm.library import Library  # noqa: PLC0415 - as above
+    from exporter.gpu.dcgm.readings import supplement  # noqa: PLC0415 - as above
+    from exporter.gpu.dcgm.session import DcgmSource  # noqa: PLC0415 - as above
 
     calls: Counter[str] = Counter()
     ask = Library.call

@@ -10,13 +10,13 @@ from typing import Any
 from fuzz_page import NOW, Known, gpus, lived, node
 from fuzz_targets import Scratch, check_message, require, target
 
-from exporter.attribution import api_errors, dra_objects, namespaces, node_labels, pod_objects
-from exporter.attribution.api_client import ApiClient
 from exporter.attribution.device_ids import GPU_DRA_DRIVER
-from exporter.attribution.evidence import Evidence
-from exporter.attribution.list_watch import ListWatch
 from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
+from exporter.attribution.pod_lifecycle import Evidence
 from exporter.errors import ApiError
+from exporter.kube import api_client, metadata, objects
+from exporter.kube.api_client import ApiClient
+from exporter.kube.list_watch import ListWatch
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds, PodMetadata
 
 _RULES = OwnerRules(
@@ -70,7 +70,7 @@ async def followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
         path="/api/v1/pods",
         query={},
         metadata_only=True,
-        parse=lambda item: pod_objects.parse(item, _WANTED),
+        parse=lambda item: objects.parse(item, _WANTED),
         clock=lambda: NOW,
         sleep=_end,
         random=lambda: 0.5,
@@ -119,7 +119,7 @@ def _shown(pods: dict[tuple[str, str], PodMetadata], more: dict[str, Any]) -> No
         for number, (namespace, name) in enumerate([*known, *known])
     )
     allocations = Allocations(answered_at_seconds=NOW, containers=containers, allocatable=None)
-    namespace = more.get("namespace", namespaces.NO_NAMESPACE)
+    namespace = more.get("namespace", metadata.NO_NAMESPACE)
     known_of = Known(
         saw=Evidence(pods=pods, reads_claims=True, claims=more.get("claims", {}), devices=more.get("devices")),
         whose={name: facts_of(pod, namespace.labels, namespace.annotations, _RULES) for name, pod in pods.items()},
@@ -141,21 +141,21 @@ def _objects(data: bytes) -> None:
         return  # told by the client, which is the other target
     if not isinstance(whole, dict):
         return
-    parsed = [pod_objects.parse(item, _WANTED) for item in _dicts(whole.get("pods"))]
-    slices = [dra_objects.parse_slice(item) for item in _dicts(whole.get("slices"))]
-    pools = dra_objects.pools_of([one[1] for one in slices if one], {})
+    parsed = [objects.parse(item, _WANTED) for item in _dicts(whole.get("pods"))]
+    slices = [objects.parse_slice(item) for item in _dicts(whole.get("slices"))]
+    pools = objects.pools_of([one[1] for one in slices if one], {})
     devices = {(pool, name): device for pool, some in pools.items() for name, device in some.items()}
     claim = _dict(whole.get("claim"))
-    allocated = dra_objects.allocated_devices(claim)
+    allocated = objects.allocated_devices(claim)
     labels = _dict(whole.get("node")).get("metadata")
-    dra_objects.served_version(_dict(whole.get("group")))
+    objects.served_version(_dict(whole.get("group")))
     _shown(
         dict(one for one in parsed if one),
         {
-            "namespace": namespaces.parse(_dict(whole.get("namespace")), _WANTED),
+            "namespace": metadata.parse(_dict(whole.get("namespace")), _WANTED),
             "devices": devices or None,
-            "claims": {dra_objects.claim_uid(claim) or _CLAIM_UID: allocated} if allocated is not None else {},
-            "node": node_labels.node_facts(pod_objects.labels_of(labels) if isinstance(labels, dict) else {}),
+            "claims": {objects.claim_uid(claim) or _CLAIM_UID: allocated} if allocated is not None else {},
+            "node": metadata.node_facts(objects.labels_of(labels) if isinstance(labels, dict) else {}),
         },
     )
 
@@ -173,13 +173,13 @@ def _error(data: bytes) -> None:
     """A status, the Retry-After header and the body of an answer that is none."""
     status, after, body = [*data.split(b"\n", 2), b"", b""][:3]
     code: object = int(status) if status.isdigit() and len(status) < 4 else status.decode("latin-1")  # noqa: PLR2004 - HTTP
-    error = api_errors.of_status(
+    error = api_client.of_status(
         code,
         "https://api",
         "/api/v1/pods",
         {},
-        details=api_errors.message_of(body),
+        details=api_client.message_of(body),
         retry_after=after.decode("latin-1"),
     )
-    require(0 < api_errors.retry_seconds(error, 3, lambda: 0.5) < 400, "a wait")  # noqa: PLR2004 - the longest, and a bit
+    require(0 < api_client.retry_seconds(error, 3, lambda: 0.5) < 400, "a wait")  # noqa: PLR2004 - the longest, and a bit
     raise error

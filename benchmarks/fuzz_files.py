@@ -4,24 +4,24 @@ import math
 
 from fuzz_targets import Scratch, require, require_finite, target
 
-from exporter.accounting.pricing import PriceBook
-from exporter.config import price_book, price_table, web_config
-from exporter.config.gpu_models import KNOWN_MODELS
-from exporter.config.load import load_agent
+from exporter.accounting.prices import PriceBook
+from exporter.config import price_book, web_config
+from exporter.config import price_book as price_table
 from exporter.config.options import OPTIONS
 from exporter.config.paths import read_collectors
+from exporter.config.resolve import load_agent
+from exporter.config.types import KNOWN_MODELS
+from exporter.cost import budgets as budget_file
+from exporter.cost.ledger import chunks, parse_window
+from exporter.cost.node_report import base_address
+from exporter.cost.prometheus import seconds_of
 from exporter.errors import ConfigError
-from exporter.exposition.builder import Dropped
-from exporter.exposition.collector import ExpositionOptions, build
-from exporter.exposition.family import duplicate_series
+from exporter.metrics.collector import ExpositionOptions, build
+from exporter.metrics.text_format import Dropped, duplicate_series
 from exporter.model import NodeFacts, Snapshot
-from exporter.report.agent_client import base_address
-from exporter.report.budget import file as budget_file
-from exporter.report.fleet.engine import seconds_of
-from exporter.report.fleet.windows import chunks, parse_window
-from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
-from exporter.report.service.settings import load_settings
-from exporter.simulator import scenario
+from exporter.service.settings import OPTIONS as SERVE_OPTIONS
+from exporter.service.settings import load_settings
+from gpu_simulator import scenario
 
 NOW = 1_800_000_000.0
 _PATHS = frozenset(

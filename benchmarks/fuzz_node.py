@@ -8,19 +8,18 @@ import grpc.aio
 from fuzz_page import NOW, gpus, lived, node, reading
 from fuzz_targets import Scratch, require, require_finite, target
 
-from exporter.agent.record import SourceRecord
-from exporter.attribution import cgroup, device_ids
-from exporter.attribution._proto import LIST_METHOD
+from exporter.agent.history import SourceRecord
+from exporter.attribution import device_ids, processes
 from exporter.attribution.device_ids import IdKind
-from exporter.attribution.host_processes import HostProcesses, UserNames
-from exporter.attribution.podresources import KubeletClient
+from exporter.attribution.host import HostProcesses, UserNames
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.attribution.slurm import SlurmJobs
 from exporter.errors import AttributionError, SourceError
+from exporter.gpu import wire
+from exporter.gpu.dcgm.library import FieldValueV1
+from exporter.gpu.dcgm.readings import Inbox, Movement
+from exporter.kube.kubelet import LIST_METHOD, KubeletClient
 from exporter.model import Allocations, ContainerAllocation, DeviceIds, Reading
-from exporter.sources import wire
-from exporter.sources._libdcgm import FieldValueV1
-from exporter.sources.dcgm_values import Inbox, Movement
 
 _POD = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PARTS = b"\n--\n"
@@ -76,7 +75,7 @@ def _kubelet_allocatable(data: bytes) -> None:
 
 @target("process", "cgroup")
 def _cgroup(data: bytes) -> None:
-    found = cgroup.pod_of(data.decode("utf-8", "replace"))
+    found = processes.pod_of(data.decode("utf-8", "replace"))
     if found is not None:
         require(_POD.fullmatch(found[0]) is not None, f"the pod {found[0]!r}")
         require(found[1] is None or re.fullmatch("[0-9a-f]{64}", found[1]) is not None, f"the container {found[1]!r}")

@@ -8,20 +8,17 @@ from fuzz_targets import require, require_json
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.meter import Meter
 from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
-from exporter.agent.attributor import Attributor
+from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.owners import Owners
 from exporter.agent.views import Viewer
-from exporter.attribution.evidence import NO_EVIDENCE, Evidence
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.config import price_book
-from exporter.exposition import api, ledger_api, page
-from exporter.exposition.builder import Dropped
-from exporter.exposition.collector import ExpositionOptions, build
-from exporter.exposition.family import duplicate_series
-from exporter.exposition.text import render
+from exporter.metrics.collector import ExpositionOptions, build
+from exporter.metrics.text_format import Dropped, duplicate_series, render
 from exporter.model import (
     Allocations,
     Field,
@@ -37,6 +34,7 @@ from exporter.model import (
     SourceState,
     SourceStatus,
 )
+from exporter.web import node_api, node_page
 
 NOW = 1_800_000_000.0
 _ESCAPED = r'(?:[^"\\\n]|\\["\\n])*'
@@ -252,6 +250,6 @@ def check_page(snapshot: Snapshot, *, conserved: bool = True) -> None:
             not conserved or apart <= _TOLERATED * max(ledger.capacity_seconds, 1),
             f"{seconds} of {ledger.capacity_seconds} s",
         )
-    require_json(api.device_document(snapshot))
-    require_json(ledger_api.ledger_document(snapshot))
-    page.document(snapshot).encode("utf-8", "replace")
+    require_json(node_api.device_document(snapshot))
+    require_json(node_api.ledger_document(snapshot))
+    node_page.document(snapshot).encode("utf-8", "replace")

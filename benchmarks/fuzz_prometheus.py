@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from fuzz_targets import require, require_finite, require_json, target
 
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost import node_report, prometheus_access
+from exporter.cost import node_report as agent_client
+from exporter.cost import report as costs
+from exporter.cost.document import BY
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import Dimension, Figures, Filters, LineKey, Window
+from exporter.cost.live import live_pods
+from exporter.cost.node_report_render import FORMATS, write
+from exporter.cost.prometheus import Answer, PrometheusClient
+from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.errors import ExporterError, PrometheusError
-from exporter.report import agent_client, node_report
-from exporter.report.fleet import costs, prometheus_errors
-from exporter.report.fleet.live import live_pods
-from exporter.report.fleet.prometheus import Answer, PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import Dimension, Figures, Filters, LineKey, Window
-from exporter.report.lines import BY
-from exporter.report.render import FLEET_FORMATS, write_fleet
-from exporter.report.write import FORMATS, write
 
 _SETTINGS = PrometheusSettings(url="http://prometheus:9090", retries=0)
 _START = 1_790_812_800
@@ -85,7 +86,7 @@ def _refusal(data: bytes) -> None:
     status, header, body = [*data.split(b"\n", 2), b"", b""][:3]
     code = int(status) if status.isdigit() and len(status) < 4 else 500  # noqa: PLR2004 - HTTP
     value = header.decode("latin-1")
-    raise prometheus_errors.refusal(_SETTINGS, "/api/v1/query", code, body, {"location": value, "retry-after": value})
+    raise prometheus_access.refusal(_SETTINGS, "/api/v1/query", code, body, {"location": value, "retry-after": value})
 
 
 @target("prometheus", "agent", ExporterError, most_bytes=8192)

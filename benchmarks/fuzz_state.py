@@ -11,11 +11,11 @@ from fuzz_targets import BrokenPromise, Scratch, require, target
 from exporter.accounting.ledger import ledger_of
 from exporter.accounting.state_file import VERSION, StateFile, encode
 from exporter.agent.owners import Owners
+from exporter.cost import store as look
+from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
+from exporter.cost.store import connect_to_write, reading
+from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 from exporter.errors import StateError, StoreError
-from exporter.report.fleet.values import Chunk, Figures, FleetLedger, LineKey, Window
-from exporter.report.store import look
-from exporter.report.store.door import connect_to_write, reading
-from exporter.report.store.values import ALL_OF_A_DAY, day_window
 
 
 def _folder() -> Path:
@@ -86,7 +86,7 @@ DAY = 20_000 * 86_400
 
 def store_of_a_day() -> bytes:
     """A store with one closed day, as its file is."""
-    from exporter.report.store import DayStore  # noqa: PLC0415 - for the seed alone
+    from exporter.cost.store import DayStore  # noqa: PLC0415 - for the seed alone
 
     path = _folder() / "made.sqlite"
     key = LineKey(cluster="a", node="n", namespace="team", kind="Job", workload="w", model="H100", mode="exclusive")

@@ -14,21 +14,21 @@ from fuzz_page import lived, node
 from fuzz_targets import UNEXPECTED, BrokenPromise, require, target
 from yarl import URL
 
+from exporter.config.web_config import WebSettings
+from exporter.cost.ledger import Now
+from exporter.cost.prometheus import Answer, PrometheusClient
+from exporter.cost.prometheus_access import Refusal
 from exporter.errors import ConfigError
-from exporter.exposition import text
-from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.http_server import Connection, HttpServer
-from exporter.exposition.rendered import Renderer
-from exporter.exposition.responses import accepts_gzip
-from exporter.exposition.server import create_app
-from exporter.exposition.web_access import WebAccess, WebSettings
-from exporter.report.fleet.prometheus import Answer, PrometheusClient
-from exporter.report.fleet.prometheus_errors import Refusal
-from exporter.report.fleet.windows import Now
-from exporter.report.service import allocation_query, parameters
-from exporter.report.service.run import Service
-from exporter.report.service.settings import load_settings
-from exporter.report.service.view_query import read_view
+from exporter.metrics import text_format
+from exporter.metrics.collector import ExpositionOptions
+from exporter.service import opencost_query, parameters
+from exporter.service.page_frame import read_view
+from exporter.service.run import Service
+from exporter.service.settings import load_settings
+from exporter.web.access import WebAccess
+from exporter.web.http_server import Connection, HttpServer
+from exporter.web.responses import accepts_gzip
+from exporter.web.server import Renderer, create_app
 
 NOW = 1_800_000_000.0
 _LONGEST_SECONDS = 60.0
@@ -172,14 +172,14 @@ def _service(data: bytes) -> None:
 def _headers(data: bytes) -> None:
     """Accept or Accept-Encoding, as aiohttp gives it."""
     header = data.decode("utf-8", "surrogateescape")
-    text.negotiate(header)
+    text_format.negotiate(header)
     accepts_gzip(header)
 
 
 _TABLES = (
     (parameters.WINDOW, parameters.BY, *parameters.FILTERS, parameters.SHARE_IDLE, parameters.SHARE_UNALLOCATED),
     (parameters.WINDOW, parameters.SERIES, parameters.OFFSET, parameters.LIMIT),
-    allocation_query.PARAMETERS,
+    opencost_query.PARAMETERS,
 )
 
 
@@ -192,9 +192,9 @@ def _query(data: bytes) -> None:
         try:
             values = parameters.read(table, pairs, Now(NOW))
             parameters.filters_of(values)
-            if table is allocation_query.PARAMETERS:
-                allocation_query.wanted_of(values)
-                allocation_query.sets_of(values["window"], values)
+            if table is opencost_query.PARAMETERS:
+                opencost_query.wanted_of(values)
+                opencost_query.sets_of(values["window"], values)
         except ConfigError as error:
             refused = error
     try:

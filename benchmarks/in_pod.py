@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from exporter.attribution import api_settings
+from exporter.kube import credentials
 
 if __name__ == "__main__":
     # A pod has it in a folder that only root could make here. Those who use it are imported by the command line.
-    api_settings.SERVICE_ACCOUNT = Path(sys.argv.pop(1))
+    credentials.SERVICE_ACCOUNT = Path(sys.argv.pop(1))
     from exporter.cli import main
 
     sys.exit(main())

@@ -28,9 +28,9 @@ LARGEST = 12
 _HERE = {**os.environ, "PYTHONPATH": str(bench.ROOT)}
 HOLD_SECONDS = 20.0
 PROCESSES = {
-    "parent": ("exporter.cli", "exporter.agent.run", "exporter.attribution.metadata"),
-    "child": ("exporter.sources.child", "exporter.sources.nvml"),
-    "child for DCGM": ("exporter.sources.child", "exporter.sources.dcgm"),
+    "parent": ("exporter.cli", "exporter.agent.run", "exporter.kube.metadata"),
+    "child": ("exporter.gpu.child", "exporter.gpu.nvml.source"),
+    "child for DCGM": ("exporter.gpu.child", "exporter.gpu.dcgm.session"),
 }
 
 

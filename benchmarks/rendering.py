@@ -30,12 +30,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from rendering_nodes import SHAPES, ticks
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.family import Family, Kind
-from exporter.exposition.rendered import Renderer
-from exporter.exposition.responses import Body
-from exporter.exposition.text import render
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import Family, Kind, render
 from exporter.model import Snapshot
+from exporter.web.responses import Body
+from exporter.web.server import Renderer
 
 PAGES = 30
 HOTTEST = 10

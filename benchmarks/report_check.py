@@ -7,8 +7,8 @@ from pathlib import Path
 import fleet_support
 import scale_support
 
-from exporter.simulator.fleet import Writing, write_fleet
-from exporter.simulator.fleet_plan import FleetPlan
+from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator.fleet_plan import FleetPlan
 
 NODES = 50
 MISSING = "not measured: needs prometheus and promtool on the PATH (make install)"

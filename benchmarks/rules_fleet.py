@@ -9,9 +9,9 @@ from typing import NamedTuple
 from remote_write import encode_labels
 from rules_labels import ON_INSTANCES, STATES, is_there, own_labels
 
-from exporter.exposition import catalog
-from exporter.exposition.collectors_file import DEFAULT
-from exporter.exposition.metric import Metric
+from exporter.metrics import catalog
+from exporter.metrics.collectors_file import DEFAULT
+from exporter.metrics.text_format import Metric
 from exporter.model import WINDOWS, shown_windows
 
 GPUS_PER_NODE = 8

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterator, Mapping
 
-from exporter.exposition.metric import Metric
+from exporter.metrics.text_format import Metric
 
 ON_INSTANCES = frozenset(
     {

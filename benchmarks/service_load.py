@@ -15,8 +15,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import fleet_support  # noqa: E402 - lies beside the tests, which the line above makes importable
 import service_support  # noqa: E402 - as above
 
-from exporter.simulator.fleet import Writing, write_fleet  # noqa: E402 - as above
-from exporter.simulator.fleet_plan import FleetPlan  # noqa: E402 - as above
+from gpu_simulator.fleet import Writing, write_fleet  # noqa: E402 - as above
+from gpu_simulator.fleet_plan import FleetPlan  # noqa: E402 - as above
 
 MONTH = "/api/v1/report?window=30d&by="
 PATHS = {

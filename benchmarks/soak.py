@@ -33,15 +33,14 @@ from aiohttp import web
 from virtual_world import LAYOUTS, MODELS, Board, World
 
 from exporter.agent.metering import Save
-from exporter.attribution.podresources import KubeletClient
 from exporter.config import price_book
 from exporter.errors import AttributionError
-from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.rendered import Renderer
-from exporter.exposition.server import create_app
+from exporter.gpu import wire
+from exporter.kube.kubelet import KubeletClient
+from exporter.metrics.collector import ExpositionOptions
 from exporter.model import SourceState
-from exporter.simulator.kubelet import KubeletServer
-from exporter.sources import wire
+from exporter.web.server import Renderer, create_app
+from gpu_simulator.kubelet import KubeletServer
 
 DAY_SECONDS = 86_400.0
 INTERVAL_SECONDS = 60.0

@@ -15,10 +15,11 @@ import kube_objects
 from api_support import self_signed
 from stub_support import MIB, RELEASE, gpu_uuid
 
-from exporter.simulator import filesystem
-from exporter.simulator.api_server import ApiObjects, ApiServer
-from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.truth import Fault, GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
+from gpu_simulator import filesystem
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.api_store import ApiObjects
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.truth import Fault, GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
 
 CHANGE_SECONDS = 2.0
 """A pod changes, more often than a real one of a busy node."""

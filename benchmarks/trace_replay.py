@@ -24,19 +24,19 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.accounting.idle import IdleClock
-from exporter.agent.attributor import Attributor
+from exporter.agent.facts import Attributor
 from exporter.agent.views import Viewer
 from exporter.attribution.join import attribute
-from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.text import render
+from exporter.kube.kubelet import KubeletClient
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import render
 from exporter.model import Field, Gpu, GpuReading, Reading, Snapshot
-from exporter.simulator import identities, scenario
-from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.loads import MIXES, mix
-from exporter.simulator.models import MODELS
-from exporter.simulator.plan import (
+from gpu_simulator import identities, scenario
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.loads import MIXES, mix
+from gpu_simulator.models import MODELS
+from gpu_simulator.plan import (
     Claim,
     ContainerPlan,
     GpuPlan,
@@ -48,8 +48,8 @@ from exporter.simulator.plan import (
     Sharing,
     Window,
 )
-from exporter.simulator.profiles import Steady
-from exporter.simulator.truth import NodeTruth
+from gpu_simulator.profiles import Steady
+from gpu_simulator.truth import NodeTruth
 
 TRACE = "openb_pod_list_default.csv"
 WHOLE_MILLI = 1000

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from pipeline_support import pipeline
 
-from exporter.simulator import scenario
+from gpu_simulator import scenario
 
 SHIPPED = ("demo", "a100-mig", "t4-timeslicing", "capture-h100-mig", "hami")
 SOURCES = ("nvml", "auto", "dcgm")

@@ -7,10 +7,9 @@ from typing import Any
 
 from virtual_world import Pod, World
 
-from exporter.attribution import pod_objects
-from exporter.attribution.endings import Endings, PodName
-from exporter.attribution.evidence import Evidence
 from exporter.attribution.owners import OwnerRules, facts_of
+from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
+from exporter.kube import objects
 from exporter.model import Allocations, NodeFacts, PodFacts, PodMetadata
 
 RULES = OwnerRules(team_keys=("team",))
@@ -61,7 +60,7 @@ class Api:
             before = self._followed.items.get((pod.namespace, pod.name))
             if before is not None and before.uid == pod.uid:
                 items[pod.namespace, pod.name] = before
-            elif parsed := pod_objects.parse(_object_of(pod), frozenset()):
+            elif parsed := objects.parse(_object_of(pod), frozenset()):
                 items[parsed[0]] = parsed[1]
         before = self._followed
         if items != before.items:

@@ -11,32 +11,20 @@ from virtual_world import AGENT_POD, NODE, Held, World
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledger import Ledger, Sheet
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import PriceBook
-from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
-from exporter.accounting.writer_lock import WriterLock
-from exporter.agent.attributor import Attributor
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook
+from exporter.accounting.state_file import StateFile, WriterLock
+from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import Owners
 from exporter.agent.views import Viewer
-from exporter.attribution._proto import LIST_METHOD
-from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.errors import AttributionError, SourceError
-from exporter.model import (
-    Allocations,
-    NodeFacts,
-    Owner,
-    Portion,
-    Price,
-    Reading,
-    Snapshot,
-    SourceState,
-    SourceStatus,
-)
-from exporter.simulator.kubelet import allocatable_response, list_response
-from exporter.sources import wire
+from exporter.gpu import wire
+from exporter.kube.kubelet import LIST_METHOD, KubeletClient
+from exporter.model import Allocations, NodeFacts, Owner, Portion, Price, Reading, Snapshot, SourceState, SourceStatus
+from gpu_simulator.kubelet import allocatable_response, list_response
 
 EXPIRY_SECONDS = 60.0
 

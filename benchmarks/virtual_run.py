@@ -15,15 +15,15 @@ from virtual_checks import Checks, Expected
 from virtual_node import Agent, Settings, start
 from virtual_world import World
 
-from exporter.accounting.pricing import PriceBook
+from exporter.accounting.prices import PriceBook
 from exporter.agent.metering import Save
 from exporter.config import price_book
 from exporter.errors import StateError
-from exporter.exposition import api, ledger_api, page
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.text import render
+from exporter.gpu import wire
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import render
 from exporter.model import Reading, SourceState
-from exporter.sources import wire
+from exporter.web import node_api, node_page
 
 EPOCH = 1_800_000_000
 LAST_WALL = 253_402_000_000.0
@@ -302,9 +302,9 @@ class Run:
         self.checks.page(body)
         self.checks.idle(agent, self.expected)
         if self.ticks % DOCUMENT_STEPS == 0:
-            json.loads(api.device_document(agent.snapshot))
-            json.loads(ledger_api.ledger_document(agent.snapshot))
-            self.checks.hold("documents", "page", true="</html>" in page.document(agent.snapshot))
+            json.loads(node_api.device_document(agent.snapshot))
+            json.loads(node_api.ledger_document(agent.snapshot))
+            self.checks.hold("documents", "page", true="</html>" in node_page.document(agent.snapshot))
 
     # ---- saving
 

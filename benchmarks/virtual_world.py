@@ -6,18 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from exporter.model import (
-    DeviceState,
-    Field,
-    Gpu,
-    GpuReading,
-    MigInstance,
-    MigReading,
-    ProcessUse,
-    Reading,
-    ShareMode,
-)
-from exporter.simulator.truth import HolderTruth, NodeTruth
+from exporter.model import DeviceState, Field, Gpu, GpuReading, MigInstance, MigReading, ProcessUse, Reading, ShareMode
+from gpu_simulator.truth import HolderTruth, NodeTruth
 
 NODE = "virtual"
 AGENT_POD = ("gpu-cost", "gpu-cost-exporter-x")

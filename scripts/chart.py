@@ -8,9 +8,9 @@ from pathlib import Path
 from chart_schema import Value, leaves, read, schema
 
 from exporter import __version__
-from exporter.config.kinds import duration_seconds
 from exporter.config.options import OPTIONS
-from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
+from exporter.config.types import duration_seconds
+from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "gpu-cost-exporter"

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from exporter.config import kinds
-from exporter.config.kinds import Kind
-from exporter.config.load import MOST_KEYS
+from exporter.config import types
 from exporter.config.options import OPTIONS, Option
-from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
+from exporter.config.resolve import MOST_KEYS
+from exporter.config.types import Kind
+from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 
 Schema = dict[str, Any]
 
@@ -177,7 +177,7 @@ def of_kind(kind: Kind) -> Schema:
     """What the chart takes for a kind of option: what Helm's YAML makes of it, too."""
     if kind.is_list:
         return {"type": ["array", "string"], "items": TEXT | {"minLength": 1}, "minItems": 1, "minLength": 1}
-    if kind is kinds.SWITCH:
+    if kind is types.SWITCH:
         return {"enum": [True, False, "on", "off"]}
     if kind.metavar.startswith("{"):
         words = kind.allowed.split(", ")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.config.dcgm_flags import names_for
 from exporter.config.options import OPTIONS, Option
-from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
+from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 

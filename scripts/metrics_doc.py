@@ -4,10 +4,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from exporter.exposition import catalog, dcgm_exp
-from exporter.exposition.dcgm_fields import TABLE, DcgmField
-from exporter.exposition.family import Kind
-from exporter.report.service import metrics_catalog
+from exporter.metrics import catalog, health_collector
+from exporter.metrics.dcgm_names import TABLE, DcgmField
+from exporter.metrics.text_format import Kind
+from exporter.service import metrics as metrics_catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "metrics.md"
@@ -16,8 +16,8 @@ RECORDED = ROOT / "rules" / "src" / "recorded.md"
 HEAD = """\
 # Metrics
 
-Made by `scripts/metrics_doc.py` from `exporter/exposition/catalog.py`, `dcgm_table.py`,
-`exporter/report/service/metrics_catalog.py` and `rules/src/recorded.md`; do not edit.
+Made by `scripts/metrics_doc.py` from `exporter/metrics/catalog.py`, `dcgm_table.py`,
+`exporter/service/metrics.py` and `rules/src/recorded.md`; do not edit.
 
 A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device is also absent while
 its readings contradict each other, and while only an unmeasured engine could be busy;
@@ -87,11 +87,11 @@ Names, types, units and labels of dcgm-exporter's default file: those of its rel
 the default) or of 4.9 (`--dcgm-names 4.9`). A collectors file (`--collectors`) takes any name or id of the tables, DCGM
 4.6's names and those of dcgm-exporter's 1.x file; the name that is written is the name that is printed, and it decides
 the unit. It takes every other field of DCGM that is of a GPU, of an instance or of the node, too, under dcgm-exporter's
-name, DCGM 4.6's or by number (`exporter/exposition/dcgm_ids.txt`): DCGM alone measures those, in units of its own, so
+name, DCGM 4.6's or by number (`exporter/metrics/dcgm_ids.txt`): DCGM alone measures those, in units of its own, so
 they need `--dcgm-address`. Fields of vGPUs, NVSwitches, single links, CPUs and network cards, and binary ones, are
 warned of and show nothing.
 
-`--collectors wide` is a preset (`exporter/exposition/collectors-wide.csv`): the default set, and what the public
+`--collectors wide` is a preset (`exporter/metrics/collectors-wide.csv`): the default set, and what the public
 dashboards of GKE, OKE and OpenShift and the GPU operator's rules read in addition: SM activity and occupancy, FP64,
 FP32 and FP16 pipes, NVLink rates, `FB_TOTAL`, limits of clocks, power and temperature, throttling, ECC and NVLink
 errors, the health status, counts of Xids and clock events. On Hopper and later NVML measures all of it. Panels that
@@ -225,12 +225,12 @@ def _fields(title: str, fields: Iterable[DcgmField]) -> str:
 
 def _events() -> str:
     rows = []
-    for count in dcgm_exp.EventCount:
-        row = dcgm_exp.row(count, "")
+    for count in health_collector.EventCount:
+        row = health_collector.row(count, "")
         own = ("clock_event",) if "CLOCK" in count else ("xid",)
-        if count is dcgm_exp.EventCount.HEALTH:
+        if count is health_collector.EventCount.HEALTH:
             own = ("health_error_code", "health_watch")
-        window = ("window_size_in_ms",) if count in dcgm_exp.RECENT else ()
+        window = ("window_size_in_ms",) if count in health_collector.RECENT else ()
         rows.append((f"`{row.name}`", row.kind, _code(sorted((*own, *window))), row.help))
     head = ("Metric", "Type", "Labels", "Meaning")
     return "".join(_line(cells) + "\n" for cells in (head, tuple("---" for _ in head), *rows))

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from exporter.report.service.openapi import document
+from exporter.service.openapi import document
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "openapi.json"
 

@@ -15,7 +15,7 @@ RULES = ROOT / "rules" / "prometheus-rules.yaml"
 DCGM_RULES = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
 MANIFEST = ROOT / "deploy" / "kustomize" / "base" / "prometheusrule.yaml"
 RUNBOOK = ROOT / "docs" / "runbook.md"
-RUNBOOK_PAGE = ROOT / "exporter" / "report" / "service" / "templates" / "runbook.html"
+RUNBOOK_PAGE = ROOT / "exporter" / "service" / "templates" / "runbook.html"
 
 PARTS = ("recording", "ledger", "evidence", "waste", "cost", "health", "exporter", "service")
 """In this order: what is recorded comes before what reads it."""

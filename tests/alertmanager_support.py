@@ -14,8 +14,8 @@ import pytest
 import yaml
 from aiohttp import web
 
-from exporter.simulator.parts import Part, free_port
-from exporter.simulator.stack import find_tools
+from gpu_simulator.parts import Part, free_port
+from gpu_simulator.stack import find_tools
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy" / "alertmanager-example.yaml"
 TEMPLATE = EXAMPLE.with_suffix(".tmpl")

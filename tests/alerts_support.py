@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.simulator import demo_rules
-from exporter.simulator.parts import Part, free_port
-from exporter.simulator.stack import RULES, find_tools
+from gpu_simulator import demo_rules
+from gpu_simulator.parts import Part, free_port
+from gpu_simulator.stack import RULES, find_tools
 from tests.alertmanager_support import Alertmanager, alertmanager, with_webhooks
 
 SCENARIOS = Path(__file__).resolve().parent / "fixtures" / "alerts"

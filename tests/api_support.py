@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
 
-from exporter.attribution.api_client import ApiClient
-from exporter.attribution.list_watch import ListWatch
-from exporter.simulator.api_server import ApiObjects, ApiServer, Tls
+from exporter.kube.api_client import ApiClient
+from exporter.kube.list_watch import ListWatch
+from gpu_simulator.api_server import ApiServer, Tls
+from gpu_simulator.api_store import ApiObjects
 
 if TYPE_CHECKING:
-    from exporter.simulator.truth import Fault
+    from gpu_simulator.truth import Fault
 
 NODE = "gpu-node-1"
 PODS = "/api/v1/pods"

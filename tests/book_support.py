@@ -11,22 +11,17 @@ from typing import Any, TypeVar
 from web_support import http_server
 
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.budgets import Budget, BudgetState, standings
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.holdings import Recommendation
+from exporter.cost.ledger import Filters, parse_window
+from exporter.cost.live import LivePod, at_work_ratio
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
-from exporter.report.budget.standing import standings
-from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.fleet.at_work import at_work_ratio
-from exporter.report.fleet.live import LivePod
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import Filters
-from exporter.report.fleet.windows import parse_window
-from exporter.report.recommend import read_recommendations
-from exporter.report.recommend.values import Recommendation
-from exporter.report.service.app import Face, create_app
-from exporter.report.service.book import Freshness
-from exporter.report.service.live_book import LiveBook, Sources
-from exporter.report.service.probe import label_values
-from exporter.report.service.settings import ServeSettings
+from exporter.service.data import Freshness, LiveBook, Sources, label_values
+from exporter.service.routes import Face, create_app
+from exporter.service.settings import ServeSettings
 
 HOUR_SECONDS = 3600
 Answer = TypeVar("Answer")

@@ -7,7 +7,7 @@ from corpus_support import Pod, Shape, Use, Workload
 
 from exporter.accounting.owner_figures import owners_view
 from exporter.accounting.windows import Windows
-from exporter.exposition.tenants import shown_until_seconds
+from exporter.metrics.catalog import shown_until_seconds
 from exporter.model import (
     Account,
     AllocationState,

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.text import render
-from exporter.simulator import demo_rules, scenario, scenario_file
-from exporter.simulator.parts import free_port
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import render
+from gpu_simulator import demo_rules, scenario, scenario_file
+from gpu_simulator.parts import free_port
 from tests import pipeline_support
 from tests.fleet_support import READY_SECONDS, backfill, tool
 

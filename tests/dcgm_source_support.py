@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from exporter.gpu.dcgm.session import DcgmSource
 from exporter.model import Field, GpuReading, Reading
-from exporter.simulator import dcgm
-from exporter.simulator.truth import DcgmTruth, Fault, GpuTruth, NodeTruth
-from exporter.sources.dcgm import DcgmSource
+from gpu_simulator import dcgm
+from gpu_simulator.truth import DcgmTruth, Fault, GpuTruth, NodeTruth
 
 EPOCH_SECONDS = 1_800_000_000.0
 ADDRESS = "localhost:5555"

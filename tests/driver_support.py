@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pynvml
 
-from exporter.simulator import driver
-from exporter.simulator.truth import GpuTruth, Load, MigTruth, ModelSpec, NodeTruth, ProcessTruth
+from gpu_simulator import driver
+from gpu_simulator.truth import GpuTruth, Load, MigTruth, ModelSpec, NodeTruth, ProcessTruth
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -1,10 +1,9 @@
 """What the API objects of a simulated node say to the join, through the product's own readers and no server between."""
 
-from exporter.attribution import annotated, reservations
-from exporter.attribution.dra_objects import allocated_devices, claim_uid, parse_slice, pools_of
-from exporter.attribution.evidence import Evidence
-from exporter.attribution.pod_objects import parse
-from exporter.simulator.api_server import ApiObjects
+from exporter.attribution import vgpu
+from exporter.attribution.pod_lifecycle import Evidence
+from exporter.kube.objects import allocated_devices, claim_uid, parse, parse_slice, pools_of
+from gpu_simulator.api_store import ApiObjects
 
 _FINISHED = ("Succeeded", "Failed")
 
@@ -12,7 +11,7 @@ _FINISHED = ("Succeeded", "Failed")
 def evidence_of(objects: ApiObjects) -> Evidence:
     """Everything that the API has, as a watcher with all rights would know it after a while."""
     running = [pod for pod in objects.pods if pod["status"]["phase"] not in _FINISHED]
-    parsed = [parse(pod, annotated.KEYS | reservations.KEYS) for pod in running]
+    parsed = [parse(pod, vgpu.VGPU_KEYS | vgpu.KAI_KEYS) for pod in running]
     pods = dict(entry for entry in parsed if entry is not None)
     names = [(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in objects.pods]
     slices = [found[1] for each in objects.resource_slices if (found := parse_slice(each)) is not None]

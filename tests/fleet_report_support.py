@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from exporter.model import Money, NodeFacts
-from exporter.report.fleet.values import (
+from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
     UNALLOCATED,
@@ -18,6 +17,7 @@ from exporter.report.fleet.values import (
     LineKey,
     Window,
 )
+from exporter.model import Money, NodeFacts
 
 START = 1_790_812_800
 """2026-10-01T00:00Z."""

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from exporter.simulator.fleet import Writing, write_fleet
-from exporter.simulator.fleet_ledger import NodeLedger
-from exporter.simulator.fleet_plan import FleetPlan, fleet_nodes
-from exporter.simulator.fleet_truth import FleetTruth, TruthCounter, ledgers
-from exporter.simulator.parts import free_port
+from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator.fleet_ledger import NodeLedger
+from gpu_simulator.fleet_plan import FleetPlan, fleet_nodes
+from gpu_simulator.fleet_truth import FleetTruth, TruthCounter, ledgers
+from gpu_simulator.parts import free_port
 
 TOOLS = Path(__file__).resolve().parent.parent / ".tools" / "bin"
 END_SECONDS = 1_789_999_200

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
+from exporter.cost.focus import OWN_COLUMNS, SPLIT_COLUMNS, FocusSettings, columns_of
+from exporter.cost.focus_rows import FOCUS_DIMENSIONS
+from exporter.cost.focus_write import write_focus
+from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
 from exporter.model import Money, NodeFacts
-from exporter.report.fleet.values import Chunk, Figures, FleetLedger, LineKey, Window
-from exporter.report.focus import FOCUS_DIMENSIONS, FocusSettings, write_focus
-from exporter.report.focus.columns import OWN_COLUMNS, SPLIT_COLUMNS, columns_of
 
 DAY = 86_400
 START = 1_790_812_800  # 2026-10-01T00:00:00Z

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from exporter.attribution.evidence import NO_EVIDENCE, AllocatedDevice, Evidence
 from exporter.attribution.join import attribute
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence
 from exporter.model import (
     Allocations,
     Attribution,

@@ -19,9 +19,9 @@ from typing import Any
 from metering_support import holder, namespace_pays, use, whole
 
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import Match, PriceBook, PriceRow
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import UNSYNCED, StateFile
-from exporter.accounting.usage import Meter
 from exporter.agent.metering import Metering, Save
 from exporter.errors import StateError
 from exporter.model import DeviceView, LedgerView, NodeFacts, Price, ShareMode, Totals

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.attribution.metadata import Metadata, MetadataSettings
+from exporter.kube.metadata import Metadata, MetadataSettings
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
-from exporter.simulator.api_server import ApiObjects, ApiServer
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.api_store import ApiObjects
 
 if TYPE_CHECKING:
-    from exporter.simulator.truth import Fault
+    from gpu_simulator.truth import Fault
 
 NODE = "n1"
 CLAIM_UID = "11111111-2222-3333-4444-555555555555"

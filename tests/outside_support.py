@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.agent.attributor import allocation_state
+from exporter.agent.facts import allocation_state
 from exporter.attribution.join import attribute
 from exporter.model import (
     Allocations,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from metering_support import namespace_pays
 
+from exporter.accounting.meter import Meter
 from exporter.accounting.owner_figures import owners_view
-from exporter.accounting.usage import Meter
 from exporter.accounting.windows import Windows
 from exporter.model import (
     Activity,

@@ -12,32 +12,31 @@ from pathlib import Path
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
+from exporter.accounting.meter import Meter
 from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
-from exporter.agent.attributor import Attributor
+from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node, stale_after_seconds
-from exporter.agent.owner_windows import FILE_NAME, OwnerWindows
-from exporter.agent.owners import Owners
+from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
 from exporter.agent.run import sees_host_processes
 from exporter.agent.views import Viewer
-from exporter.attribution.evidence import DEFAULT_RESERVATION_NAMESPACES as RESERVATIONS
-from exporter.attribution.metadata import Metadata, MetadataSettings
-from exporter.attribution.podresources import KubeletClient
+from exporter.attribution.pod_lifecycle import DEFAULT_RESERVATION_NAMESPACES as RESERVATIONS
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
 from exporter.errors import AttributionError, NoValuesError, SourceError
-from exporter.exposition.collectors_file import DEFAULT, Collectors
+from exporter.gpu.dcgm import readings as dcgm_fields
+from exporter.gpu.dcgm.session import DcgmSource
+from exporter.gpu.nvml.source import NvmlSource
+from exporter.kube.kubelet import KubeletClient
+from exporter.kube.metadata import Metadata, MetadataSettings
+from exporter.metrics.collectors_file import DEFAULT, Collectors
 from exporter.model import Allocations, Field, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
-from exporter.simulator import dcgm, driver, filesystem
-from exporter.simulator.api_objects import objects_of
-from exporter.simulator.api_server import ApiServer
-from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.scenario import Scenario
-from exporter.simulator.truth import NodeTruth
-from exporter.sources import dcgm_fields
-from exporter.sources.dcgm import DcgmSource
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import dcgm, driver, filesystem
+from gpu_simulator.api_objects import objects_of
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.scenario import Scenario
+from gpu_simulator.truth import NodeTruth
 
 EPOCH_SECONDS = 1_800_000_000.0
 FOLLOW_SECONDS = 120.0

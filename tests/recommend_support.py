@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from exporter.cost.holdings import DeviceUse
+from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
+from exporter.cost.recommend import DIMENSIONS
 from exporter.model import Money
-from exporter.report.fleet.values import Chunk, Figures, FleetLedger, LineKey, Window
-from exporter.report.recommend.reading import DIMENSIONS
-from exporter.report.recommend.values import DeviceUse
 
 END_SECONDS = 1_789_999_200
 WEEK = Window(start_seconds=END_SECONDS - 7 * 86_400, end_seconds=END_SECONDS, label="7d")

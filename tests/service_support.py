@@ -10,9 +10,9 @@ import aiohttp
 from fleet_support import END_SECONDS
 from web_support import http_server
 
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.service.run import Service
-from exporter.report.service.settings import load_settings
+from exporter.cost.prometheus import PrometheusClient
+from exporter.service.run import Service
+from exporter.service.settings import load_settings
 
 NOW = END_SECONDS + 1500.0
 """Ten minutes after the newest recorded hour of the small fleet."""

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from store_support import D1, Known, chunk, day_ledger
 
-from exporter.report.fleet.values import DAY_SECONDS
-from exporter.report.store import DayStore, StoreLedger, close_due_days
-from exporter.report.store.values import ALL_OF_A_DAY, day_window
+from exporter.cost.ledger import DAY_SECONDS
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import StoreLedger, close_due_days
+from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 
 NODES, OWNERS = 12, 6
 LONGEST_WAIT_SECONDS = 0.2

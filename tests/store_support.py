@@ -6,10 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from exporter.errors import PrometheusError
-from exporter.model import Money, NodeFacts
-from exporter.report.fleet.sources import Progress
-from exporter.report.fleet.values import (
+from exporter.cost.ledger import (
     DAY_SECONDS,
     UNALLOCATED,
     UNATTRIBUTED,
@@ -22,8 +19,10 @@ from exporter.report.fleet.values import (
     LineKey,
     Window,
 )
-from exporter.report.store.sums import added
-from exporter.report.store.values import ALL_OF_A_DAY, day_window, days_of
+from exporter.cost.query_rows import Progress
+from exporter.cost.store_schema import ALL_OF_A_DAY, added, day_window, days_of
+from exporter.errors import PrometheusError
+from exporter.model import Money, NodeFacts
 
 D1 = 20_700 * DAY_SECONDS
 """2026-09-04."""

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 import stub_support as stub
 
+from exporter.gpu.worker import Worker, nvml_command
 from exporter.model import DeviceState, Field, GpuReading, ProcessUse, Reading, SourceState
-from exporter.sources.worker import Worker, nvml_command
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated driver needs a C compiler")
 

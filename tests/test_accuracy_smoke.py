@@ -28,8 +28,8 @@ from accuracy_day import nodes_of_day
 from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from trace_replay import read_pods
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.text import render
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import render
 from exporter.model import Snapshot
 
 pods, _ = read_pods(Path(sys.argv[2]))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from agent_support import ROOT, AgentProcess, matching, running_agent
 
-from exporter.simulator import stack
-from exporter.simulator.stack import Ports, StackOptions, Tools
+from gpu_simulator import stack
+from gpu_simulator.stack import Ports, StackOptions, Tools
 
 AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 NEEDS_NAMESPACES = pytest.mark.skipif(
@@ -137,7 +137,7 @@ def test_a_release_closes_the_driver_for_a_while_and_opens_it_by_itself() -> Non
 
 
 def test_a_kubelet_that_is_not_there_costs_attribution_only(tmp_path: Path) -> None:
-    demo = (ROOT / "exporter/simulator/scenarios/demo.yaml").read_text(encoding="utf-8")
+    demo = (ROOT / "simulator/gpu_simulator/scenarios/demo.yaml").read_text(encoding="utf-8")
     without_kubelet = tmp_path / "without-kubelet.yaml"
     without_kubelet.write_text(demo.replace("faults:", "faults:\n  - {kind: kubelet_down, from: 0}", 1))
     with running_agent("--simulate", str(without_kubelet)) as agent:

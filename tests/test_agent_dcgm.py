@@ -29,7 +29,7 @@ def both(scenario: str | Path = "a100-mig", *arguments: str) -> Iterator[AgentPr
 
 def with_faults(directory: Path, *faults: str) -> Path:
     """The scenario of a partitioned A100, with faults."""
-    text = (ROOT / "exporter/simulator/scenarios/a100-mig.yaml").read_text(encoding="utf-8")
+    text = (ROOT / "simulator/gpu_simulator/scenarios/a100-mig.yaml").read_text(encoding="utf-8")
     path = directory / "faulty.yaml"
     path.write_text("\n".join([text, "faults:", *(f"  - {{{fault}}}" for fault in faults), ""]), encoding="utf-8")
     return path
@@ -177,6 +177,7 @@ def test_a_terminated_agent_takes_both_children_along() -> None:
 def test_the_agent_itself_loads_neither_library() -> None:
     code = (
         "import sys, exporter.agent.run; "
-        "sys.exit(any(name in sys.modules for name in ('pynvml', 'exporter.sources.libdcgm', 'exporter.sources.dcgm')))"
+        "sys.exit(any(name in sys.modules for name in ('pynvml', 'exporter.gpu.dcgm.library',"
+        " 'exporter.gpu.dcgm.session')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

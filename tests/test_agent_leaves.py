@@ -20,21 +20,21 @@ from pathlib import Path
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import PriceBook
+from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
-from exporter.agent.attribution import Attributing
-from exporter.agent.attributor import Attributor
+from exporter.accounting.meter import Meter
+from exporter.agent.run import Attributing
+from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.owners import Owners
 from exporter.agent.run import Agent
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.rendered import Renderer
+from exporter.metrics.collector import ExpositionOptions
+from exporter.web.server import Renderer
 from exporter.model import NodeFacts
-from exporter.sources.worker import Worker
+from exporter.gpu.worker import Worker
 
 async def endless():
     print("began", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.simulator import demo_rules
+from gpu_simulator import demo_rules
 from tests.alerts_support import SHORTER, Alert, AlertStack, alert_stack, until
 
 WASTE = ("GPUUnderutilised", "GPUIdle", "GPUSharedIdle")

@@ -7,11 +7,9 @@ import pytest
 from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import Running, running
 
+from exporter.cost.ledger import DAY_SECONDS, LineKey, Now, pairs
 from exporter.errors import ConfigError
-from exporter.report.fleet.values import DAY_SECONDS, LineKey, pairs
-from exporter.report.fleet.windows import Now
-from exporter.report.service.allocation_parts import conditions, keeps
-from exporter.report.service.allocation_query import window_of
+from exporter.service.opencost_query import conditions, keeps, window_of
 
 MIDNIGHT = END_SECONDS // DAY_SECONDS * DAY_SECONDS
 WEEK = MIDNIGHT - 6 * DAY_SECONDS

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_support import GPU_MIB, gpu, gpu_uuid, held, instance, join, knowing, mig_uuid, pod_metadata, reasons, shares
 
-from exporter.attribution import annotated
-from exporter.attribution.evidence import Evidence
+from exporter.attribution import vgpu as annotated
+from exporter.attribution.pod_lifecycle import Evidence
 from exporter.model import ContainerAllocation, DeviceIds, ShareMode
 
 HAMI = "hami.io/vgpu-devices-allocated"
@@ -284,11 +284,11 @@ def test_indexes_of_a_pod_are_given_to_its_containers_in_order() -> None:
 
 
 def test_every_annotation_that_is_read_is_asked_for() -> None:
-    assert {HAMI, INSTANCES, VOLCANO, INDEX} == annotated.KEYS
+    assert {HAMI, INSTANCES, VOLCANO, INDEX} == annotated.VGPU_KEYS
 
 
 @settings(deadline=None)  # a busy machine is no error
-@given(st.dictionaries(st.sampled_from(sorted(annotated.KEYS)), st.text(st.sampled_from(f"{vgpu(0)};[]{{}}"))))
+@given(st.dictionaries(st.sampled_from(sorted(annotated.VGPU_KEYS)), st.text(st.sampled_from(f"{vgpu(0)};[]{{}}"))))
 def test_no_annotation_is_more_than_unresolved(annotations: Mapping[str, str]) -> None:
     containers = [
         held("a", placeholder(0)),

@@ -14,17 +14,18 @@ from api_support import PODS, SELECTOR, World, pod, pod_list, scripted, self_sig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution import api_client, api_errors
-from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient
-from exporter.attribution.api_settings import of_service_account
 from exporter.errors import ApiError
-from exporter.simulator.api_server import Tls
-from exporter.simulator.truth import Fault
+from exporter.kube import api_client
+from exporter.kube import api_client as api_errors
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, PLAIN, ApiClient
+from exporter.kube.credentials import of_service_account
+from gpu_simulator.api_server import Tls
+from gpu_simulator.truth import Fault
 
 LOOKS = """
 import asyncio, random, sys
 from pathlib import Path
-from exporter.attribution.api_client import ApiClient, METADATA_LIST, METADATA_WATCH
+from exporter.kube.api_client import ApiClient, METADATA_LIST, METADATA_WATCH
 
 async def main():
     client = ApiClient(Path(sys.argv[1]), random=random.random)
@@ -46,7 +47,7 @@ assert not loaded, loaded
 IN_A_POD = """
 import asyncio, random, sys
 from pathlib import Path
-from exporter.attribution.api_client import ApiClient, METADATA_LIST
+from exporter.kube.api_client import ApiClient, METADATA_LIST
 
 async def main():
     _, folder, host, port = sys.argv
@@ -92,7 +93,7 @@ async def test_a_list_and_an_event_need_no_typed_models(world: World) -> None:
 def test_an_agent_without_metadata_imports_nothing_of_the_kubernetes_package() -> None:
     code = """
 import sys
-import exporter.agent.run, exporter.cli, exporter.attribution.list_watch
+import exporter.agent.run, exporter.cli, exporter.kube.list_watch
 loaded = [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]
 assert not loaded, loaded
 """

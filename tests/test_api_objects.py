@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from evidence_support import evidence_of
 
-from exporter.attribution import _proto
-from exporter.attribution.api_client import METADATA_LIST, ApiClient
-from exporter.attribution.evidence import SliceDevice
-from exporter.simulator import scenario, scenario_file
-from exporter.simulator.api_objects import objects_of
-from exporter.simulator.kubelet import list_response
-from exporter.simulator.node import SimulatedNode
-from exporter.simulator.truth import NodeTruth
+from exporter.attribution.pod_lifecycle import SliceDevice
+from exporter.kube import kubelet
+from exporter.kube.api_client import METADATA_LIST, ApiClient
+from gpu_simulator import scenario, scenario_file
+from gpu_simulator.api_objects import objects_of
+from gpu_simulator.kubelet import list_response
+from gpu_simulator.node import SimulatedNode
+from gpu_simulator.truth import NodeTruth
 
 DRA = """\
 node: n1
@@ -122,7 +122,7 @@ def test_claims_tell_who_only_monitors_and_what_a_share_has_and_the_kubelet_name
     assert [name for name, result in results.items() if result.admin_access] == ["watch-gpu"]
     assert results["part-gpu"].consumed_memory_bytes == 20480 << 20
     assert results["named"].share_id != results["part-gpu"].share_id
-    answer: Any = _proto.build_messages()["ListPodResourcesResponse"].FromString(list_response(truth))
+    answer: Any = kubelet.build_messages()["ListPodResourcesResponse"].FromString(list_response(truth))
     cdi = [
         name.name
         for pod in answer.pod_resources

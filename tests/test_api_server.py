@@ -9,10 +9,9 @@ import aiohttp
 import pytest
 from api_support import NODE, PODS, World, pod, until
 
-from exporter.attribution.api_client import METADATA_LIST, METADATA_WATCH
-from exporter.simulator.api_server import ApiObjects
-from exporter.simulator.api_store import HISTORY_LENGTH, Store
-from exporter.simulator.truth import Fault
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH
+from gpu_simulator.api_store import HISTORY_LENGTH, ApiObjects, Store
+from gpu_simulator.truth import Fault
 
 SLICES = "/apis/resource.k8s.io/v1beta1/resourceslices"
 CLAIM = "/apis/resource.k8s.io/v1beta1/namespaces/ml/resourceclaims/c"

@@ -9,17 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_support import Known
 
+from exporter.cost.budgets import Budget, BudgetState, load, parse, period_at, standings
+from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window
+from exporter.cost.store_schema import day_window
 from exporter.errors import ConfigError
 from exporter.model import Money
-from exporter.report.budget.file import load, parse
-from exporter.report.budget.periods import period_at
-from exporter.report.budget.standing import standings
-from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.fleet.values import DAY_SECONDS, Chunk, Figures, Filters, LineKey, Window
-from exporter.report.service.keeping import Keeping
-from exporter.report.service.live_book import LiveBook, Sources
-from exporter.report.service.refreshing import Count, Questions, Refreshing
-from exporter.report.store.values import day_window
+from exporter.service.data import LiveBook, Sources
+from exporter.service.refresh import Count, Keeping, Questions, Refreshing
 
 ONE = """\
 budgets:

@@ -3,19 +3,19 @@ import re
 
 from exposition_support import TRAINING, exclusive, lost, one_ledger, partitioned, shared, snapshot
 
-from exporter.exposition import catalog
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.family import Kind
-from exporter.exposition.process import ProcessMetrics
-from exporter.exposition.tenants import EXPORTED_PREFIXES
+from exporter.gpu.nvml import fields
+from exporter.metrics import catalog
+from exporter.metrics.catalog import EXPORTED_PREFIXES
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.process import ProcessMetrics
+from exporter.metrics.text_format import Kind
 from exporter.model import AllocationState, DeviceView, Field, Snapshot, Totals
-from exporter.sources import nvml_fields
 
 
 def everything() -> Snapshot:
     """A node that has something to say in every metric."""
     first = exclusive()
-    values = {**dict.fromkeys(nvml_fields.HEALTH, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
+    values = {**dict.fromkeys(fields.HEALTH, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
     shown = snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())
     unpriced = one_ledger({TRAINING: Totals(unknown_seconds=5.0, unpriced_seconds=5.0)}, identity="b" * 12)
     assert shown.ledger is not None

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.attribution.cgroup import pod_of
+from exporter.attribution.processes import pod_of
 
 UID = "3f2a9c1e-7b4d-4e8a-9c0f-1a2b3c4d5e6f"
 UID_ = UID.replace("-", "_")

@@ -20,7 +20,7 @@ import chaos_world
 from chaos_invariants import BOARD_ROWS, OF_WHOLE_GPUS, Judge, parse
 from chaos_schedule import Act, Injection
 
-from exporter.simulator.truth import Fault
+from gpu_simulator.truth import Fault
 
 SEEDS = "2,9,14"
 HOUR = 3600.0

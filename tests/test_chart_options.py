@@ -9,8 +9,8 @@ from chart_support import documents, of_kind, template
 
 from exporter.config import load_agent
 from exporter.config.options import OPTIONS, Option
-from exporter.report.service.settings import OPTIONS as SERVE_OPTIONS
-from exporter.report.service.settings import load_settings
+from exporter.service.settings import OPTIONS as SERVE_OPTIONS
+from exporter.service.settings import load_settings
 
 # A value that is not the default, in the form in which people write it.
 AGENT: dict[str, Any] = {

@@ -25,11 +25,11 @@ from test_service_run import serving
 from web_support import PASSWORD, Certificates, hashed, make_certificates
 
 from exporter.cli import _dcgm_flags, _parser
-from exporter.cli.base import unknown_flags
+from exporter.cli.common import unknown_flags
 from exporter.config import load_agent
-from exporter.config.agent_config import AgentConfig
-from exporter.report.budget.file import load as read_budgets
-from exporter.report.service.settings import ServeSettings, load_settings
+from exporter.config.resolve import AgentConfig
+from exporter.cost.budgets import load as read_budgets
+from exporter.service.settings import ServeSettings, load_settings
 
 Secrets = dict[str, dict[str, bytes]]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from exporter.gpu import child, wire
 from exporter.model import Field, Reading, SourceState, SourceStatus
-from exporter.sources import child, wire
 
 PRELUDE = """
 import os, signal, sys, time
 from exporter.errors import SourceError
 from exporter.model import Reading
-from exporter.sources import child
+from exporter.gpu import child
 class Source:
     name = "nvml"
     announce = staticmethod(lambda: None)
@@ -213,7 +213,7 @@ sys.exit(child.main(["--interval", "0.1", "--fields", "100,1001"]))
 """
     environment = {**os.environ, "LD_LIBRARY_PATH": "/nonexistent"}
     done = subprocess.run(
-        [sys.executable, "-c", "import os, sys\nfrom exporter.sources import child\n" + body],
+        [sys.executable, "-c", "import os, sys\nfrom exporter.gpu import child\n" + body],
         capture_output=True,
         check=True,
         timeout=20,

@@ -199,7 +199,7 @@ def _follow(process: subprocess.Popen[str], until: str) -> str:
 
 
 def test_a_simulated_node_answers_as_a_kubelet_until_it_is_told_to_end(tmp_path: Path) -> None:
-    from exporter.attribution.podresources import KubeletClient  # noqa: PLC0415 - gRPC is slow to import
+    from exporter.kube.kubelet import KubeletClient  # noqa: PLC0415 - gRPC is slow to import
 
     async def ask(path: str) -> int:
         client = KubeletClient(path)

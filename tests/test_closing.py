@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from store_support import D1, D2, D3, D4, NOW, Known, chunk
 
+from exporter.cost.ledger import DAY_SECONDS, Window
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import CombinedLedger, StoreLedger, close_due_days, due_days, oldest_day
+from exporter.cost.store_schema import ALL_OF_A_DAY
 from exporter.errors import PrometheusError, StoreError
-from exporter.report.fleet.values import DAY_SECONDS, Window
-from exporter.report.service.keeping import Keeping
-from exporter.report.store import CombinedLedger, DayStore, StoreLedger, close_due_days, oldest_day
-from exporter.report.store.closing import due_days
-from exporter.report.store.values import ALL_OF_A_DAY
+from exporter.service.refresh import Keeping
 
 HERE = Path(__file__).resolve().parent
 

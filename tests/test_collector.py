@@ -18,11 +18,10 @@ from exposition_support import (
     snapshot,
 )
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.collectors_file import parse
-from exporter.exposition.dcgm_labels import LabelStyle
-from exporter.exposition.family import Family, duplicate_series
-from exporter.exposition.text import render
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.collectors_file import parse
+from exporter.metrics.dcgm_names import LabelStyle
+from exporter.metrics.text_format import Family, duplicate_series, render
 from exporter.model import (
     AllocationState,
     DeviceState,

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.errors import ConfigError
-from exporter.exposition import dcgm_ids
-from exporter.exposition.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
-from exporter.exposition.dcgm_fields import Era
-from exporter.exposition.family import Kind
+from exporter.metrics import collectors_file
+from exporter.metrics.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
+from exporter.metrics.dcgm_names import Era
+from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
 
@@ -166,7 +166,7 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
 
 
 def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -> None:
-    others = {id(other): other for other, _ in dcgm_ids.read().values() if other.measured}.values()
+    others = {id(other): other for other, _ in collectors_file.read().values() if other.measured}.values()
 
     def rows_of(names: Iterable[str]) -> tuple[Row, ...]:
         kinds = [(name, "label" if other.type == "s" else "gauge") for name, other in zip(names, others, strict=True)]

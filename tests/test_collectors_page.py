@@ -6,12 +6,11 @@ from pathlib import Path
 from agent_support import matching, running_agent
 from pipeline_support import Pipeline, pipeline
 
-from exporter.agent.events import EventLog
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.collectors_file import parse
-from exporter.exposition.family import duplicate_series
-from exporter.exposition.text import render
-from exporter.simulator import scenario
+from exporter.agent.history import EventLog
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.collectors_file import parse
+from exporter.metrics.text_format import duplicate_series, render
+from gpu_simulator import scenario
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDE = """\

@@ -12,8 +12,8 @@ from chart_support import FIXTURES, Scraper, scraping
 
 from exporter.config.paths import read_collectors
 from exporter.errors import ConfigError
-from exporter.exposition.collectors_file import DEFAULT
-from exporter.exposition.family import Kind
+from exporter.metrics.collectors_file import DEFAULT
+from exporter.metrics.text_format import Kind
 
 CONSUMERS: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "wide_dashboards.yaml").read_text(encoding="utf-8"))
 OTHERS = yaml.safe_load((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))

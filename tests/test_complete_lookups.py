@@ -9,7 +9,7 @@ from pipeline_support import AgentSettings, pipeline
 
 from exporter.cli import main
 from exporter.model import UNALLOCATED, UNATTRIBUTED, AllocationState, Owner, Snapshot
-from exporter.simulator import scenario, scenario_file
+from gpu_simulator import scenario, scenario_file
 
 HELD = """
 description: one GPU that is held and idle, one that nobody holds

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.config import AgentConfig, load_agent, logs
-from exporter.config.kinds import duration_seconds, format_duration
+from exporter.config import AgentConfig, load_agent, resolve
 from exporter.config.options import OPTIONS, Option
+from exporter.config.types import duration_seconds, format_duration
 from exporter.errors import ConfigError
 
 DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "volcano.sh/vgpu-number")
@@ -469,7 +469,7 @@ def test_any_text_is_either_a_value_or_a_named_mistake(option: Option, text: str
 
 def logged(form: str, message: str, **extra: object) -> str:
     stream = io.StringIO()
-    logs.configure(form, "info", stream)  # type: ignore[arg-type]
+    resolve.configure(form, "info", stream)  # type: ignore[arg-type]
     try:
         logging.getLogger("exporter.part").info(message, extra=extra)
     finally:
@@ -486,7 +486,7 @@ def test_an_event_is_one_line_of_text_or_of_json() -> None:
     assert (event["message"], event["part"], event["level"], event["seconds"]) == ("two\nlines", "part", "info", 3)
 
 
-@pytest.mark.parametrize("form", [logs.TextFormatter(), logs.JsonFormatter()])
+@pytest.mark.parametrize("form", [resolve.TextFormatter(), resolve.JsonFormatter()])
 def test_an_exception_stays_on_its_events_line(form: logging.Formatter) -> None:
     try:
         raise ValueError("a\nb")  # noqa: TRY301 - the traceback is what is tested

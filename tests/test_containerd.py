@@ -29,10 +29,10 @@ from containerd_support import (
 )
 
 from exporter.agent.run import sees_host_processes
-from exporter.attribution import cgroup
+from exporter.attribution import processes
 from exporter.attribution.processes import NO_POD, PidResolver
-from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.truth import HolderTruth, NodeTruth
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.truth import HolderTruth, NodeTruth
 
 PROC = Path("/proc")
 
@@ -131,7 +131,7 @@ def text_of(pid: int) -> str:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_container_of_containerd_is_mapped_to_its_pod(start: Start, form: str) -> None:
     running = start(form)
-    assert cgroup.pod_of(text_of(running.pid)) == (running.place.uid, running.place.container)
+    assert processes.pod_of(text_of(running.pid)) == (running.place.uid, running.place.container)
     assert PidResolver(PROC).pod_uid(running.pid) == running.place.uid
 
 
@@ -150,7 +150,7 @@ def test_a_process_in_a_real_cgroup_is_mapped_to_its_pod(form: str, hierarchy: P
     place = new_place(form)
     with made_cgroup(hierarchy, place.path) as made, sleeper() as pid:
         put(pid, made)
-        assert cgroup.pod_of(text_of(pid)) == (place.uid, place.container)
+        assert processes.pod_of(text_of(pid)) == (place.uid, place.container)
         assert PidResolver(PROC).pod_uid(pid) == place.uid
 
 

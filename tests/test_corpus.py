@@ -9,7 +9,7 @@ from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, fleets, 
 from corpus_series import Series
 from corpus_support import Shape, load, seconds, track
 
-from exporter.exposition import catalog
+from exporter.metrics import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "prometheus-rules.yaml"

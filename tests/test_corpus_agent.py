@@ -9,7 +9,7 @@ from corpus_support import Shape, load, shape_of
 from metering_support import holder, use, whole
 
 from exporter.accounting.activity import ActivityJudge, Level, Observation
-from exporter.accounting.usage import Meter
+from exporter.accounting.meter import Meter
 from exporter.accounting.windows import Windows
 from exporter.model import DECODERS, DeviceView, Field, Holder, Owner, ShareMode
 

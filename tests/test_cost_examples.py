@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from metering_support import holder, namespace_owner, partitioned, use, whole
 
-from exporter.accounting.cost import money
+from exporter.accounting.ledger import money
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import PriceBook
-from exporter.accounting.usage import Meter
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook
 from exporter.config import price_book
 from exporter.model import Account, DeviceView, Field, NodeFacts, Owner, Price, ShareMode, Totals
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.exposition import catalog
-from exporter.report.service import metrics_catalog
+from exporter.metrics import catalog
+from exporter.service import metrics
 from tests.dashboards_support import DEFAULTS, NAMES, ROOT, Board, expand, load, panels
 
 BOARDS = {name: load(name) for name in NAMES}
@@ -153,7 +153,7 @@ def test_every_expression_is_valid_promql(tmp_path: Path) -> None:
 
 @each_board
 def test_every_metric_is_one_that_the_agent_the_cost_service_or_the_rules_make(board: Board) -> None:
-    known = set(catalog.BY_NAME) | {metric.name for metric in metrics_catalog.OWN} | MADE_BY_PROMETHEUS
+    known = set(catalog.BY_NAME) | {metric.name for metric in metrics.OWN} | MADE_BY_PROMETHEUS
     known |= {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
     asked = set()
     filled = [variable["query"]["query"] for variable in variables(board) if variable["type"] == "query"]

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from exporter.report.budget.periods import period_at
-from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.service.book import Freshness, MonthMoney
-from exporter.report.service.service_metrics import ServiceFigures, render
-from exporter.simulator.fleet_plan import FleetPlan
-from exporter.simulator.fleet_truth import FleetTruth
+from exporter.cost.budgets import Budget, BudgetState, period_at
+from exporter.service.data import Freshness, MonthMoney
+from exporter.service.metrics import ServiceFigures, render
+from gpu_simulator.fleet_plan import FleetPlan
+from gpu_simulator.fleet_truth import FleetTruth
 from tests.dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
 from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfilled, prometheus, truth_between
 

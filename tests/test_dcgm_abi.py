@@ -13,9 +13,9 @@ import dcgm_stub_support as stub
 import pytest
 
 from exporter.errors import SourceError
-from exporter.sources import _libdcgm as abi
-from exporter.sources import libdcgm
-from exporter.sources.libdcgm import Library, Record
+from exporter.gpu.dcgm import library as abi
+from exporter.gpu.dcgm import library as libdcgm
+from exporter.gpu.dcgm.library import Library, Record
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libdcgm needs a C compiler (gcc)")
 

@@ -11,10 +11,10 @@ import dcgm_stub_support as stub
 import pytest
 
 from exporter.errors import NoValuesError, SourceError
+from exporter.gpu.dcgm import library
+from exporter.gpu.dcgm.entities import MIG_MAX_SLICES
+from exporter.gpu.dcgm.session import DcgmSource
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading
-from exporter.sources import libdcgm
-from exporter.sources.dcgm import DcgmSource
-from exporter.sources.dcgm_entities import MIG_MAX_SLICES
 
 pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated libdcgm needs a C compiler (gcc)")
 
@@ -79,11 +79,11 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stub.StubControl
 @contextmanager
 def loaded(directory: Path, major: int = 4) -> Iterator[None]:
     """Put a library in the place of that of this process."""
-    libdcgm.install(ctypes.CDLL(str(directory / f"libdcgm.so.{major}")), f"libdcgm.so.{major}")
+    library.install(ctypes.CDLL(str(directory / f"libdcgm.so.{major}")), f"libdcgm.so.{major}")
     try:
         yield
     finally:
-        libdcgm.uninstall()
+        library.uninstall()
 
 
 @contextmanager

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.exposition import dcgm_ids
-from exporter.exposition.dcgm_fields import BY_FIELD, BY_NAME, TABLE, DcgmField, Era
-from exporter.exposition.family import Kind
+from exporter.metrics import collectors_file
+from exporter.metrics.dcgm_names import BY_FIELD, BY_NAME, TABLE, DcgmField, Era
+from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
-OTHERS = dcgm_ids.read()
+OTHERS = collectors_file.read()
 
 # dcgm-exporter's rename map: legacy name, legacy id, 4.9 name, 4.9 id, and a value in both units.
 RENAMED = [

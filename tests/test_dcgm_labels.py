@@ -9,10 +9,10 @@ from exposition_support import PER_DEVICE, exclusive, gpu, instance, snapshot
 
 from exporter.agent.run import _exposition
 from exporter.config import load_agent
-from exporter.exposition import collectors_file
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.dcgm_labels import DEFAULT, TAKEN, LabelStyle
-from exporter.exposition.family import duplicate_series
+from exporter.metrics import collectors_file
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.dcgm_names import DEFAULT, TAKEN, LabelStyle
+from exporter.metrics.text_format import duplicate_series
 from exporter.model import DeviceView, Snapshot
 
 ALL = LabelStyle(hostname="", old_names=True, model_hyphens=True, pod_uid=True)

@@ -5,12 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.gpu.dcgm import library as abi
+from exporter.gpu.dcgm.entities import Device, Instance, Layout
+from exporter.gpu.dcgm.readings import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling
+from exporter.gpu.dcgm.watch import OF_INSTANCES, Pace, plan
 from exporter.model import DeviceState, Gpu, MigInstance
-from exporter.sources import _libdcgm as abi
-from exporter.sources.dcgm_entities import Device, Layout
-from exporter.sources.dcgm_fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling
-from exporter.sources.dcgm_mig import Instance
-from exporter.sources.dcgm_plan import OF_INSTANCES, Pace, plan
 
 LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))
 IDS = st.one_of(st.integers(90, 600), st.sampled_from((250, 251, 252, 1001, 1002, 1005, 1009, 1011, 1096)))

@@ -9,13 +9,13 @@ import pytest
 from pipeline_support import pipeline
 from test_golden_scenarios import GOLDEN, page
 
-from exporter.exposition import collectors_file
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.dcgm_fields import TABLE
-from exporter.exposition.family import duplicate_series
+from exporter.metrics import collectors_file
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.dcgm_names import TABLE
+from exporter.metrics.text_format import duplicate_series
 from exporter.model import Field, Reading
-from exporter.simulator import scenario
-from exporter.simulator.truth import GpuTruth, MigTruth, NodeTruth
+from gpu_simulator import scenario
+from gpu_simulator.truth import GpuTruth, MigTruth, NodeTruth
 
 INSTANT_SECONDS = 100.0
 STEPS = 9

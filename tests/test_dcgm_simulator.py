@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from exporter.errors import ConfigError
+from exporter.gpu.dcgm import library as abi
+from exporter.gpu.dcgm import library as libdcgm
 from exporter.model import Field
-from exporter.simulator import dcgm, scenario, scenario_file
-from exporter.simulator.truth import Fault, MigTruth, NodeTruth
-from exporter.sources import _libdcgm as abi
-from exporter.sources import libdcgm
+from gpu_simulator import dcgm, scenario, scenario_file
+from gpu_simulator.truth import Fault, MigTruth, NodeTruth
 
 EPOCH = 1_800_000_000.0
 BLANK, BLANK_DOUBLE = 0x7FFFFFFFFFFFFFF0, 2.0**47

@@ -14,13 +14,13 @@ from dcgm_source_support import ADDRESS, EPOCH_SECONDS, FIELDS, PROFILED, engine
 from driver_support import H100, T4, gpu, instance, load, partitioned
 
 from exporter.errors import NoValuesError, SourceError
+from exporter.gpu.dcgm import library
+from exporter.gpu.dcgm.engine import knock
+from exporter.gpu.dcgm.session import DcgmSource
+from exporter.gpu.nvml.source import NvmlSource
 from exporter.model import DeviceState, Field, ProfilingState, Reading
-from exporter.simulator import dcgm, driver
-from exporter.simulator.truth import Fault
-from exporter.sources import libdcgm
-from exporter.sources.dcgm import DcgmSource
-from exporter.sources.dcgm_endpoint import knock
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import dcgm, driver
+from gpu_simulator.truth import Fault
 
 AMPERE = replace(H100, name="NVIDIA A100-SXM4-80GB", gpm=False)
 BUSY = load(engine=0.5, sm=0.25, dram=0.125, utilisation=0.75, pcie_tx_bytes_per_second=1e6, memory_used_bytes=2**30)
@@ -309,7 +309,7 @@ def opening(address: str) -> SourceError:
 def real_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The simulated library, and endpoints that are really tried."""
     with engine(busy()):
-        monkeypatch.setattr(libdcgm.load(), "knock", None)
+        monkeypatch.setattr(library.load(), "knock", None)
         yield
 
 
@@ -344,7 +344,7 @@ def test_a_socket_that_may_not_be_opened_is_a_matter_of_permission(monkeypatch: 
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     with engine(busy()):
-        monkeypatch.setattr(libdcgm.load(), "knock", refuse)
+        monkeypatch.setattr(library.load(), "knock", refuse)
         assert opening("unix:///run/nv-hostengine").reason == "dcgm_no_permission"
         assert opening("localhost:5555").reason == "dcgm_unreachable"
 

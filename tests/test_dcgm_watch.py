@@ -18,6 +18,11 @@ from dcgm_source_support import FIELDS, PROFILED, engine, of, profiled
 from driver_support import H100, T4, gpu, instance, partitioned
 
 from exporter.errors import SourceError
+from exporter.gpu import wire
+from exporter.gpu.dcgm import library
+from exporter.gpu.dcgm import library as abi
+from exporter.gpu.dcgm.session import DcgmSource
+from exporter.gpu.worker import dcgm_command
 from exporter.model import (
     CODECS,
     DECODERS,
@@ -30,12 +35,8 @@ from exporter.model import (
     SourceState,
     SourceStatus,
 )
-from exporter.simulator import dcgm
-from exporter.simulator.truth import Fault
-from exporter.sources import _libdcgm as abi
-from exporter.sources import libdcgm, wire
-from exporter.sources.dcgm import DcgmSource
-from exporter.sources.worker import dcgm_command
+from gpu_simulator import dcgm
+from gpu_simulator.truth import Fault
 
 _log = logging.getLogger(__name__)
 needs_compiler = pytest.mark.skipif(stub.compiler() is None, reason="the simulated engine needs a C compiler (gcc)")
@@ -323,7 +324,7 @@ def test_where_both_libraries_are_installed_the_one_that_fits_the_engine_is_foun
 def test_a_child_for_dcgm_never_loads_nvml() -> None:
     script = (
         "import sys\n"
-        "from exporter.sources import child\n"
+        "from exporter.gpu import child\n"
         "child.run = lambda source, out, interval: print(source.name, 'pynvml' in sys.modules, file=sys.stderr)\n"
         "child.main(['--dcgm-address', 'localhost:5555', '--fields', '150,1001'])\n"
     )
@@ -334,7 +335,7 @@ def test_a_child_for_dcgm_never_loads_nvml() -> None:
 def test_the_agents_own_process_loads_no_binding_of_either_source() -> None:
     script = (
         "import sys, exporter.agent.run, exporter.cli.agent\n"
-        "print({'ctypes', 'pynvml', 'exporter.sources.libdcgm'} & sys.modules.keys())\n"
+        "print({'ctypes', 'pynvml', 'exporter.gpu.dcgm.library'} & sys.modules.keys())\n"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "set()"
@@ -348,8 +349,8 @@ def test_the_childs_waits_are_short_enough_to_be_back_in_time() -> None:
 
 
 def test_opening_without_a_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libdcgm, "SONAMES", ("libdcgm-of-nowhere.so.4",))
-    libdcgm.uninstall()
+    monkeypatch.setattr(library, "SONAMES", ("libdcgm-of-nowhere.so.4",))
+    library.uninstall()
     with pytest.raises(SourceError, match="datacenter-gpu-manager") as error:
         DcgmSource(FIELDS, address="localhost:5555").open()
     assert error.value.reason == "dcgm_library_not_found"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.errors import ConfigError
-from exporter.simulator import scenario, scenario_file
-from exporter.simulator.truth import NodeTruth
+from gpu_simulator import scenario, scenario_file
+from gpu_simulator.truth import NodeTruth
 
 WHOLE_MIB = 46068
 

@@ -25,7 +25,7 @@ from kustomize_support import (
 
 from exporter import __version__
 from exporter.config import load_agent
-from exporter.report.service.settings import load_settings
+from exporter.service.settings import load_settings
 
 NEW = ("driver-dra",)
 """What the oldest Kubernetes does not know, and says so in its first lines."""

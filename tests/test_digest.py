@@ -18,25 +18,17 @@ from fleet_support import END_SECONDS, FleetServer, truth_between
 
 from exporter.cli import _parser, main
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.budgets import Budget, BudgetState
+from exporter.cost.digest import WEEK_SECONDS, Digest, Section, headline, make_digest, parse_week, read_digest, sections
+from exporter.cost.digest_render import ATTEMPTS, MOST_BLOCKS, document, html, message, post, read_url, text
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.holdings import Recommendation
+from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import close_due_days
 from exporter.errors import ConfigError, ExporterError
-from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.digest import (
-    WEEK_SECONDS,
-    Digest,
-    Section,
-    headline,
-    make_digest,
-    parse_week,
-    read_digest,
-    sections,
-)
-from exporter.report.digest_forms import ATTEMPTS, MOST_BLOCKS, document, html, message, post, read_url, text
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import UNALLOCATED, UNATTRIBUTED, Failure, Figures, FleetLedger, LineKey
-from exporter.report.recommend.values import Recommendation
-from exporter.report.store import DayStore, close_due_days
-from exporter.simulator.fleet_truth import FleetTruth
+from gpu_simulator.fleet_truth import FleetTruth
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_792_400_400.0

@@ -17,13 +17,15 @@ import grpc.aio
 import pytest
 
 from exporter import doctor
-from exporter.accounting.writer_lock import WriterLock
-from exporter.attribution._proto import SERVICE
-from exporter.attribution.truth_table import Counts, diagnose
+from exporter.accounting.state_file import WriterLock
+from exporter.attribution.diagnosis import Counts, diagnose
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import driver, host, kubelet, prices
-from exporter.doctor.finding import Finding, Level, fail, ok, warn
+from exporter.doctor import examine, host, kubernetes
+from exporter.doctor import host as driver
+from exporter.doctor.report import Finding, Level, fail, ok, warn
+from exporter.gpu import wire
+from exporter.kube.kubelet import SERVICE
 from exporter.model import (
     Attribution,
     DeviceState,
@@ -37,10 +39,9 @@ from exporter.model import (
     SourceStatus,
     Unresolved,
 )
-from exporter.simulator import scenario
-from exporter.simulator.kubelet import RATE_LIMIT_TEXT, KubeletServer, list_response
-from exporter.simulator.node import SimulatedNode
-from exporter.sources import wire
+from gpu_simulator import scenario
+from gpu_simulator.kubelet import RATE_LIMIT_TEXT, KubeletServer, list_response
+from gpu_simulator.node import SimulatedNode
 
 SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
 
@@ -121,10 +122,12 @@ def test_a_driver_that_will_not_list_processes_is_warned_of() -> None:
 
 async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warning(tmp_path: Path) -> None:
     config = settings(kubelet_socket=str(tmp_path / "none.sock"))
-    finding, answer = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+    finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
     assert (finding.level, answer) == (Level.FAIL, None)
     assert "none.sock" in finding.cause
-    finding, answer = await kubelet.ask(replace(config, attribution=False), clock=time.time, monotonic=time.monotonic)
+    finding, answer = await kubernetes.ask_kubelet(
+        replace(config, attribution=False), clock=time.time, monotonic=time.monotonic
+    )
     assert (finding.level, answer) == (Level.WARN, None)
 
 
@@ -133,9 +136,9 @@ async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_
     await server.restart(starting_seconds=60.0)
     config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
     try:
-        finding, answer = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+        finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
         await server.restart()
-        well, told = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+        well, told = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
     finally:
         await server.stop()
     assert (finding.level, answer) == (Level.WARN, None)
@@ -162,7 +165,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     await server.start()
     try:
         config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
-        finding, answer = await kubelet.ask(config, clock=time.time, monotonic=time.monotonic)
+        finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
     finally:
         await server.stop(None)
     assert finding.level is Level.WARN
@@ -177,7 +180,7 @@ def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
     lacking = Unresolved(
         namespace="ml", pod="a", container="c", resource="nvidia.com/gpu", device_id="x::0", reason="replicas_unknown"
     )
-    found = kubelet.agreement(Attribution(known=True, unresolved=(lacking,)))
+    found = kubernetes.agreement(Attribution(known=True, unresolved=(lacking,)))
     assert "does not advertise this shared GPU now" in found.mend
     assert "never" not in found.mend
 
@@ -393,7 +396,7 @@ def test_a_row_for_a_region_is_found_by_the_nodes_labels_as_the_agent_finds_it(
 
 
 def price_finding(path: Path | None, *gpus: GpuReading, now: float = 1_790_000_000.0, **changes: object) -> Finding:
-    return prices.book(settings(price_book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
+    return examine.book(settings(price_book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
 
 
 def test_a_price_book_says_how_many_prices_of_which_days_and_what_stands_behind_them(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 from api_support import NODE, World, pod
 
-from exporter.attribution.evidence import NO_EVIDENCE, Evidence
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import api, kubelet, owners
-from exporter.doctor.api_view import ApiView
-from exporter.doctor.finding import Finding, Level
+from exporter.doctor import examine, kubernetes
+from exporter.doctor.kubernetes import ApiView
+from exporter.doctor.report import Finding, Level
 from exporter.model import (
     Allocations,
     ClaimedDevice,
@@ -30,8 +30,8 @@ from exporter.model import (
     PodFacts,
     Reading,
 )
-from exporter.simulator.api_server import ApiObjects
-from exporter.simulator.truth import Fault
+from gpu_simulator.api_store import ApiObjects
+from gpu_simulator.truth import Fault
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 NAMESPACE = {"kind": "Namespace", "metadata": {"name": "ml", "labels": {"team": "vision"}}}
@@ -72,16 +72,16 @@ async def asked(
 ) -> tuple[dict[str, Finding], ApiView | None]:
 
     def holders_of(evidence: Evidence) -> set[tuple[str, str]]:
-        return kubelet.holders(kubelet.join(config, allocations, READING, evidence))
+        return kubernetes.holders(kubernetes.join(config, allocations, READING, evidence))
 
-    found, view = await api.ask(config, allocations, holders_of, clock=lambda: time.time() + skew)
+    found, view = await kubernetes.ask_api(config, allocations, holders_of, clock=lambda: time.time() + skew)
     return {finding.name: finding for finding in found}, view
 
 
 def of_holders(config: AgentConfig, view: ApiView) -> Finding:
-    attribution = kubelet.join(config, HOLDING, READING, view.evidence)
+    attribution = kubernetes.join(config, HOLDING, READING, view.evidence)
     assert attribution
-    return owners.of_holders(config, attribution, view.facts)
+    return examine.of_holders(config, attribution, view.facts)
 
 
 async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(
     assert set(found) == {"kubernetes API", "API rights"}
     assert view
     assert of_holders(config, view).cause == "owner and team known of all 1 pods that hold GPUs"
-    labels = owners.node_labels(view.node_facts, READING)
+    labels = examine.node_labels(view.node_facts, READING)
     assert (labels.level, labels.cause) == (Level.OK, "p5.48xlarge, NVIDIA-L40S")
 
 
@@ -181,9 +181,9 @@ def web_token(**claims: object) -> str:
 
 
 def test_when_a_token_ends_is_read_from_it_and_other_tokens_do_not_tell() -> None:
-    assert api.token_ends_seconds(f"Bearer {web_token(exp=1_800_000_000)}") == 1_800_000_000
+    assert kubernetes.token_ends_seconds(f"Bearer {web_token(exp=1_800_000_000)}") == 1_800_000_000
     for other in ("", "Bearer abc", web_token(), web_token(exp="soon"), web_token(exp=True), "a.!!.c", "a.W10.c"):
-        assert api.token_ends_seconds(other) is None
+        assert kubernetes.token_ends_seconds(other) is None
 
 
 async def test_a_token_that_has_ended_is_told_with_the_refusal(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ async def test_a_namespace_that_is_not_there_says_nothing_against_the_right_to_r
 
 
 def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
-    finding = api.off()
+    finding = kubernetes.off()
     assert (finding.level, "--kube-metadata on" in finding.cause, "namespaces" in finding.cause) == (
         Level.OK,
         True,
@@ -295,19 +295,19 @@ def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
 )
 def test_the_product_in_the_labels_is_held_against_the_drivers_model(product: str, model: str, level: Level) -> None:
     gpu = replace(READING.gpus[0], gpu=replace(READING.gpus[0].gpu, model=model))
-    finding = owners.node_labels(NodeFacts(gpu_product=product), replace(READING, gpus=(gpu,)))
+    finding = examine.node_labels(NodeFacts(gpu_product=product), replace(READING, gpus=(gpu,)))
     assert finding.level is level
 
 
 def test_node_labels_that_cannot_be_read_and_those_that_say_nothing_are_two_things() -> None:
-    assert owners.node_labels(None, READING).level is Level.WARN
-    assert "say nothing" in owners.node_labels(NodeFacts(), None).cause
+    assert examine.node_labels(None, READING).level is Level.WARN
+    assert "say nothing" in examine.node_labels(NodeFacts(), None).cause
 
 
 def test_what_pods_say_and_cannot_be_understood_is_told() -> None:
     config = load_agent({}, {}, check_paths=False)
-    attribution = kubelet.join(config, HOLDING, READING, NO_EVIDENCE)
+    attribution = kubernetes.join(config, HOLDING, READING, NO_EVIDENCE)
     assert attribution
     facts = PodFacts(owner=Owner(namespace="ml", team="t"), problems=("bad_opt_out",))
-    finding = owners.of_holders(config, attribution, lambda _namespace, _pod: facts)
+    finding = examine.of_holders(config, attribution, lambda _namespace, _pod: facts)
     assert (finding.level, "bad opt out" in finding.cause) == (Level.WARN, True)

@@ -13,12 +13,16 @@ import pytest
 from stub_support import compiler
 
 from exporter import doctor
-from exporter.attribution.truth_table import DCGM
+from exporter.attribution.diagnosis import DCGM
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import dcgm, dcgm_library, driver, host, layers
-from exporter.doctor.dcgm_library import Library
-from exporter.doctor.finding import Finding, Level
+from exporter.doctor import dcgm, host, kubernetes
+from exporter.doctor import dcgm as dcgm_library
+from exporter.doctor import host as driver
+from exporter.doctor.dcgm import Library
+from exporter.doctor.report import Finding, Level
+from exporter.gpu import wire
+from exporter.gpu.merge import joined
 from exporter.model import (
     DeviceState,
     Field,
@@ -31,8 +35,6 @@ from exporter.model import (
     SourceState,
     SourceStatus,
 )
-from exporter.sources import wire
-from exporter.sources.merge import joined
 
 SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
 ENGINE = Field.PROF_GR_ENGINE_ACTIVE
@@ -278,7 +280,7 @@ def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_pa
 
 
 def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
-    found = layers.agreement(None, None, None, on_bus=None, in_driver=None, shown_by=DCGM)
+    found = kubernetes.layer_agreement(None, None, None, on_bus=None, in_driver=None, shown_by=DCGM)
     assert "DCGM does not work here" in found.cause
     assert "NVML" not in found.cause
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from outside_support import Proc, gpu, reading, whole
 
-from exporter.attribution.evidence import NO_EVIDENCE
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import kubelet, layers, workloads
-from exporter.doctor.finding import Finding, Level
+from exporter.doctor import kubernetes
+from exporter.doctor.report import Finding, Level
 from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Unresolved
 
 
@@ -27,7 +27,7 @@ def pci(sys_root: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x
 
 
 def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_passed_through(tmp_path: Path) -> None:
-    assert layers.on_bus(tmp_path) is None
+    assert kubernetes.on_bus(tmp_path) is None
     pci(tmp_path, "0000:17:00.0", driver="nvidia")
     pci(tmp_path, "0000:18:00.0")
     pci(tmp_path, "0000:19:00.0", kind="0x030000", driver="nvidia")
@@ -36,18 +36,18 @@ def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_pas
     pci(tmp_path, "0000:1b:00.0", driver="vfio-pci")
     pci(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000")
     (tmp_path / "bus" / "pci" / "devices" / "0000:1c:00.0").mkdir()
-    assert layers.on_bus(tmp_path) == 3
+    assert kubernetes.on_bus(tmp_path) == 3
 
 
 def test_the_drivers_gpus_are_counted_unless_a_container_is_shown_its_own(tmp_path: Path) -> None:
-    assert layers.in_driver(tmp_path) is None
+    assert kubernetes.in_driver(tmp_path) is None
     for address in ("0000:17:00.0", "0000:18:00.0"):
         (tmp_path / "driver" / "nvidia" / "gpus" / address).mkdir(parents=True)
-    assert layers.in_driver(tmp_path) == 2
+    assert kubernetes.in_driver(tmp_path) == 2
     (tmp_path / "self").mkdir()
     mounted = f"36 35 0:32 / {tmp_path}/driver/nvidia rw,nosuid - tmpfs tmpfs rw\n"
     (tmp_path / "self" / "mountinfo").write_text("35 1 0:31 / /proc rw - proc proc rw\n" + mounted)
-    assert layers.in_driver(tmp_path) is None
+    assert kubernetes.in_driver(tmp_path) is None
 
 
 def allocations(held: str, *allocatable: str) -> Allocations:
@@ -69,8 +69,8 @@ def judged(
     answer: Allocations | None, *gpus: GpuReading, on_bus: int | None = None, in_driver: int | None = None
 ) -> Finding:
     seen = reading(*gpus)
-    attribution = kubelet.join(settings(), answer, seen, NO_EVIDENCE)
-    return layers.agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
+    attribution = kubernetes.join(settings(), answer, seen, NO_EVIDENCE)
+    return kubernetes.layer_agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
 
 
 def test_the_layer_that_has_lost_a_gpu_is_named() -> None:
@@ -89,22 +89,22 @@ def test_the_layer_that_has_lost_a_gpu_is_named() -> None:
 
 
 def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> None:
-    shown = layers.agreement(None, None, None, on_bus=8, in_driver=8)
+    shown = kubernetes.layer_agreement(None, None, None, on_bus=8, in_driver=8)
     assert (shown.level, shown.cause.partition(":")[0]) == (Level.FAIL, "container toolkit")
-    missing = layers.agreement(None, None, None, on_bus=8, in_driver=None)
+    missing = kubernetes.layer_agreement(None, None, None, on_bus=8, in_driver=None)
     assert "no driver is loaded" in missing.cause
-    nothing = layers.agreement(None, None, None, on_bus=None, in_driver=None)
+    nothing = kubernetes.layer_agreement(None, None, None, on_bus=None, in_driver=None)
     assert "0 GPUs" not in nothing.cause, "without NVML nobody has counted"
 
 
 def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
     config, seen = settings(), reading(whole(0))
-    good = kubelet.join(config, allocations(gpu(0).uuid), seen, NO_EVIDENCE)
-    gone = kubelet.join(config, allocations(gpu(5).uuid), seen, NO_EVIDENCE)
+    good = kubernetes.join(config, allocations(gpu(0).uuid), seen, NO_EVIDENCE)
+    gone = kubernetes.join(config, allocations(gpu(5).uuid), seen, NO_EVIDENCE)
     assert good
     assert gone
-    assert kubelet.agreement(good).level is Level.OK
-    finding = kubelet.agreement(gone)
+    assert kubernetes.agreement(good).level is Level.OK
+    finding = kubernetes.agreement(gone)
     assert (finding.level, "ml/p" in finding.cause, "layers" in finding.mend) == (Level.WARN, True, True)
 
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_matched_has_its_mend_and_a_virtual_machines_gpu_needs_no
     reason: str, level: Level, mend: str
 ) -> None:
     one = Unresolved(namespace="ml", pod="p", container="m", resource="gpu", device_id="x", reason=reason)
-    finding = kubelet.agreement(Attribution(known=True, unresolved=(one,)))
+    finding = kubernetes.agreement(Attribution(known=True, unresolved=(one,)))
     assert (finding.level, mend in finding.mend) == (level, True)
 
 
@@ -134,22 +134,25 @@ def proc(tmp_path: Path) -> Proc:
 
 def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc: Proc, tmp_path: Path) -> None:
     slurm = settings(workload_manager="slurm", proc_root=proc.root)
-    assert "slurm: 1 hold devices, by who runs on them" in workloads.holders(slurm, reading(whole(0, 42)), 1.0).cause
+    assert (
+        "slurm: 1 hold devices, by who runs on them"
+        in kubernetes.workload_holders(slurm, reading(whole(0, 42)), 1.0).cause
+    )
     proc.add(44, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n")
-    finding = workloads.holders(slurm, reading(whole(0, 44)), 1.0)
+    finding = kubernetes.workload_holders(slurm, reading(whole(0, 44)), 1.0)
     assert (finding.level, "by SLUID" in finding.cause) == (Level.WARN, True)
     assert "CgroupJobIdPaths=yes" in (finding.mend or "")
     host = replace(slurm, workload_manager="host")
-    assert "host: 1 hold devices" in workloads.holders(host, reading(whole(0, 42)), 1.0).cause
+    assert "host: 1 hold devices" in kubernetes.workload_holders(host, reading(whole(0, 42)), 1.0).cause
     mapped = replace(slurm, job_mapping_dir=tmp_path / "none")
-    finding = workloads.holders(mapped, reading(whole(0, 42)), 1.0)
+    finding = kubernetes.workload_holders(mapped, reading(whole(0, 42)), 1.0)
     assert (finding.level, str(tmp_path / "none") in finding.cause, "prolog" in finding.mend) == (
         Level.WARN,
         True,
         True,
     )
     (tmp_path / "none").mkdir()
-    assert workloads.holders(mapped, reading(whole(0, 42)), 1.0).cause.startswith(
+    assert kubernetes.workload_holders(mapped, reading(whole(0, 42)), 1.0).cause.startswith(
         "slurm: 0 hold devices, by the mapping"
     )
-    assert workloads.holders(slurm, None, 1.0).level is Level.WARN
+    assert kubernetes.workload_holders(slurm, None, 1.0).level is Level.WARN

@@ -11,7 +11,7 @@ import pytest
 from web_support import Certificates, make_certificates
 
 from exporter.doctor import host
-from exporter.doctor.finding import Level
+from exporter.doctor.report import Level
 
 OURS, THEIRS = 'Basic realm="gpu-cost-exporter", charset="UTF-8"', 'Basic realm="metrics"'
 

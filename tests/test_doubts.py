@@ -8,18 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_support import allocated, claimed, gpu, gpu_uuid, held, instance, join, knowing, mig_uuid, pod_metadata
 
-from exporter.agent.attributor import allocation_state
-from exporter.attribution.annotated import HAMI_DEVICES
-from exporter.attribution.evidence import NO_EVIDENCE, Evidence, SliceDevice
-from exporter.model import (
-    AllocationState,
-    Attribution,
-    ContainerAllocation,
-    Gpu,
-    GpuReading,
-    MigInstance,
-    MigReading,
-)
+from exporter.agent.facts import allocation_state
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence, SliceDevice
+from exporter.attribution.vgpu import HAMI_DEVICES
+from exporter.model import AllocationState, Attribution, ContainerAllocation, Gpu, GpuReading, MigInstance, MigReading
 
 GPUS = [gpu(0), gpu(1), gpu(2, mig=True)]
 INSTANCES = [instance(21, 2, start=0, profile_id=19), instance(22, 2, start=1, profile_id=19)]

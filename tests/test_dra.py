@@ -16,8 +16,8 @@ from join_support import (
     shares,
 )
 
-from exporter.attribution.dra import claim_uid
-from exporter.attribution.evidence import AllocatedDevice, Evidence, SliceDevice
+from exporter.attribution.join import claim_uid
+from exporter.attribution.pod_lifecycle import AllocatedDevice, Evidence, SliceDevice
 from exporter.model import ClaimedDevice, MigInstance, ShareMode
 
 FIRST, SECOND = CLAIM.format(1), CLAIM.format(2)

@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution.dra_objects import (
-    Slice,
-    allocated_devices,
-    claim_uid,
-    parse_slice,
-    pools_of,
-    quantity,
-    served_version,
-)
-from exporter.attribution.evidence import AllocatedDevice, SliceDevice
+from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
+from exporter.kube.objects import Slice, allocated_devices, claim_uid, parse_slice, pools_of, quantity, served_version
 
 GPU_UUID = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 ATTRIBUTES = {"type": {"string": "gpu"}, "uuid": {"string": GPU_UUID}, "driverVersion": {"version": "580.1.2"}}

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.model import Field
-from exporter.simulator import driver
-from exporter.simulator.truth import GpuTruth, Load
+from gpu_simulator import driver
+from gpu_simulator.truth import GpuTruth, Load
 
 
 def test_devices_are_found_by_index_uuid_bus_id_and_serial() -> None:

@@ -8,11 +8,11 @@ import pytest
 from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned, process
 
 from exporter.errors import SourceError
+from exporter.gpu.nvml.source import NvmlSource
 from exporter.model import DeviceState, Field, GpuReading, Reading
-from exporter.simulator import driver, scenario
-from exporter.simulator.driver_board import read
-from exporter.simulator.truth import Fault, GpuTruth, NodeTruth
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import driver, scenario
+from gpu_simulator.driver_board import read
+from gpu_simulator.truth import Fault, GpuTruth, NodeTruth
 
 _ALL = frozenset(Field)
 _EPOCH = 1_700_000_000.0

@@ -5,8 +5,8 @@ import pynvml
 import pytest
 from driver_support import code_of, gpu, simulated
 
-from exporter.simulator import driver
-from exporter.simulator.truth import Fault
+from gpu_simulator import driver
+from gpu_simulator.truth import Fault
 
 
 def test_calls_before_init_and_after_the_last_shutdown_are_uninitialized() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.model import Field
-from exporter.simulator.truth import Load
+from gpu_simulator.truth import Load
 
 
 def _request(old: object, new: object, *metrics: int) -> object:

@@ -3,7 +3,7 @@ import pytest
 from driver_support import MIB, T4, code_of, gpu, instance, load, partitioned, process, simulated
 
 from exporter.model import Field
-from exporter.simulator.driver_mig import profile_index
+from gpu_simulator.driver_mig import profile_index
 
 
 def _mig_handles(parent: object) -> dict[int, object]:

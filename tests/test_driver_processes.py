@@ -7,10 +7,10 @@ from driver_support import GIB, T4, code_of, gpu, process, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.simulator.driver_ring import Ring
+from gpu_simulator.driver_ring import Ring
 
 if TYPE_CHECKING:
-    from exporter.simulator.truth import ProcessTruth
+    from gpu_simulator.truth import ProcessTruth
 
 
 def _good(samples: list[object], last_us: int) -> dict[int, object]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution.endings import DEPARTED_SECONDS, Endings
+from exporter.attribution.pod_lifecycle import DEPARTED_SECONDS, Endings
 from exporter.model import PodMetadata
 
 A, B = ("ml", "a"), ("ml", "b")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.accounting.energy import Energy, EnergyMeter, split_energy
+from exporter.accounting.meter import Energy, EnergyMeter, split_energy
 from exporter.model import Field
 
 COUNTER, POWER = Field.TOTAL_ENERGY_CONSUMPTION, Field.POWER_USAGE

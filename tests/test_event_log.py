@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.agent.events import EventLog, Window
-from exporter.agent.record import DeviceXid
+from exporter.agent.history import DeviceXid, EventLog, Window
 from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading
 
 IDLE, POWER_CAP, SW_THERMAL = 0x1, 0x4, 0x20

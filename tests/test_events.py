@@ -10,11 +10,11 @@ import pytest
 from driver_support import gpu, instance, load, partitioned
 from driver_support import simulated as frozen
 
+from exporter.gpu.nvml.source import NvmlSource
+from exporter.gpu.nvml.xid_events import EventWatch
 from exporter.model import DECODERS, Field, GpuReading, Reading
-from exporter.simulator import driver as simulated_driver
-from exporter.simulator.truth import GpuTruth, NodeTruth
-from exporter.sources.events import EventWatch
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import driver as simulated_driver
+from gpu_simulator.truth import GpuTruth, NodeTruth
 
 PATIENCE_SECONDS = 10.0
 

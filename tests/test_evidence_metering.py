@@ -10,10 +10,10 @@ from join_support import GPU_MIB, join
 from test_join_evidence import CONTAINERS, GPUS, INSTANCES, evidences
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.usage import Meter
-from exporter.agent.attributor import Attributor
+from exporter.accounting.meter import Meter
+from exporter.agent.facts import Attributor
 from exporter.agent.views import Viewer
-from exporter.attribution.evidence import Evidence
+from exporter.attribution.pod_lifecycle import Evidence
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import (
     UNALLOCATED,

@@ -2,13 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.exposition import catalog
-from exporter.exposition.builder import PageBuilder
-from exporter.exposition.family import (
+from exporter.metrics import catalog
+from exporter.metrics.text_format import (
     NO_LABELS,
     Family,
     Kind,
     LabelNames,
+    PageBuilder,
     duplicate_series,
     forget_unused,
     labels,

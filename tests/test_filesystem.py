@@ -5,9 +5,9 @@ import pytest
 
 from exporter.attribution.processes import NO_NAME, PidResolver, PodNames
 from exporter.errors import ConfigError
-from exporter.simulator.filesystem import write
-from exporter.simulator.scenario import load, shipped
-from exporter.simulator.truth import GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
+from gpu_simulator.filesystem import write
+from gpu_simulator.scenario import load, shipped
+from gpu_simulator.truth import GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
 
 UID = "aaaaaaaa-0000-4000-8000-000000000001"
 GPU = "GPU-00000000-0000-4000-8000-000000000000"

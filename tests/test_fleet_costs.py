@@ -8,10 +8,7 @@ from fleet_report_support import A100, H100, START, day, hours, ledger, ledgers,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.report.fleet.costs import make_report
-from exporter.report.fleet.report import FleetReport, ShareIdle
-from exporter.report.fleet.sharing import close, divide
-from exporter.report.fleet.values import (
+from exporter.cost.ledger import (
     DAY_SECONDS,
     UNALLOCATED,
     UNATTRIBUTED,
@@ -22,7 +19,8 @@ from exporter.report.fleet.values import (
     LineKey,
     Window,
 )
-from exporter.report.render.rows import charged
+from exporter.cost.render_rows import charged
+from exporter.cost.report import FleetReport, ShareIdle, close, divide, make_report
 
 LATER = START + 40 * DAY_SECONDS
 DIMENSIONS: tuple[Dimension, ...] = LineKey._fields

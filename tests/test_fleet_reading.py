@@ -14,14 +14,9 @@ from fleet_support import FleetServer, backfill, backfilled, prometheus, truth_b
 from prometheus_support import FaultyProxy, failure, serving
 
 from exporter.config.prometheus_options import PrometheusSettings
-from exporter.errors import PrometheusError
-from exporter.model import Totals
-from exporter.report.fleet import asking, queries
-from exporter.report.fleet.live import live_pods
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.sources import Progress
-from exporter.report.fleet.values import (
+from exporter.cost import queries, query_rows
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import (
     CHECKPOINT_SECONDS,
     DAY_SECONDS,
     Dimension,
@@ -31,8 +26,13 @@ from exporter.report.fleet.values import (
     LineKey,
     Window,
 )
-from exporter.simulator.fleet_plan import FleetPlan
-from exporter.simulator.fleet_truth import FleetTruth, added
+from exporter.cost.live import live_pods
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.query_rows import Progress
+from exporter.errors import PrometheusError
+from exporter.model import Totals
+from gpu_simulator.fleet_plan import FleetPlan
+from gpu_simulator.fleet_truth import FleetTruth, added
 
 DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "pool")
 ENGINES = pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
@@ -509,7 +509,7 @@ async def test_a_server_that_never_answers_is_given_up_on_soon(fleet_prometheus:
 def test_whole_days_are_asked_for_together_and_parts_of_days_alone() -> None:
     ends = [DAY + 5 * 3600, *(DAY + n * DAY_SECONDS for n in range(1, 21)), DAY + 20 * DAY_SECONDS + 3600]
     pieces = [Window(start_seconds=start, end_seconds=end) for start, end in pairwise(ends)]
-    assert asking.blocks(pieces) == ((0,), tuple(range(1, 16)), (16, 17, 18, 19), (20,))
+    assert query_rows.blocks(pieces) == ((0,), tuple(range(1, 16)), (16, 17, 18, 19), (20,))
 
 
 def now_series(name: str, value: float = 1, **labels: str) -> str:

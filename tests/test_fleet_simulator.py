@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.errors import ConfigError
-from exporter.simulator import history
-from exporter.simulator.fleet import Writing, write_fleet
-from exporter.simulator.fleet_ledger import node_ledger, recording_hours
-from exporter.simulator.fleet_owners import read_trace, task
-from exporter.simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes
-from exporter.simulator.fleet_truth import FleetTruth, fleet_truth
-from exporter.simulator.stack import HISTORY_DAYS
+from gpu_simulator import history
+from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator.fleet_ledger import node_ledger, recording_hours
+from gpu_simulator.fleet_owners import read_trace, task
+from gpu_simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes
+from gpu_simulator.fleet_truth import FleetTruth, fleet_truth
+from gpu_simulator.stack import HISTORY_DAYS
 
 TINY = FleetPlan(nodes=12, gpus_per_node=2, days=4, end_seconds=END_SECONDS, clusters=("a", "b"))
 HOUR_MS = 3_600_000

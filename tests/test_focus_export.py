@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.cli import main
+from exporter.cost.focus import COLUMNS, OWN_COLUMNS, VERSIONS, FocusSettings
+from exporter.cost.focus_write import write_focus
+from exporter.cost.ledger import Figures, FleetLedger, LineKey
 from exporter.errors import ConfigError, ExporterError
 from exporter.model import Money
-from exporter.report.fleet.values import Figures, FleetLedger, LineKey
-from exporter.report.focus import VERSIONS, FocusSettings, write_focus
-from exporter.report.focus.columns import COLUMNS, OWN_COLUMNS
 
 GOLDEN = Path(__file__).parent / "golden"
 ANOTHER_DAY: Lines = {

@@ -12,12 +12,12 @@ from focus_support import assert_promises
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import DAY_SECONDS, Window
-from exporter.report.store import DayStore
-from exporter.report.store.values import ALL_OF_A_DAY
-from exporter.simulator.fleet_truth import FleetTruth
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import DAY_SECONDS, Window
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.store import DayStore
+from exporter.cost.store_schema import ALL_OF_A_DAY
+from gpu_simulator.fleet_truth import FleetTruth
 
 START, END = 1_788_566_400, 1_788_825_600  # 2026-09-05 to 2026-09-08
 WINDOW = "2026-09-05..2026-09-07"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.report.fleet.forecast import forecast, method
-from exporter.report.fleet.values import DAY_SECONDS, Window
+from exporter.cost.budgets import forecast, method
+from exporter.cost.ledger import DAY_SECONDS, Window
 
 MONDAY = int(datetime(2026, 10, 5, tzinfo=UTC).timestamp())
 

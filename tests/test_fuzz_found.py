@@ -17,19 +17,19 @@ from fuzz_page import gpus, lived, metering, node, reading
 from fuzz_prometheus import WINDOW, FedPrometheus
 from fuzz_state import state_of_a_node, written
 
-from exporter.attribution import api_errors
 from exporter.config import price_book, web_config
-from exporter.config.load import load_agent
+from exporter.config.resolve import load_agent
+from exporter.cost import budgets as budget_file
+from exporter.cost import node_report
+from exporter.cost.ledger import CHECKPOINT_SECONDS
+from exporter.cost.query_rows import Recorded
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
-from exporter.exposition.ledger_api import ledger_document
+from exporter.gpu import wire
+from exporter.kube import api_client
 from exporter.model import Field, Reading
-from exporter.report import node_report
-from exporter.report.budget import file as budget_file
-from exporter.report.fleet.recorded import Recorded
-from exporter.report.fleet.values import CHECKPOINT_SECONDS
-from exporter.report.service.view_query import read_view
-from exporter.simulator import scenario
-from exporter.sources import wire
+from exporter.service.page_frame import read_view
+from exporter.web.node_api import ledger_document
+from gpu_simulator import scenario
 
 
 def body(kind: str, rows: object) -> bytes:
@@ -158,7 +158,7 @@ def test_an_address_with_bytes_that_are_no_text_still_has_links() -> None:
 
 
 def test_a_status_of_the_kubernetes_api_that_is_no_number_makes_no_endless_message() -> None:
-    assert len(str(api_errors.of_status("x" * 100_000, "https://api", "/api/v1/pods", {}))) < 200
+    assert len(str(api_client.of_status("x" * 100_000, "https://api", "/api/v1/pods", {}))) < 200
 
 
 def test_a_gpu_that_a_child_tells_twice_counts_once() -> None:

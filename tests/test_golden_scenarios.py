@@ -9,10 +9,9 @@ from pipeline_support import pipeline
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.family import duplicate_series
-from exporter.exposition.text import render
-from exporter.simulator import scenario
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import duplicate_series, render
+from gpu_simulator import scenario
 
 GOLDEN = Path(__file__).parent / "golden"
 INSTANT_SECONDS = 100.0

@@ -9,21 +9,21 @@ from driver_support import H100, T4, gpu, instance, load, partitioned, simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.gpu.nvml import activity
+from exporter.gpu.nvml.source import NvmlSource
 from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, DeviceState, Field
-from exporter.simulator import driver as simulated_driver
-from exporter.simulator.truth import Fault
-from exporter.sources import gpm
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import driver as simulated_driver
+from gpu_simulator.truth import Fault
 
 ENGINE = Field.PROF_GR_ENGINE_ACTIVE
-RATIOS = [field for field in gpm.METRICS if not field.name.endswith("_BYTES")]
-RATES = [field for field in gpm.METRICS if field.name.endswith("_BYTES")]
-EVERYTHING = frozenset(gpm.METRICS)
+RATIOS = [field for field in activity.METRICS if not field.name.endswith("_BYTES")]
+RATES = [field for field in activity.METRICS if field.name.endswith("_BYTES")]
+EVERYTHING = frozenset(activity.METRICS)
 
 
 @given(st.sampled_from(RATIOS), st.floats(allow_nan=True, allow_infinity=True))
 def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field, raw: float) -> None:
-    value, clamped = gpm.convert(field, raw)
+    value, clamped = activity.convert(field, raw)
     if not math.isfinite(raw):
         assert (value, clamped) == (None, False)
         return
@@ -42,7 +42,7 @@ def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field
 
 @given(st.sampled_from(RATES), st.floats(0, 1e7))
 def test_a_rate_is_whole_bytes_per_second(field: Field, mebibytes: float) -> None:
-    value, clamped = gpm.convert(field, mebibytes)
+    value, clamped = activity.convert(field, mebibytes)
     assert isinstance(value, int)
     assert value == pytest.approx(mebibytes * 2**20, abs=1)
     assert not clamped
@@ -159,10 +159,10 @@ def test_codecs_of_an_instance_are_read_whatever_is_asked_for() -> None:
 
 
 def test_a_compute_instance_beside_others_has_no_memory_bandwidth_of_its_own() -> None:
-    level = gpm.Level.COMPUTE_INSTANCE
-    assert Field.PROF_DRAM_ACTIVE not in gpm.fields_at(level, EVERYTHING)
-    assert ENGINE in gpm.fields_at(level, EVERYTHING)
-    assert Field.PROF_DRAM_ACTIVE in gpm.fields_at(gpm.Level.GPU_INSTANCE, EVERYTHING)
+    level = activity.Level.COMPUTE_INSTANCE
+    assert Field.PROF_DRAM_ACTIVE not in activity.fields_at(level, EVERYTHING)
+    assert ENGINE in activity.fields_at(level, EVERYTHING)
+    assert Field.PROF_DRAM_ACTIVE in activity.fields_at(activity.Level.GPU_INSTANCE, EVERYTHING)
 
 
 def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
@@ -194,7 +194,7 @@ def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays()
     asked: list[list[int]] = []
     known = {1, 2}
 
-    class Scripted(gpm.Sampler):
+    class Scripted(activity.Sampler):
         """A driver that refuses the whole call for one unknown id."""
 
         def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
@@ -219,7 +219,7 @@ def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays()
 def test_a_metric_that_was_refused_once_is_asked_for_again() -> None:
     refused = {10}
 
-    class Scripted(gpm.Sampler):
+    class Scripted(activity.Sampler):
         def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
             return {one: (2 if one in refused else 0, 50.0) for one in metric_ids}
 

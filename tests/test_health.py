@@ -12,10 +12,10 @@ import pytest
 import yaml
 from pipeline_support import EPOCH_SECONDS, Pipeline, pipeline
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.collectors_file import parse
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.collectors_file import parse
 from exporter.model import Snapshot
-from exporter.simulator import scenario
+from gpu_simulator import scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"

@@ -7,8 +7,7 @@ import pytest
 from agent_support import matching, running_agent
 from outside_support import Proc, gpu, holders, instance_uuid, joined, partitioned, reading, state, whole
 
-from exporter.attribution.host_processes import HostProcess
-from exporter.attribution.host_users import HostUsers, tenant_of
+from exporter.attribution.host import HostProcess, HostUsers, tenant_of
 from exporter.attribution.processes import NO_NAME, NO_POD
 from exporter.model import AllocationState, DeviceState, Field, Owner, ProcessUse
 

@@ -16,9 +16,9 @@ from aiohttp.http_exceptions import BadStatusLine
 from web_support import http_server, make_certificates, web_file
 
 from exporter.config.web_config import load
-from exporter.exposition import http_server as limits_of
-from exporter.exposition.http_server import HttpServer, Limits, bind
-from exporter.exposition.web_access import WebAccess
+from exporter.web import http_server as limits_of
+from exporter.web.access import WebAccess
+from exporter.web.http_server import HttpServer, Limits, bind
 
 BIG = bytes(range(256)) * 40_000
 """Ten megabytes: more than the sockets of both ends hold."""

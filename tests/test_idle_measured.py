@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pipeline_support import Pipeline, pipeline
 
-from exporter.exposition.collector import ExpositionOptions, families
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Activity, ActivitySource, Snapshot, SourceState
-from exporter.simulator import scenario
+from gpu_simulator import scenario
 
 NODE = """\
 node: n

@@ -32,8 +32,8 @@ from image_support import (
 from image_support import command as container_command
 from web_support import PASSWORD, hashed, make_certificates, web_file
 
-from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.truth import HolderTruth, NodeTruth
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.truth import HolderTruth, NodeTruth
 
 pytestmark = [
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
@@ -344,7 +344,7 @@ def test_the_agents_image_has_nothing_of_the_cost_services_and_says_so(images: I
 
 
 def test_the_script_of_the_charts_is_in_the_services_image(images: Images) -> None:
-    code = "from exporter.report.service.view_static import assets; print(len(assets()['plotly.js'].body))"
+    code = "from exporter.service.responses import assets; print(len(assets()['plotly.js'].body))"
     said = output(images, images.service, "-c", code, options=("--entrypoint", "/opt/gpu-cost-exporter/bin/python"))
     assert int(said) > 1_000_000
 

@@ -20,9 +20,9 @@ from fleet_support import tool
 from web_support import make_certificates
 
 from exporter.config import load_agent, price_book, web_config
-from exporter.exposition import catalog
-from exporter.report.budget import file as budgets
-from exporter.report.service import metrics_catalog
+from exporter.cost import budgets
+from exporter.metrics import catalog
+from exporter.service import metrics
 
 TEXT = page("install.md")
 FILES = named_files(TEXT)
@@ -197,7 +197,7 @@ def test_every_metric_and_rule_that_is_named_exists() -> None:
     text = "".join(map(page, PAGES[:2]))
     rules = (ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8")
     recorded = set(re.findall(r"record: (\S+)", rules))
-    ours = {metric.name for metric in (*catalog.ALL, *metrics_catalog.ALL)}
+    ours = {metric.name for metric in (*catalog.ALL, *metrics.ALL)}
     assert set(re.findall(r"\b[a-z_]+:gpu_[a-z0-9_:]+", text)) - recorded == set()
     named = set(re.findall(r"(?<![\w:/-])(gpu_[a-z_]+[a-z])(?![\w:*])", text))
     assert named - ours - {"gpu_is_lost", "gpu_not_found"} == set()

@@ -7,8 +7,8 @@ import pytest
 from pipeline_support import DirectSource
 
 from exporter.accounting.idle import IdleClock
-from exporter.agent.attributor import Attributor
-from exporter.agent.events import EventLog
+from exporter.agent.facts import Attributor
+from exporter.agent.history import EventLog
 from exporter.agent.node import Node
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames

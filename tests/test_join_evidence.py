@@ -22,8 +22,8 @@ from join_support import (
     shares,
 )
 
-from exporter.attribution.annotated import HAMI_DEVICES, HAMI_INSTANCES
-from exporter.attribution.evidence import Evidence, SliceDevice
+from exporter.attribution.pod_lifecycle import Evidence, SliceDevice
+from exporter.attribution.vgpu import HAMI_DEVICES, HAMI_INSTANCES
 from exporter.model import ContainerAllocation, Gpu, MigInstance, PodMetadata
 
 

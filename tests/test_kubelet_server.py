@@ -11,16 +11,16 @@ import grpc.aio
 import pytest
 from evidence_support import evidence_of
 
-from exporter.attribution import _proto
 from exporter.attribution.join import attribute
-from exporter.attribution.podresources import KubeletClient
 from exporter.config import load_agent
 from exporter.errors import ConfigError
+from exporter.kube import kubelet as _proto
+from exporter.kube.kubelet import KubeletClient
 from exporter.model import Gpu, MigInstance
-from exporter.simulator.api_objects import objects_of
-from exporter.simulator.kubelet import BURST_CALLS, KubeletServer, allocatable_response, list_response
-from exporter.simulator.scenario import load, shipped
-from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
+from gpu_simulator.api_objects import objects_of
+from gpu_simulator.kubelet import BURST_CALLS, KubeletServer, allocatable_response, list_response
+from gpu_simulator.scenario import load, shipped
+from gpu_simulator.truth import Fault, HolderTruth, NodeTruth
 
 GPU = "GPU-00000000-0000-4000-8000-000000000000"
 

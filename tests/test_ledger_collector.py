@@ -6,7 +6,7 @@ from collections import Counter
 from exposition_support import ENDED, IN_USE, TRAINING, UNMEASURED, exclusive, lost, one_ledger, snapshot
 
 from exporter.accounting.ledgers import Ledgers
-from exporter.exposition.collector import ExpositionOptions, families
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Account, LedgerView, Money, Owner, Portion, Price, ShareMode, Snapshot, Totals
 
 NOW = 1_760_000_200.25

@@ -12,11 +12,10 @@ from api_support import NODE, PODS, SELECTOR, Waits, World, following, pod, pod_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution.list_watch import GONE_SPREAD_SECONDS, ListWatch
-from exporter.simulator import api_answers
-from exporter.simulator.api_server import ApiObjects
-from exporter.simulator.api_store import Store
-from exporter.simulator.truth import Fault
+from exporter.kube.list_watch import GONE_SPREAD_SECONDS, ListWatch
+from gpu_simulator import api_answers
+from gpu_simulator.api_store import ApiObjects, Store
+from gpu_simulator.truth import Fault
 
 A, B, C = ("ml", "a"), ("ml", "b"), ("ml", "c")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from metadata_support import Cluster
 
-from exporter.attribution.api_client import ApiClient
-from exporter.attribution.lookups import PATIENCE_SECONDS, Lookups
-from exporter.simulator.api_server import ApiServer
-from exporter.simulator.truth import Fault
+from exporter.kube.api_client import ApiClient
+from exporter.kube.list_watch import PATIENCE_SECONDS, Lookups
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.truth import Fault
 
 
 class Names:

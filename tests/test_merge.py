@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.gpu.merge import in_place_of, joined, of_one_machine
 from exporter.model import (
     DeviceState,
     Field,
@@ -19,7 +20,6 @@ from exporter.model import (
     Reading,
     XidEvent,
 )
-from exporter.sources.merge import in_place_of, joined, of_one_machine
 
 Values = Mapping[Field, int | float]
 ENGINE, UTIL, POWER = Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL, Field.POWER_USAGE

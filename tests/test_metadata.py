@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from metadata_support import CLAIM_UID, NODE, Cluster, claimed, reading, whole_gpu
 
-from exporter.attribution import dra
-from exporter.attribution.evidence import AllocatedDevice, SliceDevice
+from exporter.attribution import join
+from exporter.attribution.pod_lifecycle import AllocatedDevice, SliceDevice
 from exporter.model import NodeFacts, Owner, PodMetadata
-from exporter.simulator.api_server import ApiServer
-from exporter.simulator.truth import Fault
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.truth import Fault
 
 JOB = [{"kind": "Job", "name": "train", "apiVersion": "batch/v1", "controller": True}]
 GPU_UUID = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
@@ -371,7 +371,7 @@ async def test_a_claim_without_a_uid_in_the_kubelet_s_answer_is_found_by_its_nam
         monitoring = claimed("train-0", uid="")
         reader.note(monitoring)
         await reader.until(lambda: CLAIM_UID in reader.metadata.evidence(cluster.now).claims)
-        assert list(dra.entries(monitoring, reader.metadata.evidence(cluster.now))) == []
+        assert list(join.entries(monitoring, reader.metadata.evidence(cluster.now))) == []
 
 
 async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(cluster: Cluster, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pipeline_support import EPOCH_SECONDS, pipeline
 
 from exporter.accounting.ledger import COST_LABELS_LIMIT
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import Match, PriceBook, PriceRow
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import Match, PriceBook, PriceRow
 from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
 from exporter.agent.metering import HUNG_SECONDS, Metering
 from exporter.agent.run import loaded_driver
 from exporter.errors import ConfigError, StateError
@@ -33,7 +33,7 @@ from exporter.model import (
     Owner,
     Price,
 )
-from exporter.simulator.scenario import load as load_scenario
+from gpu_simulator.scenario import load as load_scenario
 
 SAMPLED_AT = "gpu_exporter_sample_timestamp_seconds"
 

@@ -2,8 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from exporter.exposition import catalog
-from exporter.exposition.dcgm_fields import TABLE
+from exporter.metrics import catalog
+from exporter.metrics.dcgm_names import TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,10 +15,10 @@ from agent_support import AgentProcess
 from exporter.config import dcgm_flags
 from exporter.config.dcgm_flags import Setting
 from exporter.config.options import OPTIONS
-from exporter.exposition import catalog
-from exporter.exposition.dcgm_exp import NOT_MADE, EventCount
-from exporter.exposition.dcgm_fields import TABLE
-from exporter.exposition.family import Kind
+from exporter.metrics import catalog
+from exporter.metrics.dcgm_names import TABLE
+from exporter.metrics.health_collector import NOT_MADE, EventCount
+from exporter.metrics.text_format import Kind
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "migrating.md").read_text(encoding="utf-8")
 QUERIES = re.findall(r"```promql\n(.*?)```", TEXT, re.DOTALL)

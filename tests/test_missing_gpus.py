@@ -17,28 +17,27 @@ from driver_support import gpu, instance
 from pipeline_support import AskedKubelet
 
 from exporter.accounting.idle import IdleClock
-from exporter.accounting.pricing import PriceBook
-from exporter.agent.attribution import Attributing
-from exporter.agent.attributor import Attributor
+from exporter.accounting.prices import PriceBook
+from exporter.agent.facts import Attributor
+from exporter.agent.history import SourceRecord
 from exporter.agent.node import Node
-from exporter.agent.record import SourceRecord
-from exporter.agent.run import Agent, bound_driver
+from exporter.agent.run import Agent, Attributing, bound_driver
+from exporter.agent.sources import MissingGpus
 from exporter.agent.views import Viewer
-from exporter.agent.workers import MissingGpus
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.rendered import Renderer
+from exporter.gpu.worker import Worker
+from exporter.metrics.collector import ExpositionOptions
 from exporter.model import Allocations, ContainerAllocation, DeviceIds
-from exporter.simulator.truth import Fault
-from exporter.sources.worker import Worker
+from exporter.web.server import Renderer
+from gpu_simulator.truth import Fault
 
 CHILD = """
 import pathlib, sys, time
 sys.path[:0] = [{tests!r}]
 from driver_support import gpu, instance
-from exporter.simulator import driver
-from exporter.simulator.truth import Fault, NodeTruth
-from exporter.sources import child
+from gpu_simulator import driver
+from gpu_simulator.truth import Fault, NodeTruth
+from exporter.gpu import child
 
 faults = pathlib.Path({faults!r})
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from exporter.attribution.join import attribute
-from exporter.attribution.podresources import KubeletClient
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.errors import ConfigError
-from exporter.exposition.collectors_file import DEFAULT
+from exporter.gpu.worker import Worker
+from exporter.kube.kubelet import KubeletClient
+from exporter.metrics.collectors_file import DEFAULT
 from exporter.model import DeviceState, Field, Reading, SourceState
-from exporter.simulator import scenario
-from exporter.simulator.child import main
-from exporter.simulator.node import SimulatedNode
-from exporter.simulator.truth import NodeTruth
-from exporter.sources.worker import Worker
+from gpu_simulator import scenario
+from gpu_simulator.child import main
+from gpu_simulator.node import SimulatedNode
+from gpu_simulator.truth import NodeTruth
 
 EPOCH = 1_700_000_000.0
 

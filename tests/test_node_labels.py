@@ -2,7 +2,7 @@
 
 import pytest
 
-from exporter.attribution.node_labels import node_facts
+from exporter.kube.metadata import node_facts
 from exporter.model import NodeFacts
 
 

@@ -18,10 +18,9 @@ from exposition_support import H100, TRAINING, gpu, one_ledger, snapshot
 from web_support import http_server
 
 from exporter.cli import main
+from exporter.cost import node_report_render
+from exporter.cost.node_report import NodeReport, read
 from exporter.errors import ExporterError
-from exporter.exposition import ledger_api
-from exporter.exposition.responses import Body
-from exporter.exposition.server import create_app
 from exporter.model import (
     UNALLOCATED,
     UNATTRIBUTED,
@@ -34,13 +33,15 @@ from exporter.model import (
     Snapshot,
     Totals,
 )
-from exporter.report import NodeReport, read, write
+from exporter.web import node_api
+from exporter.web.responses import Body
+from exporter.web.server import create_app
 
 AGENT = "http://node-a:9400"
 
 
 def report_of(view: Snapshot) -> NodeReport:
-    return read(json.loads(ledger_api.ledger_document(view)), AGENT)
+    return read(json.loads(node_api.ledger_document(view)), AGENT)
 
 
 def with_capacity(seconds: float, **changes: object) -> Snapshot:
@@ -57,7 +58,7 @@ def ledger_of(**changes: object) -> Snapshot:
 
 def written(view: Snapshot, form: str = "table") -> str:
     stream = io.StringIO()
-    write(report_of(view), form, stream)
+    node_report_render(report_of(view), form, stream)
     return stream.getvalue()
 
 
@@ -207,7 +208,7 @@ def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() ->
     ],
 )
 def test_an_answer_that_is_no_ledger_is_one_clear_line(broken: dict[str, object]) -> None:
-    document = {**json.loads(ledger_api.ledger_document(snapshot())), **broken}
+    document = {**json.loads(node_api.ledger_document(snapshot())), **broken}
     with pytest.raises(ExporterError, match=r"^http://node-a:9400: the answer is not an agent's ledger: "):
         read(document, AGENT)
 
@@ -316,7 +317,7 @@ class _Terminal(io.StringIO):
 def test_a_narrow_terminal_breaks_lines_and_takes_no_name_or_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = _Terminal()
-    write(report_of(snapshot()), "table", stream)
+    node_report_render(report_of(snapshot()), "table", stream)
     assert "vision/Job/resnet" in stream.getvalue()
     assert "…" not in stream.getvalue()
 

@@ -11,11 +11,12 @@ import pytest
 from driver_support import H100, MIB, T4, Node, gpu, instance, load, partitioned, process, simulated
 
 from exporter.errors import SourceError
+from exporter.gpu.nvml import fields as nvml_fields
+from exporter.gpu.nvml import library, mig
+from exporter.gpu.nvml.source import NvmlSource
 from exporter.model import DeviceState, Field, GpuReading, Reading
-from exporter.simulator import driver as simulated_driver
-from exporter.simulator.truth import Fault, GpuTruth, MigTruth
-from exporter.sources import driver, mig, nvml_fields
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import driver as simulated_driver
+from gpu_simulator.truth import Fault, GpuTruth, MigTruth
 
 ALL = frozenset(Field)
 
@@ -229,7 +230,7 @@ def test_a_gpu_that_is_enumerated_no_more_is_missing_until_the_driver_names_it_a
 
 def test_a_gpu_that_is_not_ready_costs_that_field_only() -> None:
     with watched(gpu(0), gpu(1)) as it:
-        simulated_driver.fail("nvmlDeviceGetPowerUsage", driver.NOT_READY, device_index=1)
+        simulated_driver.fail("nvmlDeviceGetPowerUsage", library.NOT_READY, device_index=1)
         reading = it.after(1)
         assert states(reading) == [UP, UP]
         assert [Field.POWER_USAGE in one.values for one in reading.gpus] == [True, False]
@@ -446,7 +447,7 @@ def test_an_instance_that_cannot_be_described_for_a_moment_keeps_its_place_besid
         reading = it.after(5)
         assert sorted(one.instance.gpu_instance_id for one in reading.gpus[0].instances) == [1, 2, 3]
         assert reading.gpus[0].lacks_instances
-        assert reading.errors.keys() == {f"mig_{driver.reason_of(code)}"}
+        assert reading.errors.keys() == {f"mig_{library.reason_of(code)}"}
         reading = it.after(5)
         assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [1, 2, 3]
         assert reading.errors == {}
@@ -466,7 +467,7 @@ def test_an_instance_that_cannot_be_described_hides_no_other_and_is_missed(
         bad = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 1)
 
         def answer(handle: object) -> object:
-            if driver.address(handle) == driver.address(bad):
+            if library.address(handle) == library.address(bad):
                 raise refused
             return real(handle)
 

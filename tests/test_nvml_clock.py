@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from driver_support import Node, gpu, load, process, simulated
 
+from exporter.gpu.nvml.source import NvmlSource
 from exporter.model import DeviceState, Field, GpuReading
-from exporter.simulator import driver
-from exporter.simulator.truth import Fault, GpuTruth, NodeTruth
-from exporter.sources.nvml import NvmlSource
+from gpu_simulator import driver
+from gpu_simulator.truth import Fault, GpuTruth, NodeTruth
 
 HOUR = 3600.0
 EPOCH = 1_700_000_000.0

@@ -10,7 +10,7 @@ import yaml
 from fleet_support import END_SECONDS, FleetServer, truth_between
 from service_support import Running, running
 
-from exporter.report.fleet.values import DAY_SECONDS
+from exporter.cost.ledger import DAY_SECONDS
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 REQUESTS: list[dict[str, Any]] = yaml.safe_load((FIXTURES / "opencost_clients.yaml").read_text(encoding="utf-8"))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from exposition_support import OWNERS, snapshot
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.tenants import FOR_GOOD_SECONDS
+from exporter.metrics.catalog import FOR_GOOD_SECONDS
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import WINDOWS, NodeFacts, OwnersView
 
 JOB = {

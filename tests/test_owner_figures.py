@@ -9,16 +9,7 @@ from metering_support import gpu, holder, instances_of, whole
 from owner_windows_support import DOLLARS, HOUR, MINUTE, STEP, TRAIN, OwnedNode, held
 
 from exporter.accounting.windows import Windows
-from exporter.model import (
-    WINDOWS,
-    Activity,
-    ActivitySource,
-    AllocationState,
-    DeviceState,
-    DeviceView,
-    Owner,
-    ShareMode,
-)
+from exporter.model import WINDOWS, Activity, ActivitySource, AllocationState, DeviceState, DeviceView, Owner, ShareMode
 
 ESTIMATED = ActivitySource.ESTIMATED
 

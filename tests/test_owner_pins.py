@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metering_support import H100, gpu, holder
 
+from exporter.accounting.gpu_split import slot_of
 from exporter.accounting.ledgers import Ledgers, kept_of
-from exporter.accounting.slots import slot_of
-from exporter.accounting.usage import Meter
+from exporter.accounting.meter import Meter
 from exporter.agent.owners import PATIENCE_SECONDS, Owners
 from exporter.model import Account, AllocationState, DeviceView, Owner, PodFacts, PodUse, ShareMode
 

@@ -9,11 +9,11 @@ from metering_support import holder, whole
 from owner_windows_support import TRAIN, held
 
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import PriceBook
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
 from exporter.agent.metering import Metering
-from exporter.agent.owner_windows import FILE_NAME, SAVE_SECONDS, OwnerWindows
+from exporter.agent.owners import FILE_NAME, SAVE_SECONDS, OwnerWindows
 from exporter.model import NodeFacts, OwnerUse
 
 NOON = 1_800_000_000.0

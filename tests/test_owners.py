@@ -9,7 +9,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.attribution.label_text import label_text
 from exporter.attribution.owners import (
     MAX_KIND,
     MAX_NAME,
@@ -20,6 +19,7 @@ from exporter.attribution.owners import (
     wanted_annotations,
     workload_of,
 )
+from exporter.attribution.policy import label_text
 from exporter.model import UNALLOCATED, UNATTRIBUTED, PodFacts, PodMetadata
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures" / "pods").glob("*.yaml"))

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from pipeline_support import Pipeline, pipeline
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.family import duplicate_series
-from exporter.exposition.text import render
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import duplicate_series, render
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Owner, Snapshot
-from exporter.simulator import scenario
+from gpu_simulator import scenario
 
 SECONDS = range(61)
 SCENARIOS = ["dra", "hami", "volcano-vgpu", "kai", "owners", "demo"]

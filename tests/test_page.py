@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.exposition import page, page_text
 from exporter.model import AllocationState, Snapshot, SourceState, SourceStatus
+from exporter.web import formatting, node_page
 
 VOID = {"meta", "link", "rect", "br"}
 EVIL = "<script>alert('x')</script>\" onload='&"
@@ -59,7 +59,7 @@ class Tags(HTMLParser):
 
 def read(snapshot: Snapshot | None, *, whole: bool = False) -> Tags:
     tags = Tags()
-    tags.feed(page.document(snapshot) if whole else page.fragment(snapshot))
+    tags.feed(node_page.document(snapshot) if whole else node_page.fragment(snapshot))
     assert tags.open == []
     assert len(tags.ids) == len(set(tags.ids))
     return tags
@@ -84,7 +84,7 @@ def test_the_page_says_who_holds_what_and_since_when_it_is_idle() -> None:
 
 
 def test_a_simulated_node_says_so_at_the_top_and_in_the_title_and_a_real_one_never() -> None:
-    simulated, real = page.document(made.rich_snapshot()), page.document(made.snapshot(made.held(0, "a")))
+    simulated, real = node_page.document(made.rich_snapshot()), node_page.document(made.snapshot(made.held(0, "a")))
     assert "SIMULATED NODE — nothing here is real" in simulated
     assert "<title>SIMULATED GPUs of" in simulated
     assert "SIMULATED" not in real
@@ -111,7 +111,7 @@ def test_a_long_list_of_idle_holders_is_cut_and_says_so() -> None:
 
 
 def test_nobody_is_pointed_at_for_a_short_pause_or_for_what_was_not_measured() -> None:
-    page_html = page.fragment(made.snapshot(made.held(0, "bursty", 0.0, 60), made.held(1, "dark", None)))
+    page_html = node_page.fragment(made.snapshot(made.held(0, "bursty", 0.0, 60), made.held(1, "dark", None)))
     assert "Held, but idle" not in page_html
     assert "nothing on this device measures it" in page_html
 
@@ -144,7 +144,7 @@ def test_before_the_first_picture_there_is_a_page_too() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere_and_only_the_pages_own_script_may_run() -> None:
-    document = page.document(made.rich_snapshot())
+    document = node_page.document(made.rich_snapshot())
     tags = read(made.rich_snapshot(), whole=True)
     assert all(link.startswith(("/", "#", "data:,")) for link in tags.links)
     assert "://" not in document
@@ -153,11 +153,11 @@ def test_nothing_is_loaded_from_elsewhere_and_only_the_pages_own_script_may_run(
     for element, directive in (("style", "style-src"), ("script", "script-src")):
         (content,) = re.findall(f"<{element}>(.*?)</{element}>", document, flags=re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"{directive} 'sha256-{digest}'" in page.CONTENT_SECURITY_POLICY
+        assert f"{directive} 'sha256-{digest}'" in node_page.CONTENT_SECURITY_POLICY
 
 
 def test_the_page_works_without_script_and_is_announced_to_those_who_do_not_see() -> None:
-    document = page.document(made.rich_snapshot())
+    document = node_page.document(made.rich_snapshot())
     tags = read(made.rich_snapshot(), whole=True)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in document
     assert '<html lang="en">' in document
@@ -184,8 +184,8 @@ def test_text_from_outside_is_escaped_everywhere() -> None:
     snapshot = made.snapshot(
         evil, node=EVIL, driver_version=EVIL, nvml_version=EVIL, attribution_problem=EVIL, sources=(status,)
     )
-    assert "<script>alert" not in page.fragment(snapshot)
-    assert page.document(snapshot).count("<script>") == 1
+    assert "<script>alert" not in node_page.fragment(snapshot)
+    assert node_page.document(snapshot).count("<script>") == 1
     assert EVIL in read(snapshot).text
     assert "onload" not in read(snapshot).attributes, "out of the quotes of another attribute"
 
@@ -208,17 +208,17 @@ def test_no_name_can_break_the_page(pod: str, namespace: str) -> None:
     ],
 )
 def test_durations_are_told_as_people_say_them(seconds: float, text: str, brief: str) -> None:
-    assert page_text.duration(seconds) == text
-    assert page_text.brief(seconds) == brief
+    assert formatting.duration(seconds) == text
+    assert formatting.brief(seconds) == brief
 
 
 def test_a_little_activity_is_not_shown_as_none() -> None:
-    assert page_text.percent(0.001) == "&lt;1 %"
-    assert page_text.percent(0.0) == "0 %"
+    assert formatting.percent(0.001) == "&lt;1 %"
+    assert formatting.percent(0.0) == "0 %"
 
 
 def test_a_node_with_56_instances_is_one_light_page() -> None:
     devices = [view for index in range(8) for view in made.partitioned(index, made.SEVEN)]
-    fragment = page.fragment(made.snapshot(*devices))
+    fragment = node_page.fragment(made.snapshot(*devices))
     assert fragment.count('<tr role="row" class="part') == 56
     assert len(fragment) < 120_000

@@ -9,9 +9,9 @@ import page_support as made
 import pytest
 from aiohttp import web
 
-from exporter.exposition.responses import Body
-from exporter.exposition.server import create_app
 from exporter.model import Snapshot
+from exporter.web.responses import Body
+from exporter.web.server import create_app
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

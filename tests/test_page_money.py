@@ -6,8 +6,8 @@ import page_support as made
 import pytest
 from test_page import EVIL, read
 
-from exporter.exposition import page, page_money
 from exporter.model import AllocationState, DeviceView, LedgerView, Price, Snapshot
+from exporter.web import formatting, node_page
 
 PRICE = Price(per_hour=4.0, currency="USD", source="fleet:h100", as_of="2026-10-01")
 
@@ -26,7 +26,7 @@ def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_
     assert "Idle holders 1 $4.00/h" in text
     assert "Held, but idle $4.00 an hour" in text
     assert "0 % $4.00/h" in text, "on its card, too"
-    assert "<b>$4.00</b>" in page.fragment(view)
+    assert "<b>$4.00</b>" in node_page.fragment(view)
 
 
 def test_the_idle_holder_that_has_cost_most_comes_first_and_not_the_one_that_idles_longest() -> None:
@@ -51,10 +51,10 @@ def test_the_rest_of_a_gpu_that_somebody_may_hold_is_not_said_to_be_nobodys() ->
     doubtful = [replace(view, rest_is_free=False) for view in made.partitioned(0, made.MIXED)]
     lacking = [replace(view, lacks_instances=not view.instance) for view in doubtful]
     shared = replace(made.shared(0), rest_is_free=False)
-    assert page_money.unheld(priced(*lacking)) == page_money.unheld(priced(shared)) == {}
-    stranded = page_money.unheld(priced(*made.partitioned(0, made.MIXED)))
+    assert formatting.unheld(priced(*lacking)) == formatting.unheld(priced(shared)) == {}
+    stranded = formatting.unheld(priced(*made.partitioned(0, made.MIXED)))
     assert stranded
-    assert page_money.unheld(priced(*doubtful)) == stranded, "as the ledger has it: slices of no instance are nobody's"
+    assert formatting.unheld(priced(*doubtful)) == stranded, "as the ledger has it: slices of no instance are nobody's"
 
 
 def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
@@ -106,7 +106,7 @@ def test_every_row_of_the_table_has_a_cell_for_every_head() -> None:
     stray = replace(made.view(3, 0.2), unattributed_activity_ratio=0.2, unattributed_processes=1)
     views = (made.held(0, "a"), made.shared(1), *made.partitioned(2, made.SEVEN), stray, made.lost(4))
     for snapshot in (priced(*views), made.snapshot(*views)):
-        tables = page.fragment(snapshot).split("<table ")[1:]
+        tables = node_page.fragment(snapshot).split("<table ")[1:]
         assert len(tables) == 2
         for table in tables:
             counts = {row.count('role="cell"') + row.count("header") for row in table.split("<tr ")[1:]}
@@ -132,4 +132,4 @@ def test_names_of_rows_and_books_are_escaped() -> None:
     [(0.0, "$0.00"), (0.001, "&lt;$0.01"), (12.345, "$12.35"), (12345.6, "$12,346")],
 )
 def test_amounts_are_told_as_people_say_them(value: float, shown: str) -> None:
-    assert page_money.amount(value, "USD") == shown
+    assert formatting.amount(value, "USD") == shown

@@ -5,8 +5,8 @@ from dataclasses import replace
 import page_support as made
 import pytest
 
-from exporter.exposition.page import fragment
 from exporter.model import Activity, ActivitySource, DeviceView, ProfilingState, Snapshot, SourceState, SourceStatus
+from exporter.web.node_page import fragment
 
 UP = SourceStatus(name="nvml", state=SourceState.UP)
 DCGM = SourceStatus(name="dcgm", state=SourceState.UP)

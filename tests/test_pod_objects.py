@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution import annotated
+from exporter.attribution import vgpu
 from exporter.attribution.owners import OwnerRules, facts_of
-from exporter.attribution.pod_objects import LONG_TEXT_LIMIT, TEXT_LIMIT, parse
+from exporter.kube.objects import LONG_TEXT_LIMIT, TEXT_LIMIT, parse
 from exporter.model import PodMetadata
 
 UID = "6f1c7e8a-1b1a-4b3e-9e55-0f2f4d1c9a01"
@@ -81,12 +81,10 @@ def test_a_pod_that_only_says_it_is_static_keeps_its_own_uid() -> None:
 
 
 def test_long_values_are_cut_and_the_device_lists_of_schedulers_much_later() -> None:
-    found = parsed(
-        pod(labels={"app": "x" * 9000}, annotations={"team": "y" * 9000, annotated.HAMI_DEVICES: "z" * 90000})
-    )
+    found = parsed(pod(labels={"app": "x" * 9000}, annotations={"team": "y" * 9000, vgpu.HAMI_DEVICES: "z" * 90000}))
     assert len(found.labels["app"]) == TEXT_LIMIT
     assert len(found.annotations["team"]) == TEXT_LIMIT
-    assert len(found.annotations[annotated.HAMI_DEVICES]) == LONG_TEXT_LIMIT
+    assert len(found.annotations[vgpu.HAMI_DEVICES]) == LONG_TEXT_LIMIT
 
 
 def test_values_that_are_no_text_become_text_or_are_left_out() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from exporter.attribution import _proto, socket_probe
-from exporter.attribution.podresources import Completeness, KubeletClient, KubeletPoller
 from exporter.errors import AttributionError
+from exporter.kube import kubelet as _proto
+from exporter.kube import kubelet as socket_probe
+from exporter.kube.kubelet import Completeness, KubeletClient, KubeletPoller
 from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
-from exporter.simulator.kubelet import KubeletServer
-from exporter.simulator.truth import Fault, HolderTruth, NodeTruth
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.truth import Fault, HolderTruth, NodeTruth
 
 NOW = 1_000_000.0
 GPU = "GPU-00000000-0000-4000-8000-000000000000"

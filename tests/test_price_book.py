@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.accounting.pricing import PriceBook
+from exporter.accounting.prices import PriceBook
 from exporter.config import load_agent, price_book
-from exporter.config.currencies import CURRENCIES
-from exporter.config.gpu_models import KNOWN_MODELS
+from exporter.config.types import CURRENCIES, KNOWN_MODELS
 from exporter.errors import ConfigError
 from exporter.model import NodeFacts
-from exporter.simulator.models import MODELS
+from gpu_simulator.models import MODELS
 
 H100 = "NVIDIA H100 80GB HBM3"
 TAIL = "source: s, as_of: 2026-01-01"

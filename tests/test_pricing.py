@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.accounting.cost import money
-from exporter.accounting.pricing import Match, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
+from exporter.accounting.ledger import money
+from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps, patterns_meet
 from exporter.model import Account, NodeFacts, Owner, Portion, Price, ShareMode
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.agent.attribution import attributing_of
+from exporter.agent.run import attributing_of
 from exporter.attribution.processes import (
     NO_NAME,
     NO_POD,

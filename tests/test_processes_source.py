@@ -8,10 +8,10 @@ from driver_support import GIB, gpu, instance, partitioned, process, simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.gpu.nvml import activity
+from exporter.gpu.nvml.activity import Poller, Sample, good_samples
 from exporter.model import ProcessUse
-from exporter.simulator import driver as simulated_driver
-from exporter.sources import processes
-from exporter.sources.processes import Poller, Sample, good_samples
+from gpu_simulator import driver as simulated_driver
 
 SAMPLES = st.builds(
     Sample,
@@ -29,7 +29,7 @@ def poller(counted: list[str] | None = None, *, utilisation: bool = True) -> Pol
     return Poller(
         pynvml.nvmlDeviceGetHandleByIndex(0),
         utilisation=utilisation,
-        record=processes.record_type(),
+        record=activity.record_type(),
         count=(counted if counted is not None else []).append,
     )
 
@@ -169,7 +169,7 @@ def test_a_mig_instance_lists_its_own_processes_without_ratios() -> None:
     with simulated(partitioned(instance(1, processes=(process(11),)), instance(2))):
         parent = pynvml.nvmlDeviceGetHandleByIndex(0)
         handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, 0)
-        it = Poller(handle, utilisation=False, record=processes.record_type(), count=[].append)
+        it = Poller(handle, utilisation=False, record=activity.record_type(), count=[].append)
         assert it.poll(1.0) == (ProcessUse(pid=11, memory_used_bytes=GIB),)
 
 
@@ -200,7 +200,7 @@ def test_the_long_records_of_early_r535_drivers_are_told_by_the_symbols(
 
     monkeypatch.setattr(pynvml, "nvmlLib", Library())
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    assert ctypes.sizeof(processes.record_type()) == size_bytes
+    assert ctypes.sizeof(activity.record_type()) == size_bytes
 
 
 def test_clients_of_an_mps_server_are_told_apart_and_for_one_look_after_they_have_ended() -> None:

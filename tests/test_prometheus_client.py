@@ -16,9 +16,10 @@ from fleet_support import FleetServer
 from prometheus_support import Server, failure, serving, success, vector
 
 from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost import prometheus
+from exporter.cost import prometheus as engine
+from exporter.cost.prometheus import MEMORY, Memory, PrometheusClient, Sample, memory_budget_bytes
 from exporter.errors import PrometheusError
-from exporter.report.fleet import engine, prometheus
-from exporter.report.fleet.prometheus import MEMORY, Memory, PrometheusClient, Sample, memory_budget_bytes
 
 ONE = vector(({"team": "a"}, "1.5"))
 

@@ -15,8 +15,8 @@ import yaml
 from chart_support import documents, of_kind
 from kustomize_support import FOLDERS, Document, built, composed, options, overlay, pod_spec
 
-from exporter.simulator import scenario
-from exporter.simulator.node import SimulatedNode
+from gpu_simulator import scenario
+from gpu_simulator.node import SimulatedNode
 
 PATIENCE_SECONDS = 45.0
 BINDINGS = {"RoleBinding", "ClusterRoleBinding"}

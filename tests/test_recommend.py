@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.cost.holdings import AdviceSettings, DeviceUse, Recommendation, profiles_of
+from exporter.cost.ledger import Figures, LineKey
+from exporter.cost.recommend import recommend
 from exporter.model import Money
-from exporter.report.fleet.values import Figures, LineKey
-from exporter.report.recommend import AdviceSettings, DeviceUse, Recommendation, recommend
-from exporter.report.recommend.profiles import profiles_of
 from tests.recommend_support import A100, GB, H100, HOURS, L40S, T4, ledger, paid, prices_of, use
 
 MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}

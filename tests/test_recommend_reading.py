@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from exporter.cli import main
-from exporter.cli.base import EXIT_FAILED, EXIT_USAGE
+from exporter.cli.common import EXIT_FAILED, EXIT_USAGE
 from exporter.config.prometheus_options import PrometheusSettings
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import Filters
-from exporter.report.recommend import DeviceUse, Recommendation, read_evidence, read_recommendations
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.holdings import DeviceUse, Recommendation, read_evidence
+from exporter.cost.ledger import Filters
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.recommend import read_recommendations
 from tests.fleet_support import SMALL_FLEET, backfill, prometheus, victoria
 from tests.recommend_support import END_SECONDS, GB, H100, HOURS, L40S, T4, WEEK, use
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from focus_support import FACTS, Lines, as_csv, held, key, ledger, nobody
 
+from exporter.cost.focus_write import write_focus
+from exporter.cost.ledger import FleetLedger
 from exporter.model import NodeFacts
-from exporter.report.fleet.values import FleetLedger
-from exporter.report.focus import write_focus
 
 PROGRAM = Path(__file__).parent.parent / "contrib" / "reconcile" / "reconcile.py"
 P5 = "p5.48xlarge"

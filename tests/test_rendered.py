@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.exposition.builder import Dropped
-from exporter.exposition.collector import ExpositionOptions, build
-from exporter.exposition.family import Family, duplicate_series
-from exporter.exposition.rendered import Renderer
-from exporter.exposition.responses import Body
-from exporter.exposition.server import create_app
-from exporter.exposition.text import OPENMETRICS, PLAIN, render
+from exporter.metrics.collector import ExpositionOptions, build
+from exporter.metrics.text_format import OPENMETRICS, PLAIN, Dropped, Family, duplicate_series, render
 from exporter.model import (
     Activity,
     ActivitySource,
@@ -30,6 +25,8 @@ from exporter.model import (
     Snapshot,
     Totals,
 )
+from exporter.web.responses import Body
+from exporter.web.server import Renderer, create_app
 
 MODERN = "application/openmetrics-text;version=1.0.0"
 

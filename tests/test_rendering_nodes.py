@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from prometheus_client.parser import text_string_to_metric_families
 from rendering_nodes import SHAPES, ticks
 
-from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.rendered import Renderer
+from exporter.metrics.collector import ExpositionOptions
+from exporter.web.server import Renderer
 
 
 @pytest.mark.parametrize("size", [900, 2_200, 5_000])

@@ -11,7 +11,7 @@ from test_metering import ML, seconds, shown, started
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.state_file import StateFile
-from exporter.agent.attributor import Attributor
+from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames

@@ -27,11 +27,11 @@ from focus_support import assert_promises
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import DAY_SECONDS, Window, pairs
-from exporter.report.store import DayStore
-from exporter.report.store.values import ALL_OF_A_DAY
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import DAY_SECONDS, Window, pairs
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.store import DayStore
+from exporter.cost.store_schema import ALL_OF_A_DAY
 
 FIRST, LAST = "2026-09-10", "2026-09-15"
 WINDOW = f"{FIRST}..{LAST}"

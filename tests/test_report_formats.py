@@ -23,10 +23,10 @@ from fleet_report_support import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.report.fleet.costs import make_report
-from exporter.report.fleet.report import FleetReport, ShareIdle
-from exporter.report.fleet.values import UNALLOCATED, Dimension, Filters, FleetLedger
-from exporter.report.render import FLEET_FORMATS, Form, document, write_fleet
+from exporter.cost import document
+from exporter.cost.ledger import UNALLOCATED, Dimension, Filters, FleetLedger
+from exporter.cost.render import FLEET_FORMATS, Form, write_fleet
+from exporter.cost.report import FleetReport, ShareIdle, make_report
 
 GOLDEN = Path(__file__).parent / "golden"
 

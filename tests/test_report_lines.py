@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.exposition import ledger_api
+from exporter.cost import node_report_render
+from exporter.cost.document import BY, By, lines
+from exporter.cost.node_report import NodeReport, add, read
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
-from exporter.report import BY, NodeReport, read, write
-from exporter.report.lines import By, lines
-from exporter.report.node_report import add
+from exporter.web import node_api
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 
@@ -44,12 +44,12 @@ ACCOUNTS = {
 def report_of(accounts: dict[Account, Totals]) -> NodeReport:
     seconds = sum(totals.allocated_seconds for totals in accounts.values())
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=seconds))
-    return read(json.loads(ledger_api.ledger_document(dataclasses.replace(snapshot(), ledger=ledger))), "http://node-a")
+    return read(json.loads(node_api.ledger_document(dataclasses.replace(snapshot(), ledger=ledger))), "http://node-a")
 
 
 def written(by: By, form: str, accounts: dict[Account, Totals] = ACCOUNTS) -> str:
     stream = io.StringIO()
-    write(report_of(accounts), form, stream, by)
+    node_report_render(report_of(accounts), form, stream, by)
     return stream.getvalue()
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.config import price_book
+from exporter.cost.ledger import UNALLOCATED, FleetLedger
+from exporter.cost.report import make_report
+from exporter.cost.reprice import reprice
 from exporter.model import Money
-from exporter.report.fleet.costs import make_report
-from exporter.report.fleet.reprice import reprice
-from exporter.report.fleet.values import UNALLOCATED, FleetLedger
 
 
 def book(*rows: str, head: str = "list_prices: off") -> price_book.PriceBook:

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from join_support import GPU_MIB, gpu, gpu_uuid, held, join, knowing, pod_metadata, reasons, shares
 
-from exporter.attribution import reservations
-from exporter.attribution.evidence import NO_EVIDENCE, Evidence
+from exporter.attribution import vgpu
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.model import ContainerAllocation, PodMetadata, ShareMode
 
 RESERVED = "kai-resource-reservation"
@@ -216,10 +216,10 @@ def test_where_nothing_tells_for_whom_it_reserves_the_kubelets_word_counts(evide
 
 
 def test_what_is_read_is_asked_for() -> None:
-    assert {"gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == reservations.KEYS
+    assert {"gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == vgpu.KAI_KEYS
 
 
-ANNOTATIONS = st.dictionaries(st.sampled_from(sorted(reservations.KEYS)), st.text("0123456789.-e", max_size=6))
+ANNOTATIONS = st.dictionaries(st.sampled_from(sorted(vgpu.KAI_KEYS)), st.text("0123456789.-e", max_size=6))
 GROUPS = st.dictionaries(st.sampled_from([GROUP, f"{GROUP}/x", f"{GROUP}/y"]), st.sampled_from(["", "x", "y"]))
 
 

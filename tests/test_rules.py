@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.exposition import catalog
-from exporter.report.service import metrics_catalog
+from exporter.metrics import catalog
+from exporter.service import metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"
@@ -45,7 +45,7 @@ RULES_OWN_LABELS = {
     "resource",
 }
 # Series of the cost service: absent, and their alerts silent, where there is none or no budget is configured.
-COST_SERVICE = {metric.name for metric in metrics_catalog.ALL}
+COST_SERVICE = {metric.name for metric in metrics.ALL}
 NOT_METRICS = {"and", "or", "unless", "by", "on", "bool", "offset", "without", "inf"}
 
 
@@ -282,7 +282,7 @@ LABEL = re.compile(r"([a-z_]+)=\"")
 
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
 def test_a_unit_test_has_a_series_with_the_labels_that_it_has_on_a_page_and_no_other(path: Path) -> None:
-    made = {**catalog.BY_NAME, **{metric.name: metric for metric in metrics_catalog.ALL}}
+    made = {**catalog.BY_NAME, **{metric.name: metric for metric in metrics.ALL}}
     for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
         for series in test["input_series"]:
             name, _, labels = series["series"].partition("{")

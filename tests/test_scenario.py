@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution import cgroup
+from exporter.attribution import processes as cgroup
 from exporter.errors import ConfigError
 from exporter.model import Field
-from exporter.simulator import scenario
-from exporter.simulator.mig_layout import LayoutError, place
-from exporter.simulator.models import MIB, MODELS, instance_memory_bytes
-from exporter.simulator.profiles import IdleAfter, Ramp, Signal, Sine, Square, Steady, Steps, noise
-from exporter.simulator.truth import Fault
+from gpu_simulator import scenario
+from gpu_simulator.mig_layout import LayoutError, place
+from gpu_simulator.models import MIB, MODELS, instance_memory_bytes
+from gpu_simulator.profiles import IdleAfter, Ramp, Signal, Sine, Square, Steady, Steps, noise
+from gpu_simulator.truth import Fault
 
 LEVEL = st.floats(0.0, 1.0)
 SECONDS = st.floats(0.5, 1000.0)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.errors import ConfigError
-from exporter.simulator import scenario, scenario_file
-from exporter.simulator.loads import MIXES
-from exporter.simulator.models import MODELS
-from exporter.simulator.plan import DraMig, DraVersion, IdForm, MigStrategy, Runtime, Sharing
-from exporter.simulator.truth import Fault
+from gpu_simulator import scenario, scenario_file
+from gpu_simulator.loads import MIXES
+from gpu_simulator.models import MODELS
+from gpu_simulator.plan import DraMig, DraVersion, IdForm, MigStrategy, Runtime, Sharing
+from gpu_simulator.truth import Fault
 
 WELL = """\
 node: n1

@@ -3,8 +3,8 @@
 import pytest
 
 from exporter.errors import ConfigError
-from exporter.simulator import scenario, scenario_file
-from exporter.simulator.truth import HolderTruth, NodeTruth
+from gpu_simulator import scenario, scenario_file
+from gpu_simulator.truth import HolderTruth, NodeTruth
 
 METADATA = """\
 node: n1

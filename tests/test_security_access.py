@@ -15,9 +15,9 @@ from service_support import Running, running
 from test_web_config import ALICE, basic, served
 from web_support import PASSWORD, hashed, web_file
 
-from exporter.exposition.server import PATHS
-from exporter.exposition.web_access import MOST_WAITING, Passwords
-from exporter.simulator.parts import free_port
+from exporter.web.access import MOST_WAITING, Passwords
+from exporter.web.server import PATHS
+from gpu_simulator.parts import free_port
 
 AGENT_PAGES = (*(path for path, _ in PATHS if not path.startswith("/-/")), "/?fragment=1", "/nothing")
 SERVICE_PAGES = (

@@ -15,13 +15,13 @@ from api_support import PODS, scripted
 from test_prometheus_client import refused
 
 import exporter
-from exporter.attribution import api_client
-from exporter.config import price_book, settle, web_config
+from exporter.config import price_book, resolve, web_config
 from exporter.config.options import OPTIONS
+from exporter.cost import budgets as budget_file
+from exporter.cost import node_report
 from exporter.errors import ApiError, ConfigError, ExporterError
-from exporter.report import agent_client
-from exporter.report.budget import file as budget_file
-from exporter.simulator import scenario
+from exporter.kube import api_client
+from gpu_simulator import scenario
 
 CPU_SECONDS, MEMORY_BYTES = 60, 2 << 30
 """Of a process that must not need them: not a measure, only an end."""
@@ -31,7 +31,7 @@ LAUGHS = "\n".join(["a0: &a0 [ha, ha, ha]", *(f"a{n}: &a{n} [{', '.join([f'*a{n 
 def settled(path: Path) -> None:
     """What `--config` reads."""
     problems: list[str] = []
-    settle.settle(OPTIONS, {"config": str(path)}, {}, problems)
+    resolve.settle(OPTIONS, {"config": str(path)}, {}, problems)
     if problems:
         raise ConfigError(*problems)
 
@@ -133,9 +133,9 @@ async def test_no_server_sends_the_agent_elsewhere_and_none_has_its_token_repeat
 
 
 def test_an_agent_that_nests_without_end_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_client, "_get", lambda *_: b"[" * 1_000_000)
+    monkeypatch.setattr(node_report, "_get", lambda *_: b"[" * 1_000_000)
     with pytest.raises(ExporterError, match="what answers there is no agent"):
-        agent_client.fetch("http://127.0.0.1:9")
+        node_report.fetch("http://127.0.0.1:9")
 
 
 def limited(code: str) -> subprocess.CompletedProcess[str]:
@@ -177,7 +177,7 @@ def test_no_pattern_of_the_program_takes_for_ever() -> None:
 
 
 OF_A_BOOK = """
-from exporter.accounting.pricing import Match
+from exporter.accounting.prices import Match
 from exporter.model import NodeFacts
 asked = {"node": "n", "facts": NodeFacts(), "model": "a" * 400}
 for part in ("*a", "*?a", "*a?", "?*a*"):

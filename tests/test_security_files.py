@@ -16,9 +16,9 @@ from store_support import D1, NOW, chunk
 from test_store import closed
 
 from exporter.accounting.state_file import StateFile
+from exporter.cost import digest_render, node_report
+from exporter.cost.store import DayStore
 from exporter.errors import ExporterError, StateError, StoreError
-from exporter.report import agent_client, digest_forms
-from exporter.report.store import DayStore
 
 SECRET = "PLANTED-environment"  # noqa: S105 - to be looked for
 
@@ -144,9 +144,9 @@ def test_a_webhook_and_an_agent_are_asked_where_they_are_and_nowhere_else() -> N
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         with pytest.raises(ExporterError):
-            digest_forms.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
+            digest_render.post(f"{url}/hook", {"text": "x"}, sleep=lambda _: None)
         with pytest.raises(ExporterError):
-            agent_client.fetch(url)
+            node_report.fetch(url)
         server.shutdown()
         thread.join()
-    assert _Elsewhere.asked == ["/hook", agent_client.PATH]
+    assert _Elsewhere.asked == ["/hook", node_report.PATH]

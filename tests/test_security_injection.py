@@ -24,19 +24,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_support import StubLedger, serving
 
 from exporter.cli import main
-from exporter.cli.base import say
-from exporter.config.logs import JsonFormatter, TextFormatter
-from exporter.doctor.finding import Finding, Level
-from exporter.doctor.report import write_json, write_text
-from exporter.exposition import ledger_api
-from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.rendered import Renderer
-from exporter.exposition.responses import Body
+from exporter.cli.common import say
+from exporter.config.resolve import JsonFormatter, TextFormatter
+from exporter.cost import node_report_render
+from exporter.cost.document import lines
+from exporter.cost.node_report import NodeReport, read
+from exporter.cost.queries import matches
+from exporter.doctor.report import Finding, Level, write_json, write_text
+from exporter.metrics.collector import ExpositionOptions
 from exporter.model import Account, DeviceView, LedgerView, Money, Owner, ShareMode, Totals
-from exporter.report import NodeReport, read, write
-from exporter.report.fleet.queries import matches
-from exporter.report.lines import lines
-from exporter.report.service import responses
+from exporter.service import responses
+from exporter.web import node_api
+from exporter.web.responses import Body
+from exporter.web.server import Renderer
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
 SPLIT_FORMULAS = (
@@ -79,12 +79,12 @@ def report_of(names: tuple[str, ...]) -> NodeReport:
     }
     ledger = LedgerView(ledgers=one_ledger(accounts, capacity_seconds=3600.0 * len(accounts)))
     shown = dataclasses.replace(snapshot(), ledger=ledger, node=names[0])
-    return read(json.loads(ledger_api.ledger_document(shown)), "http://node-a")
+    return read(json.loads(node_api.ledger_document(shown)), "http://node-a")
 
 
 def written(report: NodeReport, form: str) -> str:
     stream = io.StringIO()
-    write(report, form, stream, "owner")
+    node_report_render(report, form, stream, "owner")
     return stream.getvalue()
 
 

@@ -7,9 +7,9 @@ import aiohttp
 from prometheus_support import StubLedger, serving
 from service_support import NOW, running
 
-from exporter.report.fleet.values import DAY_SECONDS
-from exporter.report.service.app import client_of
-from exporter.report.service.readings import MOST_OF_ONE
+from exporter.cost.ledger import DAY_SECONDS
+from exporter.service.report_cache import MOST_OF_ONE
+from exporter.service.routes import client_of
 
 API = ("/api/v1/report?window=7d&by=team", "/api/v1/summary", "/allocation?window=7d&aggregate=team")
 PAGES = ("/", "/by/team", "/by/node", "/recommendations", "/budgets", "/about")

@@ -10,9 +10,9 @@ import page_support
 import pytest
 from web_support import http_server
 
-from exporter.exposition.responses import Body, accepts_gzip
-from exporter.exposition.server import create_app
 from exporter.model import Owner, PodFacts, Snapshot
+from exporter.web.responses import Body, accepts_gzip
+from exporter.web.server import create_app
 
 METRICS = b"# TYPE gpu_up gauge\n" + b"gpu_up 1\n" * 400
 

@@ -10,11 +10,10 @@ from fleet_support import END_SECONDS, FleetServer, truth_between
 from jsonschema import Draft202012Validator
 from service_support import NOW, Running, running
 
+from exporter.cost.ledger import pairs
 from exporter.model import Totals
-from exporter.report.fleet.values import pairs
-from exporter.report.service.endpoints import ENDPOINTS
-from exporter.report.service.openapi import document
-from exporter.report.service.parameters import FILTERS
+from exporter.service.openapi import ENDPOINTS, document
+from exporter.service.parameters import FILTERS
 
 WEEK = END_SECONDS - 7 * 86_400
 

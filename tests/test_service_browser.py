@@ -22,8 +22,8 @@ from book_support import Served, beside, served
 from fleet_support import FleetServer, backfill, prometheus
 from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
-from exporter.report.budget.values import Budget
-from exporter.simulator.fleet_plan import FleetPlan
+from exporter.cost.budgets import Budget
+from gpu_simulator.fleet_plan import FleetPlan
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 MOST_IMAGE_BYTES = 200_000

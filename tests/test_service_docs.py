@@ -4,10 +4,9 @@ from pathlib import Path
 from fleet_support import FleetServer
 from service_support import running
 
-from exporter.report.service.allocation_parts import PARTS
-from exporter.report.service.endpoints import ENDPOINTS
-from exporter.report.service.openapi import PLAIN
-from exporter.report.service.settings import OPTIONS
+from exporter.service.openapi import ENDPOINTS, PLAIN
+from exporter.service.opencost_query import PARTS
+from exporter.service.settings import OPTIONS
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "service.md").read_text(encoding="utf-8")
 

@@ -9,8 +9,8 @@ from aiohttp import ClientSession, web
 from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfilled, prometheus, truth_between
 from service_support import running
 
+from exporter.cost.store import DayStore
 from exporter.errors import StoreError
-from exporter.report.store import DayStore
 
 DAY = 86_400
 MIDNIGHT = END_SECONDS // DAY * DAY

@@ -13,14 +13,13 @@ import fleet_support
 import pytest
 import yaml
 
-from exporter.exposition import catalog as agent_catalog
-from exporter.exposition.family import Kind
-from exporter.exposition.process import ProcessMetrics
-from exporter.report.budget.periods import period_at
-from exporter.report.budget.values import Budget, BudgetState
-from exporter.report.service import metrics_catalog as catalog
-from exporter.report.service.book import Freshness, MonthMoney
-from exporter.report.service.service_metrics import ServiceFigures, families, render
+from exporter.cost.budgets import Budget, BudgetState, period_at
+from exporter.metrics import catalog as agent_catalog
+from exporter.metrics.process import ProcessMetrics
+from exporter.metrics.text_format import Kind
+from exporter.service import metrics as catalog
+from exporter.service.data import Freshness, MonthMoney
+from exporter.service.metrics import ServiceFigures, families, render
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "prometheus-rules.yaml"

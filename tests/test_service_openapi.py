@@ -6,11 +6,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from exporter.report.fleet.windows import Now
-from exporter.report.service.endpoints import ENDPOINTS
-from exporter.report.service.openapi import PLAIN, document
-from exporter.report.service.parameters import read
-from exporter.report.service.schemas import SCHEMAS
+from exporter.cost.ledger import Now
+from exporter.service.openapi import ENDPOINTS, PLAIN, SCHEMAS, document
+from exporter.service.parameters import read
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,15 +16,14 @@ import pytest
 from book_support import Served, beside, budget_state, recommendation, served
 from fleet_support import FleetServer, backfill, prometheus, truth_between
 
+from exporter.cost.ledger import Dimension, pairs, parse_window
+from exporter.cost.live import LivePod
+from exporter.cost.report import FleetReport
 from exporter.model import Totals
-from exporter.report.fleet.live import LivePod
-from exporter.report.fleet.report import FleetReport
-from exporter.report.fleet.values import Dimension, pairs
-from exporter.report.fleet.windows import parse_window
-from exporter.report.service.settings import ServeSettings
-from exporter.report.service.view_text import amount, coverage, duration, gpus, hours, money, percent
-from exporter.simulator.fleet_plan import FleetPlan
-from exporter.simulator.fleet_truth import FleetTruth
+from exporter.service.charts import amount, coverage, duration, gpus, hours, money, percent
+from exporter.service.settings import ServeSettings
+from gpu_simulator.fleet_plan import FleetPlan
+from gpu_simulator.fleet_truth import FleetTruth
 
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3600
 MONTH = "2026-09"

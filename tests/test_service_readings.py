@@ -8,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from service_support import Clock
 
+from exporter.cost.ledger import Failure, Figures, Filters, LineKey, Now, Window
+from exporter.cost.report import FleetReport, ReportLine, Trust
 from exporter.errors import ConfigError, PrometheusError
-from exporter.exposition import responses
-from exporter.exposition.responses import Bodies, Body
-from exporter.report.fleet.report import FleetReport, ReportLine, Trust
-from exporter.report.fleet.values import Failure, Figures, Filters, LineKey, Window
-from exporter.report.fleet.windows import Now
-from exporter.report.service import readings as of_readings
-from exporter.report.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
-from exporter.report.service.readings import MOST_FIGURES, Question, Readings, question_of
-from exporter.report.service.responses import problem_document
+from exporter.service import report_cache as of_readings
+from exporter.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
+from exporter.service.report_cache import MOST_FIGURES, Question, Readings, question_of
+from exporter.service.responses import problem_document
+from exporter.web import responses
+from exporter.web.responses import Bodies, Body
 
 WINDOW_NOW = Window(start_seconds=0, end_seconds=3600, label="1h")
 

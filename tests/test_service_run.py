@@ -15,8 +15,8 @@ from threading import Thread
 import pytest
 from fleet_support import FleetServer
 
-from exporter.report.store import DayStore
-from exporter.simulator.parts import free_port
+from exporter.cost.store import DayStore
+from gpu_simulator.parts import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_SECONDS = 60.0

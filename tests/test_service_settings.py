@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from exporter.config.options import SERVE_OPTIONS
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS
-from exporter.config.serve_options import SERVE_OPTIONS
 from exporter.errors import ConfigError
-from exporter.report.service.settings import OPTIONS, load_settings
+from exporter.service.settings import OPTIONS, load_settings
 
 PROMETHEUS = {"prometheus": "http://prometheus:9090"}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pipeline_support import AgentSettings, Pipeline, pipeline
 
-from exporter.exposition.collector import ExpositionOptions, families
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Snapshot
-from exporter.simulator import driver
-from exporter.simulator.scenario import Scenario, load
+from gpu_simulator import driver
+from gpu_simulator.scenario import Scenario, load
 
 DAY = 86400
 COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses_v3"

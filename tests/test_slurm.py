@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from outside_support import Proc, gpu, holders, instance_uuid, joined, partitioned, reading, state, whole
 
-from exporter.attribution import job_mapping
-from exporter.attribution.job_mapping import Mapped
+from exporter.attribution import slurm
+from exporter.attribution.host import RENEW_SECONDS
 from exporter.attribution.processes import NO_NAME, NO_POD
-from exporter.attribution.slurm import TEAM_PATIENCE_SECONDS, SlurmJobs
-from exporter.attribution.tenants import RENEW_SECONDS
+from exporter.attribution.slurm import TEAM_PATIENCE_SECONDS, Mapped, SlurmJobs
 from exporter.model import AllocationState, DeviceState, GpuReading, Owner
 
 V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_0\n"
@@ -361,17 +360,17 @@ def test_a_job_that_is_not_mapped_holds_nothing_however_busy_it_is(proc: Proc, m
 )
 def test_lines_of_a_mapping_file_are_job_ids(mapping: Path, text: bytes, ids: tuple[str, ...]) -> None:
     (mapping / "3").write_bytes(text)
-    assert job_mapping.read(mapping) == Mapped(jobs={(3, None): ids} if ids else {})
+    assert slurm.read(mapping) == Mapped(jobs={(3, None): ids} if ids else {})
 
 
 @pytest.mark.parametrize("text", [b"job 12\n", b"12\n\x00\n", b"x" * 70_000, b"1\n" * 300, b"\xff\n"])
 def test_anything_else_is_doubtful_and_named(mapping: Path, text: bytes) -> None:
     (mapping / "2.1").write_bytes(text)
-    found = job_mapping.read(mapping)
+    found = slurm.read(mapping)
     assert found.jobs == {}
     assert str(mapping / "2.1") in found.doubtful[2, 1]
 
 
 def test_a_directory_in_place_of_a_file_is_doubtful(mapping: Path) -> None:
     (mapping / "0").mkdir()
-    assert "directory" in job_mapping.read(mapping).doubtful[0, None].lower()
+    assert "directory" in slurm.read(mapping).doubtful[0, None].lower()

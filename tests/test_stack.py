@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 
 from exporter.errors import ConfigError
-from exporter.simulator import demo_rules
-from exporter.simulator.parts import free_port
-from exporter.simulator.stack import ALERTMANAGER_CONFIG, RULES, StackOptions, Tools, find_tools, run
-from exporter.simulator.webhook import Webhook, line
+from gpu_simulator import demo_rules
+from gpu_simulator.parts import free_port
+from gpu_simulator.stack import ALERTMANAGER_CONFIG, RULES, StackOptions, Tools, find_tools, run
+from gpu_simulator.webhook import Webhook, line
 
 TIMEOUT_SECONDS = 90.0
 

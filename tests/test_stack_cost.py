@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from test_stack import both_tools, running, stand_in
 
+from exporter.cost.budgets import load as load_budgets
 from exporter.errors import ExporterError
-from exporter.report.budget.file import load as load_budgets
-from exporter.simulator import history
-from exporter.simulator.parts import free_port
+from gpu_simulator import history
+from gpu_simulator.parts import free_port
 
 HISTORY_DAYS = 3
 

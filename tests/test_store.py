@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_support import D1, D2, D3, FACTS, NOW, Known, assert_lines, chunk, day_ledger, same, summed
 
+from exporter.cost import store as door
+from exporter.cost import store_schema
+from exporter.cost.ledger import DAY_SECONDS, Chunk, Dimension, Failure, Figures, Filters, LineKey, Window
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import CombinedLedger, StoreLedger
+from exporter.cost.store_schema import ALL_OF_A_DAY, day_window
 from exporter.errors import PrometheusError, StoreError
 from exporter.model import Money
-from exporter.report.fleet.values import DAY_SECONDS, Chunk, Dimension, Failure, Figures, Filters, LineKey, Window
-from exporter.report.store import CombinedLedger, DayStore, StoreLedger, door, schema
-from exporter.report.store.values import ALL_OF_A_DAY, day_window
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 WHOLE = Window(start_seconds=D1, end_seconds=D3, label="2d")
@@ -336,7 +339,7 @@ def test_a_newer_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_store_without_labels_is_refused_to_readers_and_upgraded_by_writers(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    connection = door.connect_to_write(path, schema.STEPS[:1])
+    connection = door.connect_to_write(path, store_schema.STEPS[:1])
     connection.execute("INSERT INTO owners VALUES (7, 'ml', 'Job', 'train', 'red')")
     connection.close()
     with pytest.raises(
@@ -353,12 +356,12 @@ def test_a_store_without_labels_is_refused_to_readers_and_upgraded_by_writers(tm
 def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(tmp_path: Path) -> None:
     path = tmp_path / "store"
     closed(path, chunk(D1)).close()
-    broken = (*schema.STEPS, "CREATE TABLE later (a INTEGER); INSERT INTO nowhere VALUES (1)")
+    broken = (*store_schema.STEPS, "CREATE TABLE later (a INTEGER); INSERT INTO nowhere VALUES (1)")
     with pytest.raises(StoreError, match="nowhere"):
         door.connect_to_write(path, broken)
     with DayStore.open(path, write=False) as store:
         assert len(store.closed_days()) == 1
-    connection = door.connect_to_write(path, (*schema.STEPS, "ALTER TABLE versions ADD COLUMN later INTEGER"))
+    connection = door.connect_to_write(path, (*store_schema.STEPS, "ALTER TABLE versions ADD COLUMN later INTEGER"))
     assert connection.execute("SELECT number, later FROM versions").fetchall() == [(1, None)]
     assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     connection.close()
@@ -429,7 +432,7 @@ def test_reading_needs_no_write_access_of_its_own_process(tmp_path: Path) -> Non
     path = tmp_path / "store"
     closed(path, chunk(D1)).close()
     code = (
-        "import sys; from pathlib import Path; from exporter.report.store import DayStore;"
+        "import sys; from pathlib import Path; from exporter.cost.store import DayStore;"
         "print(len(DayStore.open(Path(sys.argv[1]), write=False).closed_days()))"
     )
     with DayStore.open(path, write=True):

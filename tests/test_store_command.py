@@ -8,13 +8,13 @@ from store_support import D1, D3, NOW, assert_lines, chunk, day_ledger
 
 from exporter.cli import main
 from exporter.config.prometheus_options import PrometheusSettings
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.values import Dimension, FleetLedger, Window
-from exporter.report.fleet.windows import parse_window
-from exporter.report.store import DayStore, StoreLedger
-from exporter.report.store.values import ALL_OF_A_DAY
-from exporter.simulator.fleet_plan import FleetPlan
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import Dimension, FleetLedger, Window, parse_window
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import StoreLedger
+from exporter.cost.store_schema import ALL_OF_A_DAY
+from gpu_simulator.fleet_plan import FleetPlan
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.family import duplicate_series
-from exporter.exposition.text import render
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import duplicate_series, render
 from exporter.model import DeviceView, NodeFacts, Owner, PodFacts, PodUse, Snapshot
 
 OWN = {"workload_namespace", "workload_kind", "workload_name", "team", "queue", "workload_class"}

@@ -16,9 +16,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from prometheus_client.registry import Collector
 
-from exporter.exposition.collector import ExpositionOptions, families
-from exporter.exposition.family import Family, Kind, labels, pairs
-from exporter.exposition.text import Block, negotiate, number, render
+from exporter.metrics.collector import ExpositionOptions, families
+from exporter.metrics.text_format import Block, Family, Kind, labels, negotiate, number, pairs, render
 
 SCRAPE_OF_PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"

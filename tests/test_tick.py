@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pipeline_support import AskedKubelet, DirectSource
 
 from exporter.accounting.idle import IdleClock
-from exporter.agent.attributor import Attributor
+from exporter.agent.facts import Attributor
 from exporter.agent.node import Node
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
-from exporter.exposition.builder import Dropped
-from exporter.exposition.collector import ExpositionOptions, build
+from exporter.metrics.collector import ExpositionOptions, build
+from exporter.metrics.text_format import Dropped
 from exporter.model import (
     Allocations,
     AllocationState,

@@ -11,8 +11,8 @@ import yaml
 from document_support import ROOT, page
 
 from exporter.accounting import state_file
-from exporter.attribution import api_errors
-from exporter.sources import driver
+from exporter.gpu.nvml import library
+from exporter.kube import api_client
 
 TEXT = page("troubleshooting.md")
 DOCTOR = ROOT / "exporter" / "doctor"
@@ -138,20 +138,20 @@ def beginnings(paths: Iterator[Path]) -> set[str]:
 
 
 def modules(*folders: str) -> Iterator[Path]:
-    return (path for folder in folders for path in (ROOT / "exporter" / folder).glob("*.py"))
+    return (path for folder in folders for path in (ROOT / "exporter" / folder).rglob("*.py"))
 
 
 def reasons() -> set[str]:
     """Every reason that can be counted and is written down as one; DCGM's are in a page of their own."""
-    every = ("agent", "attribution", "accounting", "sources", "exposition")
+    every = ("agent", "attribution", "accounting", "kube", "gpu", "metrics", "web")
     found = counted_by_key(modules(*every))
     for error in ("AttributionError", "ApiError", "StateError", "SourceError", "set_aside"):
-        found |= constants(error, modules("agent", "attribution", "accounting", "sources"))
+        found |= constants(error, modules("agent", "attribution", "accounting", "kube", "gpu"))
     found |= beginnings(modules("accounting"))
-    found |= constants("_error", modules("attribution")) | set(api_errors._REASONS.values()) | {"server_error"}
-    podresources = (ROOT / "exporter" / "attribution" / "podresources.py").read_text(encoding="utf-8")
-    found |= set(re.findall(r'^ +reason = "(\w+)"', podresources, re.MULTILINE))
-    found |= set(driver._REASONS.values()) | driver._MENDS.keys() | {state_file.UNSYNCED}
+    found |= constants("_error", modules("kube")) | set(api_client._REASONS.values()) | {"server_error"}
+    kubelet = (ROOT / "exporter" / "kube" / "kubelet.py").read_text(encoding="utf-8")
+    found |= set(re.findall(r'^ +reason = "(\w+)"', kubelet, re.MULTILINE))
+    found |= set(library._REASONS.values()) | library._MENDS.keys() | {state_file.UNSYNCED}
     return {reason for reason in found if not reason.startswith("dcgm_")}
 
 

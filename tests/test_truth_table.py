@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.attribution.truth_table import Counts, Layer, diagnose
+from exporter.attribution.diagnosis import Counts, Layer, diagnose
 
 NONE, DRIVER, TOOLKIT, PLUGIN, KUBELET = (
     Layer.NONE,

@@ -14,7 +14,7 @@ from pipeline_support import EPOCH_SECONDS, DirectSource, pipeline
 
 from exporter.agent.sources import FIRST_WAIT_SECONDS, Counters, Sources, instant
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState
-from exporter.simulator import scenario
+from gpu_simulator import scenario
 
 UTIL, ENGINE, ENERGY = Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE, Field.TOTAL_ENERGY_CONSUMPTION
 Values = Mapping[Field, int | float]

@@ -12,9 +12,9 @@ from pipeline_support import DirectSource
 
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import PriceBook
-from exporter.accounting.usage import Meter
-from exporter.agent.attributor import Attributor
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook
+from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.sources import Sources, instant

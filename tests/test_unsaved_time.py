@@ -10,10 +10,9 @@ from kill_support import gpus_and_capacity
 from metering_support import holder, namespace_pays, use, whole
 
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import PriceBook
-from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
-from exporter.accounting.writer_lock import WriterLock
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook
+from exporter.accounting.state_file import StateFile, WriterLock
 from exporter.agent.metering import HUNG_SECONDS, Metering
 from exporter.model import LedgerView, NodeFacts
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metering_support import LAYOUTS, holder, namespace_owner, partitioned, random_views, use, whole
 
+from exporter.accounting.gpu_split import slot_of
 from exporter.accounting.ledgers import Ledgers, kept_of
-from exporter.accounting.slots import slot_of
-from exporter.accounting.usage import Meter
+from exporter.accounting.meter import Meter
 from exporter.model import (
     UNATTRIBUTED,
     AllocationState,

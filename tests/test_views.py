@@ -10,11 +10,10 @@ import pytest
 from pipeline_support import AskedKubelet
 
 from exporter.accounting.idle import IdleClock
-from exporter.agent.attributor import Attributor, allocation_state
-from exporter.agent.record import MOST_XIDS, SourceRecord
+from exporter.agent.facts import Attributor, allocation_state
+from exporter.agent.history import MOST_XIDS, SourceRecord
 from exporter.agent.views import Viewer, darkened
-from exporter.attribution.proc_files import own_name
-from exporter.attribution.processes import PidResolver, PodNames
+from exporter.attribution.processes import PidResolver, PodNames, own_name
 from exporter.model import (
     Activity,
     ActivitySource,

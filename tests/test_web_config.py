@@ -19,13 +19,13 @@ from fleet_support import tool
 from web_support import PASSWORD, Certificates, hashed, http_server, make_certificates, web_file
 
 from exporter.config.web_config import load, parse
-from exporter.doctor.finding import Level
-from exporter.doctor.web import face
+from exporter.doctor.host import face
+from exporter.doctor.report import Level
 from exporter.errors import ConfigError
-from exporter.exposition import web_access
-from exporter.exposition.responses import Body
-from exporter.exposition.server import create_app
-from exporter.exposition.web_access import MOST_WAITING, Passwords, WebAccess
+from exporter.web import access as web_access
+from exporter.web.access import MOST_WAITING, Passwords, WebAccess
+from exporter.web.responses import Body
+from exporter.web.server import create_app
 
 HERE = Path("/etc/web.yaml")
 

@@ -16,12 +16,12 @@ import page_map  # noqa: E402 - as above
 
 AGENT = """
 import sys
-import exporter.cli, exporter.agent.run, exporter.attribution.metadata
+import exporter.cli, exporter.agent.run, exporter.kube.metadata
 """
 CHILD = """
 import sys
-from exporter.sources import child
-from exporter.sources.{source} import {name}
+from exporter.gpu import child
+from exporter.gpu.{source} import {name}
 """
 ONLY_OTHERS_NEED = {"rich", "jinja2", "kubernetes", "requests", "urllib3", "pydantic", "sqlite3", "pynvml"}
 NO_CHILD_NEEDS = {"aiohttp", "asyncio", "google", "grpc", "prometheus_client", "ssl", "yaml", "email", "http"}
@@ -41,16 +41,16 @@ def packages(modules: set[str]) -> set[str]:
 def test_the_agent_loads_nothing_that_only_other_commands_need() -> None:
     modules = loaded(AGENT)
     assert not packages(modules) & ONLY_OTHERS_NEED
-    assert not {name for name in modules if name.startswith(("exporter.report.", "exporter.simulator."))}
+    assert not {name for name in modules if name.startswith(("exporter.cost.", "exporter.service.", "gpu_simulator"))}
 
 
-@pytest.mark.parametrize(("source", "name"), [("nvml", "NvmlSource"), ("dcgm", "DcgmSource")])
+@pytest.mark.parametrize(("source", "name"), [("nvml.source", "NvmlSource"), ("dcgm.session", "DcgmSource")])
 def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
     modules = loaded(CHILD.format(source=source, name=name))
     assert not packages(modules) & (ONLY_OTHERS_NEED | NO_CHILD_NEEDS) - {"pynvml"}
     layers = {name.split(".")[1] for name in modules if name.startswith("exporter.")}
-    assert layers == {"errors", "model", "sources"}
-    assert ("pynvml" in modules) == (source == "nvml")
+    assert layers == {"errors", "model", "gpu"}
+    assert ("pynvml" in modules) == (source == "nvml.source")
 
 
 @needs_compiler

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
+from exporter.cost.ledger import Window, chunks, parse_window, stretches
 from exporter.errors import ConfigError
-from exporter.report.fleet.values import Window
-from exporter.report.fleet.windows import chunks, parse_window, stretches
 
 NOW = datetime(2026, 10, 14, 15, 42, 11, tzinfo=UTC)  # a Wednesday
 

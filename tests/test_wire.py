@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.errors import SourceError
+from exporter.gpu import wire
 from exporter.model import (
     DeviceState,
     Field,
@@ -18,7 +19,6 @@ from exporter.model import (
     SourceStatus,
     XidEvent,
 )
-from exporter.sources import wire
 
 TEXT = st.text(max_size=12)
 COUNT = st.integers(0, 2**63)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from agent_support import until
 
+from exporter.gpu import child, worker
+from exporter.gpu.worker import Worker, nvml_command
 from exporter.model import Field, SourceState
-from exporter.sources import child, worker
-from exporter.sources.worker import Worker, nvml_command
 
 PREAMBLE = """
 import os, signal, sys, time
 from exporter.model import Reading, SourceState, SourceStatus
-from exporter.sources import wire
+from exporter.gpu import wire
 def say(line):
     os.write(1, line)
 def read(at=1.0):
@@ -345,14 +345,14 @@ async def test_the_environment_is_extended_and_not_replaced() -> None:
 
 
 async def test_what_the_child_logs_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="exporter.sources.worker")
+    caplog.set_level("INFO", logger="exporter.gpu.worker")
     async with working(script('os.write(2, b"NVRM said something\\n")' + STEADY)) as one:
         await until(lambda: "NVRM said something" in caplog.text)
         assert one.errors == {}
 
 
 async def test_the_last_words_of_a_child_that_crashes_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="exporter.sources.worker")
+    caplog.set_level("INFO", logger="exporter.gpu.worker")
     async with working(script('raise RuntimeError("the end")')) as one:
         await until(lambda: one.status.state is SourceState.DIED)
         assert "RuntimeError: the end" in caplog.text
@@ -360,7 +360,7 @@ async def test_the_last_words_of_a_child_that_crashes_reach_the_log(caplog: pyte
 
 def test_the_childs_command_names_interval_and_fields() -> None:
     command = nvml_command(0.5, {Field.MEM_CLOCK, Field.SM_CLOCK})
-    assert command == (sys.executable, "-m", "exporter.sources.child", "--interval", "0.5", "--fields", "100,101")
+    assert command == (sys.executable, "-m", "exporter.gpu.child", "--interval", "0.5", "--fields", "100,101")
 
 
 async def test_a_child_that_cannot_be_killed_is_left_behind_and_another_one_is_started(

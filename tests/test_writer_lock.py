@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.accounting.writer_lock import WriterLock
+from exporter.accounting.state_file import WriterLock
 
 POINT = {"boot_id": "b", "metered_steady": 12.5}
 

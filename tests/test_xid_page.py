@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pipeline_support import Pipeline, pipeline
 
-from exporter.exposition.collector import ExpositionOptions, families
+from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import Snapshot
-from exporter.simulator import driver, scenario
+from gpu_simulator import driver, scenario
 
 NOT_SUPPORTED, RESET_REQUIRED = 3, 16
 LAST, OWN = "DCGM_FI_DEV_XID_ERRORS", "gpu_xid_errors_total"

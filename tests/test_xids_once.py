@@ -12,7 +12,7 @@ from pipeline_support import DirectSource, pipeline
 
 from exporter.agent.sources import Sources
 from exporter.model import Field, Gpu, GpuReading, Reading, SourceState, XidEvent
-from exporter.simulator import scenario
+from gpu_simulator import scenario
 
 EPOCH = 1_800_000_000.0
 GPUS = tuple(

@@ -13,8 +13,8 @@ import bcrypt
 import pytest
 from aiohttp import web
 
-from exporter.exposition.http_server import HttpServer, Limits, bind
-from exporter.exposition.web_access import WebAccess
+from exporter.web.access import WebAccess
+from exporter.web.http_server import HttpServer, Limits, bind
 
 PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a test
 

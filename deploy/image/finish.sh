@@ -24,4 +24,4 @@ if [ -d plotly ]; then find plotly -type f ! -path plotly/__init__.py ! -name pl
 # taken from it.
 "$home/bin/python" -c 'import aiohttp, bcrypt, google.protobuf, grpc, pynvml, sqlite3, ssl, yaml
 import kubernetes.aio.client.api_client, kubernetes.aio.config.incluster_config, kubernetes.aio.config.kube_config'
-if [ -d plotly ]; then "$home/bin/python" -c 'from exporter.report.service.view_static import assets; assets()'; fi
+if [ -d plotly ]; then "$home/bin/python" -c 'from exporter.service.responses import assets; assets()'; fi

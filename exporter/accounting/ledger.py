@@ -1,13 +1,277 @@
 """A ledger: sums per owner under an identity, which begin at 0 and never go back."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.accounting.cost import money
-from exporter.accounting.pods import PodTable
-from exporter.accounting.tally import Tally, amount, tally_of, text
-from exporter.model import Account, Money, Owner, Portion, Price, ShareMode, ShownLedger
+from exporter.model import Account, Money, Owner, PodAccount, Portion, Price, ShareMode, ShownLedger, Totals
+
+PLAIN = (
+    "active_seconds",
+    "idle_seconds",
+    "unknown_seconds",
+    "energy_joules",
+    "energy_unknown_seconds",
+    "unpriced_seconds",
+)
+STATES = ("active", "idle", "unknown")
+_MOST = 1e300
+"""Two figures below this can be added."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Purse:
+    """Money in one currency, by state."""
+
+    active: float = 0.0
+    idle: float = 0.0
+    unknown: float = 0.0
+
+    def add(self, paid: "Money | _Purse") -> None:
+        self.active += paid.active
+        self.idle += paid.idle
+        self.unknown += paid.unknown
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Sums for an account or a pod; they only grow."""
+
+    active_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    unknown_seconds: float = 0.0
+    energy_joules: float = 0.0
+    energy_unknown_seconds: float = 0.0
+    unpriced_seconds: float = 0.0
+    purses: dict[str, _Purse] = field(default_factory=dict)
+    _totals: Totals | None = None
+
+    @property
+    def allocated_seconds(self) -> float:
+        """Active, idle and unknown seconds."""
+        return self.active_seconds + self.idle_seconds + self.unknown_seconds
+
+    def add(self, portion: Portion, currency: str | None, paid: Money) -> None:
+        """Add a portion.
+
+        Args:
+            portion: The seconds and joules.
+            currency: Currency of the price of this moment; ``None`` where there is no price.
+            paid: What the portion costs at that price.
+        """
+        seconds = portion.allocated_seconds
+        self.active_seconds += portion.active_seconds
+        self.idle_seconds += portion.idle_seconds
+        self.unknown_seconds += portion.unknown_seconds
+        if portion.energy_joules is None:
+            self.energy_unknown_seconds += seconds
+        else:
+            self.energy_joules += portion.energy_joules
+        if currency is None:
+            self.unpriced_seconds += seconds
+        else:
+            self._purse(currency).add(paid)
+        self._totals = None
+
+    def plus(self, other: "Tally") -> "Tally":
+        """Return the sum of both as a tally of its own."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in PLAIN}
+        total = Tally(**sums)
+        for one in (self, other):
+            for currency, purse in one.purses.items():
+                total._purse(currency).add(purse)
+        return total
+
+    def totals(self) -> Totals:
+        """Return the sums of this moment; the same object until something is added."""
+        if self._totals is None:
+            self._totals = Totals(
+                active_seconds=self.active_seconds,
+                idle_seconds=self.idle_seconds,
+                unknown_seconds=self.unknown_seconds,
+                energy_joules=self.energy_joules,
+                energy_unknown_seconds=self.energy_unknown_seconds,
+                unpriced_seconds=self.unpriced_seconds,
+                money={
+                    currency: Money(active=purse.active, idle=purse.idle, unknown=purse.unknown)
+                    for currency, purse in self.purses.items()
+                },
+            )
+        return self._totals
+
+    def dump(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        data: dict[str, Any] = {name: getattr(self, name) for name in PLAIN}
+        data["money"] = {
+            currency: {state: getattr(purse, state) for state in STATES} for currency, purse in self.purses.items()
+        }
+        return data
+
+    def _purse(self, currency: str) -> _Purse:
+        purse = self.purses.get(currency)
+        if purse is None:
+            purse = self.purses[currency] = _Purse()
+        return purse
+
+
+def tally_of(data: Mapping[str, Any]) -> Tally:
+    """Read what ``Tally.dump`` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is not that, or a figure in it cannot be.
+    """
+    purses = {
+        currency: _Purse(**{state: amount(purse, state) for state in STATES})
+        for currency, purse in data["money"].items()
+    }
+    plain: dict[str, Any] = {name: amount(data, name) for name in PLAIN}
+    return Tally(**plain, purses=purses)
+
+
+def amount(data: Mapping[str, Any], name: str) -> float:
+    """Read a figure that only ever grows.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is missing, no number, negative or not finite.
+    """
+    try:
+        value = float(data[name])
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value < _MOST:
+        raise ValueError(f"{name} is {value}")
+    return value
+
+
+def text(data: Mapping[str, Any], name: str) -> str:
+    """Read a text.
+
+    Raises:
+        KeyError, TypeError: It is missing or no text.
+    """
+    value = data[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, not text")
+    return value
+
+
+PodKey = tuple[str, str, str, str]
+"""(device uuid, namespace, pod, container)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PodTable:
+    """Tallies of pods; one is dropped ``linger_seconds`` after its last charge."""
+
+    linger_seconds: float = 300.0
+    _tallies: dict[PodAccount, Tally] = field(default_factory=dict)
+    _changed: dict[PodAccount, float] = field(default_factory=dict)
+    """Monotonic time of the last charge in this process; a pod from before a restart has none at first."""
+    _now: dict[PodKey, PodAccount] = field(default_factory=dict)
+    """The pod that has a name now."""
+
+    def tally(self, pod: PodAccount, steady: float) -> Tally:
+        """Return the tally of a pod, to be charged at a monotonic time.
+
+        A UID that becomes known, or is unknown for a while, makes no other pod; one that differs does.
+        """
+        known = self._known(pod)
+        self._changed[known] = steady
+        return self._tallies[known]
+
+    def _known(self, pod: PodAccount) -> PodAccount:
+        if pod in self._tallies:
+            return pod
+        before = self._now.get(_key(pod))
+        tally = None
+        if before is not None and before in self._tallies and not _other_pod(before, pod):
+            if pod.pod_uid is None and replace(pod, pod_uid=before.pod_uid) == before:
+                return before
+            tally = self._tallies.pop(before)
+            self._changed.pop(before, None)
+        self._now[_key(pod)] = pod
+        self._tallies[pod] = tally or Tally()
+        return pod
+
+    def drop_ended(self, steady: float) -> None:
+        """Drop pods that ended long enough ago; to be called only where time is metered: only then an end is known."""
+        for pod in [*self._tallies]:
+            if steady <= self._changed.setdefault(pod, steady) + self.linger_seconds:
+                continue
+            del self._tallies[pod], self._changed[pod]
+            if self._now.get(_key(pod)) == pod:
+                del self._now[_key(pod)]
+
+    def shown(self) -> dict[PodAccount, Totals]:
+        """Return the totals of this moment."""
+        return {pod: tally.totals() for pod, tally in self._tallies.items()}
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Return all of it, ready for JSON."""
+        return [
+            {name: getattr(pod, name) for name in PodAccount.__slots__} | {"totals": tally.dump()}
+            for pod, tally in self._tallies.items()
+        ]
+
+    def restore(self, tallies: Mapping[PodAccount, Tally]) -> None:
+        """Go on from what ``pods_of`` has read."""
+        self._tallies = dict(tallies)
+        self._changed = {}
+        self._now = {_key(pod): pod for pod in tallies}
+
+
+def pods_of(entries: Iterable[Mapping[str, Any]]) -> dict[PodAccount, Tally]:
+    """Read what ``PodTable.dump`` wrote.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: It is something else.
+    """
+    return {_pod_of(entry): tally_of(entry["totals"]) for entry in entries}
+
+
+def _key(pod: PodAccount) -> PodKey:
+    return pod.device_uuid, pod.namespace, pod.pod, pod.container
+
+
+def _other_pod(before: PodAccount, after: PodAccount) -> bool:
+    return bool(before.pod_uid and after.pod_uid and before.pod_uid != after.pod_uid)
+
+
+def _pod_of(entry: Mapping[str, Any]) -> PodAccount:
+    texts = {name: text(entry, name) for name in PodAccount.__slots__ if name not in {"gpu_index", "pod_uid"}}
+    uid = None if entry["pod_uid"] is None else text(entry, "pod_uid")
+    return PodAccount(**texts, gpu_index=int(entry["gpu_index"]), pod_uid=uid)
+
+
+SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
+
+
+def money(portion: Portion, price: Price) -> Money:
+    """What a portion costs, in the price's currency.
+
+    Args:
+        portion: Share-weighted seconds, and joules where they were measured.
+        price: Of a whole physical GPU, of the portion's time.
+
+    Returns:
+        Hours at the hourly price, plus measured energy where the price asks for it. Energy is divided among the states
+        as the seconds are; energy without any second is active money.
+    """
+    per_second = price.per_hour / SECONDS_PER_HOUR
+    seconds = portion.allocated_seconds
+    energy = (portion.energy_joules or 0.0) / JOULES_PER_KWH * price.per_kwh
+    if energy and not seconds:
+        return Money(active=energy)
+    if energy:
+        per_second += energy / seconds
+    return Money(
+        active=portion.active_seconds * per_second,
+        idle=portion.idle_seconds * per_second,
+        unknown=portion.unknown_seconds * per_second,
+    )
+
 
 COST_LABELS_LIMIT = 200
 """Combinations of cost labels in a ledger; a label whose value differs in each pod would make a series for each."""

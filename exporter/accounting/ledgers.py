@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.accounting.ledger import Ledger, Sheet, ledger_of
-from exporter.accounting.pods import PodTable, pods_of
-from exporter.accounting.tally import Tally
+from exporter.accounting.ledger import Ledger, PodTable, Sheet, Tally, ledger_of, pods_of
 from exporter.model import LedgerView, Owner, PodAccount, Portion, Price, Totals
 
 ACCOUNT_LIMIT = 2000

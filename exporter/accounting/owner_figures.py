@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, inf, isnan
 
-from exporter.accounting.slots import DUST
+from exporter.accounting.gpu_split import DUST
 from exporter.accounting.windows import HolderKey, Reading, Sums, owner_shown
 from exporter.model import (
     PLATFORM_NAMESPACES,

@@ -8,18 +8,15 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from exporter.accounting.gpu_split import Slot, slot_of
 from exporter.accounting.idle import IdleClock, memories_of
-from exporter.accounting.ledger import COST_LABELS_LIMIT
+from exporter.accounting.ledger import COST_LABELS_LIMIT, amount
 from exporter.accounting.ledgers import Ledgers, kept_of
-from exporter.accounting.pricing import PriceBook, settled_facts
-from exporter.accounting.slots import Slot, slot_of
-from exporter.accounting.state_file import UNSYNCED, StateFile
-from exporter.accounting.tally import amount
-from exporter.accounting.usage import Meter
-from exporter.accounting.writer_lock import WriterLock
-from exporter.agent.owner_windows import OwnerWindows, WindowsSave
-from exporter.agent.owners import Owners
-from exporter.attribution.replicas import Replicas, counts_of
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook, settled_facts
+from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
+from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
+from exporter.attribution.device_ids import Replicas, counts_of
 from exporter.errors import ConfigError, StateError
 from exporter.model import DeviceView, LedgerView, NodeFacts, Owner, OwnersView, PodAccount, Portion, Price, Totals
 

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from exporter.agent.attributor import Attributor
-from exporter.agent.events import EventLog
+from exporter.agent.facts import Attributor
+from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering
-from exporter.agent.record import SourceRecord
 from exporter.agent.sources import Source, Sources, age_seconds
 from exporter.agent.views import Viewer, darkened
 from exporter.model import (

@@ -5,42 +5,138 @@ import contextlib
 import functools
 import ipaddress
 import logging
+import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exporter.accounting.activity import ActivityJudge
 from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
-from exporter.accounting.pricing import PriceBook
-from exporter.accounting.state_file import StateFile
-from exporter.accounting.usage import Meter
-from exporter.accounting.writer_lock import WriterLock
-from exporter.agent.attribution import Attributing, attributing_of
-from exporter.agent.events import EventLog
+from exporter.accounting.meter import Meter
+from exporter.accounting.prices import PriceBook
+from exporter.accounting.state_file import StateFile, WriterLock
+from exporter.agent.facts import Attributor
+from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, stale_after_seconds
-from exporter.agent.owner_windows import FILE_NAME, OwnerWindows
-from exporter.agent.owners import Owners
-from exporter.agent.record import SourceRecord
-from exporter.agent.sources import Source
+from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows, Tenancy
+from exporter.agent.sources import MissingGpus, Source, Standby, sources_of, standby_of, workers_of
 from exporter.agent.views import Viewer
-from exporter.agent.workers import MissingGpus, Standby, sources_of, standby_of, workers_of
+from exporter.attribution.processes import PidResolver, PodNames, own_name
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
 from exporter.errors import ConfigError, StateError
-from exporter.exposition.collector import ExpositionOptions
-from exporter.exposition.collectors_file import Collectors
-from exporter.exposition.dcgm_labels import LabelStyle
-from exporter.exposition.http_server import HttpServer, bind
-from exporter.exposition.rendered import Renderer
-from exporter.exposition.responses import Body
-from exporter.exposition.server import create_app
-from exporter.exposition.web_access import WebAccess
+from exporter.gpu.worker import Worker
+from exporter.kube.kubelet import KubeletPoller, own_pod
+from exporter.metrics.collector import ExpositionOptions
+from exporter.metrics.collectors_file import Collectors
+from exporter.metrics.dcgm_names import LabelStyle
 from exporter.model import NodeFacts, Snapshot
-from exporter.sources.worker import Worker
+from exporter.web.access import WebAccess
+from exporter.web.http_server import HttpServer, bind
+from exporter.web.responses import Body
+from exporter.web.server import Renderer, create_app
+
+if TYPE_CHECKING:
+    from exporter.attribution.host import HostUsers
+    from exporter.attribution.slurm import SlurmJobs
+    from exporter.kube.metadata import Metadata
+
+# Each way is imported only where it is asked for: the Kubernetes client alone doubles what the agent takes.
+# ruff: noqa: PLC0415
+
+
+API_ANSWER_SECONDS = 15.0
+"""How long the API may take for its first answers, beyond the jitter of the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributing:
+    """The join, what is known of whose a pod is, and what must run beside the ticks for them."""
+
+    attributor: Attributor
+    tenancy: Tenancy | None = None
+    """``None``: nothing beyond names is known, and the namespace pays."""
+    tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
+def attributing_of(config: AgentConfig) -> Attributing:
+    """Make what the configuration asks for."""
+    proc_root = Path(config.proc_root)
+    if not config.attribution or config.workload_manager == "kubernetes":
+        return _kubernetes(config, proc_root)
+    jobs = _jobs(config, proc_root)
+    attributor = Attributor(
+        kubelet=jobs,
+        pids=jobs,
+        names=jobs,
+        expiry_seconds=config.attribution_expiry_seconds,
+        command_of=partial(own_name, str(proc_root)),
+        observe=jobs.observe,
+        source=config.workload_manager,
+    )
+    return Attributing(attributor=attributor, tenancy=jobs)
+
+
+def _jobs(config: AgentConfig, proc_root: Path) -> "SlurmJobs | HostUsers":
+    if config.workload_manager == "slurm":
+        from exporter.attribution.slurm import SlurmJobs
+
+        return SlurmJobs(mapping_dir=config.job_mapping_dir, proc_root=proc_root)
+    from exporter.attribution.host import HostUsers
+
+    return HostUsers(proc_root=proc_root)
+
+
+def _kubernetes(config: AgentConfig, proc_root: Path) -> Attributing:
+    poller = _poller(config) if config.attribution else None
+    metadata = _metadata(config) if config.attribution and config.kube_metadata else None
+    attributor = Attributor(
+        kubelet=poller,
+        pids=PidResolver(proc_root),
+        names=PodNames(Path(config.pod_log_root)),
+        expiry_seconds=config.attribution_expiry_seconds,
+        command_of=partial(own_name, str(proc_root)),
+        metadata=metadata,
+        metadata_wait_seconds=config.kube_start_jitter_seconds + API_ANSWER_SECONDS,
+    )
+    tasks = [part.run for part in (poller, metadata) if part is not None]
+    return Attributing(attributor=attributor, tenancy=metadata, tasks=tuple(tasks))
+
+
+def _poller(config: AgentConfig) -> KubeletPoller:
+    return KubeletPoller(
+        socket_path=config.kubelet_socket,
+        interval_seconds=config.kubelet_interval_seconds,
+        resources=config.gpu_resources,
+        clock=time.time,
+        canary=own_pod(),
+        node_name=config.node_name,
+    )
+
+
+def _metadata(config: AgentConfig) -> "Metadata":
+    from exporter.kube.metadata import Metadata, MetadataSettings
+
+    settings = MetadataSettings(
+        node=config.node_name,
+        kubeconfig=config.kubeconfig,
+        start_jitter_seconds=config.kube_start_jitter_seconds,
+        team_keys=config.team_keys,
+        cost_labels=config.cost_labels,
+        namespace_teams=config.namespace_teams,
+        pod_labels=config.pod_labels,
+        pod_annotations=config.pod_annotations,
+        reservation_namespaces=config.reservation_namespaces,
+        own_pod=own_pod(),
+    )
+    return Metadata(settings, clock=time.time, random=random.random)
+
 
 LOG = logging.getLogger("exporter.agent")
 

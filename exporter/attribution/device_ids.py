@@ -5,10 +5,12 @@ AliCloud, Tencent: the truth is in a pod annotation) the answer says so instead 
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
+
+from exporter.attribution.shares import WHOLE_WITHIN_ROUNDING, ReplicaKey
 
 GPU_DRA_DRIVER = "gpu.nvidia.com"
 
@@ -218,3 +220,97 @@ def _placeholder_form(resource: str, device_id: str) -> ParsedId:
 
 def _needs_annotation(uuid: str | None) -> ParsedId:
     return ParsedId(kind=IdKind.NEEDS_ANNOTATION, uuid=uuid, reason="needs_annotation")
+
+
+LARGEST = 1_000_000_000
+"""Numbers of replicas have at most nine digits."""
+
+
+@dataclass(slots=True)
+class Replicas:
+    """What the kubelet advertised last of each shared device that is there or held."""
+
+    counts: Mapping[ReplicaKey, int] = field(default_factory=dict)
+    """By (device UUID, resource)."""
+
+    def dump(self) -> list[list[str | int]]:
+        """Return what JSON can keep: lists of device UUID, resource and count."""
+        return [[uuid, resource, count] for (uuid, resource), count in self.counts.items()]
+
+
+def counts_of(kept: object) -> dict[ReplicaKey, int]:
+    """Read what ``dump`` wrote.
+
+    Raises:
+        TypeError, ValueError: It is something else.
+    """
+    if not isinstance(kept, list):
+        raise TypeError(f"no list of replicas: {kept!r:.100}")
+    counts: dict[ReplicaKey, int] = {}
+    for uuid, resource, count in kept:
+        if not isinstance(uuid, str) or not isinstance(resource, str) or type(count) is not int:
+            raise TypeError(f"no replicas of a device: {uuid!r:.100}, {resource!r:.100}, {count!r:.100}")
+        if not 1 <= count <= LARGEST:
+            raise ValueError(f"no number of replicas: {count!r:.100}")
+        counts[uuid, resource] = count
+    return counts
+
+
+ANNOTATION = "annotation"
+"""Source of a holder that only its pod's annotations tell of."""
+
+MIB = 1 << 20
+
+HolderName = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """The part of a device that somebody asked for and was given."""
+
+    memory_bytes: int = 0
+    """0 is not limited, as is a ratio of 0."""
+    of_bytes: int | None = None
+    """Of what ``memory_bytes`` is a part; ``None`` is the GPU's memory."""
+    ratio: float = 0.0
+
+    def is_of_unknown_whole(self, device_bytes: int | None) -> bool:
+        """Return whether only memory was declared, and how much the GPU has in all is not known."""
+        return self.memory_bytes > 0 and self.ratio <= 0 and not (self.of_bytes or device_bytes)
+
+    def part(self, device_bytes: int | None) -> tuple[float, bool]:
+        """Give the part of the device, 0..1, and whether it is a guess.
+
+        Args:
+            device_bytes: The GPU's memory, ``None`` where the driver does not tell.
+        """
+        whole = self.of_bytes or device_bytes
+        part = max(self.memory_bytes / whole if whole else 0.0, self.ratio)
+        if part <= 0:  # nothing limits it, or nothing tells of what it is a part
+            return 1.0, True
+        return min(part, 1.0), part > WHOLE_WITHIN_ROUNDING or (self.memory_bytes > 0 and not whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One device of one container, before it is looked for."""
+
+    holder: HolderName
+    """Namespace, pod, container."""
+    resource: str
+    source: str
+    device_id: str
+    """As it is shown where it cannot be resolved."""
+    parsed: ParsedId
+    share_id: str | None = None
+    claim: str = ""
+    """DRA: containers that name one claim have together what it has."""
+    declared: Declared | None = None
+    """``None`` is the whole device, or by the replicas that the id names."""
+    is_placeholder: bool = False
+    """What the id names need not be what is held."""
+
+
+def undecided(parsed: ParsedId, reason: str) -> ParsedId:
+    """Keep of an id what it names, and say why it cannot be told what is held."""
+    return replace(parsed, kind=IdKind.UNKNOWN, reason=reason)

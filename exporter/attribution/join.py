@@ -1,21 +1,34 @@
 """The pure join: what the kubelet lists and what the driver sees become holders of devices."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Self
 
-from exporter.attribution import annotated, counting, dra, shares
-from exporter.attribution.device_ids import IdKind, ParsedId, parse, telling
-from exporter.attribution.entries import Entry, undecided
-from exporter.attribution.evidence import NO_EVIDENCE, Evidence
+from exporter.attribution import shares, vgpu
+from exporter.attribution.device_ids import (
+    GPU_DRA_DRIVER,
+    Declared,
+    Entry,
+    IdKind,
+    ParsedId,
+    comparable_profile,
+    parse,
+    parse_claimed,
+    telling,
+    undecided,
+)
+from exporter.attribution.host import SOURCES, UNNAMED_REASON
 from exporter.attribution.inventory import Inventory
-from exporter.attribution.reservations import Groups
-from exporter.attribution.shares import Claim, Replica, ReplicaCounts, ReplicaKey
-from exporter.attribution.tenants import SOURCES, UNNAMED_REASON
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE, AllocatedDevice, Evidence, SliceDevice
+from exporter.attribution.shares import DRA, Claim, Replica, ReplicaCounts, ReplicaKey
+from exporter.attribution.vgpu import Groups
 from exporter.model import (
     Allocations,
     Attribution,
+    ClaimedDevice,
     ContainerAllocation,
     DeviceIds,
     Gpu,
@@ -23,6 +36,177 @@ from exporter.model import (
     MigInstance,
     Unresolved,
 )
+
+_CDI_NAME = re.compile(
+    r"[^=]+/claim=(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<device>.+)", re.ASCII | re.IGNORECASE
+)
+
+
+def entries(container: ContainerAllocation, evidence: Evidence) -> Iterator[Entry]:
+    """Give every GPU that a container holds by a claim; what it only monitors is left out."""
+    # A container that names one claim twice lists its devices twice.
+    keys = {(claim.driver, claim.pool, claim.device, claim.share_id): claim for claim in container.claims}
+    for claim in keys.values():
+        parsed = parse_claimed(claim.driver, claim.device)
+        if parsed is None:
+            continue
+        device = (evidence.devices or {}).get((claim.pool, claim.device))
+        if device is not None:
+            parsed = _as_sliced(device, parsed)
+        allocated, pending = _allocated(claim, evidence)
+        if pending:
+            parsed = undecided(parsed, "claim_pending")
+        elif allocated is not None and allocated.admin_access:
+            continue
+        yield Entry(
+            holder=(container.namespace, container.pod, container.container),
+            resource=GPU_DRA_DRIVER,
+            source=DRA,
+            device_id=claim.device,
+            parsed=parsed,
+            share_id=claim.share_id,
+            claim=_key_of(claim),
+            declared=_declared(allocated, device),
+        )
+
+
+def claim_uid(claim: ClaimedDevice) -> str | None:
+    """Read the claim's UID from its CDI name, ``None`` where no name has it.
+
+    Kubelets may list the names of a claim's other devices with each of them: that says nothing else of the claim.
+    """
+    names = [match for name in claim.cdi_names if (match := _CDI_NAME.fullmatch(name))]
+    own = [match for match in names if match["device"] == claim.device]
+    uids = {match["uid"].lower() for match in own or names}
+    return uids.pop() if len(uids) == 1 else None
+
+
+def _key_of(claim: ClaimedDevice) -> str:
+    return claim_uid(claim) or f"{claim.claim_namespace}/{claim.claim_name}"
+
+
+def advertised_by_slices(evidence: Evidence) -> list[SliceDevice] | None:
+    """Give the devices of this node's ResourceSlices that its driver can see; ``None`` while no slice is known."""
+    if evidence.devices is None:
+        return None
+    return [device for device in evidence.devices.values() if device.kind in ("gpu", "mig")]
+
+
+def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
+    if device.kind == "vfio":
+        return replace(by_name, kind=IdKind.UNKNOWN, reason="dra_passed_through")
+    if device.uuid:
+        kind = IdKind.MIG if device.kind == "mig" else IdKind.GPU
+        return ParsedId(kind=kind, uuid=device.uuid)
+    if device.kind != "mig" or not device.parent_uuid:
+        return by_name
+    # A name of the form before v25.12 has numbers too, with other meanings: there only the attributes count.
+    return ParsedId(
+        kind=IdKind.MINOR_PROFILE,
+        uuid=device.parent_uuid,
+        profile=comparable_profile(device.profile) or by_name.profile,
+        profile_id=by_name.profile_id,
+        placement_start=by_name.placement_start,
+    )
+
+
+def _allocated(claim: ClaimedDevice, evidence: Evidence) -> tuple[AllocatedDevice | None, bool]:
+    """Give the claim's own word on a device, and whether it is still to come."""
+    if _key_of(claim) in evidence.unreadable_claims:
+        return None, False
+    results = evidence.claims.get(_key_of(claim))
+    if results is None:
+        return None, evidence.reads_claims and claim_uid(claim) is not None
+    key = (claim.driver, claim.pool, claim.device, claim.share_id)
+    same = [one for one in results if (one.driver, one.pool, one.device, one.share_id) == key]
+    # One claim may both monitor a device and hold it.
+    return min(same, key=lambda one: one.admin_access, default=None), False
+
+
+def _declared(allocated: AllocatedDevice | None, device: SliceDevice | None) -> Declared | None:
+    if allocated is None or device is None or not allocated.consumed_memory_bytes or not device.memory_bytes:
+        return None
+    return Declared(memory_bytes=allocated.consumed_memory_bytes, of_bytes=device.memory_bytes)
+
+
+_UNDECIDED = frozenset({"claim_pending", "reservation_pending", "needs_annotation", "bad_annotation"})
+"""Reasons why what an entry names may not be what is held."""
+
+_PASSED_THROUGH = "dra_passed_through"
+"""To a virtual machine: the driver cannot see it, and nothing is wrong with that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Numbers of physical GPUs; ``None`` where it cannot be told."""
+
+    advertised: int | None
+    allocated: int | None
+    expected: int | None
+    """Advertised or allocated; ``None`` too where nothing is advertised: a plugin may still be about to register."""
+    unseen_instances: bool
+    """Whether a MIG instance is advertised or allocated that no seen GPU has; its UUID does not name its GPU."""
+
+    @classmethod
+    def of(
+        cls,
+        advertised: Sequence[tuple[str, ParsedId]] | None,
+        evidence: Evidence,
+        entries: Sequence[Entry],
+        unresolved: dict[Unresolved, Entry],
+        inventory: Inventory,
+    ) -> Self:
+        """Count.
+
+        Args:
+            advertised: Resource and id of what the kubelet advertises, ``None`` where it cannot tell.
+            evidence: For the ResourceSlices.
+            entries: What containers are listed with.
+            unresolved: Of those, what was not found, with the reasons.
+            inventory: The devices that are seen.
+        """
+        physical = _advertised_devices(advertised, evidence, entries, inventory)
+        undecided = any(one.reason in _UNDECIDED for one in unresolved)
+        named = _physical((entry.parsed for entry in entries if entry.parsed.reason != _PASSED_THROUGH), inventory)
+        of_kubelet = [*(parsed for _, parsed in advertised or ()), *(entry.parsed for entry in entries)]
+        return cls(
+            unseen_instances=any(one.kind is IdKind.MIG and inventory.physical(one) is None for one in of_kubelet),
+            advertised=None if physical is None else len(physical),
+            allocated=None if undecided or named is None else len(named),
+            expected=len(physical | named) if physical and named is not None else None,
+        )
+
+
+def _advertised_devices(
+    advertised: Sequence[tuple[str, ParsedId]] | None,
+    evidence: Evidence,
+    entries: Sequence[Entry],
+    inventory: Inventory,
+) -> set[str] | None:
+    slices = advertised_by_slices(evidence)
+    if slices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
+        return None  # DRA devices are never among what the kubelet itself advertises
+    of_plugins = [parsed for _, parsed in advertised or ()]
+    of_slices = [
+        ParsedId(kind=IdKind.GPU, uuid=device.parent_uuid or device.uuid)
+        if device.kind == "gpu" or device.parent_uuid
+        else ParsedId(kind=IdKind.MIG, uuid=device.uuid)
+        for device in slices or ()
+    ]
+    return _physical([*of_plugins, *of_slices], inventory)
+
+
+def _physical(parsed_ids: Iterable[ParsedId], inventory: Inventory) -> set[str] | None:
+    physical: set[str] = set()
+    for parsed in parsed_ids:
+        if parsed.kind is IdKind.ALL:
+            physical.update(inventory.gpus)
+        elif gpu := inventory.physical(parsed):
+            physical.add(gpu)
+        else:
+            return None
+    return physical
+
 
 DEVICE_PLUGIN = "device-plugin"
 REPLICAS_UNKNOWN = "replicas_unknown"
@@ -69,7 +253,7 @@ def attribute(
         replicas,
     )
     claims, unresolved = _match(entries, inventory, counts)
-    known = counting.Known.of(advertised, evidence, entries, unresolved, inventory)
+    known = Known.of(advertised, evidence, entries, unresolved, inventory)
     return Attribution(
         known=True,
         answered_at_seconds=answered_at,
@@ -118,14 +302,14 @@ def _entries_of_pod(containers: Sequence[ContainerAllocation], evidence: Evidenc
     for container in containers:
         told: list[DeviceIds] = []
         for devices in container.devices:
-            if annotated.is_told_by_annotation(devices, pod):
+            if vgpu.is_told_by_annotation(devices, pod):
                 told.append(devices)
             else:
                 yield from _listed_entries(container, devices)
         if told:
             placeholders.append(replace(container, devices=tuple(told)))
-        yield from dra.entries(container, evidence)
-    yield from annotated.entries(placeholders, pod)
+        yield from entries(container, evidence)
+    yield from vgpu.entries(placeholders, pod)
 
 
 def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Iterator[Entry]:

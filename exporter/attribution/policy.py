@@ -4,9 +4,31 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from math import inf
 
-from exporter.attribution.label_text import label_text
+_HASH_DIGITS = 8
+
+
+def label_text(text: str, limit: int) -> str:
+    """Trim and bound a text.
+
+    Args:
+        text: Anything, lone surrogates and control characters too.
+        limit: Most characters that come back, at least 10.
+
+    Returns:
+        Printable text: runs of white space are one space, what cannot be printed is left out. A longer text is cut and
+        ends in ``-`` and eight digits of its hash, so that two long texts with one beginning stay two.
+    """
+    if not text.isprintable():
+        text = "".join(character for character in text if character.isprintable() or character.isspace())
+    text = " ".join(text.split())
+    if len(text) <= limit:
+        return text
+    digest = sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{text[: limit - _HASH_DIGITS - 1]}-{digest}"
+
 
 CLASS_KEY = "gpu-cost-exporter/workload-class"
 ALERTS_KEY = "gpu-cost-exporter/alerts"

@@ -8,11 +8,142 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Generic, Self, TypeVar
 
-from exporter.attribution import cgroup
-from exporter.attribution.proc_files import Remembered, content
 from exporter.model import Attribution, Field, Holder, ProcessUse, Reading, Unresolved
+
+# "pod<uid>" is matched and never "kubepods": in a private cgroup namespace the prefix is gone.
+_POD = re.compile(
+    r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=\.slice|[/:]|$)", re.ASCII
+)
+_CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
+
+
+def pod_of(text: str) -> tuple[str, str | None] | None:
+    r"""Find the pod, and where the path tells it the container, that a process belongs to.
+
+    The last pod of a path counts (a kubelet within a container has an outer one before it), and the first container
+    behind it (a container may make cgroups of its own). On cgroup v1 any line that matches will do.
+
+    Args:
+        text: The whole file; systemd's escape ``\x2d`` is understood.
+
+    Returns:
+        Pod UID (with dashes; 32 digits without for a static pod) and container id or ``None``; ``None`` for a process
+        outside every pod, or whose path does not say.
+    """
+    pod_only: tuple[str, None] | None = None
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1].replace(r"\x2d", "-")
+        pods = list(_POD.finditer(path))
+        if not pods:
+            continue
+        uid = pods[-1][1].replace("_", "-")
+        if container := _CONTAINER.search(path, pods[-1].end()):
+            return uid, container[1]
+        pod_only = pod_only or (uid, None)
+    return pod_only
+
+
+Found = TypeVar("Found")
+
+_MANY = 1024
+"""Processes; more than those of a node's GPUs are at a time."""
+# Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
+_START_TIME_WORD = 19
+
+
+def content(path: str) -> str:
+    """Read a file, with what is no UTF-8 replaced.
+
+    Raises:
+        OSError: It cannot be read; of a process that has ended it is gone.
+    """
+    # Asked for every process with every sample: a third of what pathlib takes.
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as above
+        return (file.read() or b"").decode("utf-8", "replace")
+
+
+def name_and_start(directory: str) -> tuple[str, str | None]:
+    """Read a process' own name and when it started, in clock ticks; it tells processes of one pid apart.
+
+    Args:
+        directory: ``/proc/<pid>``.
+
+    Returns:
+        An empty name and ``None`` where the process cannot be seen.
+    """
+    try:
+        before, _, after = content(f"{directory}/stat").rpartition(")")
+    except OSError:
+        return "", None
+    words = after.split()
+    return before.partition("(")[2], words[_START_TIME_WORD] if len(words) > _START_TIME_WORD else None
+
+
+def own_name(proc_root: str, pid: int) -> str:
+    """Read a process' own name, of which the kernel keeps 15 characters; empty where it cannot be seen."""
+    return name_and_start(f"{proc_root}/{pid}")[0]
+
+
+class Remembered(Generic[Found]):
+    """What was read of processes, by pid and start time, as pids are used again.
+
+    Who has not been asked for while a thousand others were is forgotten: that has ended.
+
+    Args:
+        proc_root: The host's ``/proc``, or where it is mounted.
+        read: From a process' directory and its own name to what is known of it; may raise OSError.
+    """
+
+    def __init__(self, proc_root: Path, read: Callable[[str, str], Found]) -> None:
+        self._proc_root = str(proc_root)
+        self._read = read
+        self._known: dict[int, tuple[str, Found]] = {}
+        self._before: dict[int, tuple[str, Found]] = {}
+
+    def look(self, pid: int) -> Found | None:
+        """Look up a process.
+
+        Args:
+            pid: In the PID namespace of ``proc_root``.
+
+        Returns:
+            What is known of it; of one that has ended what was known, as what the driver says of it is of the time
+            before. ``None`` for one that cannot be seen: another PID namespace, or gone before it was ever looked up.
+        """
+        directory = f"{self._proc_root}/{pid}"
+        name, started = name_and_start(directory)
+        known = self._known.get(pid)
+        if known is None and (known := self._before.pop(pid, None)):
+            self._remember(pid, known)
+        if known and started in {None, known[0]}:
+            return known[1]
+        if started is None:
+            return None
+        try:
+            found = self._read(directory, name)
+        except OSError:
+            return None
+        self._remember(pid, (started, found))
+        return found
+
+    def lives(self, pid: int) -> bool:
+        """Return whether the process that was last looked up under a pid still exists."""
+        known = self._known.get(pid) or self._before.get(pid)
+        _, started = name_and_start(f"{self._proc_root}/{pid}")
+        return started is not None and (known is None or known[0] == started)
+
+    def forget(self, pid: int) -> None:
+        """Look at a process afresh next time: it may be moved to another cgroup yet."""
+        self._known.pop(pid, None)
+        self._before.pop(pid, None)
+
+    def _remember(self, pid: int, known: tuple[str, Found]) -> None:
+        if len(self._known) >= _MANY and pid not in self._known:
+            self._before, self._known = self._known, {}
+        self._known[pid] = known
+
 
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
 
@@ -95,7 +226,7 @@ class PidResolver:
 
 
 def _pod_uid(directory: str, _name: str) -> str:
-    pod = cgroup.pod_of(content(f"{directory}/cgroup"))
+    pod = pod_of(content(f"{directory}/cgroup"))
     return pod[0] if pod else NO_POD
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from exporter import __version__
 from exporter.cli import agent, digest, focus, prices, recommend, report, serve, simulate, store
-from exporter.cli.base import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PROGRAM, Parser, say, unknown_flags
+from exporter.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PROGRAM, Parser, say, unknown_flags
 from exporter.config import dcgm_flags
 from exporter.config.options import OPTIONS
 from exporter.errors import ConfigError, ExporterError

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exporter.cli.base import EXIT_FAILED, PROGRAM, Commands, add_options, command, refuse, stdout
+from exporter.cli.common import EXIT_FAILED, PROGRAM, Commands, add_options, command, refuse, stdout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -58,12 +58,12 @@ class _Target:
 
 def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_doctor: bool) -> "AgentConfig":
     """The configuration; for the doctor, wrong paths are findings, and what would be logged is in the findings."""
-    from exporter.config import load_agent, logs
+    from exporter.config import load_agent, resolve
 
     others = {"command", "run", "format", "dcgm_flags"}
     flags = {name: value for name, value in vars(namespace).items() if name not in others}
     config = load_agent(flags, os.environ, dcgm_flags=namespace.dcgm_flags, check_paths=not for_doctor, extra=problems)
-    logs.configure(config.log_format, "error" if for_doctor and config.log_level == "info" else config.log_level)
+    resolve.configure(config.log_format, "error" if for_doctor and config.log_level == "info" else config.log_level)
     for warning in config.warnings:
         LOG.warning(warning)
     return config
@@ -75,11 +75,11 @@ async def _target(config: "AgentConfig", *, interval_seconds: float, node_name_g
     if config.simulate is None:
         yield _Target(config=config)
         return
-    from exporter.agent.workers import fields_of, sources_of
-    from exporter.attribution.podresources import own_pod
+    from exporter.agent.sources import fields_of, sources_of
     from exporter.config import read_collectors
-    from exporter.simulator import scenario
-    from exporter.simulator.node import SimulatedNode
+    from exporter.kube.kubelet import own_pod
+    from gpu_simulator import scenario
+    from gpu_simulator.node import SimulatedNode
 
     plan = scenario.load(config.simulate)
     with tempfile.TemporaryDirectory(prefix=f"{PROGRAM}-simulated-") as directory:

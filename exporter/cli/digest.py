@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, command, say
+from exporter.cli.common import EXIT_PARTIAL, Commands, add_output, command, say
+from exporter.config.options import URL
 from exporter.config.prometheus_options import add_prometheus_options
-from exporter.config.serve_options import URL
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
     from exporter.config.prometheus_options import PrometheusSettings
-    from exporter.report.budget.values import Budget
-    from exporter.report.digest import Digest
-    from exporter.report.fleet.values import Window
+    from exporter.cost.budgets import Budget
+    from exporter.cost.digest import Digest
+    from exporter.cost.ledger import Window
 
 _ADDRESS_ENV = "GPU_COST_EXPORTER_PROMETHEUS"
 _EPILOG = (
@@ -76,8 +76,8 @@ def add(commands: Commands) -> None:
 
 
 def _digest(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    from exporter.cli.output import check_output, output
-    from exporter.report.digest_forms import document, host_of, html, message, post, text
+    from exporter.cli.common import check_output, output
+    from exporter.cost.digest_render import document, host_of, html, message, post, text
 
     now = time.time()
     task = _settle(namespace, list(problems), now)
@@ -97,11 +97,11 @@ def _digest(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 
 
 def _settle(namespace: argparse.Namespace, problems: list[str], now: float) -> _Task:
-    from exporter.cli.fleet_task import or_problems
+    from exporter.cli.fleet import or_problems
     from exporter.config.prometheus_options import prometheus_settings
-    from exporter.report.budget.file import load
-    from exporter.report.digest import parse_week
-    from exporter.report.digest_forms import read_url
+    from exporter.cost.budgets import load
+    from exporter.cost.digest import parse_week
+    from exporter.cost.digest_render import read_url
 
     week = or_problems(lambda: parse_week(namespace.week, now), problems, prefix="--")
     prometheus = None
@@ -137,9 +137,9 @@ def _contradictions(namespace: argparse.Namespace) -> list[str]:
 
 
 async def _read(task: _Task, namespace: argparse.Namespace, now: float) -> "Digest":
-    from exporter.cli.fleet_reading import open_source
-    from exporter.cli.progress import ProgressBar
-    from exporter.report.digest import read_digest
+    from exporter.cli.common import ProgressBar
+    from exporter.cli.fleet import open_source
+    from exporter.cost.digest import read_digest
 
     async with AsyncExitStack() as stack:
         source, client = await open_source(stack, task.prometheus, namespace.store)

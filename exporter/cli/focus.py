@@ -5,7 +5,7 @@
 
 import argparse
 
-from exporter.cli.base import Commands, Parser, command, refuse, stdout
+from exporter.cli.common import Commands, Parser, command, refuse, stdout
 
 FOCUS_FLAGS = (
     "focus_version",
@@ -63,7 +63,7 @@ def _name(text: str) -> str:
 
 def _columns(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.report.focus.columns import columns_of
+    from exporter.cost.focus import columns_of
 
     with stdout() as stream:
         for column in columns_of(namespace.version).values():

@@ -6,7 +6,7 @@
 import argparse
 from pathlib import Path
 
-from exporter.cli.base import Commands, Parser, command, refuse, say, stdout
+from exporter.cli.common import Commands, Parser, command, refuse, say, stdout
 
 
 def add(commands: Commands) -> None:
@@ -25,7 +25,8 @@ def _add_prices(parser: Parser) -> None:
 
 def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.config import price_book, price_table
+    from exporter.config import price_book
+    from exporter.config import price_book as price_table
 
     book, mistakes = price_book.examine(price_book.read_text(namespace.file), str(namespace.file))
     if book.rows:
@@ -41,7 +42,8 @@ def _check_prices(namespace: argparse.Namespace, problems: tuple[str, ...]) -> i
 
 def _list_prices(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.config import price_book, price_table
+    from exporter.config import price_book
+    from exporter.config import price_book as price_table
 
     with stdout() as stream:
         stream.writelines(f"{line}\n" for line in price_table.lines(price_book.bundled()))

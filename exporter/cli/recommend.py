@@ -11,14 +11,14 @@ from contextlib import AsyncExitStack
 from datetime import UTC
 from typing import TYPE_CHECKING
 
-from exporter.cli.base import EXIT_PARTIAL, Commands, add_output, add_timezone, command, say
+from exporter.cli.common import EXIT_PARTIAL, Commands, add_output, add_timezone, command, say
 from exporter.config.prometheus_options import add_prometheus_options
 from exporter.errors import ConfigError, ExporterError
 
 if TYPE_CHECKING:
     from exporter.config.prometheus_options import PrometheusSettings
-    from exporter.report.fleet.values import Filters, Window
-    from exporter.report.recommend import Read
+    from exporter.cost.ledger import Filters, Window
+    from exporter.cost.recommend import Read
 
 _DEFAULT_WINDOW = "7d"
 _EPILOG = (
@@ -61,9 +61,9 @@ def add(commands: Commands) -> None:
 
 
 def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    from exporter.cli.output import check_output, output
-    from exporter.report.fleet.costs import filter_words
-    from exporter.report.recommend.write import write
+    from exporter.cli.common import check_output, output
+    from exporter.cost.recommend_render import write
+    from exporter.cost.report import filter_words
 
     window, filters, settings = _settle(namespace, list(problems), time.time())
     check_output(namespace.output)
@@ -86,10 +86,9 @@ def _recommend(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 def _settle(
     namespace: argparse.Namespace, problems: list[str], now: float
 ) -> "tuple[Window, Filters, PrometheusSettings]":
-    from exporter.cli.fleet_task import or_problems, read_filters
+    from exporter.cli.fleet import or_problems, read_filters
     from exporter.config.prometheus_options import prometheus_settings
-    from exporter.report.fleet.values import DAY_SECONDS
-    from exporter.report.fleet.windows import parse_window
+    from exporter.cost.ledger import DAY_SECONDS, parse_window
 
     filters = read_filters(namespace.filter or (), problems)
     if "pool" in filters.wanted:
@@ -104,9 +103,10 @@ def _settle(
 
 
 async def _read(window: "Window", filters: "Filters", settings: "PrometheusSettings", *, servers: bool) -> "Read":
-    from exporter.report.fleet.prometheus import PrometheusClient
-    from exporter.report.fleet.reading import PrometheusLedger
-    from exporter.report.recommend import AdviceSettings, read
+    from exporter.cost.fleet_reading import PrometheusLedger
+    from exporter.cost.holdings import AdviceSettings
+    from exporter.cost.prometheus import PrometheusClient
+    from exporter.cost.recommend import read
 
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(PrometheusClient(settings))

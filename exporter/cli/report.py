@@ -1,16 +1,86 @@
 """`report`: who used GPUs, how well, and what it cost: of one node from its agent, of a fleet from Prometheus."""
 
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exporter.cli.common import Commands, Parser, add_output, add_timezone, check_output, command, output, refuse
+from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
+from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
+
+if TYPE_CHECKING:
+    from exporter.cost.node_report import AgentAccess
+
+_FILES = ("agent_password_file", "agent_ca_file", "agent_cert_file", "agent_key_file")
+_ALL = ("agent_username", *_FILES, "agent_skip_verify")
+
+
+def add_agent_access(parser: Parser) -> None:
+    """Add them to a command that has ``--agent``."""
+    group = parser.add_argument_group("An agent with TLS and passwords (docs/web-config.md)")
+    group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
+    group.add_argument(
+        "--agent-password-file", type=Path, metavar="FILE", help="file with that user's password [default: none]"
+    )
+    group.add_argument(
+        "--agent-ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM file of the authorities that may vouch for the agent [default: the system's]",
+    )
+    group.add_argument(
+        "--agent-cert-file", type=Path, metavar="FILE", help="PEM file of a client certificate [default: none]"
+    )
+    group.add_argument(
+        "--agent-key-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM file of its key, without a passphrase [default: in the certificate's file]",
+    )
+    group.add_argument(
+        "--agent-skip-verify",
+        action="store_const",
+        const=True,
+        help="do not check the agent's certificate; who is in between can then read the password",
+    )
+
+
+def access_problems(namespace: argparse.Namespace) -> list[str]:
+    """What is wrong with them, one line each."""
+    problems = []
+    if bool(namespace.agent_username) != bool(namespace.agent_password_file):
+        problems.append("--agent-username: needs --agent-password-file, and the other way round; give both")
+    if namespace.agent_username and ":" in namespace.agent_username:
+        problems.append("--agent-username: no user's name has a colon; give the name alone")
+    if namespace.agent_key_file and not namespace.agent_cert_file:
+        problems.append("--agent-key-file: does nothing without --agent-cert-file; give both")
+    for key in _FILES:
+        path = getattr(namespace, key)
+        if path is not None and not path.is_file():
+            problems.append(f"--{key.replace('_', '-')}: {path} is no file; allowed: a readable file")
+    given = [key for key in _ALL if getattr(namespace, key) is not None]
+    if given and namespace.agent is None:
+        problems.append(f"--{given[0].replace('_', '-')}: does nothing without --agent; give both")
+    return problems
+
+
+def agent_access(namespace: argparse.Namespace) -> "AgentAccess":
+    """What they come to, where there is no problem."""
+    from exporter.cost.node_report import AgentAccess
+
+    return AgentAccess(
+        username=namespace.agent_username or "",
+        password_file=namespace.agent_password_file,
+        ca_file=namespace.agent_ca_file,
+        cert_file=namespace.agent_cert_file,
+        key_file=namespace.agent_key_file,
+        skip_verify=bool(namespace.agent_skip_verify),
+    )
+
+
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415
 
-import argparse
-from pathlib import Path
-
-from exporter.cli.agent_access import access_problems, add_agent_access, agent_access
-from exporter.cli.base import Commands, Parser, add_output, add_timezone, command, refuse
-from exporter.cli.focus import FOCUS_FLAGS, add_focus_options
-from exporter.cli.output import check_output, output
-from exporter.config.prometheus_options import PROMETHEUS_OPTIONS, add_prometheus_options
 
 _AGENT_FORMATS, _AGENT_BY = ("table", "csv", "json"), ("owner", "namespace", "team", "model")
 _OF_A_FLEET = (
@@ -137,13 +207,13 @@ def _report(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     if namespace.agent is not None:
         refuse((*problems, *_not_of_a_node(namespace)))
         return _of_a_node(namespace)
-    from exporter.cli.fleet_report import run
+    from exporter.cli.fleet import run
 
     return run(namespace, problems)
 
 
 def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
-    from exporter.report.fleet.values import LABEL, label_problem
+    from exporter.cost.ledger import LABEL, label_problem
 
     problems = [
         f"--{key.replace('_', '-')}: is for a fleet, and --agent tells of one node; leave out one of them"
@@ -161,12 +231,12 @@ def _not_of_a_node(namespace: argparse.Namespace) -> list[str]:
 
 
 def _of_a_node(namespace: argparse.Namespace) -> int:
+    from exporter.cost.document import label_keys
+    from exporter.cost.ledger import LABEL
+    from exporter.cost.node_report import base_address, fetch
+    from exporter.cost.node_report import read as read_node
+    from exporter.cost.node_report_render import write
     from exporter.errors import ConfigError
-    from exporter.report.agent_client import base_address, fetch
-    from exporter.report.fleet.values import LABEL
-    from exporter.report.lines import label_keys
-    from exporter.report.node_report import read as read_node
-    from exporter.report.write import write
 
     check_output(namespace.output)
     base, access = base_address(namespace.agent), agent_access(namespace)

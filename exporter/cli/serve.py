@@ -10,9 +10,9 @@ import os
 import time
 from importlib.util import find_spec
 
-from exporter.cli.base import Commands, add_options, command
+from exporter.cli.common import Commands, add_options, command
+from exporter.config.options import SERVE_OPTIONS
 from exporter.config.prometheus_options import PROMETHEUS_OPTIONS
-from exporter.config.serve_options import SERVE_OPTIONS
 from exporter.errors import ExporterError
 
 LOG = logging.getLogger("exporter.cli")
@@ -37,12 +37,12 @@ def add(commands: Commands) -> None:
 
 
 def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
-    from exporter.config import logs
-    from exporter.report.service.settings import load_settings
+    from exporter.config import resolve
+    from exporter.service.settings import load_settings
 
     flags = {name: value for name, value in vars(namespace).items() if name not in {"command", "run"}}
     settings = load_settings(flags, os.environ, extra=problems)
-    logs.configure(settings.log_format, settings.log_level)
+    resolve.configure(settings.log_format, settings.log_level)
     for warning in settings.warnings:
         LOG.warning(warning)
     lacking = [name for name in _EXTRA if find_spec(name) is None]
@@ -51,6 +51,6 @@ def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
             f"serve needs {' and '.join(lacking)}, which this installation lacks: take the image of the cost service,"
             " or pip install gpu-cost-exporter[report]"
         )
-    from exporter.report.service.run import serve
+    from exporter.service.run import serve
 
     return asyncio.run(serve(settings, time.time))

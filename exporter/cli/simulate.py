@@ -1,18 +1,170 @@
 """`simulate`: nodes that do not exist."""
 
-# Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
-# ruff: noqa: PLC0415
-
 import argparse
 import asyncio
+import json
+import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from exporter.cli.base import Commands, Parser, command, refuse
-from exporter.cli.simulate_fleet import add_fleet
-from exporter.errors import ConfigError
+from exporter.cli.common import Commands, Parser, command, refuse, stdout
+from exporter.errors import ConfigError, ExporterError
+
+if TYPE_CHECKING:
+    from gpu_simulator.fleet_plan import FleetPlan
+
+# Imports inside functions keep `--help` and `--version` fast.
+# ruff: noqa: PLC0415
+
+
+_HOUR_SECONDS = 3600
+_EPILOG = (
+    "openmetrics: for promtool tsdb create-blocks-from --max-block-duration=768h openmetrics FILE DIR."
+    " import: for VictoriaMetrics, POST /api/v1/import/prometheus."
+    " The same options give the same fleet. Exit code: 0, 1 if a file cannot be written, 2 for a wrong flag."
+)
+
+
+def add_fleet(kinds: Commands) -> None:
+    """Add the command."""
+    parser = command(
+        kinds, "fleet", "Write the recorded series of a fleet that does not exist, for reports to be tried on."
+    )
+    parser.epilog = _EPILOG
+    parser.add_argument("--nodes", required=True, type=int, metavar="N", help="how many nodes")
+    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs of a node [default: 8]")
+    parser.add_argument("--days", type=int, default=30, metavar="N", help="how many days [default: 30]")
+    parser.add_argument("--end", metavar="TIME", help="a whole hour, as 2026-10-01T14:00Z [default: the last one]")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="another number, another fleet [default: 1]")
+    parser.add_argument("--clusters", default="", metavar="NAMES", help="as east,west [default: one without a name]")
+    parser.add_argument(
+        "--currencies", default="USD", metavar="CODES", help="of prices; the first is the usual one [default: USD]"
+    )
+    parser.add_argument(
+        "--one-shot",
+        type=float,
+        default=0.05,
+        metavar="RATIO",
+        help="part of the short tasks that are Jobs of a name of their own, 0-1 [default: 0.05]",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="CSV file of pods that short tasks are drawn from")
+    parser.add_argument("--ledger-only", action="store_true", help="leave out prices and use of single devices")
+    parser.add_argument(
+        "--format", choices=("openmetrics", "import"), default="openmetrics", help="see below [default: openmetrics]"
+    )
+    parser.add_argument("--output", required=True, metavar="FILE", help="file for the series; -: standard output")
+    parser.add_argument("--truth", type=Path, metavar="FILE", help="JSON file for the totals by day and owner")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="at work at once [default: all cores]"
+    )
+    parser.set_defaults(run=_write)
+
+
+def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
+    refuse(problems)
+    from gpu_simulator.fleet import Writing, write_fleet
+    from gpu_simulator.fleet_truth import truth_json
+
+    plan = _plan(namespace)
+    writing = Writing(
+        form=namespace.format, devices=not namespace.ledger_only, processes=min(namespace.processes, plan.nodes)
+    )
+    with _output(namespace.output) as stream:
+        truth = write_fleet(plan, stream, writing, _progress(plan.nodes))
+    if namespace.truth is not None:
+        with _output(str(namespace.truth)) as stream:
+            json.dump(truth_json(truth), stream)
+    if namespace.output != "-":
+        owned = truth.capacity_seconds / _HOUR_SECONDS
+        sys.stdout.write(
+            f"SIMULATED FLEET: nothing in {namespace.output} is real\n"
+            f"{plan.nodes} nodes, {plan.nodes * plan.gpus_per_node} GPUs, {_time(plan.start_seconds)} to"
+            f" {_time(plan.end_seconds)}, {owned:,.1f} GPU-hours\n"
+        )
+    return 0
+
+
+def _plan(namespace: argparse.Namespace) -> "FleetPlan":
+    from exporter.config.types import CURRENCIES
+    from gpu_simulator.fleet_owners import read_trace
+    from gpu_simulator.fleet_plan import FleetPlan
+
+    currencies = tuple(namespace.currencies.split(","))
+    unknown = [code for code in currencies if code not in CURRENCIES]
+    if unknown:
+        raise ConfigError(f"--currencies: {unknown[0]!r}; allowed: codes of ISO 4217, as USD,EUR")
+    return FleetPlan(
+        nodes=namespace.nodes,
+        gpus_per_node=namespace.gpus,
+        days=namespace.days,
+        end_seconds=_end(namespace.end),
+        seed=namespace.seed,
+        clusters=tuple(namespace.clusters.split(",")),
+        currencies=currencies,
+        one_shot_ratio=namespace.one_shot,
+        trace=read_trace(namespace.trace) if namespace.trace is not None else (),
+    )
+
+
+def _end(text: str | None) -> int:
+    from gpu_simulator.fleet_plan import RECORDED_AFTER_SECONDS
+
+    if text is None:
+        return int(time.time() - RECORDED_AFTER_SECONDS) // _HOUR_SECONDS * _HOUR_SECONDS
+    try:
+        moment = datetime.fromisoformat(text.upper())
+        seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise ConfigError(f"--end: {text!r}; allowed: a whole hour UTC, as 2026-10-01T14:00Z") from None
+    if seconds % _HOUR_SECONDS:
+        raise ConfigError(f"--end: {text}; allowed: a whole hour UTC, as 2026-10-01T14:00Z")
+    return int(seconds)
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%MZ")
+
+
+@contextmanager
+def _output(name: str) -> Iterator[TextIO]:
+    """A file that is there when it is whole."""
+    if name == "-":
+        with stdout() as stream:
+            yield stream
+        return
+    file = Path(name)
+    part = file.with_name(f"{file.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            yield stream
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ExporterError(f"{file}: cannot write: {error.strerror}; give it room, or another file") from None
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _progress(nodes: int) -> Callable[[int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def told(done: int) -> None:
+        sys.stderr.write(f"\r{done} of {nodes} nodes" + ("\n" if done == nodes else ""))
+        sys.stderr.flush()
+
+    return told
+
+
+# Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
+# ruff: noqa: PLC0415
 
 
 def add(commands: Commands) -> None:
@@ -42,7 +194,7 @@ def _add_simulations(parser: Parser) -> None:
 
 def _list_scenarios(_namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.simulator import scenario
+    from gpu_simulator import scenario
 
     sys.stdout.writelines(f"{name}\n" for name in scenario.shipped())
     return 0
@@ -50,7 +202,7 @@ def _list_scenarios(_namespace: argparse.Namespace, problems: tuple[str, ...]) -
 
 def _check_scenario(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.simulator import scenario
+    from gpu_simulator import scenario
 
     plan = scenario.load(namespace.scenario)
     truth = plan.at(0.0)
@@ -76,8 +228,8 @@ def _run_node(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 
 
 async def _serve_node(name: str, directory: Path) -> int:
-    from exporter.simulator import scenario
-    from exporter.simulator.node import SimulatedNode
+    from gpu_simulator import scenario
+    from gpu_simulator.node import SimulatedNode
 
     plan = scenario.load(name)
     node = SimulatedNode(plan, directory, time.time)
@@ -99,6 +251,6 @@ async def _serve_node(name: str, directory: Path) -> int:
 
 def _run_stack(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from exporter.simulator import stack
+    from gpu_simulator import stack
 
     return int(stack.main(namespace.scenario))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporter.cli.base import Commands, Parser, command, refuse
+from exporter.cli.common import Commands, Parser, command, refuse
 from exporter.config.prometheus_options import add_prometheus_options
 
 _EPILOG = (

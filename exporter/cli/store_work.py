@@ -9,17 +9,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
-from exporter.cli.base import EXIT_PARTIAL, say, stdout
-from exporter.cli.progress import ProgressBar
+from exporter.cli.common import EXIT_PARTIAL, ProgressBar, say, stdout
 from exporter.config.prometheus_options import PrometheusSettings, prometheus_settings
+from exporter.cost import render_rows
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import DAY_SECONDS, Window, last_recorded
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.query_rows import LedgerSource
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import Closing, close_due_days
+from exporter.cost.store_schema import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayVersion, day_name, day_window
 from exporter.errors import ExporterError
-from exporter.report.fleet.prometheus import PrometheusClient
-from exporter.report.fleet.reading import PrometheusLedger
-from exporter.report.fleet.sources import LedgerSource
-from exporter.report.fleet.values import DAY_SECONDS, Window, last_recorded
-from exporter.report.render import words
-from exporter.report.store import Closing, DayStore, DayVersion, close_due_days
-from exporter.report.store.values import ALL_OF_A_DAY, HOURS_OF_A_DAY, day_name, day_window
 
 
 def backfill(namespace: argparse.Namespace) -> int:
@@ -121,7 +121,7 @@ def show_days(namespace: argparse.Namespace) -> int:
             notes = [f"version {day.version}"]
             notes += [f"{day.recorded_hours} of 24 hours"] if day.recorded_hours < HOURS_OF_A_DAY else []
             notes += ["simulated"] if day.simulated else []
-            notes += [f"reopened: {words.clean(day.reopened)}"] if day.reopened else []
+            notes += [f"reopened: {render_rows.clean(day.reopened)}"] if day.reopened else []
             stream.write(f"{day.window.label}  {', '.join(notes)}\n")
         stream.write(f"{len(days)} closed {'day' if len(days) == 1 else 'days'}\n")
     return 0
@@ -140,21 +140,21 @@ def history(namespace: argparse.Namespace) -> int:
 
 
 def _lines(version: DayVersion) -> Iterator[str]:
-    at = words.moment(version.closed_at_seconds)
-    by = f" by {words.clean(version.closed_by)}" if version.closed_by else ""
-    yield f"version {version.number}: closed {at}{by}, read from {words.clean(version.engine)}"
+    at = render_rows.moment(version.closed_at_seconds)
+    by = f" by {render_rows.clean(version.closed_by)}" if version.closed_by else ""
+    yield f"version {version.number}: closed {at}{by}, read from {render_rows.clean(version.engine)}"
     if version.reason:
-        yield f"  why: {words.clean(version.reason)}"
+        yield f"  why: {render_rows.clean(version.reason)}"
     figures = version.figures
     money = "".join(
-        f", {words.decimal(money.total, 2)} {code} ({words.decimal(money.idle, 2)} idle)"
+        f", {render_rows.decimal(money.total, 2)} {code} ({render_rows.decimal(money.idle, 2)} idle)"
         for code, money in sorted(figures.money.items())
     )
-    hours = words.decimal(figures.allocated_seconds / words.HOUR, 1)
+    hours = render_rows.decimal(figures.allocated_seconds / render_rows.HOUR, 1)
     yield f"  {version.lines} lines, {hours} GPU-hours{money}"
     few = {name: count for name, count in version.recorded_hours.items() if count < HOURS_OF_A_DAY}
     for name, count in sorted(few.items()):
-        yield f"  {count} of 24 hours were recorded{f' of cluster {words.clean(name)}' if name else ''}"
+        yield f"  {count} of 24 hours were recorded{f' of cluster {render_rows.clean(name)}' if name else ''}"
 
 
 def check(namespace: argparse.Namespace) -> int:

@@ -1,10 +1,16 @@
 """dcgm-exporter's flags and variables in one table: what each becomes here, and how its command line is read."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-PREFIX = "DCGM_EXPORTER_"
+from exporter.attribution import owners
+from exporter.config.types import LABEL, format_duration
+from exporter.metrics.dcgm_names import PREFIX, TAKEN
+
+ENV_PREFIX = "DCGM_EXPORTER_"
 Form = Literal["text", "list", "switch", "milliseconds"]
 
 
@@ -59,7 +65,7 @@ def _none(name: str, instead: str, *shorts: str, env: str = "", form: Form = "te
 
 
 def _env(name: str) -> str:
-    return PREFIX + name.upper().replace("-", "_")
+    return ENV_PREFIX + name.upper().replace("-", "_")
 
 
 EXTRA_RESOURCES = _own("nvidia-resource-names", "gpu-resources", env="NVIDIA_RESOURCE_NAMES", form="list")
@@ -72,8 +78,8 @@ TABLE: tuple[Setting, ...] = (
     _own("collectors", "collectors", "-f"),
     _none("configmap-data", "mount the ConfigMap and name its file with --collectors", "-m"),
     _none("config-file", "a file of dcgm-exporter's: name its CSV with --collectors; --config is this agent's"),
-    _own("address", "listen", "-a", env=f"{PREFIX}LISTEN"),
-    _own("collect-interval", "sample-interval", "-c", env=f"{PREFIX}INTERVAL", form="milliseconds"),
+    _own("address", "listen", "-a", env=f"{ENV_PREFIX}LISTEN"),
+    _own("collect-interval", "sample-interval", "-c", env=f"{ENV_PREFIX}INTERVAL", form="milliseconds"),
     _own("kubernetes", "attribution", "-k", form="switch"),
     POD_LABELS,
     LABEL_PATTERNS,
@@ -85,16 +91,16 @@ TABLE: tuple[Setting, ...] = (
     _own("pod-resources-kubelet-socket", "kubelet-socket", env="DCGM_POD_RESOURCES_KUBELET_SOCKET"),
     JOB_MAPPING,
     _own("remote-hostengine-info", "dcgm-address", "-r", env="DCGM_REMOTE_HOSTENGINE_INFO"),
-    _none("devices", "every GPU and instance is measured", "-d", env=f"{PREFIX}DEVICES_STR", unset="f"),
-    _none("switch-devices", "NVSwitches are not measured", "-s", env=f"{PREFIX}OTHER_DEVICES_STR", unset="f"),
-    _none("cpu-devices", "CPUs are not measured", "-p", env=f"{PREFIX}CPU_DEVICES_STR", unset="f"),
+    _none("devices", "every GPU and instance is measured", "-d", env=f"{ENV_PREFIX}DEVICES_STR", unset="f"),
+    _none("switch-devices", "NVSwitches are not measured", "-s", env=f"{ENV_PREFIX}OTHER_DEVICES_STR", unset="f"),
+    _none("cpu-devices", "CPUs are not measured", "-p", env=f"{ENV_PREFIX}CPU_DEVICES_STR", unset="f"),
     _own("use-old-namespace", "dcgm-old-labels", "-o", form="switch"),
     _own("no-hostname", "hostname-label", "-n", form="switch", turns="none"),
     _own("replace-blanks-in-model-name", "dcgm-model-hyphens", "--rbmn", form="switch"),
     _own("xid-count-window-size", "xid-count-window", "-x", form="milliseconds"),
     _own("clock-events-count-window-size", "clock-events-window", form="milliseconds"),
     _own("web-config-file", "web-config"),
-    _none("web-systemd-socket", "give an address with --listen", env=f"{PREFIX}SYSTEMD_SOCKET", form="switch"),
+    _none("web-systemd-socket", "give an address with --listen", env=f"{ENV_PREFIX}SYSTEMD_SOCKET", form="switch"),
     _none("web-read-timeout", "not to be set", unset="10s"),
     _none("web-write-timeout", "not to be set: a scrape takes milliseconds", unset="30s"),
     _none("max-concurrent-scrapes", "not to be set: a scrape reads no driver"),
@@ -115,7 +121,7 @@ TABLE: tuple[Setting, ...] = (
     _always("dump-directory", _IN_STEP, form="text"),
     _always("dump-retention", _IN_STEP, form="text"),
     _always("dump-compression", _IN_STEP),
-    _none("fake-gpus", "--simulate demo shows a whole node", env=f"{PREFIX}USE_FAKE_GPUS", form="switch"),
+    _none("fake-gpus", "--simulate demo shows a whole node", env=f"{ENV_PREFIX}USE_FAKE_GPUS", form="switch"),
     _always("disable-startup-validate", "no missing driver stops the start", env="DISABLE_STARTUP_VALIDATE"),
     Setting(env="NODE_NAME", key="node-name"),
 )
@@ -173,3 +179,219 @@ def take(words: Sequence[str], ours: frozenset[str]) -> tuple[list[str], list[Gi
 def _setting(word: str) -> Setting | None:
     name = word.partition("=")[0]
     return _BY_FLAG.get(name) or (_BY_FLAG.get(f"-{name}") if len(name) > _SHORT else None)
+
+
+# Kubernetes puts variables for every Service into its namespace's pods; one named dcgm-exporter looks like our prefix.
+SERVICE_LINK = re.compile(r".*?(^|_)(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+# Files of its image; our default set has the same metrics, so that one of them that is missing is no mistake.
+_ITS_FILES = frozenset(
+    Path("/etc/dcgm-exporter", name)
+    for name in ("default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv")
+)
+_GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_GO_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+_SAYS_NOTHING = frozenset({"", "0", "f", "false", "none"})
+_LITERAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_LIKELY_SECONDS = 1000
+_MOST_DIGITS = 15
+_BOUNDS = {
+    "sample-interval": (200, 300_000, "sampling every"),
+    "xid-count-window": (1000, 3_600_000, "counting over"),
+    "clock-events-window": (1000, 3_600_000, "counting over"),
+}
+"""Least and most milliseconds of our options, and what they do."""
+
+
+@dataclass(slots=True)
+class Translation:
+    """What dcgm-exporter's settings come to here."""
+
+    values: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By option key: the name that was written, and the text in this agent's form."""
+    resources: list[tuple[str, str]] = field(default_factory=list)
+    """Name and text of resource names that are added to ours."""
+    warnings: list[str] = field(default_factory=list)
+    """One line each."""
+
+
+def translate(
+    environ: Mapping[str, str], flags: Sequence[Given] = (), ours: frozenset[str] = frozenset()
+) -> Translation:
+    """Translate flags and, where a setting has none, its variable.
+
+    A text that cannot be translated is passed on as it is, so that the option's own check refuses it.
+
+    Args:
+        environ: The process environment.
+        flags: Of the command line, in their order.
+        ours: Keys of options that this agent's own flags and variables set: of these nothing is translated.
+    """
+    done = Translation()
+    settings = _settled(environ, flags)
+    for given in settings:
+        if given.setting.key not in ours or given.setting is EXTRA_RESOURCES:
+            _translate_one(given, done)
+    if "workload-manager" not in ours:
+        _settle_manager(settings, done)
+    if "pod-labels" not in ours and ours | done.values.keys() >= {"kube-metadata"}:
+        _tell_labels(settings, done)
+    _tell_others(settings, environ, done)
+    return done
+
+
+def image_file_warning(path: str) -> str:
+    """Why a collectors file need not be there; empty where it is there, or must be."""
+    if Path(path) not in _ITS_FILES or Path(path).exists():
+        return ""
+    return f"collectors: {path} is in dcgm-exporter's image only; its default set, which is built in, is used"
+
+
+def _settled(environ: Mapping[str, str], flags: Sequence[Given]) -> list[Given]:
+    """What counts of each setting, in the order of the table: of its flags the last, or all of a list."""
+    settled: list[Given] = []
+    for setting in TABLE:
+        own = [given for given in flags if given.setting is setting]
+        if not own and environ.get(setting.env):
+            own = [Given(setting=setting, origin=setting.env, text=environ[setting.env])]
+        if own:
+            text = ",".join(given.text for given in own) if setting.form == "list" else own[-1].text
+            settled.append(Given(setting=setting, origin=own[-1].origin, text=text))
+    return settled
+
+
+def _translate_one(given: Given, done: Translation) -> None:
+    setting, text = given.setting, given.text
+    if setting is EXTRA_RESOURCES:
+        done.resources.append((given.origin, text))
+    elif setting is LABEL_PATTERNS:
+        return  # only with the switch that goes with it
+    elif setting.turns:
+        if _switch(text) == "on":
+            done.values[setting.key] = (given.origin, setting.turns)
+        elif _switch(text) != "off":
+            done.values[setting.key] = (given.origin, text)
+    elif setting.key:
+        done.values[setting.key] = (given.origin, _text(given, done.warnings))
+
+
+def _text(given: Given, warnings: list[str]) -> str:
+    if given.setting.form == "milliseconds":
+        return _milliseconds(given, warnings)
+    return _switch(given.text) if given.setting.form == "switch" else given.text
+
+
+def _switch(text: str) -> str:
+    if text in _GO_TRUE:
+        return "on"
+    return "off" if text in _GO_FALSE else text
+
+
+def _milliseconds(given: Given, warnings: list[str]) -> str:
+    text = given.text.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        return given.text
+    least, most, does = _BOUNDS[given.setting.key]
+    milliseconds = int(text)
+    used = min(max(milliseconds, least), most)
+    if milliseconds < _LIKELY_SECONDS:
+        meant = f"; {milliseconds}000 would be {milliseconds} s" if milliseconds else ""
+        warnings.append(
+            f"{given.origin}: {milliseconds} is in milliseconds; {does} {format_duration(used / 1000)}{meant}"
+        )
+    elif milliseconds > most:
+        warnings.append(
+            f"{given.origin}: {milliseconds} ms is above the maximum; {does} {format_duration(used / 1000)}"
+        )
+    return f"{used}ms"
+
+
+def _settle_manager(settings: Iterable[Given], done: Translation) -> None:
+    """Jobs where it maps jobs and no pods; and without pods there is nothing to ask their API for."""
+    kubernetes = done.values.get("attribution", ("", ""))[1]
+    job_mapping = next((given for given in settings if given.setting is JOB_MAPPING), None)
+    if job_mapping and kubernetes != "on":
+        done.values["workload-manager"] = (job_mapping.origin, "slurm")
+        done.values.pop("attribution", None)  # which is the kubelet's there, and the jobs' here
+    if kubernetes == "off" or "workload-manager" in done.values:
+        done.values.pop("kube-metadata", None)
+
+
+def _tell_labels(settings: Iterable[Given], done: Translation) -> None:
+    """Pod labels are asked for by pattern there, and by name here."""
+    asked = next((given for given in settings if given.setting is POD_LABELS), None)
+    if asked is None or _switch(asked.text) != "on":
+        return
+    patterns = next((given for given in settings if given.setting is LABEL_PATTERNS), None)
+    keys, unclear = _label_keys(patterns.text if patterns else "")
+    if patterns and keys:
+        done.values["pod-labels"] = (patterns.origin, ",".join(keys[: owners.MAX_KEYS]))
+        unclear += keys[owners.MAX_KEYS :]
+    left_out = f"; left out: {', '.join(unclear)}" if unclear else ""
+    done.warnings.append(
+        f"{asked.origin}: labels are shown once, on gpu_pod_info, and only those that --pod-labels names, at most"
+        f" {owners.MAX_KEYS}{left_out}"
+    )
+
+
+def _label_keys(patterns: str) -> tuple[list[str], list[str]]:
+    """Keys that patterns name letter by letter, and the patterns that name none."""
+    keys: list[str] = []
+    unclear: list[str] = []
+    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+        inner = pattern.removeprefix("^").removesuffix("$")
+        if inner.startswith("(") and inner.endswith(")"):
+            inner = inner[1:-1].removeprefix("?:")
+        names = [re.sub(r"\\([./-])", r"\1", name) for name in inner.split("|")]
+        if all(_LITERAL.fullmatch(name) for name in names):
+            keys += names
+        else:
+            unclear.append(pattern)
+    return list(dict.fromkeys(keys)), unclear
+
+
+def _tell_others(settings: Iterable[Given], environ: Mapping[str, str], done: Translation) -> None:
+    """One line that names what has no equivalent, and what to do instead."""
+    told = [
+        f"{given.origin} ({given.setting.instead})"
+        for given in settings
+        if given.setting.instead and given.text != given.setting.unset and given.text.lower() not in _SAYS_NOTHING
+    ]
+    known = {setting.env for setting in TABLE}
+    told += [
+        name
+        for name, value in sorted(environ.items())
+        if name.startswith(ENV_PREFIX)
+        and name not in known
+        and value.lower() not in _SAYS_NOTHING
+        and not SERVICE_LINK.fullmatch(name.removeprefix(ENV_PREFIX[:-1]))
+    ]
+    if told:
+        done.warnings.append(f"of dcgm-exporter, without an equivalent here, not used: {', '.join(told)}")
+
+
+_NONE = "none"
+
+
+def settled(text: str | None, dcgm_names: str | None) -> str:
+    """Name of the label, empty for none: what was chosen, else what goes with the names of the metrics."""
+    if text is None:
+        return "hostname" if dcgm_names == "4.9" else "Hostname"
+    return "" if text == _NONE else text
+
+
+def _is_taken(text: str) -> bool:
+    return text in TAKEN or text.startswith(PREFIX)
+
+
+def _parse(text: str) -> object:
+    if _is_taken(text):
+        raise ValueError(text)
+    return LABEL.parse(text)
+
+
+def _why(text: str) -> str:
+    return "another label of these series has that name" if _is_taken(text) else ""
+
+
+# Two labels of one name on a line, and Prometheus refuses the whole page.
+HOSTNAME_LABEL = replace(LABEL, parse=_parse, allowed=f"{LABEL.allowed}; or {_NONE}", why=_why)

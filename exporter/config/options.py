@@ -1,11 +1,11 @@
 """Every option of the agent, one value each: flags, environment, file, help and defaults are made from this table."""
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from exporter.config import kinds
-from exporter.config.engine_address import DEFAULT_ADDRESS, ENGINE_ADDRESS
-from exporter.config.hostname_label import HOSTNAME_LABEL
-from exporter.config.kinds import Kind
+from exporter.config import types
+from exporter.config.dcgm_flags import HOSTNAME_LABEL
+from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, Kind
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
 
@@ -41,21 +41,21 @@ class Option:
 
 LOG_FORMAT = Option(
     key="log-format",
-    kind=kinds.choice("text", "json"),
+    kind=types.choice("text", "json"),
     default="text",
     group=RUN,
     help="Form of the log on standard error; one line per event either way.",
 )
 LOG_LEVEL = Option(
     key="log-level",
-    kind=kinds.choice("debug", "info", "warning", "error"),
+    kind=types.choice("debug", "info", "warning", "error"),
     default="info",
     group=RUN,
     help="Least severe event that is logged.",
 )
 WEB_CONFIG = Option(
     key="web-config",
-    kind=kinds.PATH,
+    kind=types.PATH,
     default=None,
     default_note="plain HTTP, no passwords",
     group=SERVE,
@@ -65,7 +65,7 @@ WEB_CONFIG = Option(
 OPTIONS: tuple[Option, ...] = (
     Option(
         key="listen",
-        kind=kinds.LISTEN,
+        kind=types.LISTEN,
         default=":9400",
         group=SERVE,
         help="Address of the page, the metrics and the API; no host means every interface, IPv6 in brackets.",
@@ -73,21 +73,21 @@ OPTIONS: tuple[Option, ...] = (
     WEB_CONFIG,
     Option(
         key="release-seconds",
-        kind=kinds.duration(1, 3600),
+        kind=types.duration(1, 3600),
         default="60s",
         group=SERVE,
         help="How long SIGUSR1 or POST /-/release closes the driver, so that a GPU reset or driver upgrade can pass.",
     ),
     Option(
         key="sample-interval",
-        kind=kinds.duration(0.2, 300),
+        kind=types.duration(0.2, 300),
         default="1s",
         group=SAMPLE,
         help="Time between two readings of the driver. Prometheus' scrape interval is independent of it.",
     ),
     Option(
         key="source",
-        kind=kinds.choice("auto", "nvml", "dcgm"),
+        kind=types.choice("auto", "nvml", "dcgm"),
         default="auto",
         group=SAMPLE,
         help="Where readings come from: NVML and, where dcgm-address is given, DCGM beside it (auto); or one alone.",
@@ -102,7 +102,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="idle-threshold",
-        kind=kinds.RATIO,
+        kind=types.RATIO,
         default="0.05",
         unit="ratio of the device",
         group=SAMPLE,
@@ -110,42 +110,42 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="attribution",
-        kind=kinds.SWITCH,
+        kind=types.SWITCH,
         default="on",
         group=ATTRIBUTE,
         help="Ask the kubelet which pod holds which device.",
     ),
     Option(
         key="kubelet-socket",
-        kind=kinds.SOCKET,
+        kind=types.SOCKET,
         default="/var/lib/kubelet/pod-resources/kubelet.sock",
         group=ATTRIBUTE,
         help="The kubelet's pod-resources socket. In a container mount its directory, never the socket itself.",
     ),
     Option(
         key="kubelet-interval",
-        kind=kinds.duration(1, 300),
+        kind=types.duration(1, 300),
         default="5s",
         group=ATTRIBUTE,
         help="Time between two questions to the kubelet.",
     ),
     Option(
         key="attribution-expiry",
-        kind=kinds.duration(5, 3600),
+        kind=types.duration(5, 3600),
         default="60s",
         group=ATTRIBUTE,
         help="How long the kubelet's last answer holds while it cannot be asked; after that allocation is unknown.",
     ),
     Option(
         key="gpu-resources",
-        kind=kinds.RESOURCES,
+        kind=types.RESOURCES,
         default="nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*,volcano.sh/vgpu-number",
         group=ATTRIBUTE,
         help="Extended resources that are GPUs, as names or patterns. NVIDIA_RESOURCE_NAMES adds to them.",
     ),
     Option(
         key="node-name",
-        kind=kinds.NAME,
+        kind=types.NAME,
         default=None,
         default_note="$NODE_NAME, else the host name",
         group=ATTRIBUTE,
@@ -153,28 +153,28 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="proc-root",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default="/proc",
         group=ATTRIBUTE,
         help="Where the host's /proc is: tells which pod a process belongs to. Needs the host's PID namespace.",
     ),
     Option(
         key="pod-log-root",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default="/var/log/pods",
         group=ATTRIBUTE,
         help="Where the kubelet keeps pod logs; only the directories' names are read, to name a pod by its uid.",
     ),
     Option(
         key="workload-manager",
-        kind=kinds.choice("kubernetes", "slurm", "host"),
+        kind=types.choice("kubernetes", "slurm", "host"),
         default="kubernetes",
         group=ATTRIBUTE,
         help="Who gives out this node's GPUs: pods by the kubelet, Slurm's jobs, or nobody: users and systemd units.",
     ),
     Option(
         key="job-mapping-dir",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="jobs by their processes' cgroups alone",
         group=ATTRIBUTE,
@@ -182,7 +182,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="kube-metadata",
-        kind=kinds.SWITCH,
+        kind=types.SWITCH,
         default="off",
         group=OWN,
         default_note="off; on for a simulated node",
@@ -190,7 +190,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="kubeconfig",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="the service account's in a pod, else $KUBECONFIG or ~/.kube/config",
         group=OWN,
@@ -198,21 +198,21 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="kube-start-jitter",
-        kind=kinds.duration(0, 600),
+        kind=types.duration(0, 600),
         default="60s",
         group=OWN,
         help="The first question to the API comes at a random time within this, so that a fleet does not ask at once.",
     ),
     Option(
         key="team-keys",
-        kind=kinds.KEYS,
+        kind=types.KEYS,
         default="team,owner,project,cost-center,costcenter,cost_center,department",
         group=OWN,
         help="Labels or annotations that name the team; the first found on the pod, then on its namespace.",
     ),
     Option(
         key="cost-labels",
-        kind=kinds.LABEL_KEYS,
+        kind=types.LABEL_KEYS,
         default=None,
         default_note="none",
         group=OWN,
@@ -220,14 +220,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="namespace-teams",
-        kind=kinds.SWITCH,
+        kind=types.SWITCH,
         default="on",
         group=OWN,
         help="Look for a team and cost labels on the namespace too; needs the right to get namespaces.",
     ),
     Option(
         key="pod-labels",
-        kind=kinds.KEYS,
+        kind=types.KEYS,
         default=None,
         default_note="none",
         group=OWN,
@@ -235,7 +235,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="pod-annotations",
-        kind=kinds.KEYS,
+        kind=types.KEYS,
         default=None,
         default_note="none",
         group=OWN,
@@ -243,14 +243,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="reservation-namespaces",
-        kind=kinds.KEYS,
+        kind=types.KEYS,
         default="kai-resource-reservation,runai-reservation",
         group=OWN,
         help="Namespaces of the pods that hold GPUs for fractions of KAI or Run:ai.",
     ),
     Option(
         key="collectors",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="dcgm-exporter's default set",
         group=SHOW,
@@ -259,7 +259,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="dcgm-names",
-        kind=kinds.choice("legacy", "4.9"),
+        kind=types.choice("legacy", "4.9"),
         default="legacy",
         group=SHOW,
         help="Spelling of the default set: names up to dcgm-exporter 4.8, or those from 4.9 on.",
@@ -274,42 +274,42 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="dcgm-pod-uid",
-        kind=kinds.SWITCH,
+        kind=types.SWITCH,
         default="off",
         group=SHOW,
         help="Add pod_uid to the DCGM_FI_* series of pods, where it is known.",
     ),
     Option(
         key="dcgm-old-labels",
-        kind=kinds.SWITCH,
+        kind=types.SWITCH,
         default="off",
         group=SHOW,
         help="Name labels of the DCGM_FI_* series uuid, container_name, pod_name, pod_namespace, as of old.",
     ),
     Option(
         key="dcgm-model-hyphens",
-        kind=kinds.SWITCH,
+        kind=types.SWITCH,
         default="off",
         group=SHOW,
         help="Write modelName of the DCGM_FI_* series with hyphens for blanks: NVIDIA-H100-80GB-HBM3.",
     ),
     Option(
         key="xid-count-window",
-        kind=kinds.duration(1, 3600),
+        kind=types.duration(1, 3600),
         default="5m",
         group=SHOW,
         help="Span that DCGM_EXP_XID_ERRORS_COUNT counts in, where the collectors file asks for it.",
     ),
     Option(
         key="clock-events-window",
-        kind=kinds.duration(1, 3600),
+        kind=types.duration(1, 3600),
         default="5m",
         group=SHOW,
         help="Span that DCGM_EXP_CLOCK_EVENTS_COUNT counts in, where the collectors file asks for it.",
     ),
     Option(
         key="series-limit",
-        kind=kinds.count(100, 10_000_000),
+        kind=types.count(100, 10_000_000),
         default="20000",
         unit="series",
         group=SHOW,
@@ -317,14 +317,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="linger",
-        kind=kinds.duration(60, 86_400),
+        kind=types.duration(60, 86_400),
         default="5m",
         group=SHOW,
         help="How long a container's counters are shown after its end, so that Prometheus sees their last values.",
     ),
     Option(
         key="price-book",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="the bundled list prices",
         group=COST,
@@ -332,7 +332,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="instance-type",
-        kind=kinds.NAME,
+        kind=types.NAME,
         default=None,
         default_note="not known",
         group=COST,
@@ -340,7 +340,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="capacity-type",
-        kind=kinds.choice("on-demand", "spot", "reserved"),
+        kind=types.choice("on-demand", "spot", "reserved"),
         default=None,
         default_note="not known",
         group=COST,
@@ -348,7 +348,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="region",
-        kind=kinds.NAME,
+        kind=types.NAME,
         default=None,
         default_note="not known",
         group=COST,
@@ -356,7 +356,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="state-dir",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="nothing is kept",
         group=RUN,
@@ -364,7 +364,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="lock-dir",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default="/run/gpu-cost-exporter",
         group=RUN,
         help="Directory of the host with the lock by which one agent per node writes the ledger; made where it is "
@@ -372,14 +372,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="state-interval",
-        kind=kinds.duration(1, 300),
+        kind=types.duration(1, 300),
         default="5s",
         group=RUN,
         help="Time between two saves of the ledger; counters show what has been saved.",
     ),
     Option(
         key="simulate",
-        kind=kinds.NAME,
+        kind=types.NAME,
         default=None,
         default_note="the real node",
         group=RUN,
@@ -387,7 +387,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="simulate-hour",
-        kind=kinds.duration(1, 3600),
+        kind=types.duration(1, 3600),
         default="1h",
         group=RUN,
         help="How long an hour of the activity windows of a simulated node lasts: demonstrations need not.",
@@ -397,3 +397,113 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 BY_KEY = {option.key: option for option in OPTIONS}
+
+
+BOOKS = "Reading and keeping"
+
+
+def _parse_url(text: str) -> str:
+    url = urlsplit(text.strip())
+    if url.scheme not in {"http", "https"} or not url.hostname or url.query or url.fragment or url.username:
+        raise ValueError(text)
+    _ = url.port  # ValueError where it is none
+    if any(part in {".", ".."} for part in url.path.split("/")) or any(mark in url.path for mark in "{}%\\"):
+        raise ValueError(text)
+    return text.strip().rstrip("/")
+
+
+def _parse_days(text: str) -> int:
+    number = text.strip().removesuffix("d")
+    if number == text.strip() or not (number.isascii() and number.isdecimal()) or not 0 <= int(number) <= _MOST_DAYS:
+        raise ValueError(text)
+    return int(number)
+
+
+def _parse_currency(text: str) -> str:
+    if text.strip() not in CURRENCIES:
+        raise ValueError(text)
+    return text.strip()
+
+
+_MOST_DAYS = 3650
+URL = Kind(
+    parse=_parse_url,
+    noun="an address",
+    allowed="http:// or https:// with a host, a port and a path if need be, no password and no query",
+    metavar="URL",
+)
+CURRENCY = Kind(parse=_parse_currency, noun="a currency", allowed="an ISO 4217 code such as USD or EUR", metavar="CODE")
+DAYS = Kind(parse=_parse_days, noun="a number of days", allowed="0d to 3650d", metavar="DAYS")
+
+SERVE_OPTIONS: tuple[Option, ...] = (
+    Option(
+        key="listen",
+        kind=types.LISTEN,
+        default=":9401",
+        group=SERVE,
+        help="Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets.",
+    ),
+    WEB_CONFIG,
+    Option(
+        key="external-url",
+        kind=URL,
+        default=None,
+        default_note="links are relative to the host",
+        group=SERVE,
+        help="Where people reach the service, for links; its path is the prefix behind a proxy, as /cost.",
+    ),
+    Option(
+        key="title",
+        kind=types.NAME,
+        default="GPU cost",
+        group=SERVE,
+        help="Head of every page.",
+    ),
+    Option(
+        key="store",
+        kind=types.PATH,
+        default=None,
+        default_note="only what Prometheus still has",
+        group=BOOKS,
+        help="File that keeps closed days (SQLite); made where there is none. One service writes to it.",
+    ),
+    Option(
+        key="budgets",
+        kind=types.PATH,
+        default=None,
+        default_note="no budgets",
+        group=BOOKS,
+        help="YAML file of budgets; read again at SIGHUP.",
+    ),
+    Option(
+        key="currency",
+        kind=CURRENCY,
+        default=None,
+        default_note="the only currency; with several each request must name one",
+        group=BOOKS,
+        help="Currency of OpenCost's API where a request names none, since clients of OpenCost never do.",
+    ),
+    Option(
+        key="timezone",
+        kind=types.ZONE,
+        default="UTC",
+        group=BOOKS,
+        help="Time zone of the days, weeks and months that a period names; it differs from UTC by whole hours.",
+    ),
+    Option(
+        key="refresh-interval",
+        kind=types.duration(10, 86_400),
+        default="5m",
+        group=BOOKS,
+        help="Time between two looks for newer hours, budgets and days to close.",
+    ),
+    Option(
+        key="history",
+        kind=DAYS,
+        default="90d",
+        group=BOOKS,
+        help="How many days back the store is filled from Prometheus, as far as that has them.",
+    ),
+    LOG_FORMAT,
+    LOG_LEVEL,
+)

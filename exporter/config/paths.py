@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from exporter.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exporter.exposition.collectors_file import Collectors
+    from exporter.metrics.collectors_file import Collectors
 
 COLLECTOR_PRESETS = ("wide",)
 """Collectors files that the package has, by the name that stands for a path."""
@@ -65,12 +65,12 @@ def read_collectors(path: Path | None) -> "Collectors":
     Raises:
         ConfigError: With all mistakes of the file, each with its line, or that it cannot be read.
     """
-    from exporter.exposition import collectors_file  # noqa: PLC0415 - keeps `--help` fast
+    from exporter.metrics import collectors_file  # noqa: PLC0415 - keeps `--help` fast
 
     if path is None:
         return collectors_file.DEFAULT
     if str(path) in COLLECTOR_PRESETS:
-        text = files("exporter.exposition").joinpath(f"collectors-{path}.csv").read_text(encoding="utf-8")
+        text = files("exporter.metrics").joinpath(f"collectors-{path}.csv").read_text(encoding="utf-8")
         return collectors_file.parse(text, f"preset {path}")
     try:
         text = path.read_text(encoding="utf-8")

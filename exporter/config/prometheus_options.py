@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from exporter.config import kinds
-from exporter.config.kinds import Kind
+from exporter.config import types
 from exporter.config.options import Option
-from exporter.config.settle import CONFIG_ENV, settle
+from exporter.config.resolve import CONFIG_ENV, settle
+from exporter.config.types import Kind
 from exporter.errors import ConfigError
 
 GROUP = "Prometheus"
@@ -75,7 +75,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-token-file",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="no token",
         group=GROUP,
@@ -83,7 +83,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-username",
-        kind=kinds.NAME,
+        kind=types.NAME,
         default=None,
         default_note="no basic authentication",
         group=GROUP,
@@ -91,7 +91,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-password-file",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="none",
         group=GROUP,
@@ -99,7 +99,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-ca-file",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="the system's",
         group=GROUP,
@@ -107,7 +107,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-cert-file",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="none",
         group=GROUP,
@@ -115,7 +115,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-key-file",
-        kind=kinds.PATH,
+        kind=types.PATH,
         default=None,
         default_note="in the certificate's file",
         group=GROUP,
@@ -123,7 +123,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-skip-verify",
-        kind=kinds.SWITCH,
+        kind=types.SWITCH,
         default="off",
         group=GROUP,
         help="Do not check the server's certificate. Anybody in between can then read the token and change figures.",
@@ -138,28 +138,28 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         key="prometheus-timeout",
-        kind=kinds.duration(1, 3600),
+        kind=types.duration(1, 3600),
         default="60s",
         group=GROUP,
         help="How long one question may take; it is sent along, so that the server stops, too.",
     ),
     Option(
         key="prometheus-concurrency",
-        kind=kinds.count(1, 64),
+        kind=types.count(1, 64),
         default="4",
         group=GROUP,
         help="Questions at the same time.",
     ),
     Option(
         key="prometheus-retries",
-        kind=kinds.count(0, 20),
+        kind=types.count(0, 20),
         default="4",
         group=GROUP,
         help="How often a question is asked again after a timeout, an overload or a broken connection.",
     ),
     Option(
         key="cluster-label",
-        kind=kinds.LABEL,
+        kind=types.LABEL,
         default="cluster",
         group=GROUP,
         help="Label that tells clusters apart where one Prometheus has several.",
@@ -233,7 +233,7 @@ def settings_of(values: Mapping[str, Any], problems: list[str]) -> PrometheusSet
     )
 
 
-_FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is kinds.PATH)
+_FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is types.PATH)
 _NEEDED = tuple(option.key for option in PROMETHEUS_OPTIONS if option.default is not None)
 
 

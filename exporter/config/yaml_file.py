@@ -1,13 +1,153 @@
-"""The configuration file: a flat YAML mapping, read so that every mistake can name its line."""
+"""Mappings of a YAML file, read field by field so that every mistake can name its line and its key."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
 import yaml
 
-from exporter.config.yaml_fields import compose
+_NULL = "tag:yaml.org,2002:null"
+_MOST_CHARACTERS = 500
+_MOST_NODES = 500_000
+
+
+def compose(text: str, path: str) -> tuple[yaml.Node | None, str]:
+    """The file's root, ``None`` where it is empty, and the one line that says why it is no YAML; empty where it is."""
+    try:
+        # Composing, not loading: scalars stay what the user wrote and carry their line.
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        is_alias = "alias" in f"{error.context} {error.problem}"
+        hint = "; put text that begins with * in quotes" if is_alias else ""
+        return None, f"{path}:{line}: not YAML: {error.problem or error.context}{hint}"
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
+        return None, f"{path}: not YAML: {' '.join(str(error).split())}"
+    if root is not None and is_endless(root):
+        return None, f"{path}: aliases (*) make more than {_MOST_NODES:,} values of it; write them out"
+    return root, ""
+
+
+def is_endless(root: yaml.Node) -> bool:
+    """Whether aliases that lead to aliases, or back to themselves, make a file so much larger than it looks."""
+    waiting, seen = [root], 0
+    while waiting and seen <= _MOST_NODES:
+        node = waiting.pop()
+        seen += 1
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+    return seen > _MOST_NODES
+
+
+@dataclass(slots=True)
+class Fields:
+    """One mapping: each ``take_*`` reads a key, notes a mistake and then gives ``None``; ``finish`` refuses the rest.
+
+    ``place`` stands between line and key in messages, such as ``row 3: ``; ``problems`` is shared by a whole file.
+    """
+
+    node: yaml.MappingNode
+    path: str
+    place: str
+    problems: list[str]
+    _found: dict[str, yaml.Node] = field(default_factory=dict)
+    _lines: dict[str, int] = field(default_factory=dict)
+    _known: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Index the keys."""
+        for key_node, value_node in self.node.value:
+            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+            line = key_node.start_mark.line + 1
+            if key in self._found:
+                self.problems.append(
+                    f"{self.path}:{line}: {self.place}{key}: given twice, first in line {self._lines[key]}; keep one"
+                )
+                continue
+            self._found[key], self._lines[key] = value_node, line
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        """Every key, in the file's order."""
+        return iter(self._found)
+
+    def problem(self, key: str, words: str) -> None:
+        """Note a mistake at a key, or at the mapping where the key is missing."""
+        line = self._lines.get(key, self.node.start_mark.line + 1)
+        self.problems.append(f"{self.path}:{line}: {self.place}{key}: {words}")
+
+    def take(self, key: str) -> yaml.Node | None:
+        """The key's node."""
+        self._known.append(key)
+        return self._found.get(key)
+
+    def take_text(self, key: str, allowed: str = "one line of text", *, needed: bool = False) -> str | None:
+        """Text that is not empty; ``allowed`` says in words what belongs there."""
+        node = self.take(key)
+        if node is None:
+            if needed:
+                self.problem(key, f"missing; allowed: {allowed}")
+            return None
+        # A null would otherwise be the text "~" or "null", which asks for something that no node is.
+        is_text = isinstance(node, yaml.ScalarNode) and node.tag != _NULL
+        text = node.value.strip() if is_text else ""
+        if not text or not text.isprintable():
+            self.problem(key, f"empty, nested or not printable; allowed: {allowed}")
+            return None
+        if len(text) > _MOST_CHARACTERS:
+            self.problem(key, f"longer than {_MOST_CHARACTERS} characters; allowed: {allowed}")
+            return None
+        return str(text)
+
+    def take_number(self, key: str, allowed: str, low: float, high: float, *, needed: bool = False) -> float | None:
+        """A finite number from ``low`` to ``high``, both of which ``allowed`` tells in words."""
+        text = self.take_text(key, allowed, needed=needed)
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            self.problem(key, f"'{text}' is not a number in range; allowed: {allowed}")
+            return None
+        return value + 0.0  # -0.0 is 0.0
+
+    def take_choice(self, key: str, words: Collection[str], allowed: str, *, needed: bool = False) -> str | None:
+        """One of a few words."""
+        text = self.take_text(key, allowed, needed=needed)
+        if text is None or text in words:
+            return text
+        close = get_close_matches(text, words, n=1) or [word for word in words if word.lower() == text.lower()]
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        self.problem(key, f"'{text}' is not known; allowed: {allowed}{hint}")
+        return None
+
+    def take_mapping(self, key: str) -> "Fields | None":
+        """A mapping below the key."""
+        node = self.take(key)
+        if node is None:
+            return None
+        if not isinstance(node, yaml.MappingNode):
+            self.problem(key, "not a mapping; allowed: keys with values below it")
+            return None
+        return Fields(node, self.path, f"{self.place}{key}: ", self.problems)
+
+    def finish(self) -> None:
+        """Refuse every key that nobody asked for."""
+        for key in self._found:
+            if key in self._known:
+                continue
+            close = get_close_matches(key, self._known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(sorted(set(self._known)))}"
+            self.problem(key, f"unknown key; {hint}")
+
 
 _MOST_BYTES = 1 << 20
 

@@ -1,7 +1,6 @@
 """Looks whether a node is fit for the agent, and says what to mend."""
 
 from exporter.doctor.examine import Surroundings, examine, interval_seconds
-from exporter.doctor.finding import Finding, Level
-from exporter.doctor.report import worst, write_json, write_text
+from exporter.doctor.report import Finding, Level, worst, write_json, write_text
 
 __all__ = ["Finding", "Level", "Surroundings", "examine", "interval_seconds", "worst", "write_json", "write_text"]

@@ -2,17 +2,79 @@
 
 import asyncio
 import contextlib
+import json
+import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from exporter.config import AgentConfig
-from exporter.doctor import dcgm_library, listening
-from exporter.doctor.dcgm_library import Library
-from exporter.doctor.finding import Finding, fail, ok, warn
+from exporter.doctor import host
+from exporter.doctor.report import Finding, fail, ok, warn
+from exporter.gpu.dcgm.engine import no_values
+from exporter.gpu.dcgm.readings import is_profiling
+from exporter.gpu.merge import of_one_machine
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
-from exporter.sources.dcgm_engine import no_values
-from exporter.sources.dcgm_fields import is_profiling
-from exporter.sources.merge import of_one_machine
+
+_DEADLINE_SECONDS = 10.0
+_REINSTALL = "install DCGM's client library anew, of the host engine's major version (docs/dcgm.md)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """What there is of libdcgm; ``problem`` is empty when it works."""
+
+    soname: str = ""
+    version: str = ""
+    """``4.6.0``; empty where it does not tell."""
+    unknown: frozenset[Field] = frozenset()
+    problem: str = ""
+
+
+async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Library:
+    """Which library the agent would load, and which of the fields it does not know."""
+    ids = ",".join(str(int(field)) for field in sorted(fields))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "exporter.gpu.dcgm.library_check", "--fields", ids),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=None if env is None else {**os.environ, **env},
+    )
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            out, _ = await process.communicate()
+    except TimeoutError:
+        return Library(problem=f"loading libdcgm did not end within {_DEADLINE_SECONDS:g} s; {_REINSTALL}")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    code = process.returncode or 0
+    if code:
+        how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
+        return Library(problem=f"loading libdcgm ended its process with {how}; {_REINSTALL}")
+    told = _told(out)
+    if told is None:
+        return Library(problem=f"loading libdcgm ended its process without a word; {_REINSTALL}")
+    if "problem" in told:
+        return Library(problem=told["problem"])
+    unknown = frozenset(Field(one) for one in told["unknown"])
+    return Library(soname=told["soname"], version=told["version"], unknown=unknown)
+
+
+def _told(out: bytes) -> dict[str, Any] | None:
+    """The object that the process has written; a library may write lines of its own before it and after."""
+    for line in reversed(out.splitlines()):
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if isinstance(told, dict):
+                return told
+    return None
+
 
 _LIBRARY, _ENGINE, _REFUSALS, _DEVICES, _PROFILING, _FIELDS = (
     f"DCGM {what}" for what in ("library", "engine", "refusals", "devices", "profiling", "fields")
@@ -80,11 +142,11 @@ async def examine(
     bad = fail if config.source == "dcgm" else warn
     library, found = Library(), []
     if not simulated:
-        library = await dcgm_library.look(fields, env)
+        library = await look(fields, env)
         if library.problem:
             return [bad(_LIBRARY, library.problem, "")], library, None
         found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
-    heard = await listening.listen(
+    heard = await host.listen(
         "dcgm",
         command,
         env=env,
@@ -124,7 +186,7 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", mend)
 
 
-def _trouble(config: AgentConfig, heard: listening.Heard, deadline_seconds: float) -> tuple[str, str]:
+def _trouble(config: AgentConfig, heard: host.Heard, deadline_seconds: float) -> tuple[str, str]:
     """What is wrong with the engine, and its mend where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
@@ -134,7 +196,7 @@ def _trouble(config: AgentConfig, heard: listening.Heard, deadline_seconds: floa
     return f"{config.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"
 
 
-def _engine(config: AgentConfig, heard: listening.Heard, now: float) -> Finding:
+def _engine(config: AgentConfig, heard: host.Heard, now: float) -> Finding:
     last = heard.last
     if last is None:
         raise ValueError("an engine that has said nothing has no version")

@@ -1,23 +1,187 @@
 """Runs all checks, in the order in which they build on each other."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from exporter.attribution import truth_table
-from exporter.attribution.evidence import NO_EVIDENCE, Evidence
-from exporter.config import AgentConfig, read_collectors
-from exporter.doctor import api, dcgm, driver, host, kubelet, layers, owners, prices, web, workloads
-from exporter.doctor.dcgm_library import Library
-from exporter.doctor.finding import Finding, Level, warn
+from exporter.accounting.prices import PriceBook, settled_facts
+from exporter.attribution import diagnosis
+from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
+from exporter.config import AgentConfig, price_book, read_collectors
+from exporter.doctor import dcgm, host, kubernetes
+from exporter.doctor import host as driver
+from exporter.doctor import host as web
+from exporter.doctor.dcgm import Library
+from exporter.doctor.report import Finding, Level, fail, ok, warn
 from exporter.errors import ConfigError
-from exporter.exposition.collectors_file import Collectors
-from exporter.model import NodeFacts, Reading
-from exporter.sources.dcgm_fields import alone, supplement
-from exporter.sources.merge import joined
-from exporter.sources.worker import dcgm_command, nvml_command
+from exporter.gpu.dcgm.readings import alone, supplement
+from exporter.gpu.merge import joined
+from exporter.gpu.worker import dcgm_command, nvml_command
+from exporter.metrics.collectors_file import Collectors
+from exporter.model import Attribution, NodeFacts, PodFacts, Reading
+
+_SHOWN = 3
+# Of a product's name what says nothing of the model: memory, form and ways of sharing.
+_NO_MODEL = re.compile(
+    r"[0-9]+g[bi]?b?|sxm[0-9]*|hbm[0-9]*[a-z]*|pcie|nvl[0-9]*|mig|[0-9]{1,3}c?[0-9]{0,3}g\.[0-9]{1,6}gb", re.ASCII
+)
+
+
+def of_holders(
+    config: AgentConfig, attribution: Attribution, facts_of: Callable[[str, str], PodFacts | None]
+) -> Finding:
+    """Every pod that holds a GPU should have an owner with a team, and say nothing that cannot be understood."""
+    name = "owners"
+    pods = sorted(kubernetes.holders(attribution))
+    facts = {pod: facts_of(*pod) for pod in pods}
+    unknown = [pod for pod in pods if facts[pod] is None]
+    without_team = [pod for pod, known in facts.items() if known and not known.owner.team]
+    wrong = {pod: known.problems for pod, known in facts.items() if known and known.problems}
+    of = f"of {len(pods)} pods that hold GPUs"
+    if unknown:
+        return warn(
+            name,
+            f"{len(unknown)} {of} are not known to the API: {_some(unknown)}",
+            "they are charged to themselves; see that --node-name is this node and the kubelet is this cluster's",
+        )
+    if wrong:
+        pod, problems = next(iter(wrong.items()))
+        said = ", ".join(problems).replace("_", " ")
+        return warn(
+            name,
+            f"{len(wrong)} {of} say what cannot be understood: {'/'.join(pod)} ({said})",
+            "mend the pod's label or annotation; of a controller of an unknown kind name the team; see docs/owners.md",
+        )
+    if without_team:
+        keys = ", ".join(config.team_keys) or "nothing yet: --team-keys names the labels"
+        where = "the pod or its namespace" if config.namespace_teams else "the pod"
+        return warn(
+            name,
+            f"{len(without_team)} {of} have no team: {_some(without_team)}",
+            f"label {where} with one of: {keys}",
+        )
+    return ok(name, f"owner and team known of all {len(pods)} pods that hold GPUs")
+
+
+def node_labels(facts: NodeFacts | None, reading: Reading | None) -> Finding:
+    """The product in the node's labels should be the driver's model; prices go by the driver's word."""
+    name = "node labels"
+    if facts is None:
+        return warn(
+            name,
+            "cannot be read: GPUs are unpriced where the price may depend on them",
+            "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
+        )
+    known = (facts.instance_type, facts.capacity_type, facts.region, facts.gpu_product)
+    told = ", ".join(filter(None, known)) or "say nothing of instance type, capacity type, region and GPU product"
+    models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
+    if models and not any(_is_same(facts.gpu_product, model) for model in models):
+        return warn(
+            name,
+            f"say {facts.gpu_product}, the driver says {', '.join(models)}",
+            "the labels are of an earlier GPU: restart gpu-feature-discovery on this node",
+        )
+    return ok(name, told)
+
+
+def _is_same(product: str, model: str) -> bool:
+    """Tell whether two spellings can mean one model; a label without a model's number is never wrong."""
+    named = [word for word in _words(product) if any(map(str.isdigit, word)) and not _NO_MODEL.fullmatch(word)]
+    return not named or named[0] in _words(model)
+
+
+def _words(text: str) -> list[str]:
+    return re.split(r"[\s_-]+", text.lower())
+
+
+def _some(pods: Sequence[tuple[str, str]]) -> str:
+    names = ", ".join("/".join(pod) for pod in pods[:_SHOWN])
+    return f"{names} and {len(pods) - _SHOWN} more" if len(pods) > _SHOWN else names
+
+
+_NAME = "price book"
+
+
+def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float) -> Finding:
+    """A book with mistakes stops the start; a GPU without a price has GPU-hours but no money.
+
+    Args:
+        config: Names the book, and says what the node is.
+        labelled: What the node's labels say; empty if the API is not used, ``None`` if they could not be read.
+        reading: The GPUs of this node, ``None`` where they are not known.
+        now: Unix time, at which prices are looked up.
+    """
+    try:
+        read = price_book.load(config.price_book)
+    except ConfigError as error:
+        more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
+        return fail(_NAME, f"{error.problems[0]}{more}", "mend it, and try it: gpu-cost-exporter prices check FILE")
+    if not read.rows and read.fallback is None:
+        return ok(_NAME, "none: no prices, no money")
+    told = _told(read)
+    unpriced = _unpriced(read, config, labelled, reading, now)
+    if unpriced:
+        return _without_price(f"{told}; no price for {', '.join(unpriced)}", labels_read=labelled is not None)
+    if read.warnings:
+        more = f" (and {len(read.warnings) - 1} more)" if len(read.warnings) > 1 else ""
+        return warn(_NAME, f"{told}; {read.warnings[0]}{more}", "see: gpu-cost-exporter prices check FILE")
+    today = datetime.fromtimestamp(now, tz=UTC).date().isoformat()
+    if _days(read)[-1] > today:
+        return warn(_NAME, f"{told}: as_of lies in the future", "as_of is the day of the source, not of the effect")
+    return ok(_NAME, told)
+
+
+def _without_price(cause: str, *, labels_read: bool) -> Finding:
+    if labels_read:
+        return warn(
+            _NAME,
+            cause,
+            "add a row; one that asks for region, instance or capacity type needs the option of that name, "
+            "or the node's label and --kube-metadata on",
+        )
+    return warn(
+        _NAME,
+        f"{cause}: it may depend on the node's labels, which could not be read",
+        "grant verb get on resource nodes, or set --instance-type, --capacity-type and --region",
+    )
+
+
+def _told(read: PriceBook) -> str:
+    books = [_one(one) for one in (read, read.fallback) if one is not None and one.rows]
+    return "; else ".join(books) if read.fallback else f"{books[0]}; no list prices behind it"
+
+
+def _one(read: PriceBook) -> str:
+    first, last = _days(read)[0], _days(read)[-1]
+    period = first if first == last else f"{first} to {last}"
+    rows = "1 row" if len(read.rows) == 1 else f"{len(read.rows)} rows"
+    return f"{read.name}: {rows}, {read.currency}, as of {period}"
+
+
+def _days(read: PriceBook) -> list[str]:
+    """The days of the sources, the oldest first."""
+    rows = read.rows or (read.fallback.rows if read.fallback else ())
+    return sorted(row.price.as_of for row in rows)
+
+
+def _unpriced(
+    read: PriceBook, config: AgentConfig, labelled: NodeFacts | None, reading: Reading | None, now: float
+) -> list[str]:
+    given = NodeFacts(instance_type=config.instance_type, capacity_type=config.capacity_type, region=config.region)
+    price = partial(
+        read.price,
+        node=config.node_name,
+        facts=settled_facts(given, labelled or NodeFacts()),
+        at_seconds=now,
+        facts_complete=labelled is not None,
+    )
+    models = sorted({gpu.gpu.model for gpu in reading.gpus}) if reading else []
+    return [model for model in models if price(model=model) is None]
+
 
 _LONGEST_INTERVAL_SECONDS = 1.0
 _NO_PROCESSES = warn(
@@ -80,7 +244,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     found += [host.port(config.listen_host, config.listen_port), host.collectors(config), *host.options(config)]
     if config.web_config:
         found.append(web.face(config.web_config))
-    found.append(prices.book(config, labelled, reading, wall))
+    found.append(book(config, labelled, reading, wall))
     found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)
 
@@ -131,34 +295,34 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
     # A host engine may be shown another machine's GPUs, or others of this one's.
     by_host = not around.simulated and config.source != "dcgm"
     compared = partial(
-        layers.agreement,
-        on_bus=layers.on_bus(around.sys_root) if by_host else None,
-        in_driver=layers.in_driver(config.proc_root) if by_host else None,
-        shown_by=truth_table.DCGM if config.source == "dcgm" else truth_table.NVML,
+        kubernetes.layer_agreement,
+        on_bus=kubernetes.on_bus(around.sys_root) if by_host else None,
+        in_driver=kubernetes.in_driver(config.proc_root) if by_host else None,
+        shown_by=diagnosis.DCGM if config.source == "dcgm" else diagnosis.NVML,
     )
     if config.attribution and config.workload_manager != "kubernetes":
         judged = compared(reading, None, None)
-        return [workloads.holders(config, reading, around.wall()), judged], NodeFacts()
-    finding, allocations = await kubelet.ask(config, clock=around.wall, monotonic=around.monotonic)
+        return [kubernetes.workload_holders(config, reading, around.wall()), judged], NodeFacts()
+    finding, allocations = await kubernetes.ask_kubelet(config, clock=around.wall, monotonic=around.monotonic)
     found, view = [finding], None
     if config.attribution and config.kube_metadata:
 
         def holders_of(evidence: Evidence) -> set[tuple[str, str]]:
-            return kubelet.holders(kubelet.join(config, allocations, reading, evidence))
+            return kubernetes.holders(kubernetes.join(config, allocations, reading, evidence))
 
-        of_api, view = await api.ask(config, allocations, holders_of, clock=around.wall)
+        of_api, view = await kubernetes.ask_api(config, allocations, holders_of, clock=around.wall)
         found += of_api
     elif config.attribution:
-        found.append(api.off())
-    attribution = kubelet.join(config, allocations, reading, view.evidence if view else NO_EVIDENCE)
+        found.append(kubernetes.off())
+    attribution = kubernetes.join(config, allocations, reading, view.evidence if view else NO_EVIDENCE)
     refused = allocations is not None and finding.level is Level.WARN
     found.append(compared(reading, attribution, allocations, inventory_refused=refused))
     if attribution and reading:
-        found.append(kubelet.agreement(attribution))
+        found.append(kubernetes.agreement(attribution))
     if view and attribution:
         # Without the driver it is not known who holds anything.
-        found += [owners.of_holders(config, attribution, view.facts)] if reading else []
-        found.append(owners.node_labels(view.node_facts, reading))
+        found += [of_holders(config, attribution, view.facts)] if reading else []
+        found.append(node_labels(view.node_facts, reading))
     if not (config.attribution and config.kube_metadata):
         return found, NodeFacts()
     return found, view.node_facts if view else None

@@ -1,18 +1,82 @@
 """Checks of the host and the container around the agent: packages, device nodes, /proc, directories, clock, port."""
 
+import asyncio
+import contextlib
 import errno
+import http.client
 import os
 import socket
+import ssl
 import stat
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from exporter.accounting.writer_lock import WriterLock
-from exporter.config import AgentConfig, read_collectors
-from exporter.doctor.finding import Finding, fail, ok, warn
-from exporter.doctor.serving import answers
+from exporter.accounting.state_file import WriterLock
+from exporter.config import AgentConfig, read_collectors, web_config
+from exporter.doctor.report import Finding, fail, ok, warn
 from exporter.errors import ConfigError
+from exporter.gpu.worker import Worker
+from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
+
+_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
+_MOST_BYTES = 65536
+_HANDSHAKE = b"\x16"
+"""First byte of all that a server says that goes into a TLS handshake; one that does not sends an alert, or no TLS."""
+_REALM = "gpu-cost-exporter"
+
+
+def answers(host: str, number: int) -> bool:
+    """Ask ``/healthz``; who asks for our password, or by TLS for a certificate of the client, counts as an agent."""
+    address = host or "127.0.0.1"
+    # The certificate is of the node's name, which is not this address; nothing secret is asked or told.
+    context = ssl._create_unverified_context()  # noqa: S323, SLF001
+    return (
+        _is_ours(http.client.HTTPConnection(address, number, timeout=_SECONDS))
+        or _is_ours(http.client.HTTPSConnection(address, number, timeout=_SECONDS, context=context))
+        or _wants_certificate(address, number, context)
+    )
+
+
+def _is_ours(connection: http.client.HTTPConnection) -> bool:
+    try:
+        connection.request("GET", "/healthz")
+        response = connection.getresponse()
+        refused = response.status == http.client.UNAUTHORIZED
+        return response.read(16) == b"ok\n" or (refused and _REALM in response.headers.get("WWW-Authenticate", ""))
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _wants_certificate(address: str, number: int, context: ssl.SSLContext) -> bool:
+    """Shake hands and ask nothing: who wants a certificate hangs up then, often without the alert that says why."""
+    heard, incoming, outgoing = b"", ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing)
+    try:
+        with socket.create_connection((address, number), timeout=_PATIENCE_SECONDS) as connection:
+            while len(heard) < _MOST_BYTES:
+                try:
+                    tls.do_handshake()
+                    tls.read(1)
+                except ssl.SSLWantReadError:
+                    connection.sendall(outgoing.read())
+                received = connection.recv(4096)
+                if not received:
+                    break
+                heard += received
+                incoming.write(received)
+    except TimeoutError:
+        return False  # it waits for a request
+    except OSError:
+        pass  # an alert, or the kernel's word for an end
+    return heard.startswith(_HANDSHAKE)
+
 
 _BINDING = "nvidia-ml-py"
 _FIRST_SANE_YEAR, _LAST_SANE_YEAR = 2025, 2099
@@ -168,3 +232,207 @@ def collectors(config: AgentConfig) -> Finding:
 def options(config: AgentConfig) -> list[Finding]:
     """What was set and does nothing, or something else than it says; each as the agent would log it at its start."""
     return [warn("options", warning, "take it out to silence this") for warning in config.warnings]
+
+
+_LOOK_SECONDS = 0.05
+_BAD_STATES = frozenset({SourceState.FAILED, SourceState.HUNG, SourceState.DIED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a child has said."""
+
+    last: Reading | None
+    """``None``: no reading within the deadline."""
+    first_after_seconds: float
+    status: SourceStatus
+    errors: Mapping[str, int]
+    """Of all its readings, by reason."""
+
+    def trouble(self, deadline_seconds: float) -> str:
+        """Why there is no reading, in one line."""
+        status = self.status
+        return status.message or status.reason.replace("_", " ") or f"no answer within {deadline_seconds:g} s"
+
+
+async def listen(
+    name: str,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None,
+    interval_seconds: float,
+    deadline_seconds: float,
+    enough: int,
+    clock: Callable[[], float],
+) -> Heard:
+    """Start a source's child, and end it after so many readings, at its first trouble or at the deadline.
+
+    Args:
+        name: Of the source.
+        command: Of the child.
+        env: Beside this process's own.
+        interval_seconds: Between the child's readings.
+        deadline_seconds: For all of them together.
+        enough: How many readings are wanted.
+        clock: Of a clock that nobody sets.
+    """
+    worker = Worker(
+        name=name,
+        command=command,
+        interval_seconds=interval_seconds,
+        # Longer than this check's own: one of the two must decide, and restarting is not wanted here.
+        deadline_seconds=2 * deadline_seconds,
+        start_deadline_seconds=2 * deadline_seconds,
+        env=env,
+        clock=clock,
+    )
+    task = asyncio.ensure_future(worker.run())
+    try:
+        readings, first_after = await _readings(worker, task, deadline_seconds=deadline_seconds, enough=enough)
+        status = worker.status
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    errors: Counter[str] = Counter()
+    for reading in readings:
+        errors.update(reading.errors)
+    return Heard(last=readings[-1] if readings else None, first_after_seconds=first_after, status=status, errors=errors)
+
+
+async def _readings(
+    worker: Worker, task: asyncio.Future[None], *, deadline_seconds: float, enough: int
+) -> tuple[list[Reading], float]:
+    """Readings until there are enough, something is wrong or time is up; and after how long the first one came."""
+    readings: list[Reading] = []
+    now = asyncio.get_running_loop().time
+    start, first_after = now(), 0.0
+    while now() - start < deadline_seconds and len(readings) < enough and not task.done():
+        await asyncio.sleep(_LOOK_SECONDS)
+        taken = worker.take()
+        if taken and not readings:
+            first_after = now() - start
+        readings += taken
+        if worker.status.state in _BAD_STATES:
+            break
+    return readings, first_after
+
+
+_ENOUGH_READINGS = 3
+"""Rates and engine counters are differences: the first reading cannot have them."""
+_BLIND = "see the lines of DCGM; the driver may refuse profiling, too: see dmesg"
+_BLIND_WITHOUT_DCGM = (
+    "MIG before Hopper is measured by DCGM alone: run its host engine and name it, --dcgm-address HOST:5555"
+    " (docs/dcgm.md); elsewhere the driver may refuse profiling: see dmesg"
+)
+
+
+async def read(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None,
+    interval_seconds: float,
+    deadline_seconds: float,
+    clock: Callable[[], float],
+) -> tuple[Finding, Reading | None]:
+    """How the driver does, and its last reading; ``None`` where there was none within the deadline."""
+    heard = await listen(
+        "nvml",
+        command,
+        env=env,
+        interval_seconds=interval_seconds,
+        deadline_seconds=deadline_seconds,
+        enough=_ENOUGH_READINGS,
+        clock=clock,
+    )
+    if heard.last is None:
+        mend = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
+        return fail("driver", heard.trouble(deadline_seconds), mend), None
+    version = f"driver {heard.last.driver_version or 'of unknown version'}"
+    return ok("driver", f"{version}, first reading after {heard.first_after_seconds:.1f} s"), heard.last
+
+
+def devices(reading: Reading) -> Finding:
+    """Every GPU that the driver lists must be up."""
+    bad = [gpu for gpu in reading.gpus if gpu.state is not DeviceState.UP]
+    if bad:
+        told = ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
+        return fail(
+            "devices", f"{told}; the others go on", "reset it (nvidia-smi --gpu-reset -i N) or restart the node"
+        )
+    if not reading.gpus:
+        return fail(
+            "devices", "the driver lists no GPU", "check lspci and the kernel log; set NVIDIA_VISIBLE_DEVICES=all"
+        )
+    models = Counter(gpu.gpu.model for gpu in reading.gpus)
+    instances = sum(len(gpu.instances) for gpu in reading.gpus)
+    parts = f", {instances} MIG instances" if instances else ""
+    return ok("devices", ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) + parts)
+
+
+def activity(reading: Reading, *, dcgm: bool = False) -> Finding:
+    """Where activity comes from: engine counters where there are some, else utilisation, else nowhere.
+
+    Args:
+        reading: Of all sources together.
+        dcgm: Whether DCGM is one of them.
+    """
+    up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
+    if not up:
+        return warn("activity", "no GPU is up, so that none is measured", "see the checks above")
+    blind = sum(not _is_measured(gpu) for gpu in up)
+    engine = sum(_has_engine(gpu) for gpu in up)
+    if blind:
+        return warn(
+            "activity",
+            f"{blind} of {len(up)} GPUs have no activity for at least one device, which shows as unknown",
+            _BLIND if dcgm else _BLIND_WITHOUT_DCGM,
+        )
+    by_dcgm = sum(_has_engine(gpu) and _is_of_dcgm(gpu) for gpu in up)
+    by = f", on {by_dcgm} of them by DCGM" if by_dcgm else ""
+    if engine < len(up):
+        return ok("activity", f"engine counters on {engine} of {len(up)} GPUs{by}, utilisation on the others")
+    return ok("activity", f"engine counters on all {len(up)} GPUs{by}")
+
+
+def _is_of_dcgm(reading: GpuReading) -> bool:
+    parts = [part.from_dcgm for part in reading.instances] or [reading.from_dcgm]
+    return any(Field.PROF_GR_ENGINE_ACTIVE in fields for fields in parts)
+
+
+def _has_engine(reading: GpuReading) -> bool:
+    parts = [part.values for part in reading.instances] or [reading.values]
+    return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
+
+
+def _is_measured(reading: GpuReading) -> bool:
+    return _has_engine(reading) or (not reading.instances and Field.GPU_UTIL in reading.values)
+
+
+def processes(reading: Reading) -> Finding:
+    """The process list, which NVML alone has, divides a shared device between its holders."""
+    up = [gpu for gpu in reading.gpus if gpu.state is DeviceState.UP]
+    silent = sum(gpu.processes is None and all(part.processes is None for part in gpu.instances) for gpu in up)
+    if silent:
+        return warn(
+            "processes", f"{silent} of {len(up)} GPUs do not list their processes", "set hostPID: true and run as uid 0"
+        )
+    count = sum(len(gpu.processes or ()) + sum(len(part.processes or ()) for part in gpu.instances) for gpu in up)
+    return ok("processes", f"{count} processes listed")
+
+
+_NAME = "web config"
+
+
+def face(path: Path) -> Finding:
+    """A file with mistakes stops the start."""
+    try:
+        settings = web_config.load(path)
+    except ConfigError as error:
+        more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
+        return fail(_NAME, f"{error.problems[0]}{more}", "mend it; docs/web-config.md has every key")
+    users = f"{len(settings.users)} user{'s' if len(settings.users) != 1 else ''}"
+    told = f"{'TLS' if settings.tls else 'plain HTTP'}, {users if settings.users else 'no passwords'}"
+    if settings.warnings:
+        return warn(_NAME, f"{told}; {settings.warnings[0]}", "see docs/web-config.md")
+    return ok(_NAME, told)

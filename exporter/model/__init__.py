@@ -1,7 +1,20 @@
 """Values that pass between the layers; frozen, and free of any library."""
 
+from exporter.model.attribution import (
+    Allocations,
+    AllocationState,
+    Attribution,
+    ClaimedDevice,
+    ContainerAllocation,
+    DeviceIds,
+    Holder,
+    ShareMode,
+    Unresolved,
+)
 from exporter.model.devices import (
+    CLOCK_EVENTS,
     NO_PROCESS_MEMORY_MIB,
+    DeviceEvents,
     DeviceState,
     Gpu,
     GpuReading,
@@ -14,35 +27,28 @@ from exporter.model.devices import (
     SourceStatus,
     XidEvent,
 )
-from exporter.model.events import CLOCK_EVENTS, DeviceEvents
 from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
-from exporter.model.holders import (
-    Allocations,
-    AllocationState,
-    Attribution,
-    ClaimedDevice,
-    ContainerAllocation,
-    DeviceIds,
-    Holder,
-    ShareMode,
-    Unresolved,
-)
 from exporter.model.ledger import (
     PLATFORM_NAMESPACES,
     UNALLOCATED,
     UNATTRIBUTED,
+    WINDOWS,
     Account,
     LedgerView,
     Money,
     Owner,
+    OwnersView,
+    OwnerUse,
     PodAccount,
+    PoolUse,
     Portion,
     Price,
+    SharedIdle,
     ShownLedger,
     Totals,
+    shown_windows,
 )
-from exporter.model.metadata import NodeFacts, PodFacts, PodMetadata
-from exporter.model.owner_use import WINDOWS, OwnersView, OwnerUse, PoolUse, SharedIdle, shown_windows
+from exporter.model.pods import NodeFacts, PodFacts, PodMetadata
 from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse, Snapshot
 
 __all__ = [

@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from exporter.model.devices import DeviceState, Gpu, MigInstance, ProfilingState, SourceStatus
-from exporter.model.events import DeviceEvents
+from exporter.model.attribution import AllocationState, Holder, Unresolved
+from exporter.model.devices import DeviceEvents, DeviceState, Gpu, MigInstance, ProfilingState, SourceStatus
 from exporter.model.fields import Field
-from exporter.model.holders import AllocationState, Holder, Unresolved
-from exporter.model.ledger import LedgerView, Price
-from exporter.model.metadata import NodeFacts, PodFacts
-from exporter.model.owner_use import OwnersView
+from exporter.model.ledger import LedgerView, OwnersView, Price
+from exporter.model.pods import NodeFacts, PodFacts
 
 
 class ActivitySource(StrEnum):

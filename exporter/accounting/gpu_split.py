@@ -1,0 +1,306 @@
+"""Divides GPUs among their holders, such that the parts of every GPU are all of it."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exporter.model import (
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Account,
+    ActivitySource,
+    AllocationState,
+    DeviceState,
+    DeviceView,
+    Holder,
+    Owner,
+    PodAccount,
+    PodUse,
+    ShareMode,
+)
+
+DUST = 1e-12
+"""Shares below this are rounding."""
+
+SlotKey = tuple[str, str, str, str]
+"""(device uuid, namespace, pod, container)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A part of a physical GPU and whose it is; what is kept of an instant to know who held before a gap.
+
+    ``dataclasses.asdict`` makes it ready for JSON, ``slot_of`` reads that back.
+    """
+
+    device_uuid: str
+    """Of what is held; the GPU's own where nobody holds the part."""
+    gpu_uuid: str
+    account: Account
+    namespace: str = ""
+    """Empty, as pod and container, where nobody holds the part."""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str | None = None
+    share_ratio: float
+    """Part of the physical GPU, 0..1."""
+    energy_counter_millijoules: float | None = None
+    """The GPU's energy counter at that instant, the same in all of its slots."""
+    idle_watts: float | None = None
+    """The GPU's lowest power so far, the same in all of its slots."""
+
+    @property
+    def key(self) -> SlotKey:
+        """What must be the same for the same container to hold the same device."""
+        return self.device_uuid, self.namespace, self.pod, self.container
+
+
+def slot_of(data: Mapping[str, Any]) -> Slot:
+    """Read a slot that ``dataclasses.asdict`` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is not one.
+    """
+    account = data["account"]
+    owner, model = Owner(**account["owner"]), account["model"]
+    slot = Slot(**{**data, "account": Account(owner=owner, model=model, mode=ShareMode(account["mode"]))})
+    of_owner = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels, owner.pod_uid)
+    texts: tuple[object, ...] = (*of_owner, model, *slot.key, slot.gpu_uuid, slot.pod_uid or "")
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"not the texts of a slot: {texts!r}")
+    figures: tuple[object, ...] = (slot.share_ratio, slot.energy_counter_millijoules or 0.0, slot.idle_watts or 0.0)
+    if not all(isinstance(figure, int | float) and 0 <= figure < math.inf for figure in figures):
+        raise ValueError(f"not the figures of a slot: {figures!r}")
+    return slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A slot and how it is used; the three shares sum to the slot's."""
+
+    slot: Slot
+    pod: PodAccount | None = None
+    """``None`` where nobody holds the part or it is not known who does."""
+    active_ratio: float = 0.0
+    idle_ratio: float = 0.0
+    unknown_ratio: float = 0.0
+    estimated: bool = False
+    """Whether the activity is divided by share, for want of process data."""
+
+    def scaled(self, factor: float) -> "Part":
+        """Return the same part made larger or smaller."""
+        return replace(
+            self,
+            slot=replace(self.slot, share_ratio=self.slot.share_ratio * factor),
+            active_ratio=self.active_ratio * factor,
+            idle_ratio=self.idle_ratio * factor,
+            unknown_ratio=self.unknown_ratio * factor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """All of one GPU: its parts sum to 1."""
+
+    gpu_uuid: str
+    model: str
+    mode: ShareMode
+    """Of what nobody holds."""
+    parts: tuple[Part, ...]
+    foreign_ratio: float = 0.0
+    """Activity on held devices that belongs to no holder, as part of the GPU."""
+
+
+def across_gap(before: Iterable[Slot], after: Division) -> Division:
+    """Say who had which part of a GPU through a time in which nobody looked.
+
+    Whoever held before and after had the smaller of the two parts throughout; what nobody held before and after was
+    free. Of everything else it is not known whose it was, and of nothing how it was used.
+    """
+    held: dict[SlotKey, Slot] = {}
+    free_before = 0.0
+    for slot in before:
+        if slot.pod:
+            held[slot.key] = slot
+        elif slot.account.owner == UNALLOCATED:
+            free_before += slot.share_ratio
+    parts: list[Part] = []
+    for part in after.parts:
+        if part.pod:
+            earlier = held.get(part.slot.key)
+            same = earlier is not None and not (
+                earlier.pod_uid and part.pod.pod_uid and earlier.pod_uid != part.pod.pod_uid
+            )
+            share = min(part.slot.share_ratio, earlier.share_ratio) if earlier and same else 0.0
+        else:
+            share = min(part.slot.share_ratio, free_before) if part.slot.account.owner == UNALLOCATED else 0.0
+        if share > DUST:
+            parts.append(
+                Part(slot=replace(part.slot, share_ratio=share), pod=part.pod, unknown_ratio=share),
+            )
+    lost = 1 - sum(part.unknown_ratio for part in parts)
+    if lost > DUST:
+        account = Account(owner=UNATTRIBUTED, model=after.model, mode=after.mode)
+        slot = Slot(device_uuid=after.gpu_uuid, gpu_uuid=after.gpu_uuid, account=account, share_ratio=lost)
+        parts.append(Part(slot=slot, unknown_ratio=lost))
+    return replace(after, parts=tuple(parts), foreign_ratio=0.0)
+
+
+@dataclass(slots=True)
+class _Remainder:
+    """What nobody is known to hold, of one kind."""
+
+    active: float = 0.0
+    idle: float = 0.0
+    unknown: float = 0.0
+
+    def add(self, share: float, activity_ratio: float | None) -> None:
+        if activity_ratio is None:
+            self.unknown += share
+        else:
+            self.active += share * activity_ratio
+            self.idle += share - share * activity_ratio
+
+    @property
+    def share(self) -> float:
+        return self.active + self.idle + self.unknown
+
+    def part(self, gpu_uuid: str, account: Account) -> Part:
+        slot = Slot(device_uuid=gpu_uuid, gpu_uuid=gpu_uuid, account=account, share_ratio=self.share)
+        return Part(slot=slot, active_ratio=self.active, idle_ratio=self.idle, unknown_ratio=self.unknown)
+
+
+@dataclass(slots=True)
+class Divider:
+    """Divides GPUs among their holders; remembers the holders so that the same ones are not described anew."""
+
+    owner_of: Callable[[Holder], Owner]
+    _known: dict[SlotKey, tuple[Holder, Slot, PodAccount]] = field(default_factory=dict)
+
+    def divide(self, views: Sequence[DeviceView]) -> list[Division]:
+        """Divide every GPU of a sample.
+
+        Args:
+            views: GPUs, and MIG instances beside their GPU.
+        """
+        by_gpu: dict[str, list[DeviceView]] = {}
+        for view in views:
+            by_gpu.setdefault(view.gpu.uuid, []).append(view)
+        divisions = [self._division(of_gpu) for of_gpu in by_gpu.values()]
+        if len(self._known) > sum(len(division.parts) for division in divisions):
+            here = {part.slot.key for division in divisions for part in division.parts}
+            for key in self._known.keys() - here:
+                del self._known[key]
+        return divisions
+
+    def _division(self, views: Sequence[DeviceView]) -> Division:
+        gpu = views[0].gpu
+        up = views[0].state is DeviceState.UP
+        devices = held_units(views)
+        # Somebody holds the GPU, others instances of it: their shares were made to fit and leave nothing free.
+        overlapping = len(devices) > 1 and devices[0].instance is None
+        free, lost = _Remainder(), _Remainder()
+        parts: list[Part] = []
+        foreign = covered = 0.0
+        for device in devices:
+            ratio = device.activity.ratio if device.activity and device.state is DeviceState.UP else None
+            held = [self._part(device, use) for use in device.pods]
+            parts += held
+            of_held = sum(part.slot.share_ratio for part in held)
+            left = 0.0 if overlapping else device.share_ratio - of_held
+            covered += of_held + max(left, 0.0)
+            if held:
+                foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
+                if left > DUST and device.rest_is_free:  # free replicas: nobody is there to use them
+                    free.add(left, None if ratio is None else 0.0)
+                elif left > DUST:
+                    lost.add(left, None)
+            elif device.allocation is AllocationState.UNALLOCATED:
+                free.add(left, ratio)
+            else:
+                lost.add(left, ratio)
+        if covered < 1 - DUST:  # slices of no instance, or of one that the driver does not describe
+            hides = views[0].lacks_instances
+            rest = lost if hides and not views[0].rest_is_free else free
+            rest.add(1 - covered, 0.0 if up and not hides else None)
+        mode = mode_of_rest(views)
+        parts += [
+            rest.part(gpu.uuid, Account(owner=owner, model=gpu.model, mode=mode))
+            for owner, rest in ((UNALLOCATED, free), (UNATTRIBUTED, lost))
+            if rest.share > 0
+        ]
+        if covered > 1 + DUST:
+            parts = [part.scaled(1 / covered) for part in parts]
+        return Division(gpu_uuid=gpu.uuid, model=gpu.model, mode=mode, parts=tuple(parts), foreign_ratio=foreign)
+
+    def _part(self, view: DeviceView, use: PodUse) -> Part:
+        holder = use.holder
+        slot, pod = self._describe(view, holder)
+        share = slot.share_ratio
+        if use.activity is None or view.state is not DeviceState.UP:
+            return Part(slot=slot, pod=pod, unknown_ratio=share)
+        # All of a quarter is all that a sharer can use: it is wholly active, not idle for three quarters.
+        of_its_share = use.activity.ratio / holder.device_share_ratio if holder.device_share_ratio > 0 else 0.0
+        active = share * min(1.0, max(0.0, of_its_share))
+        estimated = use.activity.source is ActivitySource.ESTIMATED
+        return Part(slot=slot, pod=pod, active_ratio=active, idle_ratio=share - active, estimated=estimated)
+
+    def _describe(self, view: DeviceView, holder: Holder) -> tuple[Slot, PodAccount]:
+        key = (view.uuid, holder.namespace, holder.pod, holder.container)
+        owner = self.owner_of(holder)
+        known = self._known.get(key)
+        if known is not None:
+            of_holder, slot, pod = known
+            if of_holder == holder and slot.account.owner == owner and pod.gpu_index == view.gpu.index:
+                return slot, pod
+        slot = Slot(
+            device_uuid=view.uuid,
+            gpu_uuid=view.gpu.uuid,
+            account=Account(owner=owner, model=view.gpu.model, mode=holder.mode),
+            namespace=holder.namespace,
+            pod=holder.pod,
+            container=holder.container,
+            pod_uid=holder.pod_uid,
+            share_ratio=holder.share_ratio,
+        )
+        pod = PodAccount(
+            device_uuid=view.uuid,
+            gpu_index=view.gpu.index,
+            gpu_uuid=view.gpu.uuid,
+            gpu_instance=str(view.instance.gpu_instance_id) if view.instance else "",
+            mig_profile=view.instance.profile if view.instance else "",
+            model=view.gpu.model,
+            namespace=holder.namespace,
+            pod=holder.pod,
+            container=holder.container,
+            pod_uid=holder.pod_uid,
+        )
+        self._known[key] = (holder, slot, pod)
+        return slot, pod
+
+
+def held_units(views: Sequence[DeviceView]) -> list[DeviceView]:
+    """Choose what of one GPU can be held: its instances, else itself.
+
+    Where somebody holds a partitioned GPU itself (no MIG strategy), he has all of it, and an instance counts only if
+    it is held besides.
+    """
+    instances = [view for view in views if view.instance]
+    whole = [view for view in views if not view.instance]
+    if not instances:
+        return whole
+    if any(view.pods for view in whole):
+        return whole + [view for view in instances if view.pods]
+    return instances
+
+
+def mode_of_rest(views: Iterable[DeviceView]) -> ShareMode:
+    """Say under which mode what nobody holds of one GPU is entered."""
+    mode = ShareMode.EXCLUSIVE
+    for view in views:
+        if view.instance:
+            return ShareMode.MIG
+        if any(use.holder.mode is ShareMode.SHARED for use in view.pods):
+            mode = ShareMode.SHARED
+    return mode

@@ -1,0 +1,318 @@
+"""Meters: from pictures of a node to seconds and joules, each of which has an owner."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import fsum
+
+from exporter.accounting.gpu_split import Divider, Division, Slot, across_gap
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, DeviceView, Field, Holder, Owner, Portion
+
+MOST_WATTS = 10_000.0
+"""Several times what any GPU takes: what is beyond is no reading. One blank in a 64-bit counter would be a fortune."""
+COUNTER_STEP_SECONDS = 1.0
+"""A counter may step for this much time at once, however short the interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """One GPU's energy over one interval; ``idle_joules`` is what it would have used doing nothing."""
+
+    joules: float
+    idle_joules: float
+    earlier_joules: float = 0.0
+    """Part of ``joules`` that is of the time before the interval, in which the counter could not be read."""
+
+    def without_earlier(self) -> "Energy":
+        """Return what is of the interval itself."""
+        own = self.joules - self.earlier_joules
+        return Energy(joules=own, idle_joules=self.idle_joules * (own / self.joules))
+
+
+@dataclass(slots=True, kw_only=True)
+class EnergyMeter:
+    """One physical GPU's energy: its counter's increase, else power times time."""
+
+    counter_millijoules: float | None = None
+    """The driver's counter when it was read last; it begins again at 0 with the driver."""
+    idle_watts: float | None = None
+    """Lowest mean power over an interval so far: what the GPU takes when it does nothing."""
+    uncounted_seconds: float = 0.0
+    """How long before the present interval the counter was read last."""
+    driver: int | None = None
+    """Identity of the loaded driver at the last interval's end; ``None`` where it is unknown."""
+
+    def take(
+        self,
+        values: Mapping[Field, int | float],
+        interval_seconds: float,
+        *,
+        seen: bool,
+        telling: bool,
+        driver: int | None = None,
+    ) -> Energy | None:
+        """Close an interval.
+
+        Args:
+            values: What was measured of the GPU at its end.
+            interval_seconds: Its length, > 0.
+            seen: False for a gap: then only a counter can tell, as power is of the instant.
+            telling: False where the interval is too short to tell the idle power; counters step every 20-100 ms.
+            driver: Identity of the loaded driver. A counter of another one began at 0 at an unknown instant, so that
+                its increase is not measured, even where it is already higher.
+
+        Returns:
+            ``None`` where the energy was not measured, or cannot be what was measured. Where the counter is read again
+            after a while, all that it has counted since.
+        """
+        if driver != self.driver:
+            self.driver, self.counter_millijoules, self.uncounted_seconds = driver, None, 0.0
+        joules = self._joules(values, interval_seconds, seen=seen)
+        seconds = interval_seconds + self.uncounted_seconds
+        waits = self.counter_millijoules is not None and values.get(Field.TOTAL_ENERGY_CONSUMPTION) is None
+        earlier, self.uncounted_seconds = self.uncounted_seconds, seconds if waits else 0.0
+        if joules is None or joules > MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
+            return None
+        if seen and telling and joules > 0:
+            watts = joules / seconds
+            self.idle_watts = watts if self.idle_watts is None else min(self.idle_watts, watts)
+        idle = joules if self.idle_watts is None else min(joules, self.idle_watts * seconds)
+        return Energy(joules=joules, idle_joules=idle, earlier_joules=joules * (earlier / seconds))
+
+    def begin(self, values: Mapping[Field, int | float], driver: int | None = None) -> None:
+        """Note where the counter of a driver stands at the start of the first interval."""
+        self.driver = driver
+        self.counter_millijoules = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
+
+    def _joules(self, values: Mapping[Field, int | float], interval_seconds: float, *, seen: bool) -> float | None:
+        counter, before = values.get(Field.TOTAL_ENERGY_CONSUMPTION), self.counter_millijoules
+        if counter is not None and before is not None:
+            self.counter_millijoules = counter
+            # A fall: the driver was loaded again, and what it had counted until then is lost.
+            return (counter - before) / 1000 if counter >= before else None
+        power = values.get(Field.POWER_USAGE) if seen else None
+        if counter is not None or power is not None:
+            self.counter_millijoules = counter  # what power has told must not be told again by the counter's return
+            self.uncounted_seconds = 0.0
+        return None if power is None else max(0.0, power) * interval_seconds
+
+
+def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Divide a GPU's energy: the idle part by share, what is above it by activity.
+
+    Args:
+        energy: The GPU's.
+        shares: Parts of the GPU; 0 for use by nobody who holds a part.
+        weights: Active parts of the GPU; where all are 0 everything goes by share.
+
+    Returns:
+        One part per share, in joules, none negative; they sum to the GPU's energy.
+    """
+    total_share, total_weight = sum(shares), sum(weights)
+    idle = energy.idle_joules if total_weight > 0 else energy.joules
+    dynamic = energy.joules - idle
+    parts = [
+        idle * share / total_share + (dynamic * weight / total_weight if total_weight > 0 else 0.0)
+        for share, weight in zip(shares, weights, strict=True)
+    ]
+    largest = max(range(len(parts)), key=parts.__getitem__)
+    parts[largest] += energy.joules - sum(parts)  # rounding, where it can make nothing negative
+    return parts
+
+
+GAP_INTERVALS = 3
+LEAST_GAP_SECONDS = 2.0
+LATE_SECONDS = 60.0
+"""A sample that is older than the last one by less than this has come late; by more, its clock has begun anew."""
+TELLING_INTERVALS = 0.5
+"""A mean over less than this part of the sample interval says nothing of the power when idle."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _GpuMeter:
+    """Where one physical GPU was metered to."""
+
+    steady: float
+    slots: tuple[Slot, ...]
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
+    counted: tuple[Slot, ...] = ()
+    """Who held it when the energy counter was last read."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """Integrates samples: every GPU-second between two of them goes to somebody, once.
+
+    Whoever holds a part at the end of an interval is charged for it. An interval longer than three sample intervals
+    (at least 2 s) was not seen: it is unknown, at whoever held before and after.
+    """
+
+    sample_interval_seconds: float
+    owner_of: Callable[[Holder], Owner]
+    """Who pays for a holder; asked for every sample, as metadata may come late."""
+    _divider: Divider = field(init=False)
+    _gpus: dict[str, _GpuMeter] = field(default_factory=dict)
+    _steady: float | None = None
+
+    def __post_init__(self) -> None:
+        self._divider = Divider(self.owner_of)
+
+    @property
+    def steady(self) -> float | None:
+        """Instant of the last sample, to be kept with ``slots``; ``None`` before the first."""
+        return self._steady
+
+    @property
+    def gap_seconds(self) -> float:
+        """An interval that is longer than this was not seen."""
+        return max(GAP_INTERVALS * self.sample_interval_seconds, LEAST_GAP_SECONDS)
+
+    def add(self, views: Sequence[DeviceView], steady: float, driver: int | None = None) -> tuple[Portion, ...]:
+        """Close the interval that ends with a sample.
+
+        Args:
+            views: What was made of the sample: GPUs, and MIG instances beside their GPU.
+            steady: Its instant, in seconds of a clock that nobody sets. One that is not later than the last sample's
+                closes no interval, and what comes after it goes on from the latest: nothing is charged twice, nor
+                backwards.
+            driver: Identity of the loaded driver, with which energy counters begin again; ``None``: unknown.
+
+        Returns:
+            Portions that, per GPU, sum to the time since that GPU's last sample; none for one seen first.
+        """
+        portions: list[Portion] = []
+        by_uuid = {view.gpu.uuid: view for view in views if view.instance is None}
+        for division in self._divider.divide(views):
+            board = by_uuid.get(division.gpu_uuid)
+            values = board.values if board else {}
+            slots = tuple(part.slot for part in division.parts)
+            meter = self._gpus.get(division.gpu_uuid)
+            if meter is None:
+                meter = self._gpus[division.gpu_uuid] = _GpuMeter(steady=steady, slots=slots)
+                meter.energy.begin(values, driver)
+                meter.counted = slots
+                continue
+            interval = steady - meter.steady
+            if -LATE_SECONDS < interval < 0:
+                continue
+            if interval > 0:
+                seen = interval <= self.gap_seconds
+                telling = interval >= TELLING_INTERVALS * self.sample_interval_seconds
+                energy = meter.energy.take(values, interval, seen=seen, telling=telling, driver=driver)
+                of_interval = division if seen else across_gap(meter.slots, division)
+                if energy and energy.earlier_joules and not _same(meter.counted, slots):
+                    portions.append(_of_nobody(division, energy.earlier_joules, interval))
+                    energy = energy.without_earlier()
+                portions += _portions(of_interval, interval, energy)
+                if not meter.energy.uncounted_seconds:
+                    meter.counted = slots
+            meter.steady, meter.slots = steady, slots
+        if self._steady is None or not -LATE_SECONDS < steady - self._steady < 0:
+            self._steady = steady
+        return tuple(portions)
+
+    def slots(self) -> tuple[Slot, ...]:
+        """Return what is held now, all of every GPU, for the state that outlives this process."""
+        return tuple(
+            replace(
+                slot,
+                energy_counter_millijoules=meter.energy.counter_millijoules,
+                idle_watts=meter.energy.idle_watts,
+            )
+            for meter in self._gpus.values()
+            for slot in meter.slots
+        )
+
+    def free_shares(self) -> dict[str, float]:
+        """Return the part (0..1) of each physical GPU that nobody holds, by UUID, as of its last sample."""
+        return {
+            uuid: fsum(slot.share_ratio for slot in meter.slots if slot.account.owner == UNALLOCATED)
+            for uuid, meter in self._gpus.items()
+        }
+
+    def instants(self) -> dict[str, float]:
+        """Return up to when each GPU is metered; one that is away may be far behind the last sample."""
+        return {uuid: meter.steady for uuid, meter in self._gpus.items()}
+
+    def uncounted(self) -> dict[str, float]:
+        """Return for how many seconds the energy counter of a GPU has not been read, of those that do not tell it."""
+        found = {uuid: meter.energy.uncounted_seconds for uuid, meter in self._gpus.items()}
+        return {uuid: seconds for uuid, seconds in found.items() if seconds > 0}
+
+    def drivers(self) -> dict[str, int]:
+        """Return the identity of the driver that counted a GPU's energy last, of those of which it is known."""
+        return {uuid: meter.energy.driver for uuid, meter in self._gpus.items() if meter.energy.driver is not None}
+
+    def resume(
+        self,
+        slots: Iterable[Slot],
+        steady: float,
+        instants: Mapping[str, float] | None = None,
+        uncounted: Mapping[str, float] | None = None,
+        drivers: Mapping[str, int] | None = None,
+    ) -> None:
+        """Go on as if the last sample had been at ``steady`` with these slots.
+
+        The next sample then closes an interval or a gap. Only for the same boot: another boot's clock means nothing.
+
+        Args:
+            slots: As ``slots`` returned them.
+            steady: Of the last sample.
+            instants: As ``instants`` returned them; a GPU that is not in it was metered up to the last sample.
+            uncounted: As ``uncounted`` returned them. Who held when the counter was read is not known any more.
+            drivers: As ``drivers`` returned them.
+        """
+        by_gpu: dict[str, list[Slot]] = {}
+        for slot in slots:
+            by_gpu.setdefault(slot.gpu_uuid, []).append(slot)
+        for uuid, of_gpu in by_gpu.items():
+            energy = EnergyMeter(
+                counter_millijoules=of_gpu[0].energy_counter_millijoules,
+                idle_watts=of_gpu[0].idle_watts,
+                uncounted_seconds=uncounted.get(uuid, 0.0) if uncounted else 0.0,
+                driver=drivers.get(uuid) if drivers else None,
+            )
+            since = instants.get(uuid, steady) if instants else steady
+            counted = () if energy.uncounted_seconds else tuple(of_gpu)
+            self._gpus[uuid] = _GpuMeter(steady=since, slots=tuple(of_gpu), energy=energy, counted=counted)
+        self._steady = steady
+
+
+def _portions(division: Division, interval: float, energy: Energy | None) -> list[Portion]:
+    """Turn parts of a GPU into seconds and joules."""
+    shares = [part.slot.share_ratio for part in division.parts]
+    weights = [part.active_ratio for part in division.parts]
+    foreign = energy is not None and division.foreign_ratio > 0
+    if foreign:
+        shares.append(0.0)
+        weights.append(division.foreign_ratio)
+    joules: Sequence[float | None] = split_energy(energy, shares, weights) if energy else [None] * len(shares)
+    portions = [
+        Portion(
+            gpu_uuid=division.gpu_uuid,
+            account=part.slot.account,
+            pod=part.pod,
+            active_seconds=part.active_ratio * interval,
+            idle_seconds=part.idle_ratio * interval,
+            unknown_seconds=part.unknown_ratio * interval,
+            energy_joules=own,
+            interval_seconds=interval,
+            estimated=part.estimated,
+        )
+        for part, own in zip(division.parts, joules, strict=False)
+    ]
+    if foreign:
+        portions.append(_of_nobody(division, joules[-1], interval))
+    return portions
+
+
+def _of_nobody(division: Division, joules: float | None, interval: float) -> Portion:
+    """Make a portion of energy alone, of which it is not known who used it."""
+    account = Account(owner=UNATTRIBUTED, model=division.model, mode=division.mode)
+    return Portion(gpu_uuid=division.gpu_uuid, account=account, energy_joules=joules, interval_seconds=interval)
+
+
+def _same(before: Iterable[Slot], after: Iterable[Slot]) -> bool:
+    """Tell whether the same held the same parts."""
+    return {(slot.key, slot.pod_uid, slot.share_ratio) for slot in before} == {
+        (slot.key, slot.pod_uid, slot.share_ratio) for slot in after
+    }

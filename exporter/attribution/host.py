@@ -1,0 +1,426 @@
+"""What the host's ``/proc`` says of the processes that a driver lists: their cgroups and whose they are."""
+
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from exporter.attribution.processes import NO_NAME, NO_POD, Remembered, content, hides_processes
+from exporter.model import (
+    Allocations,
+    ContainerAllocation,
+    DeviceIds,
+    DeviceState,
+    GpuReading,
+    Owner,
+    PodFacts,
+    ProcessUse,
+    Reading,
+)
+
+_PASSWD_LIMIT_BYTES = 4 * 2**20
+_PASSWD_FIELDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProcess:
+    """One process, as it was when it was first looked at."""
+
+    command: str
+    """At most 15 bytes of its program's name; the process may have changed it."""
+    cgroup: str
+    """The whole text of its cgroup file."""
+    user_id: int | None
+    """Real user id in the user namespace of whoever looks; ``None`` where it is not told."""
+
+
+class HostProcesses(Remembered[HostProcess]):
+    """Looks processes up.
+
+    Args:
+        proc_root: The host's ``/proc``, or where it is mounted.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        super().__init__(proc_root, _host_process)
+
+
+class UserNames:
+    """Names of the host's users, from its own passwd file.
+
+    It is read through the root directory of the host's first process, so that a container does not tell its own users
+    instead. Directories such as LDAP are not asked: that can take seconds.
+
+    Args:
+        proc_root: The host's ``/proc``, or where it is mounted.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        self._path = proc_root / "1" / "root" / "etc" / "passwd"
+        self._names: dict[int, str] = {}
+        self._changed_ns: int | None = None
+
+    def name_of(self, user_id: int) -> str:
+        """Return a user's name, or ``uid-<number>`` where the file does not tell it or cannot be read."""
+        return self._names.get(user_id) or f"uid-{user_id}"
+
+    def follow(self) -> None:
+        """Read the file again if it has changed; what was read last stays where that cannot be done."""
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+            if changed_ns == self._changed_ns:
+                return
+            with self._path.open("rb") as file:
+                text = file.read(_PASSWD_LIMIT_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return
+        self._changed_ns = changed_ns
+        self._names = {}
+        for line in text.splitlines():
+            fields = line.split(":")
+            if len(fields) > _PASSWD_FIELDS and fields[0] and _is_number(fields[2]):
+                self._names.setdefault(int(fields[2]), fields[0])
+
+
+def _host_process(directory: str, name: str) -> HostProcess:
+    return HostProcess(command=name, cgroup=content(f"{directory}/cgroup"), user_id=_real_user(f"{directory}/status"))
+
+
+def _real_user(path: str) -> int | None:
+    # Not the owner of /proc/<pid>: that is root's for a process that may not be dumped.
+    try:
+        status = content(path)
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("Uid:"):
+            words = line.split()
+            return int(words[1]) if len(words) > 1 and _is_number(words[1]) else None
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10  # noqa: PLR2004 - digits of a 32-bit number
+
+
+SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
+"""Resource names, by which the join tells how a holder is known."""
+SOURCES: Final[Mapping[str, str]] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
+"""``Holder.source`` by resource name."""
+
+UNNAMED: Final = "unnamed"
+"""Stands for the tenant of a process that is somebody's who cannot be named."""
+UNNAMED_REASON: Final = "job_id_unknown"
+
+RENEW_SECONDS = 5.0
+"""So often an answer that stays the same is given again, and files are read again."""
+
+_TENANTS_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who may hold a device: a job, a unit, a user."""
+
+    key: str
+    """Stands where a pod has its UID."""
+    namespace: str
+    name: str
+    """Stands where a pod has its name."""
+    facts: PodFacts
+
+
+class Register:
+    """The newest answer on who holds what, and everybody who was in one lately."""
+
+    def __init__(self) -> None:
+        self.latest: Allocations | None = None
+        self.problem = ""
+        self.errors: Counter[str] = Counter()
+        self._by_key: dict[str, Tenant] = {}
+        self._by_name: dict[tuple[str, str], Tenant] = {}
+
+    def enter(self, tenant: Tenant) -> None:
+        """Remember a tenant, the newest facts of it; the one longest not seen goes when there are too many."""
+        self._by_key.pop(tenant.key, None)
+        self._by_key[tenant.key] = tenant
+        self._by_name[tenant.namespace, tenant.name] = tenant
+        if len(self._by_key) > _TENANTS_LIMIT:
+            oldest = self._by_key.pop(next(iter(self._by_key)))
+            self._by_name.pop((oldest.namespace, oldest.name), None)
+
+    def get(self, key: str) -> Tenant | None:
+        """Return a tenant by its key."""
+        return self._by_key.get(key)
+
+    def name_of(self, key: str) -> tuple[str, str]:
+        """Return namespace and name; ``NO_NAME`` for nobody known."""
+        tenant = self._by_key.get(key)
+        return (tenant.namespace, tenant.name) if tenant else NO_NAME
+
+    def named(self, namespace: str, name: str) -> Tenant | None:
+        """Return a tenant by its name."""
+        return self._by_name.get((namespace, name))
+
+    def publish(
+        self,
+        held: Mapping[str, Mapping[str, Tenant]],
+        resource: str,
+        now: float,
+        doubtful: Sequence[str] = (),
+    ) -> None:
+        """Give an answer; the same object as before while it says the same and is not old.
+
+        Args:
+            held: Tenants by key, by device UUID.
+            resource: One of the names above.
+            now: Unix time.
+            doubtful: What somebody holds who cannot be named: UUIDs of devices, or words that are no device's id. The
+                join leaves them unresolved; with such words, it calls no device free.
+        """
+        devices: dict[str, list[str]] = {}
+        tenants: dict[str, Tenant] = {}
+        for uuid, tenants_of in held.items():
+            for key, tenant in tenants_of.items():
+                tenants[key] = tenant
+                devices.setdefault(key, []).append(uuid)
+        for tenant in tenants.values():
+            self.enter(tenant)
+        containers = tuple(
+            ContainerAllocation(
+                namespace=tenant.namespace,
+                pod=tenant.name,
+                container="",
+                devices=(DeviceIds(resource=resource, ids=tuple(devices[key])),),
+            )
+            for key, tenant in sorted(tenants.items())
+        )
+        if doubtful:
+            unnamed = (DeviceIds(resource=resource, ids=tuple(doubtful)),)
+            containers += (ContainerAllocation(namespace=resource, pod="", container="", devices=unnamed),)
+        latest = self.latest
+        if latest and latest.containers == containers and 0 <= now - latest.answered_at_seconds < RENEW_SECONDS:
+            return
+        self.latest = Allocations(answered_at_seconds=now, containers=containers)
+
+
+class Registered(ABC):
+    """What the agent asks of whoever tells holders, answered from a register."""
+
+    _register: Register
+
+    @abstractmethod
+    def _tenant_of(self, pid: int) -> Tenant | str | None:
+        """Return the tenant of a process; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen."""
+
+    def pod_uid(self, pid: int) -> str | None:
+        """Return the key of a process' tenant; ``NO_POD`` for nobody's, ``None`` if it is not known."""
+        tenant = self._tenant_of(pid)
+        if isinstance(tenant, Tenant):
+            return tenant.key
+        return None if tenant == UNNAMED else tenant
+
+    def name_of(self, uid: str) -> tuple[str, str]:
+        """Return namespace and name of a key."""
+        return self._register.name_of(uid)
+
+    def uid_of(self, namespace: str, pod: str) -> str | None:
+        """Return the key of a name."""
+        tenant = self._register.named(namespace, pod)
+        return tenant.key if tenant else None
+
+    def facts(self, namespace: str, pod: str) -> PodFacts | None:
+        """Return whose a tenant's use is; ``None`` for an unknown one."""
+        tenant = self._register.named(namespace, pod)
+        return tenant.facts if tenant else None
+
+    @property
+    def latest(self) -> Allocations | None:
+        """The newest answer; ``None`` before the first."""
+        return self._register.latest
+
+    @property
+    def problem(self) -> str:
+        """One line on what is wrong and how to mend it; empty when all is well."""
+        return self._register.problem
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Counts since start by reason."""
+        return self._register.errors
+
+
+class RunningTenants:
+    """Who holds a device where nothing allocates: whoever has a process on it.
+
+    Args:
+        register: Where answers go.
+        resource: Resource name of the answers.
+        tenant_of: The tenant of a pid; ``NO_POD`` for nobody, ``UNNAMED``, or ``None`` if it cannot be seen.
+        lives: Whether the process that ``tenant_of`` was asked about still exists.
+        unnamed_problem: Says why tenants cannot be named and how to fix it, after the names of their GPUs.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        resource: str,
+        tenant_of: Callable[[int], Tenant | str | None],
+        *,
+        lives: Callable[[int], bool],
+        unnamed_problem: str = "",
+    ) -> None:
+        self._register = register
+        self._resource = resource
+        self._tenant_of = tenant_of
+        self._lives = lives
+        self._unnamed_problem = unnamed_problem
+        self._running: dict[str, Mapping[int, Tenant | str]] = {}
+
+    def observe(self, reading: Reading, now: float) -> None:
+        """Derive the holders of each device from its processes.
+
+        The driver lists no processes of a GPU that is lost or waits for a reset: its holders stay while one of their
+        processes lives. If a GPU that works does not list its processes, the last answer stands, and ages.
+        """
+        running: dict[str, Mapping[int, Tenant | str]] = {}
+        untold: list[str] = []
+        unnamed: dict[str, str] = {}
+        for gpu in reading.gpus:
+            for uuid, processes in devices_of(gpu):
+                if gpu.state is DeviceState.UP:
+                    found = self._tenants(processes)
+                else:
+                    found = {pid: tenant for pid, tenant in self._running.get(uuid, {}).items() if self._lives(pid)}
+                if found is None:
+                    untold.append(f"GPU {gpu.gpu.index}")
+                    continue
+                running[uuid] = found
+                if UNNAMED in found.values():
+                    unnamed[uuid] = f"GPU {gpu.gpu.index}"
+        if untold:
+            self._register.errors["processes_not_told"] += 1
+            where = ", ".join(dict.fromkeys(untold))
+            self._register.problem = (
+                f"the processes on {where} cannot be seen, so who holds devices is not known; "
+                "run as root in the host's PID namespace, with its /proc as --proc-root"
+            )
+            return
+        where = ", ".join(dict.fromkeys(unnamed.values()))
+        self._register.problem = f"{where}: {self._unnamed_problem}" if unnamed else ""
+        self._running = running
+        held = {
+            uuid: {tenant.key: tenant for tenant in found.values() if isinstance(tenant, Tenant)}
+            for uuid, found in running.items()
+        }
+        self._register.publish(held, self._resource, now, tuple(unnamed))
+
+    def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, Tenant | str] | None:
+        """Return the tenants by pid, or ``None`` where there are processes of which not one can be looked up."""
+        if processes is None:
+            return None
+        found = {process.pid: self._tenant_of(process.pid) for process in processes}
+        alive = [found[process.pid] for process in processes if not process.ended]
+        if alive and all(tenant is None for tenant in alive):
+            return None
+        return {pid: tenant for pid, tenant in found.items() if isinstance(tenant, Tenant) or tenant == UNNAMED}
+
+
+def devices_of(gpu: GpuReading) -> Iterator[tuple[str, tuple[ProcessUse, ...] | None]]:
+    """Give UUID and processes of what can be held of a GPU: itself, or its instances where it is partitioned.
+
+    A list that hides processes is not told.
+    """
+    parts = [(part.instance.uuid, part.processes, part.values) for part in gpu.instances]
+    whole = [] if gpu.gpu.mig_enabled else [(gpu.gpu.uuid, gpu.processes, gpu.values)]
+    for uuid, processes, values in parts or whole:
+        yield uuid, None if processes is None or hides_processes(processes, values) else processes
+
+
+NAMESPACE = "host"
+
+_CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
+_LOGIN = re.compile(r"/user-(?P<user>[0-9]{1,10})\.slice(?=/|$)", re.ASCII)
+_MANAGER = re.compile(r"user@[0-9]+\.service", re.ASCII)
+# Named by systemd-run or by a desktop, another one at each start: they say nothing of whose they are.
+_TRANSIENT = re.compile(r"(?:run-[rup]?[0-9a-f]+(?:-i[0-9]+)?|app-.*)\.service", re.ASCII)
+_ID_SHOWN = 12
+# The driver's and the display's own, as long as root runs them: they use a GPU on behalf of others.
+_INFRASTRUCTURE = frozenset(
+    {"Xorg", "Xwayland", "nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "dcgm-exporter"}
+)
+
+
+class HostUsers(Registered):
+    """Keeps who holds what on a host without a workload manager, in the form of a kubelet's answer.
+
+    Args:
+        proc_root: The host's ``/proc``, or where it is mounted.
+    """
+
+    def __init__(self, *, proc_root: Path) -> None:
+        self._processes = HostProcesses(proc_root)
+        self._users = UserNames(proc_root)
+        self._register = Register()
+        self._running = RunningTenants(self._register, HOST, self._tenant_of, lives=self._processes.lives)
+        self._read_at: float | None = None
+
+    def observe(self, reading: Reading, now: float) -> None:
+        """Take a reading in.
+
+        Args:
+            reading: The newest one.
+            now: Unix time.
+        """
+        if self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS:
+            self._read_at = now
+            self._users.follow()
+        self._running.observe(reading, now)
+
+    def _tenant_of(self, pid: int) -> Tenant | str | None:
+        process = self._processes.look(pid)
+        if process is None:
+            return None
+        kind, name, user_id = tenant_of(process)
+        if not kind or (process.command in _INFRASTRUCTURE and process.user_id == 0):
+            return NO_POD
+        user = "" if user_id is None else self._users.name_of(user_id)
+        if kind == "User":
+            name = user
+        elif user:
+            name = f"{user}/{name}"  # two users may have a unit of one name
+        # Not looked up by its kind and number: the name of a user may be told later than the user.
+        key = f"{kind.lower()}:{name}"
+        tenant = self._register.get(key)
+        if tenant is None:
+            owner = Owner(namespace=NAMESPACE, kind=kind, name=name, team=user)
+            tenant = Tenant(key=key, namespace=NAMESPACE, name=name, facts=PodFacts(owner=owner))
+            self._register.enter(tenant)
+        return tenant
+
+
+def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:
+    """Tell who runs a process.
+
+    Returns:
+        Kind, name and user id: ``Container`` by the first digits of its id, ``SystemdUnit`` by its name, both with the
+        user where they are a user's own; else ``User`` without a name: who has logged in, or whose the process is. An
+        empty kind where not even that is told.
+    """
+    for line in process.cgroup.splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers not in {"", "name=systemd"} and not _CONTAINER.search(path):
+            continue  # of cgroup v1, where only systemd's own hierarchy is sure to have every unit
+        login = _LOGIN.search(path)
+        user_id = int(login["user"]) if login else None
+        if container := _CONTAINER.search(path):
+            return "Container", container[1][:_ID_SHOWN], user_id  # below a user's slice the user makes the names
+        for part in reversed(path.split("/")):
+            if part.endswith(".service") and not _MANAGER.fullmatch(part) and not _TRANSIENT.fullmatch(part):
+                return "SystemdUnit", part, user_id
+        if user_id is not None:
+            return "User", "", user_id
+    return ("User", "", process.user_id) if process.user_id is not None else ("", "", None)

@@ -1,0 +1,366 @@
+"""Shares that a scheduler wrote into a pod's annotations, as ids are mere placeholders there: HAMi and volcano."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from exporter.attribution.device_ids import (
+    ANNOTATION,
+    MIB,
+    Declared,
+    Entry,
+    HolderName,
+    IdKind,
+    ParsedId,
+    comparable_profile,
+    parse,
+    undecided,
+)
+from exporter.attribution.pod_lifecycle import Evidence
+from exporter.model import ContainerAllocation, DeviceIds, PodMetadata
+
+HAMI_DEVICES: Final = "hami.io/vgpu-devices-allocated"
+HAMI_INSTANCES: Final = "hami.io/vgpu-mig-allocations"
+VOLCANO_DEVICES: Final = "volcano.sh/vgpu-ids-new"
+VOLCANO_INDEX: Final = "volcano.sh/gpu-index"
+VGPU_KEYS: Final = frozenset({HAMI_DEVICES, HAMI_INSTANCES, VOLCANO_DEVICES, VOLCANO_INDEX})
+"""Annotations that are read."""
+
+_VOLCANO_VGPU = "volcano.sh/vgpu-"
+_VOLCANO_GPU = "volcano.sh/gpu-"
+_VOLCANO_MEMORY = "volcano.sh/gpu-memory"
+_UNREADABLE_PREFIXES = ("aliyun.com/", "tencent.com/")
+"""Their annotations are not read."""
+_NUMBER = r"[0-9]{1,9}"
+_DEVICE = re.compile(rf"(?P<uuid>[^,]+),[^,]*,(?P<memory>{_NUMBER}),(?P<cores>{_NUMBER})(?:,.*)?", re.ASCII)
+_NO_DEVICE = re.compile(r",[^,]*,0,0(?:,.*)?", re.ASCII)
+"""What some versions of HAMi write for a container without a GPU, others writing nothing."""
+_PART_OF_GPU = re.compile(r"(?P<gpu>GPU-[0-9a-fA-F-]{36})\[.*\]", re.ASCII)
+_INDEXES = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*", re.ASCII)
+_COUNT = re.compile(r"volcano\.sh/(?:vgpu|gpu)-number")
+_UUID_KINDS = (IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """One device of one container, as an annotation has it."""
+
+    text: str
+    parsed: ParsedId
+    declared: Declared | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """A container that the kubelet lists with placeholders."""
+
+    holder: HolderName
+    resource: str
+    first_id: str
+    count: int
+    """How many devices it was given."""
+    units: int
+    """How many ids it has: with volcano-sh/devices one per MiB."""
+
+
+def is_told_by_annotation(devices: DeviceIds, pod: PodMetadata | None) -> bool:
+    """Tell whether ids of one resource of one container do not say which devices they are.
+
+    A plain UUID of a whole GPU is the kubelet's word, and no annotation of a pod changes it.
+    """
+    if not devices.ids:
+        return False
+    parsed = parse(devices.resource, devices.ids[0])
+    if parsed.kind is IdKind.MIG:
+        return pod is not None and HAMI_DEVICES in pod.annotations
+    return parsed.kind is IdKind.NEEDS_ANNOTATION
+
+
+def entries(containers: Sequence[ContainerAllocation], pod: PodMetadata | None) -> list[Entry]:
+    """Give what the containers of one pod have by its annotations.
+
+    Args:
+        containers: Of one pod, in the kubelet's order, with the ids that ``is_told_by_annotation`` and no others.
+        pod: ``None`` where it is not known.
+    """
+    annotations: Mapping[str, str] = pod.annotations if pod else {}
+    by_key: dict[str, list[_Listed]] = {}
+    for container in containers:
+        groups: dict[str, list[DeviceIds]] = {}
+        for devices in container.devices:
+            groups.setdefault(_key_of(devices.resource), []).append(devices)
+        for key, group in groups.items():
+            by_key.setdefault(key, []).append(_listed(container, group))
+    found: list[Entry] = []
+    for key, listed in by_key.items():
+        text = annotations.get(key)
+        if text is None:
+            found.extend(_doubt(one, "needs_annotation") for one in listed)
+            continue
+        try:
+            per_container = _READERS[key](text, annotations, listed)
+        except ValueError:
+            found.extend(_doubt(one, "bad_annotation") for one in listed)
+            continue
+        for one, devices_of in zip(listed, per_container, strict=True):
+            found.extend(_entry(one, device) for device in devices_of)
+    return found
+
+
+def _key_of(resource: str) -> str:
+    if resource.startswith(_VOLCANO_VGPU):
+        return VOLCANO_DEVICES
+    if resource.startswith(_VOLCANO_GPU):
+        return VOLCANO_INDEX
+    return "" if resource.startswith(_UNREADABLE_PREFIXES) else HAMI_DEVICES
+
+
+def _listed(container: ContainerAllocation, group: Sequence[DeviceIds]) -> _Listed:
+    """Sum up the resources by which one container has what one annotation tells."""
+    # volcano gives one GPU to who asks for memory alone, with as many ids as units of memory.
+    numbers = [devices for devices in group if _COUNT.fullmatch(devices.resource)]
+    counted = numbers or [devices for devices in group if not devices.resource.startswith("volcano.sh/")]
+    shown = (counted or list(group))[0]
+    return _Listed(
+        holder=(container.namespace, container.pod, container.container),
+        resource=shown.resource,
+        first_id=shown.ids[0],
+        count=sum(len(devices.ids) for devices in counted) or 1,
+        units=sum(len(devices.ids) for devices in group),
+    )
+
+
+def _entry(listed: _Listed, device: _Device) -> Entry:
+    return Entry(
+        holder=listed.holder,
+        resource=listed.resource,
+        source=ANNOTATION,
+        device_id=device.text,
+        parsed=device.parsed,
+        declared=device.declared,
+    )
+
+
+def _doubt(listed: _Listed, reason: str) -> Entry:
+    return Entry(
+        holder=listed.holder,
+        resource=listed.resource,
+        source=ANNOTATION,
+        device_id=listed.first_id,
+        parsed=undecided(parse(listed.resource, listed.first_id), reason),
+        is_placeholder=True,
+    )
+
+
+def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
+    """Read HAMi's form: containers end with ``;``, devices with ``:``, each ``UUID,type,MiB,cores in percent``.
+
+    Raises:
+        ValueError: The text is something else, or has other containers than the kubelet lists.
+    """
+    elements = [
+        [_device(one) for one in element.split(":") if one and not _NO_DEVICE.fullmatch(one)]
+        for element in text.split(";")
+    ]
+    if HAMI_INSTANCES in annotations and text == annotations.get(HAMI_DEVICES):
+        _place(elements, annotations[HAMI_INSTANCES])
+    return _aligned([element for element in elements if element], listed)
+
+
+def _aligned(elements: list[list[_Device]], listed: Sequence[_Listed]) -> list[list[_Device]]:
+    """Find each container's element from the end, as ordinary init containers come first and are not listed."""
+    if len(elements) == len(listed) == 1:
+        return elements
+    found: list[list[_Device]] = []
+    for one in reversed(listed):
+        while elements and len(elements[-1]) != one.count:
+            elements = elements[:-1]
+        if not elements:
+            raise ValueError("other containers than the kubelet lists")
+        found.append(elements[-1])
+        elements = elements[:-1]
+    return found[::-1]
+
+
+def _device(text: str) -> _Device:
+    match = _DEVICE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:80]!r} is no device")
+    parsed = _named(match["uuid"])
+    # An instance is had whole: the figures are its own.
+    whole = parsed.kind is not IdKind.GPU
+    declared = Declared(memory_bytes=int(match["memory"]) * MIB, ratio=int(match["cores"]) / 100)
+    return _Device(text=match["uuid"], parsed=parsed, declared=None if whole else declared)
+
+
+def _named(uuid: str) -> ParsedId:
+    parsed = parse("", uuid)
+    # What has another form may be a device by names that we do not know: HAMi had GPU-...[1-0] for an instance.
+    if parsed.kind in _UUID_KINDS and parsed.replica is None:
+        return parsed
+    part = _PART_OF_GPU.fullmatch(uuid)
+    return ParsedId(kind=IdKind.UNKNOWN, uuid=parse("", part["gpu"]).uuid if part else None, reason="unknown_form")
+
+
+def _place(elements: list[list[_Device]], text: str) -> None:
+    """Put in the MIG instances that HAMi made, where it made some.
+
+    Raises:
+        ValueError: The text is not HAMi's.
+    """
+    try:
+        for one in json.loads(text):
+            devices = elements[_index(one["containerIndex"])]
+            position = _index(one["deviceIndex"])
+            devices[position] = replace(devices[position], parsed=_instance(one), declared=None)
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("no allocations of instances") from error
+
+
+def _index(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no index")
+    return value
+
+
+def _instance(one: Mapping[str, Any]) -> ParsedId:
+    made = one.get("migUUID")
+    if made:
+        return _named(str(made))
+    return ParsedId(
+        kind=IdKind.MINOR_PROFILE,
+        uuid=_named(str(one["gpuUUID"])).uuid,
+        profile=comparable_profile(str(one["profile"])),
+        placement_start=_index(one["placement"]["start"]),
+    )
+
+
+def _read_indexes(text: str, _annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
+    """Read the indexes of volcano-sh/devices: ``0,1``, of the pod as a whole.
+
+    Raises:
+        ValueError: The text is something else, or has another number of GPUs than the kubelet lists.
+    """
+    if not _INDEXES.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} are no indexes")
+    indexes = [int(number) for number in text.split(",")]
+    if len(listed) > 1 and len(indexes) != sum(one.count for one in listed):
+        raise ValueError("another number of GPUs than the kubelet lists")
+    result: list[list[_Device]] = []
+    for one in listed:
+        own, indexes = (indexes[: one.count], indexes[one.count :]) if len(listed) > 1 else (indexes, [])
+        of_memory = Declared(memory_bytes=one.units * MIB) if one.resource == _VOLCANO_MEMORY else None
+        result.append(
+            [
+                _Device(text=str(index), parsed=ParsedId(kind=IdKind.INDEX, index=index), declared=of_memory)
+                for index in own
+            ]
+        )
+    return result
+
+
+_READERS: Final[Mapping[str, Callable[[str, Mapping[str, str], Sequence[_Listed]], list[list[_Device]]]]] = {
+    HAMI_DEVICES: _read_vgpus,
+    VOLCANO_DEVICES: _read_vgpus,
+    VOLCANO_INDEX: _read_indexes,
+}
+
+
+FRACTION: Final = "gpu-fraction"
+MEMORY: Final = "gpu-memory"
+CONTAINER: Final = "gpu-fraction-container-name"
+KAI_KEYS: Final = frozenset({FRACTION, MEMORY, CONTAINER})
+"""Annotations that are read."""
+GROUP: Final = "runai-gpu-group"
+"""Label of the pod that holds the GPU and of those who have fractions of it; with several GPUs, ``<this>/<group>``."""
+RESOURCE: Final = "gpu-fraction"
+
+_RATIO = re.compile(r"[0-9]{0,9}(?:\.[0-9]{0,18})?", re.ASCII)
+_MIB_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+
+class Groups:
+    """Who has fractions of which group's GPU.
+
+    Args:
+        evidence: Its pods must be known.
+        containers: (namespace, pod) to the names of its containers without devices.
+        with_devices: (namespace, pod) of the others that the kubelet lists.
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        containers: Mapping[tuple[str, str], list[str]],
+        with_devices: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self._containers = containers
+        self._pods = evidence.pods or {}
+        self._members: dict[str, list[PodMetadata]] = {}
+        self._awaited: set[str] = set()
+        """Groups with a member that the kubelet does not list yet."""
+        listed = {*containers, *with_devices}
+        for name, pod in self._pods.items():
+            if pod.namespace in evidence.reservation_namespaces or name in evidence.ended or name == evidence.own_pod:
+                continue
+            for group in _groups(pod):
+                if name in listed or (evidence.is_followed and not containers):
+                    self._members.setdefault(group, []).append(pod)
+                elif evidence.is_followed:  # else it may have ended meanwhile, which only the kubelet knows
+                    self._awaited.add(group)
+        seen = {*self._pods, *evidence.ended, evidence.own_pod}
+        self._may_lack_members = not evidence.is_followed and any(name not in seen for name in containers)
+
+    def divided(self, entry: Entry) -> Iterator[Entry]:
+        """Give the entries of those for whom a reservation pod holds a device.
+
+        Args:
+            entry: Of a pod in a reservation namespace. One that reserves for nobody by its labels keeps it.
+        """
+        pod = self._pods.get(entry.holder[:2])
+        if pod is None:
+            yield replace(entry, parsed=undecided(entry.parsed, "reservation_pending"))
+            return
+        groups = _groups(pod)
+        if not groups:
+            yield entry
+        elif self._may_lack_members or groups & self._awaited:
+            yield replace(entry, parsed=undecided(entry.parsed, "reservation_pending"))
+        members = {(one.namespace, one.name): one for group in groups for one in self._members.get(group, ())}
+        for member in members.values():
+            declared, reason = _declared(member)
+            yield replace(
+                entry,
+                holder=(member.namespace, member.name, self._container(member)),
+                resource=RESOURCE,
+                source=ANNOTATION,
+                parsed=undecided(entry.parsed, reason) if reason else entry.parsed,
+                declared=declared,
+            )
+
+    def _container(self, member: PodMetadata) -> str:
+        named = member.annotations.get(CONTAINER, "")
+        listed = self._containers.get((member.namespace, member.name), [])
+        if named or len(listed) != 1:
+            return named
+        return listed[0]
+
+
+def _groups(pod: PodMetadata) -> frozenset[str]:
+    several = {key.removeprefix(f"{GROUP}/") for key in pod.labels if key.startswith(f"{GROUP}/")}
+    single = pod.labels.get(GROUP, "")
+    return frozenset(several | {single}) - {""}
+
+
+def _declared(member: PodMetadata) -> tuple[Declared | None, str]:
+    """Give what a pod asked for, or why that cannot be said."""
+    fraction, memory = member.annotations.get(FRACTION), member.annotations.get(MEMORY)
+    if fraction is not None:
+        ratio = float(fraction) if _RATIO.fullmatch(fraction) and fraction.strip(".") else 0.0
+        return (Declared(ratio=ratio), "") if ratio > 0 else (None, "bad_annotation")
+    if memory is not None:
+        mib = int(memory) if _MIB_NUMBER.fullmatch(memory) else 0
+        return (Declared(memory_bytes=mib * MIB), "") if mib > 0 else (None, "bad_annotation")
+    return None, "needs_annotation"

@@ -1,0 +1,275 @@
+"""What every command is made of: its parser, its options, where it writes, and how mistakes are told."""
+
+import argparse
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import tzinfo
+from difflib import get_close_matches
+from pathlib import Path
+from secrets import token_hex
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn, Self, TextIO, TypeAlias
+
+from exporter.config import dcgm_flags, types
+from exporter.config.options import OPTIONS, Option
+from exporter.config.resolve import told
+from exporter.errors import ConfigError, ExporterError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+    from exporter.cost.query_rows import Progress
+
+PROGRAM = "gpu-cost-exporter"
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
+"""Failed; a mistake in what the user wrote; done, but not whole; interrupted."""
+
+_ORDER = (
+    "Each option can also be set as an environment variable, GPU_COST_EXPORTER_ and its name in capitals"
+    " (GPU_COST_EXPORTER_SAMPLE_INTERVAL=500ms), or as a key of the file (sample-interval: 500ms). Flags win over the"
+    " environment, the environment over the file. dcgm-exporter's flags and variables are accepted where there is an"
+    " equivalent ([also: ...]); ours win over them, and one line names those that have none: docs/migrating.md."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are told like every other mistake in what the user wrote."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of exiting.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{message}; see: {self.prog} --help")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse names its type no other way
+"""What a command adds itself to."""
+
+
+def say(problem: str) -> None:
+    """Tell one problem on standard error."""
+    print(f"{PROGRAM}: {told(' '.join(problem.split()))}", file=sys.stderr)  # noqa: T201 - nothing logs before the settings are known
+
+
+@contextmanager
+def stdout() -> Iterator[TextIO]:
+    """Standard output, to be written to and nothing else: its reader may have enough (head), its disk may be full."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(EXIT_FAILED) from None
+        raise ExporterError(f"standard output: cannot write: {error.strerror}; give it room, or another file") from None
+
+
+def command(commands: Commands, name: str, about: str) -> Parser:
+    """A new command; ``about`` is one sentence."""
+    return commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+
+
+def add_options(parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str = _ORDER) -> None:
+    """Every option of a table, the agent's by default, in groups; and the file that may have them."""
+    parser.usage = f"{parser.prog} [OPTION ...]"
+    parser.epilog = epilog
+    general = parser.add_argument_group("Configuration")
+    general.add_argument("--config", metavar="FILE", help="YAML file with any of the options below [default: none]")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        also = dcgm_flags.names_for(option.key) if options is OPTIONS else ()
+        groups[option.group].add_argument(option.flag, metavar=option.kind.metavar, help=_help(option, also))
+
+
+def _help(option: Option, names: Sequence[str]) -> str:
+    default = option.default_note or option.default or "none"
+    unit = f" {option.unit}" if option.unit else ""
+    allowed = "" if option.kind.metavar.startswith("{") else f" Allowed: {option.kind.allowed}."
+    also = f" [also: {', '.join(names)}]" if names else ""
+    return f"{option.help}{allowed} [default: {default}{unit}]{also}".replace("%", "%%")
+
+
+def add_output(options: "argparse._ActionsContainer") -> None:
+    """The flag that names the result's file; nothing and ``-`` are standard output, as ``None``."""
+    options.add_argument(
+        "--output",
+        type=lambda text: None if text == "-" else Path(text),
+        metavar="FILE",
+        help="file to write, whole or not at all; -: standard output [default: -]",
+    )
+
+
+def add_timezone(options: "argparse._ActionsContainer") -> None:
+    """Add the flag that says whose days, weeks and months a period means."""
+    options.add_argument(
+        "--timezone",
+        type=_time_zone,
+        metavar="ZONE",
+        help="time zone of days, weeks and months, as Europe/Berlin; whole hours from UTC [default: UTC]",
+    )
+
+
+def _time_zone(text: str) -> tzinfo:
+    try:
+        return types.parse_zone(text)
+    except ValueError:
+        why = types.zone_hint(text)
+        hint = f"; {why}" if why else ""
+        raise argparse.ArgumentTypeError(
+            f"value '{text}' is not {types.ZONE.noun}; allowed: {types.ZONE.allowed}{hint}"
+        ) from None
+
+
+def unknown_flags(unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """What was written and is known to no command, one line each with the nearest flag; ``more`` are known as well."""
+    known = [f"--{name.replace('_', '-')}" for name in vars(namespace) if name not in {"command", "run"}] + [*more]
+    problems = []
+    after_flag = False
+    for word in unknown:
+        if word.startswith("-"):
+            flag, has_value, _ = word.partition("=")
+            close = get_close_matches(flag, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; see: {PROGRAM} {namespace.command} --help"
+            problems.append(f"{flag}: unknown flag{hint}")
+            after_flag = not has_value
+        else:
+            if not after_flag:
+                problems.append(f"'{word}': unexpected argument; see: {PROGRAM} {namespace.command} --help")
+            after_flag = False
+    return tuple(problems)
+
+
+def refuse(problems: tuple[str, ...]) -> None:
+    """End here where there is a problem.
+
+    Raises:
+        ConfigError: With all of them.
+    """
+    if problems:
+        raise ConfigError(*problems)
+
+
+def check_output(path: Path | None) -> None:
+    """Find out before long work that its result could not be written.
+
+    Raises:
+        ConfigError: The file cannot be one.
+    """
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ConfigError(f"--output: {path} is a directory; allowed: a file")
+    if not folder.is_dir():
+        raise ConfigError(f"--output: {folder} is no directory; make it, or give another file")
+    target = path if is_written_in_place(path) else folder
+    if not os.access(target, os.W_OK):
+        raise ConfigError(f"--output: {target} may not be written to; allow it, or give another file")
+
+
+def is_written_in_place(path: Path) -> bool:
+    """A pipe or a device cannot be replaced."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+@contextmanager
+def output(path: Path | None) -> Iterator[TextIO]:
+    """A stream for the result; a file is put in place when all of it is on the disk, else what was there stays.
+
+    Raises:
+        ExporterError: It cannot be written.
+    """
+    if path is None:
+        with stdout() as stream:
+            yield stream
+        return
+    try:
+        if is_written_in_place(path):
+            with path.open("w", encoding="utf-8", newline="") as stream:
+                yield stream
+        else:
+            with _replaced(path.resolve()) as stream:
+                yield stream
+    except OSError as error:
+        raise ExporterError(f"{path}: cannot write: {error.strerror or error}; give it room, or another file") from None
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[TextIO]:
+    # Not by the process' number: in a container it is always the same, and a killed one leaves its part behind.
+    beside = path.with_name(f".{path.name[:200]}.{token_hex(4)}.part")
+    try:
+        with beside.open("x", encoding="utf-8", newline="") as stream:
+            with suppress(FileNotFoundError):
+                os.fchmod(stream.fileno(), stat.S_IMODE(path.stat().st_mode))
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+# Imports inside functions keep `--help` and `--version` fast.
+# ruff: noqa: PLC0415
+
+
+_PATIENCE_SECONDS = 1.0
+
+
+class ProgressBar:
+    """A bar on standard error with an estimate of what is left, from the second second on; gone when work is done.
+
+    Args:
+        what: What is being done, in a word or two.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, what: str, clock: Callable[[], float]) -> None:
+        self._what, self._clock = what, clock
+        self._begun = clock()
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def told(self, progress: "Progress") -> None:
+        """Show how far it is."""
+        if self._bar is None:
+            if not sys.stderr.isatty() or self._clock() - self._begun < _PATIENCE_SECONDS:
+                return
+            self._bar = _bar()
+            self._bar.start()
+            self._bar.add_task(self._what)
+        self._bar.update(self._bar.task_ids[0], completed=progress.done, total=progress.total)
+
+
+def _bar() -> "Bar":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)

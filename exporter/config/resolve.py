@@ -1,0 +1,443 @@
+"""Settles the agent's configuration: flags, environment, dcgm-exporter's of both, file, defaults, in this order."""
+
+import json
+import logging
+import re
+import socket
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from exporter.attribution import owners
+from exporter.config import dcgm_flags, paths, types, yaml_file
+from exporter.config import dcgm_flags as dcgm_settings
+from exporter.config import dcgm_flags as hostname_label
+from exporter.config.dcgm_flags import Given
+from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
+from exporter.config.types import Kind
+from exporter.errors import ConfigError
+
+CONFIG_ENV = ENV_PREFIX + "CONFIG"
+Raw = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What options came to. ``values`` is by key, each made by its option's kind; ``None`` is unset or refused."""
+
+    values: dict[str, Any]
+    stated: set[str] = field(default_factory=set)
+    """Keys that somebody wrote, rather than their defaults."""
+
+
+def settle(
+    options: Sequence[Option],
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    problems: list[str],
+    foreign: Mapping[str, tuple[str, str]] | None = None,
+) -> Settled:
+    """Settle every option of the table.
+
+    Args:
+        options: The table.
+        flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
+        environ: The process environment.
+        problems: Mistakes are added here, one line each.
+        foreign: By key: name and text of another program's flag or variable that means the same.
+    """
+    given = {key.replace("_", "-"): str(value) for key, value in flags.items() if value is not None}
+    from_file, file_path = _read_file(
+        given.get("config") or environ.get(CONFIG_ENV), [option.key for option in options], problems
+    )
+    settled = Settled({})
+    for option in options:
+        candidates: list[tuple[str, Raw]] = []
+        if option.key in given:
+            candidates.append((option.flag, given[option.key]))
+        if environ.get(option.env):
+            candidates.append((option.env, environ[option.env]))
+        if foreign and option.key in foreign and not candidates:
+            candidates.append(foreign[option.key])
+        if option.key in from_file:
+            entry = from_file[option.key]
+            candidates.append((f"{file_path}:{entry.line}", entry.raw))
+        settled.values[option.key] = _settle_one(option, candidates, problems)
+        settled.stated.update(option.key for _ in candidates)
+    return settled
+
+
+def _read_file(
+    name: str | None, keys: Collection[str], problems: list[str]
+) -> tuple[dict[str, yaml_file.FileValue], str]:
+    if not name:
+        return {}, ""
+    values, found = yaml_file.read(Path(name), keys)
+    problems += found
+    return values, name
+
+
+def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: list[str]) -> object:
+    """The first candidate's value; every candidate is checked, so that a mistake cannot hide behind another layer."""
+    settled: list[object] = []
+    for origin, raw in candidates:
+        try:
+            settled.append(_parse(option.kind, raw))
+        except ValueError as error:
+            settled.append(None)
+            problems.append(refusal(option, origin, str(error) if option.kind.is_list else raw))
+    if settled:
+        return settled[0]
+    return None if option.default is None else _parse(option.kind, option.default)
+
+
+def _parse(kind: Kind, raw: Raw) -> object:
+    """The value; ValueError where it is not one, with the text of the item in a list that is not."""
+    if kind.is_list:
+        items = raw.split(",") if isinstance(raw, str) else raw
+        return tuple(kind.parse(item) for item in items)
+    if not isinstance(raw, str):
+        raise ValueError(raw)  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
+    return kind.parse(raw)
+
+
+def refusal(option: Option, origin: str, raw: Raw) -> str:
+    """Says that a text is no value of the option, where it stands, and what is allowed."""
+    shown = raw if isinstance(raw, str) else "[" + ", ".join(raw) + "]"
+    words = option.kind.allowed.split(", ") if option.kind.metavar.startswith("{") else []
+    close = get_close_matches(shown.lower(), words, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else ""
+    why = option.kind.why(shown)
+    hint = f"; {why}" if why else hint
+    return (
+        f"{option.key} (from {origin}): value '{shown}' is not {option.kind.noun}; allowed: {option.kind.allowed}{hint}"
+    )
+
+
+def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> list[str]:
+    """Warnings only: Kubernetes and other programs set variables that begin with our prefix, too."""
+    known = {option.env for option in options} | {CONFIG_ENV}
+    warnings: list[str] = []
+    for name in sorted(environ):
+        rest = name.removeprefix(ENV_PREFIX[:-1])
+        if not name.startswith(ENV_PREFIX) or name in known or dcgm_flags.SERVICE_LINK.fullmatch(rest):
+            continue
+        close = get_close_matches(name, known, n=1, cutoff=0.8)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        warnings.append(f"{name}: unknown variable, not used{hint}")
+    return warnings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Settled configuration of the agent; every value is valid. Made by ``load_agent``."""
+
+    listen_host: str
+    """Empty: every interface, IPv4 and IPv6."""
+    listen_port: int
+    """0: any free port."""
+    web_config: Path | None
+    """``None``: plain HTTP, for everybody."""
+    release_seconds: float
+    sample_interval_seconds: float
+    source: Literal["auto", "nvml", "dcgm"]
+    """``auto`` is NVML, and DCGM beside it where there is an address; the others are one alone."""
+    dcgm_address: str
+    """``host:port``, ``unix:///path`` or ``embedded``; empty where DCGM is not used."""
+    idle_threshold_ratio: float
+    attribution: bool
+    kubelet_socket: str
+    kubelet_interval_seconds: float
+    attribution_expiry_seconds: float
+    gpu_resources: tuple[str, ...]
+    """Resource names and glob patterns."""
+    node_name: str
+    proc_root: Path
+    pod_log_root: Path
+    workload_manager: Literal["kubernetes", "slurm", "host"]
+    job_mapping_dir: Path | None
+    kube_metadata: bool
+    kubeconfig: Path | None
+    """``None``: the service account's, else the usual files."""
+    kube_start_jitter_seconds: float
+    team_keys: tuple[str, ...]
+    cost_labels: tuple[str, ...]
+    namespace_teams: bool
+    pod_labels: tuple[str, ...]
+    pod_annotations: tuple[str, ...]
+    reservation_namespaces: tuple[str, ...]
+    collectors: Path | None
+    dcgm_names: Literal["legacy", "4.9"]
+    hostname_label: str
+    """Empty: no such label."""
+    dcgm_pod_uid: bool
+    dcgm_old_labels: bool
+    dcgm_model_hyphens: bool
+    xid_count_window_seconds: float
+    clock_events_window_seconds: float
+    series_limit: int
+    linger_seconds: float
+    price_book: Path | None
+    """For ``price_book.load``: ``None`` is the bundled list prices, ``none`` no prices at all."""
+    instance_type: str
+    """Of this node, as are the next two; empty where not known."""
+    capacity_type: Literal["on-demand", "spot", "reserved", ""]
+    region: str
+    state_dir: Path | None
+    lock_dir: Path | None
+    """Of the host, with the lock of the ledger's writer; ``None`` for a simulated node without one."""
+    state_interval_seconds: float
+    simulate: str | None
+    simulate_hour_seconds: float
+    log_format: Literal["text", "json"]
+    log_level: Literal["debug", "info", "warning", "error"]
+    warnings: tuple[str, ...] = ()
+    """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
+
+
+EXPORTED_KEYS = ("pod-labels", "pod-annotations")
+MOST_KEYS = {**dict.fromkeys(EXPORTED_KEYS, 10), "cost-labels": 8}
+"""Of lists of keys: how many they may name."""
+_Values = dict[str, Any]  # by option key; each value was made by its option's kind
+
+
+def load_agent(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    *,
+    dcgm_flags: Sequence[Given] = (),
+    check_paths: bool = True,
+    extra: tuple[str, ...] = (),
+) -> AgentConfig:
+    """The agent's settled configuration.
+
+    Args:
+        flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
+        environ: The process environment.
+        dcgm_flags: Flags of dcgm-exporter; they win over its variables, and ours over both.
+        check_paths: Also look at what the values name: collectors file, state directory, sockets.
+        extra: Problems that the caller met before, told together with those met here.
+
+    Raises:
+        ConfigError: With all mistakes at once, one line each.
+    """
+    problems = list(extra)
+    from_dcgm = dcgm_settings.translate(environ, dcgm_flags, _stated(flags, environ))
+    settled = settle(OPTIONS, flags, environ, problems, from_dcgm.values)
+    values, stated = settled.values, settled.stated
+    if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
+        values["kube-metadata"] = True  # a simulated node has an API server, and nobody's rights are in the way
+    if values["workload-manager"] != "kubernetes" and "kube-metadata" in from_dcgm.values:
+        values["kube-metadata"] = False  # it asks for what it would do with pods, of which there are none
+    if values["simulate"] and "lock-dir" not in stated:
+        values["lock-dir"] = None  # many simulated nodes of one name may run on one machine
+    _add_resources(values, from_dcgm.resources, problems)
+    _check_together(values, problems)
+    warnings = [*from_dcgm.warnings, *_settle_collectors(values), *_settle_source(values)]
+    warnings += unknown_variables(OPTIONS, environ) + _without_effect(values)
+    if check_paths:
+        problems += paths.problems(values)
+    if problems:
+        raise ConfigError(*problems)
+    return _build(values, tuple(warnings))
+
+
+def _stated(flags: Mapping[str, object], environ: Mapping[str, str]) -> frozenset[str]:
+    given = {key.replace("_", "-") for key, value in flags.items() if value is not None}
+    return frozenset(option.key for option in OPTIONS if option.key in given or environ.get(option.env))
+
+
+def _add_resources(values: _Values, resources: Sequence[tuple[str, str]], problems: list[str]) -> None:
+    option = BY_KEY["gpu-resources"]
+    for origin, text in resources:
+        names = text.strip(", ")
+        if not names or values["gpu-resources"] is None:
+            continue
+        try:
+            added = [option.kind.parse(name) for name in names.split(",")]
+        except ValueError as error:
+            problems.append(refusal(option, origin, str(error)))
+            continue
+        values["gpu-resources"] = tuple(dict.fromkeys((*values["gpu-resources"], *added)))
+
+
+def _settle_collectors(values: _Values) -> list[str]:
+    """A file that only dcgm-exporter's image has stands for the default set."""
+    warning = dcgm_settings.image_file_warning(values["collectors"]) if values["collectors"] else ""
+    if not warning:
+        return []
+    values["collectors"] = None
+    return [warning]
+
+
+def _settle_source(values: _Values) -> list[str]:
+    """Whether DCGM is used at all is whether there is an address; what was given in vain is told."""
+    if values["source"] == "dcgm":
+        values["dcgm-address"] = values["dcgm-address"] or types.DEFAULT_ADDRESS
+    elif values["source"] == "nvml" and values["dcgm-address"]:
+        values["dcgm-address"] = None
+        return ["dcgm-address: with source nvml no engine is asked; not used; source auto reads both"]
+    return []
+
+
+def _check_together(values: _Values, problems: list[str]) -> None:
+    expiry, interval = values["attribution-expiry"], values["kubelet-interval"]
+    if expiry is not None and interval is not None and expiry < 2 * interval:
+        problems.append(
+            f"attribution-expiry: {expiry:g}s is less than twice the kubelet-interval, {interval:g}s, so that"
+            f" allocation would be unknown between two answers; allowed: {2 * interval:g}s or more"
+        )
+    manager = values["workload-manager"]
+    if values["kube-metadata"] and manager not in {"kubernetes", None}:
+        problems.append(
+            f"kube-metadata: is on, and the workload-manager is {manager}, whose jobs Kubernetes does not know;"
+            " allowed: one of the two"
+        )
+    problems += [
+        f"{key}: names {len(values[key])} keys; allowed: at most {most}"
+        for key, most in MOST_KEYS.items()
+        if len(values[key] or ()) > most
+    ]
+
+
+def _without_effect(values: _Values) -> list[str]:
+    """What was given and is not looked at, as something else is not switched on."""
+    warnings: list[str] = []
+    if values["job-mapping-dir"] and values["workload-manager"] != "slurm":
+        warnings.append("job-mapping-dir: read only with workload-manager slurm; not used")
+    if values["kube-metadata"] and values["attribution"] is False:
+        warnings.append("kube-metadata: with attribution off nobody holds anything, and the API is not asked; not used")
+    if not values["kube-metadata"]:
+        warnings += [f"{key}: needs kube-metadata on; not used" for key in ("kubeconfig", *MOST_KEYS) if values[key]]
+    else:
+        warnings += [
+            f"{key}: {name} is never shown: another for every pod, or no label of its makers; not used"
+            for key in EXPORTED_KEYS
+            for name in values[key] or ()
+            if owners.is_never_shown(name)
+        ]
+    return warnings
+
+
+def _build(values: _Values, warnings: tuple[str, ...]) -> AgentConfig:
+    return AgentConfig(
+        listen_host=values["listen"].host,
+        listen_port=values["listen"].port,
+        release_seconds=values["release-seconds"],
+        sample_interval_seconds=values["sample-interval"],
+        source=values["source"],
+        dcgm_address=values["dcgm-address"] or "",
+        idle_threshold_ratio=values["idle-threshold"],
+        attribution=values["attribution"],
+        kubelet_socket=values["kubelet-socket"],
+        kubelet_interval_seconds=values["kubelet-interval"],
+        attribution_expiry_seconds=values["attribution-expiry"],
+        gpu_resources=values["gpu-resources"],
+        node_name=values["node-name"] or socket.gethostname(),
+        proc_root=Path(values["proc-root"]),
+        pod_log_root=Path(values["pod-log-root"]),
+        workload_manager=values["workload-manager"],
+        kube_metadata=values["kube-metadata"],
+        kube_start_jitter_seconds=values["kube-start-jitter"],
+        team_keys=values["team-keys"],
+        cost_labels=values["cost-labels"] or (),
+        namespace_teams=values["namespace-teams"],
+        pod_labels=values["pod-labels"] or (),
+        pod_annotations=values["pod-annotations"] or (),
+        reservation_namespaces=values["reservation-namespaces"],
+        dcgm_names=values["dcgm-names"],
+        hostname_label=hostname_label.settled(values["hostname-label"], values["dcgm-names"]),
+        dcgm_pod_uid=values["dcgm-pod-uid"],
+        dcgm_old_labels=values["dcgm-old-labels"],
+        dcgm_model_hyphens=values["dcgm-model-hyphens"],
+        xid_count_window_seconds=values["xid-count-window"],
+        clock_events_window_seconds=values["clock-events-window"],
+        series_limit=values["series-limit"],
+        linger_seconds=values["linger"],
+        instance_type=values["instance-type"] or "",
+        capacity_type=values["capacity-type"] or "",
+        region=values["region"] or "",
+        state_interval_seconds=values["state-interval"],
+        simulate=values["simulate"],
+        simulate_hour_seconds=values["simulate-hour"],
+        log_format=values["log-format"],
+        log_level=values["log-level"],
+        warnings=warnings,
+        **_optional_paths(values),
+    )
+
+
+def _optional_paths(values: _Values) -> _Values:
+    """Paths by the name of their field; ``None`` where there is none."""
+    keys = ("web-config", "job-mapping-dir", "kubeconfig", "collectors", "price-book", "state-dir", "lock-dir")
+    return {key.replace("-", "_"): Path(values[key]) if values[key] else None for key in keys}
+
+
+_PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_LOGIN = re.compile(r"(?<=://)[^\s\"']{1,300}@")
+"""Of an address: what stands before its host."""
+
+
+def configure(log_format: Literal["text", "json"], level: str, stream: TextIO | None = None) -> None:
+    """Send every event of ``level`` (``debug`` to ``error``) and above to ``stream``, standard error by default."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _event(record: logging.LogRecord) -> dict[str, object]:
+    at = datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds")
+    event: dict[str, object] = {
+        "time": at.replace("+00:00", "Z"),
+        "level": record.levelname.lower(),
+        "part": record.name.removeprefix("exporter."),
+        "message": record.getMessage(),
+    }
+    event.update({key: value for key, value in vars(record).items() if key not in _PLAIN_ATTRIBUTES})
+    return event
+
+
+def told(text: str) -> str:
+    """A text as it may be told to anybody: ``printable``, and no address in it has a user or a password."""
+    return printable(_LOGIN.sub("...@", text))
+
+
+def printable(text: str) -> str:
+    """A text as one line that can neither steer a terminal nor pass itself off as another: what could is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per event; what is passed as ``extra`` becomes keys."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The event as one line."""
+        event = _event(record)
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        line = _LOGIN.sub("...@", json.dumps(event, default=str, ensure_ascii=False))
+        # JSON leaves in what begins a command to some terminals (U+009B), and ends a line to some readers (U+2028).
+        if line.isprintable():
+            return line
+        return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+
+
+class TextFormatter(logging.Formatter):
+    """``TIME LEVEL part: message key=value``, with line breaks and all else that is not printable escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The event as one line."""
+        event = _event(record)
+        head = f"{event.pop('time')} {str(event.pop('level')).upper():7} {event.pop('part')}: {event.pop('message')}"
+        parts = [head, *(f"{key}={value}" for key, value in event.items())]
+        if record.exc_info:
+            parts.append(f"exception={self.formatException(record.exc_info)!r}")
+        return told(" ".join(parts))

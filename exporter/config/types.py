@@ -1,0 +1,389 @@
+"""How a text becomes a value: one ``Kind`` per sort of option, each saying what it allows."""
+
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<unit>ms|s|m|h)")
+_SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_WORDS = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+_LABEL_KEY = re.compile(
+    r"(?=.{1,317}$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII
+)
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A sort of value.
+
+    ``parse`` turns a text into the value and raises ValueError; ``noun`` and ``allowed`` complete the message
+    "'x' is not <noun>; allowed: <allowed>", to which ``why`` adds what is to be said of this text, if anything is.
+    """
+
+    parse: Callable[[str], object]
+    noun: str
+    allowed: str
+    metavar: str
+    is_list: bool = False
+    why: Callable[[str], str] = lambda _: ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen. An empty host is every interface."""
+
+    host: str
+    port: int
+
+
+def duration_seconds(text: str) -> float:
+    """Seconds of ``500ms``, ``1s``, ``2m``, ``1h``; ValueError without a unit, so that none is guessed."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    return float(match["number"]) * _SECONDS_PER[match["unit"]]
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that ``duration_seconds`` reads back: ``0.5`` is ``500ms``."""
+    for unit in ("h", "m", "s"):
+        count = seconds / _SECONDS_PER[unit]
+        if count >= 1 and count == int(count):
+            return f"{int(count)}{unit}"
+    return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
+
+
+def duration(minimum_seconds: float, maximum_seconds: float) -> Kind:
+    """A duration with a unit, within bounds; the value is in seconds."""
+
+    def parse(text: str) -> float:
+        seconds = duration_seconds(text)
+        if not minimum_seconds <= seconds <= maximum_seconds:
+            raise ValueError(text)
+        return seconds
+
+    low, high = format_duration(minimum_seconds), format_duration(maximum_seconds)
+    allowed = f"a number with ms, s, m or h, from {low} to {high}"
+    return Kind(parse=parse, noun="a duration in range", allowed=allowed, metavar="DURATION")
+
+
+def _parse_switch(text: str) -> bool:
+    value = _WORDS.get(text.strip().lower())
+    if value is None:
+        raise ValueError(text)
+    return value
+
+
+def choice(*words: str) -> Kind:
+    """One of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return Kind(parse=parse, noun="a known choice", allowed=", ".join(words), metavar="{" + ",".join(words) + "}")
+
+
+def _parse_ratio(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 <= value < 1):
+        raise ValueError(text)
+    return value
+
+
+def count(minimum: int, maximum: int) -> Kind:
+    """A whole number within bounds."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not minimum <= value <= maximum:
+            raise ValueError(text)
+        return value
+
+    return Kind(parse=parse, noun="a whole number in range", allowed=f"{minimum} to {maximum}", metavar="NUMBER")
+
+
+def _parse_listen(text: str) -> Listen:
+    host, colon, port_text = text.strip().rpartition(":")
+    if not colon or not port_text.isdecimal() or not port_text.isascii():
+        raise ValueError(text)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        ipaddress.IPv6Address(host.partition("%")[0])
+    elif host and not _HOST_NAME.fullmatch(host):
+        raise ValueError(text)
+    port = int(port_text)
+    if port > _MAX_PORT:
+        raise ValueError(text)
+    return Listen(host, port)
+
+
+def _parse_path(text: str) -> str:
+    # Half of a surrogate pair is in no file's name; a variable's bytes that are no UTF-8 are.
+    if not text or "\0" in text or not _is_encodable(text):
+        raise ValueError(text)
+    return text
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parse_socket(text: str) -> str:
+    path = text.removeprefix("unix://")
+    if not path.startswith("/") or "\0" in path or not _is_encodable(path):
+        raise ValueError(text)
+    return path
+
+
+def _parse_name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(text)
+    return text.strip()
+
+
+def _parse_label(text: str) -> str:
+    if not _LABEL_NAME.fullmatch(text) or text.startswith("__"):
+        raise ValueError(text)
+    return text
+
+
+def _parse_pattern(text: str) -> str:
+    pattern = text.strip()
+    if not pattern or any(character.isspace() for character in pattern):
+        raise ValueError(text)
+    return pattern
+
+
+def _parse_label_key(text: str) -> str:
+    key = text.strip()
+    if not _LABEL_KEY.fullmatch(key):
+        raise ValueError(text)
+    return key
+
+
+SWITCH = Kind(parse=_parse_switch, noun="a switch", allowed="on, off", metavar="{on,off}")
+RATIO = Kind(parse=_parse_ratio, noun="a ratio", allowed="a number from 0 up to, not including, 1", metavar="RATIO")
+LISTEN = Kind(
+    parse=_parse_listen,
+    noun="an address to listen on",
+    allowed=":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535",
+    metavar="HOST:PORT",
+)
+PATH = Kind(parse=_parse_path, noun="a path", allowed="a path that is not empty", metavar="PATH")
+SOCKET = Kind(parse=_parse_socket, noun="a socket path", allowed="an absolute path, or unix:///path", metavar="PATH")
+NAME = Kind(parse=_parse_name, noun="a name", allowed="printable text that is not empty", metavar="NAME")
+LABEL = Kind(parse=_parse_label, noun="a label name", allowed="letters, digits and _, no digit first", metavar="LABEL")
+RESOURCES = Kind(
+    parse=_parse_pattern,
+    noun="a resource name",
+    allowed="resource names or patterns such as nvidia.com/mig-*, separated by commas",
+    metavar="PATTERN,...",
+    is_list=True,
+)
+KEYS = Kind(
+    parse=_parse_pattern,
+    noun="a key",
+    allowed="names such as team or example.com/cost-center, separated by commas",
+    metavar="KEY,...",
+    is_list=True,
+)
+LABEL_KEYS = Kind(
+    parse=_parse_label_key,
+    noun="a Kubernetes label key",
+    allowed="label keys such as project or example.com/cost-center, separated by commas",
+    metavar="KEY,...",
+    is_list=True,
+)
+
+
+def parse_zone(text: str) -> tzinfo:
+    """Return the time zone of an IANA name.
+
+    Raises:
+        ValueError: The name is unknown, or days there do not begin on whole hours UTC.
+    """
+    zone = _zone(text)
+    if not _is_on_hours(zone):
+        raise ValueError(text)
+    return zone
+
+
+def zone_hint(text: str) -> str:
+    """Return why a text is no time zone for reports, beyond being an unknown name."""
+    try:
+        zone = _zone(text)
+    except ValueError:
+        try:
+            ZoneInfo("Europe/Berlin")
+        except (KeyError, OSError):
+            return "this host has no time zone database: install the package tzdata"
+        return ""
+    if _is_on_hours(zone):
+        return ""
+    return "days there begin within an hour UTC, and the ledger is recorded by the hour UTC, so no day would be exact"
+
+
+def _zone(text: str) -> tzinfo:
+    name = text.strip()
+    if name.upper() == "UTC":  # also without a database
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError) as error:
+        raise ValueError(text) from error
+
+
+def _is_on_hours(zone: tzinfo) -> bool:
+    """Return whether days begin on whole hours UTC, in winter and summer of recent years."""
+    offsets = (zone.utcoffset(datetime(_ZONE_YEAR, month, 1)) for month in (1, 7))  # noqa: DTZ001 - of the zone itself
+    return all(offset is not None and not offset % timedelta(hours=1) for offset in offsets)
+
+
+_ZONE_YEAR = 2026
+ZONE = Kind(
+    parse=parse_zone,
+    noun="a time zone",
+    allowed="an IANA name such as Europe/Berlin",
+    metavar="ZONE",
+    why=zone_hint,
+)
+
+
+EMBEDDED = "embedded"
+DEFAULT_ADDRESS = "localhost:5555"
+
+_DEFAULT_PORT = 5555
+_MAX_SOCKET_PATH = 107
+_ENGINE_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
+
+
+def parse(text: str) -> str:
+    """``host:port`` (``[v6]:port``), ``unix:///path`` or ``embedded``; ValueError for anything else."""
+    given = text.strip()
+    if given == EMBEDDED:
+        return EMBEDDED
+    path = given.removeprefix("unix://")
+    if path.startswith("/") or path != given:
+        if not path.startswith("/") or path.endswith("/") or not path.isprintable():
+            raise ValueError(text)
+        if len(path.encode()) > _MAX_SOCKET_PATH:
+            raise ValueError(text)
+        return f"unix://{path}"
+    host, port = _split(given.removeprefix("tcp://"))
+    return f"{host}:{port}"
+
+
+def _split(given: str) -> tuple[str, int]:
+    """Host, in brackets where it is IPv6, and port."""
+    bracketed, bracket, rest = given.rpartition("]")
+    if bracket:
+        host = bracketed.removeprefix("[")
+        if host == bracketed or (rest and not rest.startswith(":")):
+            raise ValueError(given)
+        return _v6(host), _port(rest[1:]) if rest else _DEFAULT_PORT
+    if given.count(":") > 1:
+        return _v6(given), _DEFAULT_PORT
+    host, colon, port = given.partition(":")
+    if not _ENGINE_HOST_NAME.fullmatch(host):
+        raise ValueError(given)
+    return host, _port(port) if colon else _DEFAULT_PORT
+
+
+def _v6(host: str) -> str:
+    ipaddress.IPv6Address(host)
+    return f"[{host}]"
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _MAX_PORT):
+        raise ValueError(text)
+    return int(text)
+
+
+def _why(text: str) -> str:
+    scheme = text.strip().partition("://")[0].lower()
+    if scheme == "vsock":
+        return "vsock:// is not spoken; let nv-hostengine listen on TCP or a Unix socket"
+    if scheme in {"http", "https"}:
+        return "an engine does not speak HTTP; give nv-hostengine's own address, port 5555 unless it was changed"
+    return ""
+
+
+ENGINE_ADDRESS = Kind(
+    parse=parse,
+    noun="an engine's address",
+    allowed="HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded",
+    metavar="HOST:PORT",
+    why=_why,
+)
+
+
+CURRENCIES = frozenset(
+    """
+    AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF CLP CNY
+    COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GNF GTQ GYD HKD HNL HTG HUF IDR ILS
+    INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD MAD MDL MGA MKD MMK MNT MOP
+    MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG QAR RON RSD RUB RWF SAR SBD SCR
+    SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD TWD TZS UAH UGX USD UYU UZS VES VND VUV
+    WST XAF XCD XCG XOF XPF YER ZAR ZMW ZWG
+    """.split()  # noqa: SIM905 - a list of one code a line would be five pages
+)
+
+
+KNOWN_MODELS = (
+    "NVIDIA A10",
+    "NVIDIA A100 80GB PCIe",
+    "NVIDIA A100-PCIE-40GB",
+    "NVIDIA A100-SXM4-40GB",
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A10G",
+    "NVIDIA A16",
+    "NVIDIA A2",
+    "NVIDIA A30",
+    "NVIDIA A40",
+    "NVIDIA B200",
+    "NVIDIA B300 SXM6 AC",
+    "NVIDIA GB200",
+    "NVIDIA GB300",
+    "NVIDIA GH200 480GB",
+    "NVIDIA GeForce RTX 3090",
+    "NVIDIA GeForce RTX 4090",
+    "NVIDIA GeForce RTX 5090",
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA H100 NVL",
+    "NVIDIA H100 PCIe",
+    "NVIDIA H20",
+    "NVIDIA H200",
+    "NVIDIA H200 NVL",
+    "NVIDIA H800",
+    "NVIDIA L20",
+    "NVIDIA L4",
+    "NVIDIA L40",
+    "NVIDIA L40S",
+    "NVIDIA RTX 6000 Ada Generation",
+    "NVIDIA RTX A5000",
+    "NVIDIA RTX A6000",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    "Tesla P100-PCIE-16GB",
+    "Tesla P4",
+    "Tesla P40",
+    "Tesla T4",
+    "Tesla V100-PCIE-16GB",
+    "Tesla V100-PCIE-32GB",
+    "Tesla V100-SXM2-16GB",
+    "Tesla V100-SXM2-32GB",
+)

@@ -1,0 +1,1 @@
+"""Turns recorded ledgers into money: reports, advice, budgets, exports, the store of closed days."""

@@ -1,0 +1,429 @@
+"""Budgets from their file, read so that every mistake is told at once with its line and key."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, get_args
+
+import yaml
+
+from exporter.config.types import CURRENCIES
+from exporter.config.yaml_file import Fields, compose
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    LABEL,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Failure,
+    Figures,
+    FleetLedger,
+    LineKey,
+    Window,
+    label_problem,
+    last_recorded,
+    too_many_labels,
+)
+from exporter.cost.queries import CAPACITY, ENERGY, LEVELS, NODE_INFO, SIMULATED
+from exporter.cost.query_rows import LedgerSource
+from exporter.cost.report import dimensions_of
+from exporter.errors import ConfigError
+
+Period = Literal["week", "month", "quarter", "year"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much the GPUs of an owner may cost in a period."""
+
+    name: str
+    currency: str
+    amount: float
+    period: Period
+    owner: Mapping[Dimension, str] = field(default_factory=dict)
+    """What it is for: any of cluster, namespace, team, labels; empty is for all that is held."""
+    thresholds: tuple[float, ...] = (0.5, 0.8, 1.0)
+    """Parts of the amount that pages and digests mark."""
+    include_unallocated: bool = False
+    """Counts Unallocated and Unattributed, too; only where it is for all, or a cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetState:
+    """How a budget stands."""
+
+    budget: Budget
+    period: Window
+    spent: float
+    projected: float | None
+    """Of the whole period; ``None`` while too little of it is known."""
+    unpriced_seconds: float
+    """GPU-seconds of the budget without a price: ``spent`` is too low while there are any."""
+    as_of_seconds: float
+    passed: tuple[float, ...] = ()
+    """Thresholds that ``spent`` has reached."""
+    known: bool = True
+    """False where a part of the period could not be read, or its money is in other currencies: ``spent`` is not it."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of the figures, one sentence each, with the mend."""
+    unread: str = ""
+    """Why a question about the period stayed unanswered that may be answered when it is asked again; else empty."""
+
+
+PERIODS: tuple[Period, ...] = get_args(Period)
+OWNERS: tuple[Dimension, ...] = ("cluster", "namespace", "team")
+"""What a budget can be for, besides ``label:KEY``."""
+_DEFAULT_THRESHOLDS = (0.5, 0.8, 1.0)
+_MOST_BYTES, _MOST_BUDGETS, _MOST_THRESHOLDS, _MOST_PARTS = 1 << 20, 2000, 20, 10
+_LEAST_AMOUNT, _MOST_AMOUNT = 0.01, 1e15
+_THRESHOLDS = f"a list of 1 to {_MOST_THRESHOLDS} parts of the amount, such as 0.8 or 80%"
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def load(path: Path) -> tuple[Budget, ...]:
+    """The budgets of a file, in its order.
+
+    Raises:
+        ConfigError: With all mistakes at once: file, line, budget, key, what is wrong and what is allowed.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(f"budgets: {path} is larger than {_MOST_BYTES >> 20} MiB; give a file of budgets")
+        text = content.decode()
+    except OSError as error:
+        raise ConfigError(f"budgets: cannot read {path}: {error.strerror}; allowed: a readable YAML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"budgets: {path} is not UTF-8 text; allowed: a YAML file") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, path: str) -> tuple[Budget, ...]:
+    """Budgets from the text of a file; ``path`` is for messages.
+
+    Raises:
+        ConfigError: With all mistakes at once.
+    """
+    root, problem = compose(text, path)
+    if problem:
+        raise ConfigError(problem)
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}:1: no budgets; allowed: the key budgets with a list below it (see docs/budgets.md)")
+    problems: list[str] = []
+    top = Fields(root, path, "", problems)
+    budgets = _budgets(top)
+    top.finish()
+    if problems:
+        raise ConfigError(*problems)
+    return budgets
+
+
+def _budgets(top: Fields) -> tuple[Budget, ...]:
+    node = top.take("budgets")
+    if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_BUDGETS:
+        top.problem("budgets", f"missing, empty, no list or too long; allowed: a list of 1 to {_MOST_BUDGETS} budgets")
+        return ()
+    found: list[Budget] = []
+    lines: dict[str, int] = {}
+    for number, item in enumerate(node.value, start=1):
+        line = item.start_mark.line + 1
+        if not isinstance(item, yaml.MappingNode):
+            top.problems.append(f"{top.path}:{line}: budget {number}: not a mapping; allowed: keys with values")
+            continue
+        fields = Fields(item, top.path, f"budget {number}: ", top.problems)
+        budget = _budget(fields)
+        fields.finish()
+        if budget is None:
+            continue
+        if budget.name in lines:
+            fields.problem("name", f"'{budget.name}' is given twice, first in line {lines[budget.name]}; rename one")
+        lines.setdefault(budget.name, line)
+        found.append(budget)
+    return tuple(found)
+
+
+def _budget(fields: Fields) -> Budget | None:
+    """One budget; ``None`` where something of it is missing, which is noted."""
+    before = len(fields.problems)
+    name = fields.take_text("name", needed=True)
+    allowed = "an amount of money, 0.01 or more"
+    amount = fields.take_number("amount", allowed, _LEAST_AMOUNT, _MOST_AMOUNT, needed=True)
+    currency = fields.take_choice("currency", CURRENCIES, "an ISO 4217 code such as USD or EUR", needed=True)
+    period = fields.take_choice("period", PERIODS, ", ".join(PERIODS), needed=True)
+    owner = _owner(fields)
+    thresholds = _thresholds(fields)
+    word = fields.take_choice("include_unallocated", _WORDS, "true, false")
+    with_unallocated = _WORDS.get(word or "false", False)
+    if with_unallocated and owner.keys() - {"cluster"}:
+        fields.problem(
+            "include_unallocated",
+            "nobody's GPUs belong to no namespace, team or label; allowed: for all, or for a cluster",
+        )
+    if len(fields.problems) > before or name is None or amount is None or currency is None:
+        return None
+    return Budget(
+        name=name,
+        currency=currency,
+        amount=amount,
+        period=next(known for known in PERIODS if known == period),
+        owner=owner,
+        thresholds=thresholds,
+        include_unallocated=with_unallocated,
+    )
+
+
+def _owner(fields: Fields) -> dict[Dimension, str]:
+    selector = fields.take_mapping("owner")
+    if selector is None:
+        return {}
+    labels = [key for key in selector if key.startswith(LABEL)]
+    for key in labels:
+        if problem := label_problem(key):
+            selector.problem(key, problem)
+    fields.problems += too_many_labels(f"{selector.path}: {selector.place.rstrip(': ')}", labels)
+    chosen = {key: selector.take_text(key, "one name, as reports show it") for key in (*OWNERS, *labels)}
+    selector.finish()
+    return {key: text for key, text in chosen.items() if text is not None}
+
+
+def _thresholds(fields: Fields) -> tuple[float, ...]:
+    node = fields.take("thresholds")
+    if node is None:
+        return _DEFAULT_THRESHOLDS
+    if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_THRESHOLDS:
+        fields.problem("thresholds", f"no list, empty or too long; allowed: {_THRESHOLDS}")
+        return ()
+    parts = [_part(item) for item in node.value]
+    for item, part in zip(node.value, parts, strict=True):
+        if part is None:
+            shown = item.value if isinstance(item, yaml.ScalarNode) else "a list or mapping"
+            fields.problem("thresholds", f"'{shown}' is none; allowed: {_THRESHOLDS}, at most {_MOST_PARTS}")
+    return tuple(sorted({part for part in parts if part is not None}))
+
+
+def _part(node: yaml.Node) -> float | None:
+    """A part of the amount, from 0.01 to ``_MOST_PARTS``."""
+    text = node.value.strip() if isinstance(node, yaml.ScalarNode) else ""
+    try:
+        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return None
+    return value if _LEAST_AMOUNT <= value <= _MOST_PARTS else None
+
+
+_MONTHS = {"month": 1, "quarter": 3, "year": 12}
+
+
+def period_at(period: Period, now: float) -> Window:
+    """The week (from Monday), month, quarter or year that ``now`` is in; labelled ``2026-W47``, ``2026-11``, ..."""
+    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if period == "week":
+        start = day - timedelta(days=day.weekday())
+        end, label = start + timedelta(days=7), f"{start:%G-W%V}"
+    else:
+        months = _MONTHS[period]
+        start = day.replace(day=1, month=(day.month - 1) // months * months + 1)
+        after = start.month - 1 + months
+        end = start.replace(year=start.year + after // 12, month=after % 12 + 1)
+        label = {1: f"{start:%Y-%m}", 3: f"{start:%Y}-Q{start.month // 3 + 1}", 12: f"{start:%Y}"}[months]
+    return Window(start_seconds=int(start.timestamp()), end_seconds=int(end.timestamp()), label=label)
+
+
+_WEEK, _TWO_WEEKS, _LOOK_BACK = 7, 14, 28
+_DAY_HOURS = 24
+
+Method = Literal["weekdays", "mean"]
+
+
+def method(daily: Sequence[float]) -> Method | None:
+    """How the rest of a period is told: ``None`` not at all, for want of a complete day.
+
+    ``mean``: each day as the mean of the last 7 complete days. ``weekdays``, from 14 days on: each as the mean of
+    its weekday in the last 28, so that a month with five weekends is not taken for one with four.
+    """
+    if not daily:
+        return None
+    return "weekdays" if len(daily) >= _TWO_WEEKS else "mean"
+
+
+def complete_days(
+    ledger: FleetLedger, *, money: Callable[[Chunk], float], hours: Callable[[Chunk], int]
+) -> list[float]:
+    """Money of the last days without a hole until the ledger's last midnight, oldest first: what ``forecast`` goes by.
+
+    Args:
+        ledger: By day.
+        money: Of a day.
+        hours: How many hours of it were recorded.
+    """
+    due = ledger.window.end_seconds // DAY_SECONDS * DAY_SECONDS
+    days: list[float] = []
+    for chunk in reversed(ledger.chunks):
+        if chunk.window.end_seconds > due:
+            continue
+        if chunk.window.end_seconds < due or chunk.window.hours < _DAY_HOURS or hours(chunk) < _DAY_HOURS:
+            break
+        days.append(money(chunk))
+        due = chunk.window.start_seconds
+    return days[::-1]
+
+
+def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: Window) -> float | None:
+    """What the whole period costs; ``None`` while not one complete day is known.
+
+    Args:
+        spent: Money of the period until ``now_seconds``, in one currency.
+        daily: Money of the last complete UTC days without a hole, oldest first; the last ended at the midnight before
+            ``now_seconds``. They may lie before the period.
+        now_seconds: Unix time until which ``spent`` counts.
+        period: What is asked for.
+    """
+    if now_seconds >= period.end_seconds:
+        return spent
+    how = method(daily)
+    if how is None:
+        return None
+    midnight = int(now_seconds // DAY_SECONDS) * DAY_SECONDS
+    start = max(now_seconds, float(period.start_seconds))
+    rest = 0.0
+    for day in range(int(start // DAY_SECONDS) * DAY_SECONDS, period.end_seconds, DAY_SECONDS):
+        part = min(day + DAY_SECONDS, period.end_seconds) - max(float(day), start)
+        rest += part / DAY_SECONDS * _of_day(daily, (day - midnight) // DAY_SECONDS, how)
+    return spent + rest
+
+
+def _of_day(daily: Sequence[float], days_ahead: int, how: Method) -> float:
+    """What a day costs; today is 0 days ahead, so that yesterday, the last of ``daily``, is 1 day before it."""
+    if how == "mean":
+        lately = daily[-_WEEK:]
+    else:
+        recent = daily[-_LOOK_BACK:]
+        lately = [cost for back, cost in enumerate(reversed(recent), start=1) if (back + days_ahead) % _WEEK == 0]
+    return sum(lately) / len(lately)
+
+
+_DAYS_BEFORE = 28
+"""What a projection looks back on, even where the period is younger."""
+_NOT_MONEY = {CAPACITY, NODE_INFO, SIMULATED, *(ENERGY.series(level) for level in LEVELS)}
+_LATE_HOURS = 1
+"""Of the last hour a busy server may still be recording its values."""
+
+
+async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float) -> tuple[BudgetState, ...]:
+    """How every budget stands, in their order, from one reading; empty without budgets.
+
+    Args:
+        budgets: As their file has them.
+        source: What has the ledger of their periods.
+        now: Unix time; money counts until the last recorded hour.
+
+    Raises:
+        PrometheusError: Nothing can be read at all.
+        StoreError: The store cannot be read.
+    """
+    if not budgets:
+        return ()
+    end = last_recorded(now)
+    midnight = int(now // DAY_SECONDS) * DAY_SECONDS
+    starts = [period_at(budget.period, now).start_seconds for budget in budgets]
+    start = min(*starts, midnight - _DAYS_BEFORE * DAY_SECONDS)
+    dimensions = dimensions_of(dimension for budget in budgets for dimension in budget.owner)
+    ledger = await source.ledger(Window(start_seconds=start, end_seconds=end, label="budgets"), dimensions)
+    return tuple(standing(budget, ledger, now) for budget in budgets)
+
+
+def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
+    """How one budget stands, by a ledger that has its owner's dimensions, its period and the 28 days before."""
+    period = period_at(budget.period, now)
+    end = ledger.window.end_seconds
+    own = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= period.start_seconds]
+    figures = [figures for chunk in own for figures in _figures(budget, chunk)]
+    spent = _money(figures, budget.currency)
+    notes = _notes(budget, period, ledger, own, figures)
+    others = {code for line in figures for code in line.money} - {budget.currency}
+    unread = _unread(period, ledger)
+    known = (
+        not unread
+        and _is_recorded(budget, period, own, end)
+        and not (others and not any(budget.currency in line.money for line in figures))
+    )
+    days = _complete_days(budget, ledger)
+    return BudgetState(
+        budget=budget,
+        period=period,
+        spent=spent,
+        projected=forecast(spent, days, end, period) if known else None,
+        unpriced_seconds=sum(line.unpriced_seconds for line in figures),
+        as_of_seconds=end,
+        passed=tuple(part for part in budget.thresholds if known and spent >= part * budget.amount),
+        known=known,
+        notes=notes,
+        unread=next((failure.reason for failure in unread if failure.may_pass), ""),
+    )
+
+
+def _unread(period: Window, ledger: FleetLedger) -> list[Failure]:
+    """What of the period is not known; capacity, energy and what nodes are make no difference to money."""
+    failures = (failure for failure in ledger.failures if failure.what not in _NOT_MONEY)
+    return [failure for failure in failures if failure.window.end_seconds > period.start_seconds]
+
+
+def _is_recorded(budget: Budget, period: Window, own: Sequence[Chunk], end: int) -> bool:
+    """Whether there is any hour of the period; one that has just begun has none to wait for."""
+    return end - period.start_seconds <= _LATE_HOURS * HOUR_SECONDS or any(_hours(budget, chunk) for chunk in own)
+
+
+def _figures(budget: Budget, chunk: Chunk) -> list[Figures]:
+    return [figures for key, figures in chunk.lines.items() if _is_for(budget, key)]
+
+
+def _is_for(budget: Budget, key: LineKey) -> bool:
+    if key.kind in {UNALLOCATED, UNATTRIBUTED} and not budget.include_unallocated:
+        return False
+    return all(key.value(dimension) == name for dimension, name in budget.owner.items())
+
+
+def _money(lines: Sequence[Figures], currency: str) -> float:
+    return sum(line.money_in(currency).total for line in lines)
+
+
+def _complete_days(budget: Budget, ledger: FleetLedger) -> list[float]:
+    return complete_days(
+        ledger,
+        money=lambda chunk: _money(_figures(budget, chunk), budget.currency),
+        hours=lambda chunk: _hours(budget, chunk),
+    )
+
+
+def _hours(budget: Budget, chunk: Chunk) -> int:
+    """Recorded hours of the budget's cluster, or of the one that has most: one that is new has fewer."""
+    cluster = budget.owner.get("cluster")
+    if cluster is not None:
+        return chunk.recorded_hours.get(cluster, 0)
+    return max(chunk.recorded_hours.values(), default=0)
+
+
+def _notes(
+    budget: Budget, period: Window, ledger: FleetLedger, own: Sequence[Chunk], figures: Sequence[Figures]
+) -> tuple[str, ...]:
+    notes = []
+    if unread := _unread(period, ledger):
+        notes.append(f"{len(unread)} questions about the period stayed unanswered, first: {unread[0].reason}.")
+    hours = (ledger.window.end_seconds - period.start_seconds) // HOUR_SECONDS
+    recorded = sum(_hours(budget, chunk) for chunk in own)
+    if not unread and hours - recorded > _LATE_HOURS:
+        where = f" for cluster '{budget.owner['cluster']}'" if "cluster" in budget.owner else ""
+        notes.append(f"{hours - recorded} of the period's {hours} hours were not recorded{where}, and are not in it.")
+    if own and recorded and not figures:
+        notes.append("Nobody of the period is this budget's owner: see whether the owner is spelt as reports have it.")
+    others = sorted({code for line in figures for code in line.money} - {budget.currency})
+    notes += [
+        f"{_money(figures, code):.2f} {code} of the period are not in it: give the budget in {code}, or the price book"
+        f" in {budget.currency}."
+        for code in others
+    ]
+    return tuple(notes)

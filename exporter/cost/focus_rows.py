@@ -1,0 +1,421 @@
+"""A fleet's ledger as FOCUS charges: a GPU that several held is split among them, and what nobody held stays apart."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from itertools import groupby
+from typing import NamedTuple
+
+from exporter.cost.focus import NULLS, FocusRow, FocusSettings, FocusSummary
+from exporter.cost.ledger import (
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Figures,
+    FleetLedger,
+    LineKey,
+    Window,
+    pairs,
+)
+from exporter.errors import ExporterError
+from exporter.model import Money, NodeFacts
+
+PLACES = 10
+"""Decimals of money and hours."""
+RATIO_PLACES = 12
+_WIDE = Context(prec=60, rounding=ROUND_HALF_EVEN)
+
+
+def exact(value: float) -> Decimal:
+    """A float as the shortest decimal that means it."""
+    return Decimal(repr(value))
+
+
+def rounded(value: Decimal, places: int = PLACES) -> Decimal:
+    """The value with so many decimals."""
+    return value.quantize(Decimal(1).scaleb(-places), context=_WIDE)
+
+
+def parts_of(whole: Decimal, values: Sequence[Decimal], places: int = PLACES) -> list[Decimal]:
+    """The values rounded up or down, such that they sum to ``whole``; none turns negative by it.
+
+    Those nearest to the next digit are rounded up. ``whole`` is the sum of the values, or it all but rounding.
+    """
+    step = Decimal(1).scaleb(-places)
+    parts = [value.quantize(step, rounding=ROUND_FLOOR, context=_WIDE) for value in values]
+    left = int((whole - sum(parts, Decimal(0))) / step)
+    by_loss = sorted(range(len(parts)), key=lambda index: parts[index] - values[index])
+    for index in by_loss[: max(left, 0)]:
+        parts[index] += step
+    if parts:
+        largest = max(range(len(parts)), key=values.__getitem__)
+        parts[largest] += whole - sum(parts, Decimal(0))
+    return parts
+
+
+def ratios_of(values: Sequence[Decimal]) -> list[Decimal]:
+    """Each value's part of their sum; the parts sum to exactly 1. Equal parts where the sum is 0."""
+    total = sum(values, Decimal(0))
+    shares = [
+        _WIDE.divide(value, total) if total else _WIDE.divide(Decimal(1), Decimal(len(values))) for value in values
+    ]
+    return parts_of(Decimal(1), shares, RATIO_PLACES)
+
+
+def quotient(value: Decimal, by: Decimal) -> Decimal:
+    """To more digits than are ever written; ``by`` is not 0."""
+    return _WIDE.divide(value, by)
+
+
+def written(value: Decimal) -> str:
+    """Return a number as FOCUS writes it: no exponent, no needless zeros, no sign at 0.
+
+    A whole number has one decimal: readers that guess types take a column without any for integers.
+    """
+    if not value:
+        return "0.0"
+    whole, _, decimals = f"{value:f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0') or '0'}"
+
+
+APART = (UNATTRIBUTED, UNALLOCATED)
+"""What no known owner held: the remainder of a split charge, in the order in which it is told."""
+
+
+class OwnerKey(NamedTuple):
+    """Who a part of a charge is for; the remainder has the kind alone."""
+
+    namespace: str
+    kind: str
+    workload: str
+    team: str
+    labels: str = ""
+
+    @property
+    def is_remainder(self) -> bool:
+        """Whether nobody that is known held it."""
+        return self.kind in APART
+
+    @property
+    def path(self) -> str:
+        """``namespace/kind/workload``, without what is not known."""
+        return "/".join(part for part in self[:3] if part) or "(unknown owner)"
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """What one owner has of a charge. Seconds are share-weighted GPU-seconds, money is in the origin's currency."""
+
+    owner: OwnerKey
+    modes: set[str] = field(default_factory=set)
+    active_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    unknown_seconds: float = 0.0
+    unpriced_seconds: float = 0.0
+    money: Money = field(default_factory=Money)
+
+    @property
+    def seconds(self) -> float:
+        """Held."""
+        return self.active_seconds + self.idle_seconds + self.unknown_seconds
+
+    def add(self, figures: Figures, mode: str, currency: str, *, with_seconds: bool) -> None:
+        """Add a line; its seconds only once where it has money in several currencies."""
+        self.modes.add(mode)
+        self.money += figures.money_in(currency)
+        if with_seconds:
+            self.active_seconds += figures.active_seconds
+            self.idle_seconds += figures.idle_seconds
+            self.unknown_seconds += figures.unknown_seconds
+            self.unpriced_seconds += figures.unpriced_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """One charge before it is split; its parts in the order of owners, the remainder last."""
+
+    window: Window
+    cluster: str
+    node: str
+    model: str
+    currency: str
+    facts: NodeFacts
+    parts: tuple[Part, ...]
+
+
+def origins(ledger: FleetLedger, summary: FocusSummary) -> Iterator[Origin]:
+    """Charges of the ledger in the order of time, cluster, node and model; notes in ``summary`` what has no price."""
+    for chunk in ledger.chunks:
+        summary.capacity_gpu_hours += sum(chunk.capacity_seconds.values()) / 3600
+        for (cluster, node, model), lines in groupby(sorted(chunk.lines.items(), key=_place), key=_place):
+            parts = _parts(tuple(lines), (cluster, node, model), summary)
+            for currency in sorted(parts):
+                facts = ledger.nodes.get((cluster, node), NodeFacts())
+                yield _origin(chunk, cluster, node, model, currency, facts, parts[currency])
+
+
+def _place(line: tuple[LineKey, Figures]) -> tuple[str, str, str]:
+    return line[0].cluster, line[0].node, line[0].model
+
+
+def _parts(
+    lines: tuple[tuple[LineKey, Figures], ...], place: tuple[str, str, str], summary: FocusSummary
+) -> dict[str, dict[OwnerKey, Part]]:
+    """By currency and owner."""
+    found: dict[str, dict[OwnerKey, Part]] = {}
+    for key, figures in lines:
+        summary.ledger_gpu_hours += figures.allocated_seconds / 3600
+        if not figures.money:
+            if not figures.allocated_seconds:
+                continue  # joules alone: there is no hour that lacks a price
+            summary.unpriced_seconds[place] = summary.unpriced_seconds.get(place, 0.0) + figures.allocated_seconds
+            continue
+        owner = OwnerKey(key.namespace, key.kind, key.workload, key.team, key.labels)
+        for number, currency in enumerate(sorted(figures.money)):
+            parts = found.setdefault(currency, {})
+            part = parts.setdefault(owner, Part(owner=owner))
+            part.add(figures, key.mode, currency, with_seconds=not number)
+    return found
+
+
+def _origin(
+    chunk: Chunk,
+    cluster: str,
+    node: str,
+    model: str,
+    currency: str,
+    facts: NodeFacts,
+    parts: dict[OwnerKey, Part],
+) -> Origin:
+    ordered = sorted(parts.values(), key=lambda part: (_rank(part.owner), part.owner))
+    return Origin(
+        window=chunk.window,
+        cluster=cluster,
+        node=node,
+        model=model,
+        currency=currency,
+        facts=facts,
+        parts=tuple(ordered),
+    )
+
+
+def _rank(owner: OwnerKey) -> int:
+    return APART.index(owner.kind) + 1 if owner.is_remainder else 0
+
+
+FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
+"""What a ledger must be read by to be exported."""
+METHOD_ID = "gpu-seconds-held"
+TAG_PREFIX = "gpu-cost-exporter/"
+UNIT = "GPU-Hours"
+_HOUR = Decimal(3600)
+_NEAR = Decimal("1e-8")
+
+
+def focus_rows(ledger: FleetLedger, settings: FocusSettings, summary: FocusSummary | None = None) -> Iterator[FocusRow]:
+    """Every charge of the ledger; ``summary`` is filled on the way.
+
+    Raises:
+        ExporterError: The ledger was read by fewer dimensions than ``FOCUS_DIMENSIONS``.
+    """
+    missing = FOCUS_DIMENSIONS - ledger.dimensions
+    if missing:
+        raise ExporterError(f"FOCUS needs a ledger by {', '.join(sorted(missing))}, too; read it by FOCUS_DIMENSIONS")
+    told = FocusSummary() if summary is None else summary
+    told.ledger_cost = _ledger_cost(ledger)
+    for origin in origins(ledger, told):
+        told.origins += 1
+        is_split = len(origin.parts) > 1
+        told.split_origins += is_split
+        for row, cost, hours in _charges(origin, settings, is_split=is_split):
+            told.rows += 1
+            told.cost[origin.currency] = told.cost.get(origin.currency, Decimal(0)) + cost
+            told.gpu_hours += hours
+            yield row
+
+
+def _ledger_cost(ledger: FleetLedger) -> Mapping[str, float]:
+    totals: dict[str, list[float]] = {}
+    for chunk in ledger.chunks:
+        for figures in chunk.lines.values():
+            for currency, money in figures.money.items():
+                totals.setdefault(currency, []).append(money.total)
+    return {currency: math.fsum(parts) for currency, parts in sorted(totals.items())}
+
+
+def _charges(origin: Origin, settings: FocusSettings, *, is_split: bool) -> Iterator[tuple[FocusRow, Decimal, Decimal]]:
+    """Rows of one origin, each with its EffectiveCost and its hours."""
+    exact_costs = [exact(part.money.total) for part in origin.parts]
+    costs = parts_of(rounded(sum(exact_costs, Decimal(0))), exact_costs)
+    held = _hours([part.seconds for part in origin.parts])
+    priced = _hours([max(part.seconds - part.unpriced_seconds, 0.0) for part in origin.parts])
+    whole_hours = sum(priced, Decimal(0))
+    unit_price = rounded(quotient(sum(costs, Decimal(0)), whole_hours)) if whole_hours else None
+    ratios = ratios_of(costs if any(costs) else priced)
+    common = _common(origin, settings, unit_price)
+    for part, cost, hours, paid, ratio in zip(origin.parts, costs, held, priced, ratios, strict=True):
+        row = dict(common)
+        row |= _amounts(cost, hours, paid, unit_price)
+        row |= _own(part, cost)
+        if is_split:
+            row |= _allocated(part.owner, ratio, paid)
+        elif not part.owner.is_remainder:
+            row["Tags"] = _json(_node_tags(origin) | _owner_tags(part.owner))
+        yield {name: value for name, value in row.items() if value}, cost, hours
+
+
+def _hours(seconds: list[float]) -> list[Decimal]:
+    hours = [quotient(exact(value), _HOUR) for value in seconds]
+    return parts_of(rounded(sum(hours, Decimal(0))), hours)
+
+
+def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None) -> FocusRow:
+    """What every row of an origin has alike."""
+    month = _month(origin.window)
+    facts = origin.facts
+    model = origin.model or "GPU"
+    return _provided(origin, settings) | {
+        "BillingCurrency": origin.currency,
+        "BillingPeriodStart": month[0],
+        "BillingPeriodEnd": month[1],
+        "ChargeCategory": "Usage",
+        "ChargeClass": "Correction" if settings.restated else "",
+        "ChargeDescription": f"GPU time of {model} on {origin.node}",
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodStart": _moment(origin.window.start_seconds),
+        "ChargePeriodEnd": _moment(origin.window.end_seconds),
+        "ConsumedUnit": UNIT,
+        "ContractedUnitPrice": "" if unit_price is None else written(unit_price),
+        "PricingCategory": "Dynamic" if facts.capacity_type == "spot" else "Standard",
+        "PricingCurrency": origin.currency,
+        "PricingUnit": UNIT,
+        "RegionId": facts.region,
+        "RegionName": facts.region,
+        "ResourceId": _path(origin.cluster, origin.node, model),
+        "ResourceName": f"{model} of {origin.node}",
+        "ResourceType": "GPU",
+        "SkuId": model,
+        "SkuMeter": "GPU Time",
+        "SkuPriceDetails": _json({"GpuCount": 1, "InstanceType": facts.instance_type}),
+        "SkuPriceId": _path(model, facts.instance_type, facts.capacity_type, facts.region),
+        "Tags": _json(_node_tags(origin)),
+        "x_CapacityType": facts.capacity_type,
+        "x_Cluster": origin.cluster,
+        "x_GpuModel": origin.model,
+        "x_InstanceType": facts.instance_type,
+        "x_Node": origin.node,
+    }
+
+
+def _provided(origin: Origin, settings: FocusSettings) -> FocusRow:
+    """Who provides the GPUs, and to whom."""
+    return {
+        "BillingAccountId": settings.billing_account_id,
+        "BillingAccountName": settings.billing_account_name,
+        "BillingAccountType": settings.billing_account_type,
+        "HostProviderName": settings.provider,
+        "InvoiceIssuerName": settings.provider,
+        "ProviderName": settings.provider,
+        "PublisherName": settings.provider,
+        "ServiceCategory": "Compute",
+        "ServiceName": settings.service_name,
+        "ServiceProviderName": settings.provider,
+        "ServiceSubcategory": "Containers",
+        "SubAccountId": origin.cluster,
+        "SubAccountName": origin.cluster,
+        "SubAccountType": settings.sub_account_type if origin.cluster else "",
+    }
+
+
+def _path(*parts: str) -> str:
+    return "/".join(part for part in parts if part)
+
+
+def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal | None) -> FocusRow:
+    at_unit_price = cost if unit_price is None else rounded(unit_price * paid)
+    # Rounding alone must not make them differ; a price that changed within the day, or energy, may.
+    contracted = written(cost if abs(at_unit_price - cost) <= _NEAR else at_unit_price)
+    return {
+        "BilledCost": written(Decimal(0)),
+        "ConsumedQuantity": written(hours),
+        "ContractedCost": contracted,
+        "EffectiveCost": written(cost),
+        "ListCost": contracted,
+        "PricingQuantity": written(paid),
+    }
+
+
+def _own(part: Part, cost: Decimal) -> FocusRow:
+    """The columns that FOCUS has no place for."""
+    kinds = [exact(amount) for amount in (part.money.active, part.money.idle, part.money.unknown)]
+    active_cost, idle_cost, unknown_cost = parts_of(cost, kinds)
+    measured = part.active_seconds + part.idle_seconds
+    owner = part.owner
+    return {
+        "x_ActiveCost": written(active_cost),
+        "x_ActiveRatio": written(rounded(exact(part.active_seconds / measured), 6)) if measured else "",
+        "x_Coverage": written(rounded(exact(measured / part.seconds), 6)) if part.seconds else "",
+        "x_IdleCost": written(idle_cost),
+        "x_Namespace": owner.namespace,
+        "x_SharingMode": "+".join(sorted(filter(None, part.modes))),
+        "x_SplitConfidence": "estimated" if "shared" in part.modes else "exact",
+        "x_Team": owner.team,
+        "x_UnknownCost": written(unknown_cost),
+        "x_UnpricedGpuHours": written(rounded(quotient(exact(part.unpriced_seconds), _HOUR))),
+        "x_Workload": owner.workload,
+        "x_WorkloadKind": owner.kind,
+    }
+
+
+def _allocated(owner: OwnerKey, ratio: Decimal, paid: Decimal) -> FocusRow:
+    # Written by hand: json turns decimals into floats, and seven sevenths of a float are not 1.
+    element = f'{{"AllocatedRatio":{written(ratio)},"UsageUnit":"{UNIT}","UsageQuantity":{written(paid)}}}'
+    row = {"AllocatedMethodId": METHOD_ID, "AllocatedMethodDetails": f'{{"Elements":[{element}]}}'}
+    if not owner.is_remainder:
+        row["AllocatedResourceId"] = owner.path
+        name = owner.workload or owner.namespace
+        row["AllocatedResourceName"] = owner.path if name in NULLS else name
+        row["AllocatedTags"] = _json(_owner_tags(owner))
+    return row
+
+
+def _node_tags(origin: Origin) -> dict[str, str | int]:
+    facts = origin.facts
+    named = {
+        "cluster": origin.cluster,
+        "node": origin.node,
+        "instance-type": facts.instance_type,
+        "capacity-type": facts.capacity_type,
+    }
+    return {f"{TAG_PREFIX}{name}": value for name, value in named.items() if value}
+
+
+def _owner_tags(owner: OwnerKey) -> dict[str, str | int]:
+    named = {
+        "namespace": owner.namespace,
+        "workload-kind": owner.kind,
+        "workload": owner.workload,
+        "team": owner.team,
+    }
+    # Keys that users chose have no prefix, and none of theirs stands for one of ours.
+    labels = {key: value for key, value in pairs(owner.labels).items() if not key.startswith(TAG_PREFIX)}
+    return {**labels, **{f"{TAG_PREFIX}{name}": value for name, value in named.items() if value}}
+
+
+def _json(values: Mapping[str, str | int]) -> str:
+    known = {name: value for name, value in values.items() if value}
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":")) if known else ""
+
+
+def _month(window: Window) -> tuple[str, str]:
+    start = datetime.fromtimestamp(window.start_seconds, tz=UTC).replace(day=1, hour=0, minute=0, second=0)
+    end = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
+    return f"{start:%Y-%m-%dT%H:%M:%SZ}", f"{end:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _moment(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,540 @@
+"""Reads from Prometheus how each workload used each of its devices: hourly evidence over days, in a few questions."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+)
+from exporter.cost.prometheus import Sample
+from exporter.model import PLATFORM_NAMESPACES
+
+Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
+RiskLevel = Literal["low", "medium", "high"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """How a workload used one device over the window, from the hourly evidence series."""
+
+    cluster: str
+    node: str
+    uuid: str
+    gpu_instance: str = ""
+    mig_profile: str = ""
+    model: str
+    namespace: str
+    kind: str
+    workload: str
+    team: str = ""
+    share_ratio: float
+    """Its part of the physical GPU."""
+    held_hours: float
+    measured_hours: float
+    mean_ratio: float | None
+    """Activity over the measured hours, 0-1 of its part; ``None`` where nothing was measured."""
+    p95_ratio: float | None
+    """95 % of the hours were no busier."""
+    peak_ratio: float | None
+    """Of the busiest hour."""
+    peak_memory_bytes: float | None
+    memory_total_bytes: float | None
+    """Of the device: the whole GPU's or the instance's."""
+    estimated: bool = False
+    """Its part of a shared device was divided by share, and says nothing of it alone."""
+    still_held: bool = True
+    """Held when the window ended, and for most of its last day: what else was held is the past."""
+    policy: str = ""
+    """``inference`` or ``reserved`` where its pods say so: see docs/runbook.md on classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """One suggestion to one workload."""
+
+    advice: Advice
+    cluster: str
+    namespace: str
+    kind: str
+    workload: str
+    team: str = ""
+    model: str
+    title: str
+    """What to do, in one sentence: ``Give back 3 of 8 H100``."""
+    gpus: float
+    """How many physical GPUs would become free, by share."""
+    currency: str = ""
+    per_month: float | None = None
+    """Money of 730 hours at the mean price paid over the window; ``None`` where there was no price."""
+    evidence: tuple[str, ...]
+    """Measured facts, one sentence each, with window and coverage."""
+    risk: str
+    """What could go wrong if it were followed, and how to try it."""
+    risk_level: RiskLevel
+    devices: tuple[str, ...] = ()
+    """UUIDs that it is about."""
+    nodes: tuple[str, ...] = ()
+    """Where these devices are, each once."""
+
+
+EVIDENCE = "workload_device:gpu_share:ratio"
+"""Has a sample for each hour in which a workload held a device."""
+_DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
+_OWNER = ("workload_namespace", "workload_kind", "workload_name", "team")
+_DAY_HOURS = 18
+"""Of a day's 24, for which a device that is still held was held: an hour that was not recorded is no end of it."""
+_NEWEST = "7199s"
+_WHOLE = 0.999
+
+_Key = tuple[str, ...]
+"""Values of cluster, device and owner labels, in this order; of the device alone, or of the owner alone."""
+
+
+class Asks(Protocol):
+    """What answers instant queries."""
+
+    async def instant(self, query: str, at_seconds: float | None) -> tuple[Sample, ...]:
+        """Labels and values."""
+        ...
+
+
+class _Answers(NamedTuple):
+    held: Mapping[_Key, float]
+    share: Mapping[_Key, float]
+    of_day: Mapping[_Key, float]
+    measured: Mapping[_Key, float]
+    active: Mapping[_Key, float]
+    p95: Mapping[_Key, float]
+    peak: Mapping[_Key, float]
+    memory: Mapping[_Key, float]
+    estimated: Mapping[_Key, float]
+    total: Mapping[_Key, float]
+    reserved: Mapping[_Key, float]
+    inference: Mapping[_Key, float]
+    muted: Mapping[_Key, float]
+
+
+async def read_evidence(
+    client: Asks, window: Window, cluster_label: str = "cluster", filters: Filters | None = None
+) -> tuple[DeviceUse, ...]:
+    """How each workload that holds a device when the window ends used each that it held in it.
+
+    Empty where no evidence was recorded. Workloads whose owners want no waste alerts now are left out. Filters may name
+    every dimension but ``pool``.
+
+    Raises:
+        PrometheusError: A question stayed unanswered: evidence without it would not be right.
+    """
+    use, device, owner = (
+        (cluster_label, *_DEVICE, *_OWNER),
+        (cluster_label, *_DEVICE),
+        (cluster_label, *_OWNER),
+    )
+    questions = _questions(window, ", ".join(use), ", ".join(device), ", ".join(owner))
+    kept = {"total": device, "reserved": owner, "inference": owner, "muted": owner}
+    try:
+        async with asyncio.TaskGroup() as group:  # where one fails the others end, and ask nothing of a closed client
+            tasks = {
+                name: group.create_task(_ask(client, question, window.end_seconds, kept.get(name, use)))
+                for name, question in questions.items()
+            }
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    found = _uses(_Answers(**{name: task.result() for name, task in tasks.items()}))
+    return tuple(one for one in found if filters is None or filters.keep(_line(one)))
+
+
+def _questions(window: Window, use: str, device: str, owner: str) -> Mapping[str, str]:
+    """By field of ``_Answers``. Two Prometheis that recorded the same are one, by ``max``."""
+    # A second less: an engine whose ranges are closed would take the hour before in.
+    over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
+    active, memory = "workload_device:gpu_active:rate1h", "workload_device:gpu_memory_used_bytes:max1h"
+    # Of workloads that hold something now: the others, mostly short tasks, are many more.
+    here = f"and on ({owner}) last_over_time({EVIDENCE}[{_NEWEST}])"
+    return {
+        "held": f"max by ({use}) (count_over_time({EVIDENCE}[{over}]) {here})",
+        # The median: neither an hour that was held in part nor one in which pods took turns is how much it holds.
+        "share": f"max by ({use}) (quantile_over_time(0.5, {EVIDENCE}[{over}]) {here})",
+        "of_day": f"max by ({use}) (count_over_time({EVIDENCE}[{day}]) and last_over_time({EVIDENCE}[{_NEWEST}]))",
+        "measured": f"max by ({use}) (sum_over_time(workload_device:gpu_measured:rate1h[{over}]) {here})",
+        "active": f"max by ({use}) (sum_over_time({active}[{over}]) {here})",
+        "p95": f"max by ({use}) (quantile_over_time(0.95, {active}[{over}]) {here})",
+        "peak": f"max by ({use}) (max_over_time({active}[{over}]) {here})",
+        "memory": f"max by ({use}) (max_over_time({memory}[{over}]) {here})",
+        "estimated": f"max by ({use}) (max_over_time(workload_device:gpu_estimated:info[{over}]) {here}) > 0",
+        "total": f"max by ({device}) (last_over_time(workload_device:gpu_memory_total_bytes:max[{over}]))",
+        "reserved": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="reserved"}}[1h])) > 0',
+        "inference": f'max by ({owner}) (last_over_time(workload:gpu_policy:info{{policy="inference"}}[1h])) > 0',
+        "muted": (
+            f"max by ({owner}) (last_over_time(workload:gpu_alerts_off_until_seconds:max[1h])) > {window.end_seconds}"
+        ),
+    }
+
+
+async def _ask(client: Asks, question: str, at_seconds: float, labels: Iterable[str]) -> Mapping[_Key, float]:
+    wanted = tuple(labels)
+    samples = await client.instant(question, at_seconds)
+    return {tuple(labels.get(name, "") for name in wanted): value for labels, value in samples}
+
+
+def _uses(answers: _Answers) -> Iterable[DeviceUse]:
+    for key, held_hours in answers.held.items():
+        cluster, node, _, uuid, gpu_instance, mig_profile, model, namespace, kind, workload, team = key
+        owner = (cluster, namespace, kind, workload, team)
+        share = answers.share.get(key, 0.0)
+        if share <= 0 or owner in answers.muted:
+            continue
+        measured = answers.measured.get(key, 0.0)
+        yield DeviceUse(
+            cluster=cluster,
+            node=node,
+            uuid=uuid,
+            gpu_instance=gpu_instance,
+            mig_profile=mig_profile,
+            model=model,
+            namespace=namespace,
+            kind=kind,
+            workload=workload,
+            team=team,
+            share_ratio=min(1.0, share),
+            held_hours=held_hours,
+            measured_hours=min(held_hours, measured / share),
+            mean_ratio=min(1.0, answers.active.get(key, 0.0) / measured) if measured > 0 else None,
+            p95_ratio=_of_share(answers.p95.get(key, 0.0), share, measured),
+            peak_ratio=_of_share(answers.peak.get(key, 0.0), share, measured),
+            peak_memory_bytes=answers.memory.get(key),
+            memory_total_bytes=answers.total.get(key[:7]),
+            estimated=key in answers.estimated,
+            still_held=answers.of_day.get(key, 0.0) >= _DAY_HOURS,
+            policy="reserved" if owner in answers.reserved else "inference" if owner in answers.inference else "",
+        )
+
+
+def _of_share(gpus: float, share: float, measured: float) -> float | None:
+    """Activity of the part that is held; an hour that was measured in part is no busier than what was seen of it.
+
+    Where activity was measured and none was recorded, there was none.
+    """
+    return min(1.0, gpus / share) if measured > 0 else None
+
+
+def _line(use: DeviceUse) -> LineKey:
+    mode = "mig" if use.gpu_instance or use.mig_profile else "exclusive" if use.share_ratio >= _WHOLE else "shared"
+    return LineKey(
+        cluster=use.cluster,
+        node=use.node,
+        namespace=use.namespace,
+        kind=use.kind,
+        workload=use.workload,
+        team=use.team,
+        model=use.model,
+        mode=mode,
+    )
+
+
+MONTH_HOURS = 730.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceSettings:
+    """Thresholds; docs/recommendations.md gives the reason of each."""
+
+    least_coverage_ratio: float = 0.9
+    """Part of the held hours whose activity was measured."""
+    least_held_hours: float = 24.0
+    idle_peak_ratio: float = 0.01
+    """A device whose busiest hour was below it is idle."""
+    headroom_ratio: float = 0.2
+    """On top of peak memory and of the activity of the 95 % calmest hours."""
+    small_use_ratio: float = 0.2
+    """Mean activity up to which a big GPU is too big ..."""
+    small_use_bytes: float = 10e9
+    """... together with so much memory at its peak."""
+    most_sharers: int = 4
+    judge_servers: bool = False
+    """Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX, and others."""
+    left_out: frozenset[str] = PLATFORM_NAMESPACES
+    """Namespaces that nothing is suggested to."""
+
+
+GIB = 1 << 30
+_USABLE_RATIO = 0.88
+"""Of the memory in a profile's name: instances have up to an eighth less (1g.5gb of an A100 has 4.75 GiB)."""
+
+
+class Profile(NamedTuple):
+    """A size of instance."""
+
+    name: str
+    compute_ratio: float
+    """Its part of the GPU's compute slices."""
+    memory_bytes: float
+    """What surely fits."""
+    share_ratio: float
+    """Its part of the GPU, by which it is paid: the larger of its parts of compute and memory slices."""
+
+
+def _seven(*gigabytes: int) -> tuple[Profile, ...]:
+    """Profiles of a GPU with seven compute and eight memory slices, by the memory of 1g, 2g, 3g and 7g."""
+    one, two, half, whole = gigabytes
+    shapes = ((1, 1, one), (1, 2, two), (2, 2, two), (3, 4, half), (4, 4, half), (7, 8, whole))
+    return tuple(_profile(compute, memory, size, 7, 8) for compute, memory, size in shapes)
+
+
+def _profile(compute: int, memory: int, gigabytes: int, compute_slices: int, memory_slices: int) -> Profile:
+    return Profile(
+        f"{compute}g.{gigabytes}gb",
+        compute / compute_slices,
+        gigabytes * GIB * _USABLE_RATIO,
+        max(compute / compute_slices, memory / memory_slices),
+    )
+
+
+# The first that fits: what the driver calls the model, its memory in GiB at most, its profiles.
+_MODELS: tuple[tuple[re.Pattern[str], float, tuple[Profile, ...]], ...] = (
+    (re.compile(r"\bA100\b"), 50, _seven(5, 10, 20, 40)),
+    (re.compile(r"\bA100\b"), 100, _seven(10, 20, 40, 80)),
+    (re.compile(r"\bA30\b"), 30, tuple(_profile(n, n, gb, 4, 4) for n, gb in ((1, 6), (2, 12), (4, 24)))),
+    (re.compile(r"\bH100\b"), 85, _seven(10, 20, 40, 80)),
+    (re.compile(r"\bH100\b"), 100, _seven(12, 24, 47, 94)),
+    (re.compile(r"\bH200\b"), 150, _seven(18, 35, 71, 141)),
+    (re.compile(r"\bB200\b"), 200, _seven(23, 45, 90, 180)),
+)
+_BIG = re.compile(r"\b(?:A100|A800|H100|H800|H20|H200|GH200|B100|B200|GB200|B300|GB300|MI[23]\d\dX?)\b")
+
+
+def profiles_of(model: str, memory_bytes: float | None, current: str = "") -> tuple[Profile, ...]:
+    """Profiles of a model, the smallest first; empty where it has none or cannot be told.
+
+    Args:
+        model: As the driver names it.
+        memory_bytes: Of the device.
+        current: Profile of the device where it is an instance: then its name tells the model's size.
+    """
+    sorts = [(most_gib, profiles) for pattern, most_gib, profiles in _MODELS if pattern.search(model)]
+    if not current:
+        return next((found for most, found in sorts if memory_bytes is not None and memory_bytes <= most * GIB), ())
+    named = [(most, found) for most, found in sorts if plain_name(current) in {profile.name for profile in found}]
+    if len(named) > 1:  # 1g.10gb of an A100 is a slice of 80 GB, or two of 40 GB
+        size = next((int(text) for text in _SIZE.findall(model)), 0)
+        named = [(most, found) for most, found in named if most * 0.7 < size <= most]
+    return named[0][1] if named else ()
+
+
+_SIZE = re.compile(r"(\d+) ?GB\b")
+
+
+def plain_name(profile: str) -> str:
+    """The profile without media engines and compute instances: ``1c.3g.40gb+me`` is ``3g.40gb``."""
+    return re.sub(r"^\d+c\.|[+-].*$", "", profile)
+
+
+def is_big(model: str) -> bool:
+    """Whether it is one of the dear models, for which smaller ones stand in."""
+    return _BIG.search(model) is not None
+
+
+_NO_OWNER = frozenset({UNALLOCATED, UNATTRIBUTED})
+
+
+class Price(NamedTuple):
+    """Mean money of a GPU-hour."""
+
+    currency: str
+    per_hour: float
+
+
+class Payer(NamedTuple):
+    """Who paid, for GPUs of which model."""
+
+    cluster: str
+    namespace: str
+    kind: str
+    workload: str
+    team: str
+    model: str
+
+
+@dataclass(slots=True)
+class _Sum:
+    priced_hours: float = 0.0
+    money: dict[str, float] = field(default_factory=dict)
+
+    def price(self) -> Price | None:
+        """The mean; ``None`` without money, and in several currencies, of which none is the price."""
+        paid = [(currency, total) for currency, total in self.money.items() if total > 0]
+        if len(paid) != 1 or self.priced_hours <= 0:
+            return None
+        return Price(paid[0][0], paid[0][1] / self.priced_hours)
+
+
+class Prices:
+    """Mean prices of a ledger that has cluster, namespace, kind, workload, team and model."""
+
+    def __init__(self, ledger: FleetLedger) -> None:
+        self._payers: dict[Payer, _Sum] = {}
+        self._models: dict[tuple[str, str], _Sum] = {}
+        for chunk in ledger.chunks:
+            for key, figures in chunk.lines.items():
+                hours = (figures.allocated_seconds - figures.unpriced_seconds) / HOUR_SECONDS
+                for total in self._sums(key):
+                    total.priced_hours += hours
+                    for currency, money in figures.money.items():
+                        total.money[currency] = total.money.get(currency, 0.0) + money.total
+
+    def _sums(self, key: LineKey) -> Iterable[_Sum]:
+        yield self._models.setdefault((key.cluster, key.model), _Sum())
+        if key.kind not in _NO_OWNER:
+            payer = Payer(key.cluster, key.namespace, key.kind, key.workload, key.team, key.model)
+            yield self._payers.setdefault(payer, _Sum())
+
+    def paid(self, payer: Payer) -> Price | None:
+        """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
+        known = self._payers.get(payer)
+        return known.price() if known is not None else self.of_model(payer.cluster, payer.model)
+
+    def of_model(self, cluster: str, model: str) -> Price | None:
+        """What GPUs of a model cost in a cluster, whoever held them."""
+        known = self._models.get((cluster, model))
+        return None if known is None else known.price()
+
+    def models(self, cluster: str) -> Iterable[str]:
+        """Models of a cluster that the ledger knows."""
+        return (model for place, model in self._models if place == cluster)
+
+
+_SERVER_KINDS = frozenset({"InferenceService", "LLMInferenceService", "SeldonDeployment", "NIMService", "RayService"})
+_SERVER_NAMES = re.compile(
+    r"vllm|triton|tritonserver|text-generation|\btgi\b|sglang|trt-?llm|tensorrt|lmdeploy|\bnim\b|kserve|"
+    r"tensorflow|tf-?serving|\btf\b|\bjax\b|ollama|inference",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Devices of one sort that a workload still holds: of one model, and whole, of one MIG profile, or shared parts."""
+
+    payer: Payer
+    uses: tuple[DeviceUse, ...]
+
+    @property
+    def model(self) -> str:
+        """As the driver names it."""
+        return self.payer.model
+
+    @property
+    def profile(self) -> str:
+        """MIG profile, plainly; empty of whole devices and of shared parts."""
+        return plain_name(self.uses[0].mig_profile)
+
+    @property
+    def whole(self) -> bool:
+        """Whether each is a GPU of its own."""
+        return _sort(self.uses[0])[2]
+
+    @property
+    def gpus(self) -> float:
+        """Physical GPUs, by share."""
+        return sum(use.share_ratio for use in self.uses)
+
+    @property
+    def held_hours(self) -> float:
+        """Device-hours."""
+        return sum(use.held_hours for use in self.uses)
+
+    @property
+    def coverage_ratio(self) -> float:
+        """Part of them whose activity was measured."""
+        return min(1.0, sum(use.measured_hours for use in self.uses) / self.held_hours)
+
+    @property
+    def mean_ratio(self) -> float:
+        """Activity on the mean of the measured hours."""
+        measured = sum(use.measured_hours for use in self.uses)
+        return sum((use.mean_ratio or 0.0) * use.measured_hours for use in self.uses) / measured
+
+    @property
+    def p95_ratio(self) -> float:
+        """Of the busiest device."""
+        return max(use.p95_ratio or 0.0 for use in self.uses)
+
+    @property
+    def peak_ratio(self) -> float:
+        """Of the busiest device in its busiest hour."""
+        return max(use.peak_ratio or 0.0 for use in self.uses)
+
+    @property
+    def peak_memory_bytes(self) -> float | None:
+        """Of the fullest device; ``None`` where one is not known."""
+        return _largest(use.peak_memory_bytes for use in self.uses)
+
+    @property
+    def memory_total_bytes(self) -> float | None:
+        """Of the smallest device; ``None`` where one is not known."""
+        known = [use.memory_total_bytes for use in self.uses]
+        return None if None in known else min(total for total in known if total is not None)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it may take most of a device's memory whatever it does with it."""
+        if self.payer.kind in _SERVER_KINDS or any(use.policy == "inference" for use in self.uses):
+            return True
+        return _SERVER_NAMES.search(self.payer.workload) is not None
+
+    def part(self, uses: Iterable[DeviceUse]) -> "Lot":
+        """Some of its devices."""
+        return Lot(self.payer, tuple(uses))
+
+
+def lots(uses: Sequence[DeviceUse]) -> Iterator[Lot]:
+    """What is still held of one workload's uses, in a settled order."""
+    sorts: dict[tuple[str, str, bool], list[DeviceUse]] = {}
+    for use in uses:
+        if use.still_held:
+            sorts.setdefault(_sort(use), []).append(use)
+    for (model, _, _), of_sort in sorted(sorts.items()):
+        first = of_sort[0]
+        payer = Payer(first.cluster, first.namespace, first.kind, first.workload, first.team, model)
+        yield Lot(payer, tuple(sorted(of_sort, key=lambda use: (use.node, use.uuid))))
+
+
+def trusted(use: DeviceUse, settings: AdviceSettings) -> bool:
+    """Whether its figures say enough: measured for itself, for most of the time, over a day at least."""
+    known = None not in (use.mean_ratio, use.p95_ratio, use.peak_ratio)
+    return (
+        known
+        and not use.estimated
+        and use.held_hours >= settings.least_held_hours
+        and use.measured_hours >= settings.least_coverage_ratio * use.held_hours
+    )
+
+
+def idle(use: DeviceUse, settings: AdviceSettings) -> bool:
+    """Whether it was known to do nothing, hour by hour."""
+    return (
+        not use.estimated
+        and use.peak_ratio is not None
+        and use.peak_ratio < settings.idle_peak_ratio
+        and use.measured_hours >= settings.least_coverage_ratio * use.held_hours
+    )
+
+
+def _sort(use: DeviceUse) -> tuple[str, str, bool]:
+    instance = bool(use.gpu_instance or use.mig_profile)
+    return use.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if None in known else max(value for value in known if value is not None)

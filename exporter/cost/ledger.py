@@ -1,0 +1,420 @@
+"""The ledger of a fleet over a window: who held GPUs, for how long and for how much, and what could not be read."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from exporter.errors import ConfigError
+from exporter.model import Money, NodeFacts
+
+HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
+CHECKPOINT_SECONDS = 1200
+"""An hour is recorded 5 to 20 minutes after its end: at this time no hour is recorded, and the last one has been."""
+MOST_FIGURE = 1e15
+"""Seconds, joules or money: more than any fleet has. Sums of any number of such figures stay finite."""
+
+Dimension: TypeAlias = str
+"""What lines can be told apart by: a field of ``LineKey``, or ``label:KEY``. ``workload`` needs namespace and kind."""
+LABEL = "label:"
+"""Begins the dimension of one cost label: ``label:project``."""
+OTHER = "__other__"
+"""Value of cost labels beyond the number of combinations that an agent keeps."""
+MOST_LABELS = 8
+"""Labels in one question; an agent takes no more."""
+_LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+UNALLOCATED, UNATTRIBUTED = "Unallocated", "Unattributed"
+"""Kinds of what no known owner held: see ``exporter.model.ledger``."""
+
+
+def last_recorded(now_seconds: float) -> int:
+    """Unix time at which the last hour ended that is recorded by now."""
+    return int((now_seconds - CHECKPOINT_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
+
+
+class LineKey(NamedTuple):
+    """Whose a line is. A part that was summed away, and one that is not known, is empty."""
+
+    cluster: str = ""
+    node: str = ""
+    pool: str = ""
+    """``p5.48xlarge on-demand``: instance type and capacity type of the node, as far as they are known."""
+    namespace: str = ""
+    kind: str = ""
+    """Of the workload, or ``Unallocated``, ``Unattributed``; these two are never summed away."""
+    workload: str = ""
+    team: str = ""
+    labels: str = ""
+    """Cost labels as the agents write them: ``environment=dev,project=llm``, sorted by key."""
+    model: str = ""
+    mode: str = ""
+    """``exclusive``, ``mig``, ``shared``."""
+
+    def value(self, dimension: Dimension) -> str:
+        """The value of a dimension; empty where it is not known."""
+        if dimension.startswith(LABEL):
+            return pairs(self.labels).get(dimension.removeprefix(LABEL), "")
+        return str(getattr(self, dimension))
+
+    def at(self, dimensions: Collection[Dimension]) -> "LineKey":
+        """The key of the line that is summed over every other dimension; of labels those that are named."""
+        key = LineKey(*[value if name in dimensions else "" for name, value in zip(self._fields, self, strict=True)])
+        if self.labels and "labels" not in dimensions:
+            named = [f"{name}={value}" for name, value in pairs(self.labels).items() if LABEL + name in dimensions]
+            key = key._replace(labels=",".join(named))
+        return key
+
+
+DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "labels")
+"""What users may name, besides ``label:KEY``."""
+
+
+@lru_cache(maxsize=4096)
+def pairs(labels: str) -> Mapping[str, str]:
+    """Values by key of ``LineKey.labels``; no label of Kubernetes has ``=`` or ``,`` in it."""
+    return {key: value for key, _, value in (pair.partition("=") for pair in labels.split(",")) if key}
+
+
+def label_keys(dimensions: Iterable[Dimension]) -> list[str]:
+    """Keys of the labels among the dimensions."""
+    return [dimension.removeprefix(LABEL) for dimension in dimensions if dimension.startswith(LABEL)]
+
+
+def too_many_labels(where: str, dimensions: Iterable[Dimension]) -> list[str]:
+    """A problem where more labels are named than an agent takes."""
+    count = len(label_keys(dimensions))
+    return [f"{where}: names {count} labels; allowed: at most {MOST_LABELS}"] if count > MOST_LABELS else []
+
+
+def label_problem(dimension: Dimension) -> str:
+    """What is wrong with ``label:KEY``; empty where it names a label that Kubernetes can have."""
+    if _LABEL_KEY.fullmatch(dimension.removeprefix(LABEL)):
+        return ""
+    return "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What stands on a line. Seconds are share-weighted GPU-seconds."""
+
+    active_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    unknown_seconds: float = 0.0
+    unpriced_seconds: float = 0.0
+    """Allocated seconds that had no price and are in no money."""
+    energy_joules: float | None = None
+    """``None`` where none was measured."""
+    money: Mapping[str, Money] = field(default_factory=dict)
+    """By ISO 4217 currency; a currency in which nothing was priced is absent."""
+
+    @property
+    def allocated_seconds(self) -> float:
+        """Active, idle and unknown, always."""
+        return self.active_seconds + self.idle_seconds + self.unknown_seconds
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing on the line: no seconds, joules or money.
+
+        A line may have joules and money without seconds: those of a process of no pod on a GPU that a pod holds.
+        """
+        return not (self.allocated_seconds or self.energy_joules or any(money.total for money in self.money.values()))
+
+    def money_in(self, currency: str) -> Money:
+        """The money of one currency; none at all where nothing was priced in it."""
+        return self.money.get(currency, Money())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A period, its ends on whole hours UTC; the end is outside of it."""
+
+    start_seconds: int
+    end_seconds: int
+    label: str = ""
+    """As the user wrote it: ``30d``, ``2026-10``."""
+
+    @property
+    def seconds(self) -> int:
+        """How long it is."""
+        return self.end_seconds - self.start_seconds
+
+    @property
+    def hours(self) -> int:
+        """How many hours it has."""
+        return self.seconds // HOUR_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What is known of one UTC day, or of the part of it that lies in the window."""
+
+    window: Window
+    lines: Mapping[LineKey, Figures] = field(default_factory=dict)
+    capacity_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By cluster: GPU-seconds that were metered, whoever held them; what the lines must sum to."""
+    recorded_hours: Mapping[str, int] = field(default_factory=dict)
+    """By cluster: hours of the chunk for which the hourly ledger was recorded."""
+    closed: bool = False
+    """Read from the store of closed days, rather than from Prometheus."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A question that stayed unanswered after all retries; what it asked for is not in the ledger."""
+
+    window: Window
+    what: str
+    """The series that was asked for."""
+    reason: str
+    """In words, with the mend."""
+    may_pass: bool = True
+    """Whether it may be answered within the hour; not where it asks too much, or for a day that is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetLedger:
+    """The ledger over a window, chunk by chunk in the order of time, at the dimensions that were asked for."""
+
+    window: Window
+    dimensions: frozenset[Dimension]
+    chunks: tuple[Chunk, ...]
+    nodes: Mapping[tuple[str, str], NodeFacts] = field(default_factory=dict)
+    """What prices go by, by (cluster, node), as last seen within the window."""
+    failures: tuple[Failure, ...] = ()
+    """Empty, or the ledger is not whole."""
+    label_keys: frozenset[str] = frozenset()
+    """Keys of cost labels that occur; only where it was read by labels."""
+    engine: str = ""
+    """Where it was read: ``Prometheus 3.5.0``, ``VictoriaMetrics 1.112``, ``store of closed days``, or several."""
+    simulated: bool = False
+    """Some of it is of simulated nodes."""
+    notes: tuple[str, ...] = ()
+    """One line each: what a reader must know, such as warnings of the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What is asked for: for each dimension that is named the values of which a line must have one."""
+
+    wanted: Mapping[Dimension, frozenset[str]] = field(default_factory=dict)
+
+    def keep(self, key: LineKey) -> bool:
+        """Whether a line is asked for."""
+        return all(key.value(dimension) in values for dimension, values in self.wanted.items())
+
+    @property
+    def by_label(self) -> "Filters":
+        """Those of labels, which a source picks out of what it has read."""
+        return Filters(wanted={name: values for name, values in self.wanted.items() if name.startswith(LABEL)})
+
+
+ALLOWED = (
+    "allowed: 30d, 12h or 4w back from now; today, yesterday, week, lastweek, month, lastmonth; 2026, 2026-Q3, 2026-10,"
+    " 2026-10-03; 2026-10-01..2026-10-15 (both days included); two times such as"
+    " 2026-10-01T00:00Z..2026-10-02T06:00Z (the end is outside); Unix seconds 1790000000,1790086400"
+)
+_BACK = re.compile(r"(\d{1,6})([hdw])")
+_MONTH, _QUARTER, _YEAR = re.compile(r"(\d{4})-(\d{2})"), re.compile(r"(\d{4})-[Qq]([1-4])"), re.compile(r"(\d{4})")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_UNIX = re.compile(r"(\d{1,12}),(\d{1,12})")
+_HOURS = {"h": 1, "d": 24, "w": 168}
+_DECEMBER = 12
+_FIRST_YEAR, _LAST_YEAR = 2000, 2199
+_LONGEST_DAYS = 3700
+_STRETCH_DAYS = 31
+"""Owners that last are read once: a month in three parts takes a server twice as long as in one."""
+
+
+class Now(NamedTuple):
+    """An instant, and the time zone whose calendar it is looked up in."""
+
+    seconds: float
+    """Unix time."""
+    zone: tzinfo = UTC
+
+
+def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
+    """Return the period that a text means, cut at the last recorded hour.
+
+    Args:
+        text: One of the forms in ``ALLOWED``; its label is kept where it is cut.
+        now_seconds: Unix time.
+        zone: Whose days and months are meant, and times without a zone.
+
+    Raises:
+        ConfigError: It is none of them, ends before it begins, lies in the future, is longer than ten years, or begins
+            or ends within an hour UTC, by which the ledger is recorded.
+    """
+    written = text.strip()
+    try:
+        bounds = _bounds(written, Now(now_seconds, zone))
+    except (ValueError, OverflowError):
+        bounds = None
+    if bounds is None:
+        raise ConfigError(f"window: value '{_shown(text)}' is not a period; {ALLOWED}")
+    start, end = bounds
+    last = last_recorded(now_seconds)
+    if end <= start:
+        raise ConfigError(f"window: '{_shown(text)}' ends before it begins, or has less than an hour; {ALLOWED}")
+    if start >= last:
+        told = "has no recorded hour yet" if start <= now_seconds else "lies in the future"
+        raise ConfigError(
+            f"window: '{_shown(text)}' {told}; it is {_stamp(now_seconds)}; allowed: a period that has begun"
+        )
+    if start % HOUR_SECONDS or end % HOUR_SECONDS:
+        raise ConfigError(_within_hours(text, start, end, zone))
+    if end - start > _LONGEST_DAYS * DAY_SECONDS:
+        raise ConfigError(f"window: '{_shown(text)}' is longer than ten years; allowed: at most {_LONGEST_DAYS} days")
+    return Window(start_seconds=start, end_seconds=min(end, last), label=written)
+
+
+def last_days(count: int, now: Now) -> tuple[int, int]:
+    """Return the Unix times from the beginning of a day, today being the last of ``count``, to the last recorded hour.
+
+    While no hour of today is recorded, the days before it are meant.
+    """
+    today = datetime.fromtimestamp(now.seconds, now.zone).date()
+    start, _ = _days(today - timedelta(days=count - 1), today, now.zone)
+    last = last_recorded(now.seconds)
+    if last > start:
+        return start, last
+    start, end = _days(today - timedelta(days=count), today, now.zone)
+    return start, min(end, last)
+
+
+def chunks(window: Window) -> tuple[Window, ...]:
+    """The UTC days of a window in the order of time, the first and the last as far as they lie in it."""
+    starts = [window.start_seconds]
+    while (after := (starts[-1] // DAY_SECONDS + 1) * DAY_SECONDS) < window.end_seconds:
+        starts.append(after)
+    ends = [*starts[1:], window.end_seconds]
+    return tuple(
+        Window(start_seconds=start, end_seconds=end, label=f"{datetime.fromtimestamp(start, UTC):%Y-%m-%d}")
+        for start, end in zip(starts, ends, strict=True)
+        if start < end
+    )
+
+
+def stretches(window: Window) -> tuple[Window, ...]:
+    """The same in pieces of several days, for who asks for no day."""
+    starts = range(window.start_seconds, window.end_seconds, _STRETCH_DAYS * DAY_SECONDS)
+    return tuple(
+        Window(start_seconds=start, end_seconds=min(start + _STRETCH_DAYS * DAY_SECONDS, window.end_seconds))
+        for start in starts
+    )
+
+
+def _bounds(text: str, now: Now) -> tuple[int, int] | None:  # noqa: PLR0911 - a form each
+    """Return start and end in Unix seconds, not yet cut; ``None`` for an unknown form."""
+    zone = now.zone
+    if match := _BACK.fullmatch(text):
+        end = last_recorded(now.seconds)
+        return end - int(match[1]) * _HOURS[match[2]] * HOUR_SECONDS, end
+    if named := _NAMED.get(text.lower()):
+        return _days(*named(datetime.fromtimestamp(now.seconds, zone).date()), zone)
+    if match := _UNIX.fullmatch(text):
+        return int(match[1]), _end_of(int(match[2]))
+    first, dots, last = text.partition("..")
+    if not dots:
+        return _calendar(text, zone)
+    if _DAY.fullmatch(first) and _DAY.fullmatch(last):
+        return _days(_date(first), _date(last) + timedelta(days=1), zone)
+    if (one := _calendar(first, zone)) and (other := _calendar(last, zone)):
+        return one[0], other[1]
+    return _instant(first, zone), _end_of(_instant(last, zone))
+
+
+def _calendar(text: str, zone: tzinfo) -> tuple[int, int] | None:
+    """A year, a quarter, a month or a day."""
+    if match := _YEAR.fullmatch(text):
+        return _months(int(match[1]), 1, 12, zone)
+    if match := _QUARTER.fullmatch(text):
+        return _months(int(match[1]), int(match[2]) * 3 - 2, 3, zone)
+    if match := _MONTH.fullmatch(text):
+        return _months(int(match[1]), int(match[2]), 1, zone)
+    if _DAY.fullmatch(text):
+        return _days(_date(text), _date(text) + timedelta(days=1), zone)
+    return None
+
+
+def _months(year: int, month: int, count: int, zone: tzinfo) -> tuple[int, int]:
+    first = _checked(date(year, month, 1))
+    return _days(first, _month_after(first, count), zone)
+
+
+def _month_after(first: date, count: int = 1) -> date:
+    months = first.year * _DECEMBER + first.month - 1 + count
+    return date(months // _DECEMBER, months % _DECEMBER + 1, 1)
+
+
+def _date(text: str) -> date:
+    return _checked(date.fromisoformat(text))
+
+
+def _checked(day: date) -> date:
+    if not _FIRST_YEAR <= day.year <= _LAST_YEAR:
+        raise ValueError(day)
+    return day
+
+
+def _days(first: date, after: date, zone: tzinfo) -> tuple[int, int]:
+    """Return when one day begins and another one does, in a time zone; a day may have 23 or 25 hours there."""
+    start, end = (int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) for day in (first, after))
+    return start, end
+
+
+def _instant(text: str, zone: tzinfo) -> int:
+    """Return the Unix seconds of an RFC 3339 time; one without a zone is of ``zone``."""
+    if "T" not in text.upper() and not _DAY.fullmatch(text):
+        raise ValueError(text)
+    moment = datetime.fromisoformat(text.upper())
+    _checked(moment.date())
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp())
+
+
+def _end_of(seconds: int) -> int:
+    """Return the end of a period; 23:59:59, as many clients write the end of a day, is midnight."""
+    return seconds + 1 if seconds % HOUR_SECONDS == HOUR_SECONDS - 1 else seconds
+
+
+def _within_hours(text: str, start: int, end: int, zone: tzinfo) -> str:
+    """Say that a period does not begin and end on hours that are recorded, and what to give instead."""
+    first, after = start // HOUR_SECONDS * HOUR_SECONDS, -(-end // HOUR_SECONDS) * HOUR_SECONDS
+    what = "begins" if start % HOUR_SECONDS else "ends"
+    at = datetime.fromtimestamp(start if start % HOUR_SECONDS else end, UTC)
+    of_zone = "" if zone is UTC else f" ({zone})"
+    return (
+        f"window: '{_shown(text)}'{of_zone} {what} at {at:%Y-%m-%d %H:%M:%S} UTC, within an hour, and the ledger is"
+        f" recorded by the hour UTC; allowed: whole hours, such as {_rfc3339(first)}..{_rfc3339(after)}, or days of a"
+        " time zone that differs from UTC by whole hours"
+    )
+
+
+def _rfc3339(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%MZ}"
+
+
+def _shown(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text[:80])
+
+
+def _stamp(now_seconds: float) -> str:
+    return f"{datetime.fromtimestamp(now_seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _monday(today: date) -> date:
+    return today - timedelta(days=today.weekday())
+
+
+_DAY_LONG, _WEEK_LONG = timedelta(days=1), timedelta(days=7)
+_NAMED: dict[str, Callable[[date], tuple[date, date]]] = {
+    "today": lambda today: (today, today + _DAY_LONG),
+    "yesterday": lambda today: (today - _DAY_LONG, today),
+    "week": lambda today: (_monday(today), _monday(today) + _WEEK_LONG),
+    "lastweek": lambda today: (_monday(today) - _WEEK_LONG, _monday(today)),
+    "month": lambda today: (today.replace(day=1), _month_after(today.replace(day=1))),
+    "lastmonth": lambda today: ((today.replace(day=1) - _DAY_LONG).replace(day=1), today.replace(day=1)),
+}

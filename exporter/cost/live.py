@@ -1,0 +1,192 @@
+"""Pods on their devices, from the live series: who holds what now, and who did within the last day."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from exporter.cost import queries
+from exporter.cost.ledger import Filters, Window
+from exporter.cost.prometheus import PrometheusClient, Sample
+
+_POD = ("pod_namespace", "pod_name", "container_name")
+_DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
+_INFO = "gpu_pod_info"
+_VALUES = ("gpu_pod_activity_ratio", "gpu_pod_idle_for_seconds", "gpu_pod_age_seconds", "gpu_pod_memory_used_bytes")
+_SHARE = "gpu_pod_share_ratio"
+_PRICE = "gpu_hourly_price"
+_OF_A_POD = frozenset({"node", "namespace", "kind", "workload", "team", "model", "cluster"})
+_MOST_NAMES = 500
+_DAY = "1d"
+
+Place = tuple[str, ...]
+"""Cluster, device and pod of a series."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePod:
+    """A pod on a device in the live series."""
+
+    cluster: str
+    node: str
+    uuid: str
+    gpu: str
+    gpu_instance: str = ""
+    mig_profile: str = ""
+    model: str
+    namespace: str
+    pod: str
+    container: str = ""
+    share_ratio: float
+    activity_ratio: float | None
+    idle_for_seconds: float | None
+    age_seconds: float | None
+    memory_used_bytes: float | None
+    cost_per_hour: Mapping[str, float] = field(default_factory=dict)
+    live: bool = True
+    """False: it has ended since."""
+
+
+async def live_pods(client: PrometheusClient, filters: Filters, cluster_label: str) -> tuple[LivePod, ...]:
+    """Pods that hold devices now; where namespace, workload or team are asked for, those of the last day, too.
+
+    Args:
+        client: Where.
+        filters: What is asked for; ``mode`` and ``pool`` are no properties of a pod, and are not looked at.
+        cluster_label: Tells clusters apart.
+
+    Returns:
+        By cluster, namespace, pod and device; those that have ended last.
+
+    Raises:
+        PrometheusError: It cannot be asked.
+    """
+    wanted = Filters(wanted={name: values for name, values in filters.wanted.items() if name in _OF_A_POD})
+    matchers = queries.matchers(wanted, cluster_label)
+    labels = (cluster_label, *_DEVICE, *_POD)
+    with_ended = bool({"namespace", "workload", "team"} & set(wanted.wanted))
+    now = await client.instant(_newest(_INFO, labels, matchers), None)
+    before = await client.instant(_newest(_INFO, labels, matchers, _DAY), None) if with_ended else ()
+    pods = {_place(sample, labels): True for sample in now}
+    for sample in before:
+        pods.setdefault(_place(sample, labels), False)
+    if not pods:
+        return ()
+    narrow = _narrow(pods, labels)
+    shares, prices, *values = await asyncio.gather(
+        client.instant(_newest(_SHARE, labels, narrow, _DAY if with_ended else ""), None),
+        client.instant(_newest(_PRICE, (cluster_label, "node", "gpu", "currency"), _of_nodes(pods, labels)), None),
+        *(client.instant(_newest(name, labels, narrow), None) for name in _VALUES),
+    )
+    share_of = {_place(sample, labels): sample.value for sample in shares}
+    price_of = _prices(prices, cluster_label)
+    columns = [{_place(sample, labels): sample.value for sample in column} for column in values]
+    found = [
+        _use(
+            dict(zip(labels, place, strict=True)),
+            cluster_label,
+            share_of[place],
+            price_of if live else {},
+            [column.get(place) for column in columns],
+            live=live,
+        )
+        for place, live in pods.items()
+        if place in share_of  # every holder has one; without, the scrape is half read
+    ]
+    return tuple(
+        sorted(found, key=lambda use: (not use.live, use.cluster, use.namespace, use.pod, use.node, use.gpu, use.uuid))
+    )
+
+
+def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "") -> str:
+    """One series of each pair of replicas: they show the same."""
+    selector = f"{name}{{{matchers}}}"
+    return f"max by ({', '.join(labels)}) ({f'last_over_time({selector}[{lookback}])' if lookback else selector})"
+
+
+def _place(sample: Sample, labels: Iterable[str]) -> Place:
+    return tuple(sample.labels.get(label, "") for label in labels)
+
+
+def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
+    """A matcher that leaves out most of the other pods; which of the rest are meant is seen when they are joined."""
+    at = labels.index("pod_name")
+    names = {place[at] for place in pods}
+    if len(names) <= _MOST_NAMES:
+        return queries.matches("pod_name", names)
+    return queries.matches("pod_namespace", {place[labels.index("pod_namespace")] for place in pods})
+
+
+def _of_nodes(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
+    nodes = {place[labels.index("node")] for place in pods}
+    return queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
+
+
+def _prices(samples: Iterable[Sample], cluster_label: str) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Price of an hour by currency, by cluster, node and index of the physical GPU."""
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for sample in samples:
+        label = sample.labels.get
+        gpu = (label(cluster_label, ""), label("node", ""), label("gpu", ""))
+        found.setdefault(gpu, {})[label("currency", "")] = sample.value
+    return found
+
+
+def _use(
+    labels: Mapping[str, str],
+    cluster_label: str,
+    share: float,
+    prices: Mapping[tuple[str, str, str], Mapping[str, float]],
+    values: list[float | None],
+    *,
+    live: bool,
+) -> LivePod:
+    activity, idle_for, age, memory = values
+    price = prices.get((labels[cluster_label], labels["node"], labels["gpu"]), {})
+    return LivePod(
+        cluster=labels[cluster_label],
+        node=labels["node"],
+        uuid=labels["uuid"],
+        gpu=labels["gpu"],
+        gpu_instance=labels["gpu_instance"],
+        mig_profile=labels["mig_profile"],
+        model=labels["model"],
+        namespace=labels["pod_namespace"],
+        pod=labels["pod_name"],
+        container=labels["container_name"],
+        share_ratio=share,
+        activity_ratio=activity,
+        idle_for_seconds=idle_for,
+        age_seconds=age,
+        memory_used_bytes=memory,
+        cost_per_hour={currency: hourly * share for currency, hourly in price.items()},
+        live=live,
+    )
+
+
+_HELD, _AT_WORK = "cluster:gpu_allocated:sum", "cluster:gpu_active:sum"
+
+
+async def at_work_ratio(client: PrometheusClient, window: Window, filters: Filters, cluster_label: str) -> float | None:
+    """Mean part of the held GPUs that were active for 5 % of a quarter of an hour or more.
+
+    Args:
+        client: Where.
+        window: Over which; what of it Prometheus has forgotten is not in the mean.
+        filters: Clusters are looked at; of anything else the funnel is not recorded.
+        cluster_label: Tells clusters apart.
+
+    Returns:
+        0-1; ``None`` where it is not recorded, or nothing was held.
+
+    Raises:
+        PrometheusError: It cannot be asked.
+    """
+    if set(filters.wanted) - {"cluster"}:
+        return None
+    matchers = queries.matchers(filters, cluster_label)
+    held, at_work = (
+        f"sum(max by ({cluster_label}) (avg_over_time({name}{{{matchers}}}[{window.seconds}s])))"
+        for name in (_HELD, _AT_WORK)
+    )
+    found = await client.instant(f"{at_work} / {held}", window.end_seconds)
+    return min(1.0, found[0].value) if found else None

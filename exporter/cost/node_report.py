@@ -1,0 +1,386 @@
+"""One node's ledger as a report: owners by cost, what nobody held apart, and the sum against capacity."""
+
+import base64
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from exporter.cost.prometheus_access import NoRedirects
+from exporter.cost.render_rows import encodable
+from exporter.errors import ConfigError, ExporterError
+from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, Money, Owner, Price, ShareMode, Totals
+
+APART = (UNATTRIBUTED, UNALLOCATED)
+"""Owners of what no known owner held, in the order in which they are told."""
+_TOLERATED_RATIO = 1e-9
+_TOLERATED_SECONDS = 1e-6
+_MOST = 1e300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedModel:
+    """What GPUs of a model cost now, and how many of them there are."""
+
+    model: str
+    price: Price
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node's GPUs were used for since its ledger began. Seconds are share-weighted GPU-seconds."""
+
+    node: str
+    simulated: bool
+    from_seconds: float
+    to_seconds: float
+    """Unix time until which the totals count: of their save, or of the snapshot."""
+    saved: bool
+    state_problem: str
+    capacity_seconds: float
+    withheld_seconds: float
+    """Of pods whose owner is not known yet."""
+    conservation_error_seconds: float
+    price_book: str
+    unpriced_gpus: int
+    prices: tuple[PricedModel, ...]
+    owners: tuple[tuple[Account, Totals], ...]
+    """Who held GPUs, dearest first, then longest."""
+    apart: tuple[tuple[Account, Totals], ...]
+    """What no known owner held: Unattributed, Unallocated."""
+
+    @property
+    def total(self) -> Totals:
+        """The sum over all lines."""
+        return add(totals for _, totals in (*self.owners, *self.apart))
+
+    @property
+    def currencies(self) -> tuple[str, ...]:
+        """Every currency in which something was priced."""
+        return tuple(sorted(self.total.money))
+
+    @property
+    def coverage_ratio(self) -> float | None:
+        """Part of the GPU-seconds whose activity is known; ``None`` where there are none."""
+        total = self.total
+        return 1 - total.unknown_seconds / total.allocated_seconds if total.allocated_seconds else None
+
+    @property
+    def missing_seconds(self) -> float:
+        """What the lines and what is withheld lack of the capacity; 0 within rounding, or something is wrong."""
+        missing = self.capacity_seconds - self.withheld_seconds - self.total.allocated_seconds
+        return missing if abs(missing) > _TOLERATED_SECONDS + self.capacity_seconds * _TOLERATED_RATIO else 0.0
+
+
+def add(many: Iterable[Totals]) -> Totals:
+    """The sum of totals, currency by currency."""
+    return sum(many, start=Totals())
+
+
+def read(document: Mapping[str, Any], where: str) -> NodeReport:
+    """The report of an agent's answer to ``/api/v1/ledger``.
+
+    Raises:
+        ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` says whose it is.
+    """
+    try:
+        if not document["metered"]:
+            raise ExporterError(
+                f"{where}: the agent has not metered anything yet; look at {where}/readyz for what it waits for"
+            )
+        return _report(document)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+        raise ExporterError(
+            f"{where}: the answer is not an agent's ledger: {type(error).__name__} {error}; is this agent of another"
+            " release?"
+        ) from error
+
+
+def _report(document: Mapping[str, Any]) -> NodeReport:
+    lines = [(_account(entry), _totals(entry)) for entry in document["accounts"]]
+    held = [line for line in lines if line[0].owner not in APART]
+    apart = [line for line in lines if line[0].owner in APART]
+    saved_at = document["saved_at_seconds"]
+    return NodeReport(
+        node=_text(document["node"]),
+        simulated=bool(document["simulated"]),
+        from_seconds=_instant(document["started_at_seconds"]),
+        to_seconds=_instant(document["taken_at_seconds"] if saved_at is None else saved_at),
+        saved=saved_at is not None,
+        state_problem=_text(document["state_problem"]),
+        capacity_seconds=_number(document["capacity_seconds"]),
+        withheld_seconds=_number(document["withheld_seconds"]),
+        conservation_error_seconds=_number(document["conservation_error_seconds"]),
+        price_book=_text(document["price_book"]),
+        unpriced_gpus=int(document["unpriced_gpus"]),
+        prices=_prices(document["prices"]),
+        owners=tuple(sorted(held, key=_rank)),
+        apart=tuple(sorted(apart, key=lambda line: (APART.index(line[0].owner), _rank(line)))),
+    )
+
+
+def _rank(line: tuple[Account, Totals]) -> tuple[float, float, str, str, str]:
+    account, totals = line
+    # Currencies cannot be compared; a book has one, and then this is the order of money.
+    cost = sum(money.total for money in totals.money.values())
+    return (-cost, -totals.allocated_seconds, owner_name(account.owner), account.model, account.mode)
+
+
+def owner_name(owner: Owner) -> str:
+    """``vision/Job/resnet``, as far as it is known; ours by their kind alone."""
+    if owner in APART:
+        return owner.kind
+    return "/".join(part for part in (owner.namespace, owner.kind, owner.name) if part)
+
+
+def _account(entry: Mapping[str, Any]) -> Account:
+    owner = Owner(
+        namespace=_text(entry["owner_namespace"]),
+        kind=_text(entry["owner_kind"]),
+        name=_text(entry["owner_name"]),
+        team=_text(entry["team"]),
+        cost_labels=_text(entry["cost_labels"]),
+    )
+    return Account(owner=owner, model=_text(entry["model"]), mode=ShareMode(entry["mode"]))
+
+
+def _totals(entry: Mapping[str, Any]) -> Totals:
+    joules = entry["energy_joules"]
+    return Totals(
+        active_seconds=_number(entry["active_seconds"]),
+        idle_seconds=_number(entry["idle_seconds"]),
+        unknown_seconds=_number(entry["unknown_seconds"]),
+        energy_joules=0.0 if joules is None else _number(joules),
+        energy_unknown_seconds=_number(entry["energy_unknown_seconds"]),
+        unpriced_seconds=_number(entry["unpriced_seconds"]),
+        money={
+            _text(money["currency"]): _money(*(_number(money[name]) for name in ("cost", "idle_cost", "unknown_cost")))
+            for money in entry["money"]
+        },
+    )
+
+
+def _money(total: float, idle: float, unknown: float) -> Money:
+    return Money(active=total - idle - unknown, idle=idle, unknown=unknown)
+
+
+def _prices(entries: Iterable[Mapping[str, Any]]) -> tuple[PricedModel, ...]:
+    counted: dict[tuple[str, Price], int] = {}
+    for entry in entries:
+        price = Price(
+            per_hour=_number(entry["per_hour"]),
+            per_kwh=_number(entry["per_kwh"]),
+            currency=_text(entry["currency"]),
+            source=_text(entry["source"]),
+            as_of=_text(entry["as_of"]),
+            fallback=bool(entry["fallback"]),
+        )
+        key = (_text(entry["model"]), price)
+        counted[key] = counted.get(key, 0) + 1
+    return tuple(PricedModel(model=model, price=price, gpus=gpus) for (model, price), gpus in counted.items())
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
+    """A number that can be shown and added: JSON's reader takes NaN and 1e999, too."""
+    number = float(value)
+    if not abs(number) < _MOST:
+        raise ValueError(f"{value!r} is no number")
+    return number
+
+
+def _instant(value: float) -> float:
+    """A Unix time that a calendar has."""
+    return datetime.fromtimestamp(float(value), tz=UTC).timestamp()
+
+
+def _text(value: str | None) -> str:
+    """A text, empty where there is none; whoever writes it to a terminal cleans it, so that no two become one here."""
+    return encodable(value) if value else ""
+
+
+PATH = "/api/v1/ledger"
+API_VERSION = 1
+TIMEOUT_SECONDS = 10.0
+_MOST_BYTES = 64 << 20
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _UNAVAILABLE = 401, 403, 404, 503
+_SERVER = "gpu-cost-exporter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAccess:
+    """How to get in to an agent that has a web configuration."""
+
+    username: str = ""
+    """Empty: no password is sent."""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    """``None``: the system's authorities."""
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    """``None``: in the certificate's file."""
+    skip_verify: bool = False
+
+
+def base_address(given: str) -> str:
+    """The address of an agent, without a path: ``node-a:9400`` and ``http://node-a:9400/`` mean the same.
+
+    Raises:
+        ConfigError: It is no HTTP address.
+    """
+    allowed = "allowed: an agent's address, as http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
+    whole = given if "://" in given else f"http://{given}"
+    try:
+        parts = urllib.parse.urlsplit(whole)
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise ConfigError(f"--agent: value '{given}' is no address: {error}; {allowed}") from None
+    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good or extra:
+        raise ConfigError(f"--agent: value '{given}' is not an address of an agent; {allowed}")
+    if not whole.isascii() or not whole.isprintable() or " " in whole:
+        raise ConfigError(f"--agent: value '{given}' has characters that no address has; {allowed}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def fetch(base: str, timeout_seconds: float = TIMEOUT_SECONDS, access: AgentAccess | None = None) -> dict[str, Any]:
+    """The agent's ledger as it sends it.
+
+    Args:
+        base: As ``base_address`` gives it.
+        timeout_seconds: For each step of the exchange.
+        access: How to get in, where it does not let everybody in.
+
+    Raises:
+        ConfigError: A file of ``access`` cannot be read, or is none.
+        ExporterError: The agent is down, is none, is too old or new, or has nothing to tell yet.
+    """
+    return document_of(_get(base, timeout_seconds, access or AgentAccess()), base)
+
+
+def document_of(body: bytes, base: str) -> dict[str, Any]:
+    """The ledger in the body of an answer; ``base`` is whose.
+
+    Raises:
+        ExporterError: It is none, or of an agent that is too old or new.
+    """
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or "api_version" not in document or "accounts" not in document:
+        raise ExporterError(_no_agent(base))
+    version = document["api_version"]
+    if version != API_VERSION:
+        raise ExporterError(
+            f"{base}: the agent speaks version {version} of the ledger's API, this report version {API_VERSION}; use"
+            " the report of the agent's release"
+        )
+    return document
+
+
+def _get(base: str, timeout_seconds: float, access: AgentAccess) -> bytes:
+    handlers: list[urllib.request.BaseHandler] = [
+        # A proxy for the world outside has no way to a pod or to a port-forward on this host.
+        urllib.request.ProxyHandler({}),
+        NoRedirects(),
+    ]
+    if base.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=_context(access)))
+    request = urllib.request.Request(base + PATH, headers=_headers(access))  # noqa: S310 - base_address allows http only
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_seconds) as response:
+            body: bytes = response.read(_MOST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ExporterError(_refused(base, error)) from None
+    except (OSError, HTTPException) as error:
+        raise ExporterError(_unreachable(base, error, timeout_seconds)) from None
+    if len(body) > _MOST_BYTES:
+        raise ExporterError(f"{base}: the answer is longer than {_MOST_BYTES >> 20} MiB; is this an agent?")
+    return body
+
+
+def _headers(access: AgentAccess) -> dict[str, str]:
+    if not access.username or access.password_file is None:
+        return {}
+    try:
+        password = access.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(
+            f"--agent-password-file: {access.password_file}: {why}; give a file with one password"
+        ) from None
+    pair = base64.b64encode(f"{access.username}:{password}".encode()).decode("ascii")
+    return {"Authorization": f"Basic {pair}"}
+
+
+def _context(access: AgentAccess) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--agent-ca-file: {access.ca_file}: {error}; allowed: a PEM file of certificates") from None
+    if access.skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if access.cert_file is not None:
+        try:
+            context.load_cert_chain(access.cert_file, access.key_file, lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--agent-cert-file: {access.cert_file}: {error}; allowed: a PEM file, and its key there or by"
+                " --agent-key-file, without a passphrase"
+            ) from None
+    return context
+
+
+def _refused(base: str, error: urllib.error.HTTPError) -> str:
+    ours = error.headers.get("Server", "") == _SERVER
+    if error.code == _UNAUTHORIZED and ours:
+        return f"{base}: the agent asks for a user and a password; give --agent-username and --agent-password-file"
+    if error.code == _FORBIDDEN and ours:
+        return f"{base}: the agent does not let this client certificate in; give another by --agent-cert-file"
+    if error.code == _NOT_FOUND and ours:
+        return f"{base}: this agent is of a release that keeps no ledger; update it"
+    if error.code == _UNAVAILABLE and ours:
+        return f"{base}: the agent has only just started; ask again in a few seconds"
+    if not ours:
+        return _no_agent(base, f" (HTTP {error.code})")
+    return f"{base}{PATH}: the agent answers HTTP {error.code}; its log has the cause"
+
+
+def _no_agent(base: str, how: str = "") -> str:
+    return f"{base}: what answers there is no agent{how}; give the address of its --listen, as http://node-a:9400"
+
+
+def _unreachable(base: str, error: Exception, timeout_seconds: float) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"{base}: its certificate is not trusted: {cause.verify_message}; give its authority's by --agent-ca-file"
+        )
+    if isinstance(cause, ssl.SSLError):
+        why = (cause.reason or str(cause)).replace("_", " ").lower()
+        return (
+            f"{base}: TLS failed: {why}; does the agent have a --web-config with TLS, and ask for a client certificate?"
+            " without one give http://"
+        )
+    if isinstance(cause, TimeoutError):
+        why = f"no answer within {timeout_seconds:g} s"
+    elif isinstance(cause, socket.gaierror):
+        why = "the name cannot be resolved"
+    elif isinstance(cause, HTTPException):
+        return _no_agent(base)
+    elif isinstance(cause, OSError) and cause.strerror:
+        why = cause.strerror.lower()
+    else:
+        why = str(cause)
+    return f"{base}: cannot reach the agent: {why}; is it running, and does its --listen have this address?"

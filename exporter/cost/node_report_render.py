@@ -1,0 +1,193 @@
+"""Writes a node's report: a table for people, CSV for spreadsheets, JSON for programs."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from exporter.cost.document import By, Line, Lines, lines
+from exporter.cost.ledger import LABEL, pairs
+from exporter.cost.node_report import APART, NodeReport, PricedModel, owner_name
+from exporter.cost.render import LABEL_WIDTH, console_for, widen
+from exporter.cost.render_rows import HOUR, JOULES_PER_KWH, clean, csv_stream, decimal, digits_of, guarded, iso, moment
+from exporter.metrics.ledger_collector import energy_joules
+from exporter.model import Totals
+from exporter.web.node_api import account_keys, price_keys, totals_keys
+
+FORMATS = ("table", "csv", "json")
+
+_Column = tuple[str, Callable[[Line], str]]
+
+
+def write(report: NodeReport, form: str, stream: TextIO, by: By = "owner") -> None:
+    """Write the report in one of ``FORMATS``, its lines summed by ``by``."""
+    {"table": write_table, "csv": write_csv, "json": write_json}[form](report, lines(report, by), stream)
+
+
+def write_table(report: NodeReport, shown: Lines, stream: TextIO) -> None:
+    """A table with what nobody held apart, and at its foot how far it can be trusted."""
+    console = console_for(stream)
+    table = _table(report, shown)
+    widen(console, table)
+    if report.simulated:
+        console.print(Text("SIMULATED NODE: nothing here is real", style="bold yellow"))
+    console.print(Text(f"GPU use on {clean(report.node)}", style="bold"))
+    console.print(table)
+    for label, words, style in _foot(report):
+        line = Text(f"{label:<{LABEL_WIDTH}}", style="bold")
+        line.append(clean(words), style=style)
+        console.print(line, soft_wrap=True)
+
+
+def _table(report: NodeReport, shown: Lines) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    columns = _columns(shown)
+    for title, _ in columns:
+        table.add_column(title, overflow="fold")
+    currencies = report.currencies or ("",)
+    money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
+    for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
+        table.add_column(title.strip(), justify="right", no_wrap=True)
+    digits = digits_of(report.capacity_seconds)
+    both = (*shown.held, *shown.apart)
+    for number, line in enumerate(both, start=1):
+        ends = number in {len(shown.held), len(both)}
+        style = "" if number <= len(shown.held) else "dim"
+        names = (Text(clean(name_of(line))) for _, name_of in columns)
+        table.add_row(*names, *_figures(line.totals, currencies, digits), end_section=ends, style=style)
+    table.add_row("Total", *("" for _ in columns[1:]), *_figures(report.total, currencies, digits), style="bold")
+    return table
+
+
+def _columns(shown: Lines) -> tuple[_Column, ...]:
+    """Titles of the names, and what they are of a line; time without an owner stands in the first one."""
+    if shown.by == "namespace":
+        return (("Namespace", lambda line: _kind(line) or line.owner.namespace or "(no namespace)"),)
+    if shown.by.startswith(LABEL):
+        key = shown.by.removeprefix(LABEL)
+        return ((key, lambda line: _kind(line) or pairs(line.owner.cost_labels).get(key) or f"(no {key})"),)
+    if shown.by == "team":
+        return (("Team", lambda line: _kind(line) or line.owner.team or "(no team)"),)
+    model: _Column = ("Model", lambda line: line.model.removeprefix("NVIDIA "))
+    if shown.by == "model":
+        return (model, ("Held by", lambda line: _kind(line) or "owners"))
+    with_teams = any(line.owner.team for line in shown.held)
+    team: tuple[_Column, ...] = (("Team", lambda line: line.owner.team),) if with_teams else ()
+    return (("Owner", lambda line: owner_name(line.owner)), *team, model, ("Mode", lambda line: line.mode))
+
+
+def _kind(line: Line) -> str:
+    return line.owner.kind if line.owner in APART else ""
+
+
+def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[str]:
+    seconds = (totals.allocated_seconds, totals.active_seconds, totals.idle_seconds, totals.unknown_seconds)
+    shown = [decimal(value / HOUR, digits) for value in seconds]
+    unpriced = not totals.money and totals.unpriced_seconds > 0
+    for currency in currencies:
+        money = totals.money.get(currency)
+        partly = "*" if money and totals.unpriced_seconds > 0 else ""
+        nothing = "no price" if unpriced else ""
+        shown += [decimal(money.total, 2) + partly, decimal(money.idle, 2)] if money else [nothing, ""]
+    return shown
+
+
+def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
+    total, digits = report.total, digits_of(report.capacity_seconds)
+    whole = f"{decimal(report.capacity_seconds / HOUR, digits)} GPU-hours metered"
+    error = f"conservation error {report.conservation_error_seconds:.1e} s"
+    yield "Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}", ""
+    if report.withheld_seconds > 0:
+        yield "", f"{report.withheld_seconds:,.0f} s are of pods whose owner is not known yet", "dim"
+    if report.missing_seconds:
+        yield "", f"{report.missing_seconds:,.3f} s have no owner: please report this as a bug", "bold red"
+    if report.coverage_ratio is not None:
+        yield "Coverage", f"{report.coverage_ratio:.2%}: the part of these hours in which activity was measured", ""
+    kept = "totals as of the last save" if report.saved else "a restart of the agent loses what is in memory only"
+    yield "Period", f"{moment(report.from_seconds)} to {moment(report.to_seconds)}; {kept}", ""
+    if report.state_problem:
+        yield "State", report.state_problem, "yellow"
+    for label, priced in zip(("Prices", *("",) * len(report.prices)), report.prices, strict=False):
+        yield label, _price(priced), ""
+    if report.price_book:
+        yield "Book", report.price_book, ""
+    if report.unpriced_gpus:
+        yield "No price", f"no row of the price book matches {report.unpriced_gpus} GPU(s) of this node", "yellow"
+    if total.unpriced_seconds > 0:
+        mark = " (marked * where that is a part)" if total.money else ""
+        hours = decimal(total.unpriced_seconds / HOUR, digits)
+        yield "Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "yellow"
+
+
+def _price(priced: PricedModel) -> str:
+    price = priced.price
+    energy = f" and {price.per_kwh:g} per measured kWh" if price.per_kwh else ""
+    listed = ", a bundled list price: what you pay may differ" if price.fallback else ""
+    of = f"{priced.gpus} x {priced.model}"
+    return f"{of}: {price.per_hour:,.4g} {price.currency}/h{energy} now, {price.source} as of {price.as_of}{listed}"
+
+
+def write_csv(report: NodeReport, shown: Lines, stream: TextIO) -> None:
+    """One row per owner, model and mode; money in two columns per currency, empty where there was no price."""
+    writer = csv.writer(csv_stream(stream), lineterminator="\n")
+    currencies = report.currencies  # a sum over all lines: once, not per line
+    money_titles = [name for currency in currencies for name in (f"cost_{currency}", f"idle_cost_{currency}")]
+    hours = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+    owner = ("owner_namespace", "owner_kind", "owner_name", "team", "model", "mode")
+    labels = [shown.by] if shown.by.startswith(LABEL) else []
+    writer.writerow(("node", "from", "to", *owner, *labels, *hours, "energy_kwh", *money_titles))
+    first = (guarded(clean(report.node)), iso(report.from_seconds), iso(report.to_seconds))
+    for line in (*shown.held, *shown.apart):
+        who, totals = line.owner, line.totals
+        names = [who.namespace, who.kind, who.name, who.team, line.model, line.mode]
+        names += [pairs(who.cost_labels).get(name.removeprefix(LABEL), "") for name in labels]
+        seconds = (
+            totals.allocated_seconds,
+            totals.active_seconds,
+            totals.idle_seconds,
+            totals.unknown_seconds,
+            totals.unpriced_seconds,
+        )
+        energy = energy_joules(totals)
+        amounts: list[float | str] = []
+        for currency in currencies:
+            money = totals.money.get(currency)
+            amounts += [money.total, money.idle] if money else ["", ""]
+        figures = [value / HOUR for value in seconds]
+        kwh = "" if energy is None else energy / JOULES_PER_KWH
+        writer.writerow((*first, *(guarded(clean(name)) for name in names), *figures, kwh, *amounts))
+
+
+def write_json(report: NodeReport, shown: Lines, stream: TextIO) -> None:
+    """One object: the period, the lines, their sum against capacity, and the prices. ``null`` is unknown."""
+    document = {
+        "node": report.node,
+        "simulated": report.simulated,
+        "from_seconds": report.from_seconds,
+        "to_seconds": report.to_seconds,
+        "saved": report.saved,
+        "state_problem": report.state_problem or None,
+        "by": shown.by,
+        "lines": [
+            {
+                **account_keys(line.owner, line.model, line.mode),
+                "labels": pairs(line.owner.cost_labels) or None,
+                **totals_keys(line.totals),
+            }
+            for line in (*shown.held, *shown.apart)
+        ],
+        "total": totals_keys(report.total),
+        "capacity_seconds": report.capacity_seconds,
+        "withheld_seconds": report.withheld_seconds,
+        "missing_seconds": report.missing_seconds,
+        "conservation_error_seconds": report.conservation_error_seconds,
+        "coverage_ratio": report.coverage_ratio,
+        "price_book": report.price_book or None,
+        "unpriced_gpus": report.unpriced_gpus,
+        "prices": [{"model": one.model, "gpus": one.gpus, **price_keys(one.price)} for one in report.prices],
+    }
+    stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")

@@ -1,0 +1,553 @@
+"""Asks Prometheus, or what speaks its API: the one door to HTTP, with retries, limits and words for what goes wrong."""
+
+import asyncio
+import gc
+import json
+import os
+import random
+import re
+import threading
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import aiohttp
+
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost import prometheus_access
+from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, MOST_FIGURE
+from exporter.cost.prometheus_access import Refusal
+from exporter.errors import PrometheusError
+
+MOST_BYTES = 512 << 20
+"""Of memory that one answer takes, unpacked and decoded: the loop stands still for less than a second."""
+_LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 64 << 20, 4 << 30
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_PIECE_BYTES, _IN_THREAD_BYTES = 1 << 18, 1 << 20
+_VALUE_BYTES, _OBJECT_BYTES = 64, 240
+"""What CPython takes for a number, a short string or a list, each with its place in a list, and for a small object."""
+_PLAIN_TEXT, _WIDE_TEXT = 3, 9
+"""Bytes for a byte of JSON: itself, the text and the strings in it; one emoji makes four of each letter of both."""
+CONNECT_SECONDS = 10.0
+_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS, _LONGEST_RETRY_AFTER_SECONDS = 0.25, 8.0, 60.0
+_OK = 200
+# Thanos: no partial answer, one of each pair of replicas. VictoriaMetrics: no partial answer, times as they were asked
+# for. Others take no notice of them.
+_FORM = {"partial_response": "false", "dedup": "true", "deny_partial_response": "1", "nocache": "1"}
+
+
+class Sample(NamedTuple):
+    """A value of an instant query."""
+
+    labels: dict[str, str]
+    value: float
+
+
+class Series(NamedTuple):
+    """Values of a range query."""
+
+    labels: dict[str, str]
+    points: tuple[tuple[float, float], ...]
+    """Unix seconds and value, in the order of time."""
+
+
+class Memory:
+    """The memory that answers may take, those of all clients of a process together.
+
+    Args:
+        most_bytes: Unpacked and decoded answers, and what is added up from them.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+        self.lock = threading.RLock()
+
+    def hold(self, most_bytes: int | None = None) -> "Held":
+        """Begin to hold some of it, up to ``most_bytes``; what is held is free again when the ``Held`` is gone."""
+        return Held(self, self.most_bytes if most_bytes is None else min(most_bytes, self.most_bytes))
+
+
+class Held:
+    """Memory that one answer takes, or the sums of one reading."""
+
+    def __init__(self, memory: Memory, most_bytes: int) -> None:
+        self._memory = memory
+        self._most_bytes = most_bytes
+        self.bytes = 0
+
+    def grow(self, count: int, reason: str = "too_large") -> None:
+        """Hold so many bytes more.
+
+        Raises:
+            PrometheusError: It would be more than it may hold, or all together more than the process may.
+        """
+        memory, alone = self._memory, self.bytes + count > self._most_bytes
+        with memory.lock:
+            if not alone and memory.held_bytes + count <= memory.most_bytes:
+                memory.held_bytes += count
+                self.bytes += count
+                return
+        most, who = (self._most_bytes, "an answer") if alone else (memory.most_bytes, "all answers together")
+        raise Refusal(
+            reason,
+            f"Prometheus: {who} would take more than {most >> 20} MiB of memory; ask for a shorter window, fewer"
+            " dimensions, or filter",
+        )
+
+    def __del__(self) -> None:
+        """Free what was held: an answer is in use for as long as anything refers to it."""
+        with self._memory.lock:
+            self._memory.held_bytes -= self.bytes
+
+
+def memory_budget_bytes(cgroup_limits: Sequence[str] = _CGROUP_LIMITS) -> int:
+    """Return half of what the process may have: its container's limit, or the machine's memory.
+
+    Args:
+        cgroup_limits: Files that may hold the container's limit, in bytes.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in cgroup_limits:
+        with suppress(OSError, ValueError):  # "max" is no number: no limit
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return max(_LEAST_MEMORY_BYTES, min(min(limits) // 2, _MOST_MEMORY_BYTES))
+
+
+MEMORY = Memory(memory_budget_bytes())
+"""Of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it was decoded; ``headers`` are by name in small letters."""
+
+    data: Any
+    """Of a query: a list of objects with ``metric`` and ``value`` or ``values``, values as texts."""
+    notes: tuple[str, ...] = ()
+    """Warnings of the server, one line each."""
+    headers: Mapping[str, str] | None = None
+    held: Held | None = field(default=None, repr=False, compare=False)
+    """The memory that ``data`` takes, for as long as this answer is in use."""
+
+
+class PrometheusClient:
+    """Questions to one server, a few at a time. To be used as an asynchronous context manager.
+
+    Proxies of the environment and ``.netrc`` are not used: Prometheus is mostly where no proxy leads to.
+
+    Args:
+        settings: Where and how.
+        random: 0..1, for the waits between attempts.
+        sleep: Waits so many seconds.
+        memory: What answers may take; by default the one that all clients of this process share.
+    """
+
+    def __init__(
+        self,
+        settings: PrometheusSettings,
+        *,
+        random: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        memory: Memory = MEMORY,
+    ) -> None:
+        self.settings = settings
+        self.memory = memory
+        self._random = random
+        self._sleep = sleep
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+        self._tls = prometheus_access.Tls(settings)
+        self._has_answered = False
+        self._timeouts_in_a_row = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; a later question opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def instant(self, query: str, at_seconds: float | None) -> tuple[Sample, ...]:
+        """Ask an instant query; values that are no number within ``MOST_FIGURE`` are left out.
+
+        Args:
+            query: PromQL.
+            at_seconds: Unix time; ``None`` is the server's now.
+
+        Raises:
+            PrometheusError: There is no answer after all retries, or none that can be read.
+        """
+        answer = await self.ask_instant(query, at_seconds)
+        with prometheus_access.rows_read(self.settings):
+            pairs = [(_labels(row), float(row["value"][1])) for row in answer.data]
+        return tuple(Sample(labels, value) for labels, value in pairs if abs(value) <= MOST_FIGURE)
+
+    async def range(
+        self, query: str, start_seconds: float, end_seconds: float, step_seconds: float
+    ) -> tuple[Series, ...]:
+        """Ask a range query; values that are no number within ``MOST_FIGURE`` are left out, and series without others.
+
+        Raises:
+            PrometheusError: As for ``instant``.
+        """
+        answer = await self.ask_range(query, start_seconds, end_seconds, step_seconds)
+        found = []
+        with prometheus_access.rows_read(self.settings):
+            for row in answer.data:
+                points = ((float(moment), float(value)) for moment, value in row["values"])
+                usable = tuple(point for point in points if all(abs(number) <= MOST_FIGURE for number in point))
+                if usable:
+                    found.append(Series(_labels(row), usable))
+        return tuple(found)
+
+    async def ask_instant(self, query: str, at_seconds: float | None) -> Answer:
+        """As ``instant``, undecoded: a list of ``{"metric": {...}, "value": [seconds, text]}``."""
+        form = {"query": query} if at_seconds is None else {"query": query, "time": _number(at_seconds)}
+        return await self._query("/api/v1/query", form, "vector")
+
+    async def ask_range(
+        self,
+        query: str,
+        start_seconds: float,
+        end_seconds: float,
+        step_seconds: float,
+        *,
+        retry_timeouts: bool = True,
+    ) -> Answer:
+        """As ``range``, undecoded: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``.
+
+        Without ``retry_timeouts`` a timeout is told at once, to who can ask for less at a time.
+        """
+        times = {"start": _number(start_seconds), "end": _number(end_seconds), "step": _number(step_seconds)}
+        return await self._query(
+            "/api/v1/query_range", {"query": query, **times}, "matrix", retry_timeouts=retry_timeouts
+        )
+
+    async def status(self, path: str) -> Answer:
+        """Something below ``/api/v1/status``, such as ``buildinfo``.
+
+        Raises:
+            PrometheusError: As for ``instant``; many servers have no such path.
+        """
+        return await self._retried(f"/api/v1/status/{path}", None)
+
+    async def _query(self, path: str, form: dict[str, str], result_type: str, *, retry_timeouts: bool = True) -> Answer:
+        timeout = {"timeout": f"{int(self.settings.timeout_seconds * 1000)}ms"}
+        answer = await self._retried(path, {**form, **timeout, **_FORM}, retry_timeouts=retry_timeouts)
+        data = answer.data
+        if (
+            not isinstance(data, dict)
+            or data.get("resultType") != result_type
+            or not isinstance(data.get("result"), list)
+        ):
+            raise prometheus_access.not_prometheus(self.settings, f"no {result_type} in the answer of {path}")
+        return replace(answer, data=data["result"])
+
+    async def _retried(self, path: str, form: Mapping[str, str] | None, *, retry_timeouts: bool = True) -> Answer:
+        """Ask, and ask again where that can help."""
+        failures = 0
+        while True:
+            try:
+                async with self._slots:
+                    answer = await self._attempt(path, form)
+            except Refusal as error:
+                error.__traceback__ = error.__context__ = None  # their frames would keep the answer in memory
+                failures += 1
+                self._timeouts_in_a_row = self._timeouts_in_a_row + 1 if error.reason == "timeout" else 0
+                if failures > self.settings.retries or not self._may_help(error, retry_timeouts=retry_timeouts):
+                    raise
+                await self._sleep(self._wait_seconds(error, failures))
+            else:
+                self._has_answered, self._timeouts_in_a_row = True, 0
+                return answer
+
+    def _may_help(self, error: Refusal, *, retry_timeouts: bool) -> bool:
+        """Whether the same question may be answered soon."""
+        if error.reason == "unreachable" and not self._has_answered:
+            return False  # the address is wrong, rather than a server that starts anew
+        if error.reason == "timeout":
+            return retry_timeouts and self._timeouts_in_a_row < 2 * self.settings.concurrency
+        return error.retriable
+
+    def _wait_seconds(self, error: Refusal, failures: int) -> float:
+        """What the server asked for, else full jitter, so that all who were refused do not come back together."""
+        if error.retry_after_seconds is not None:
+            return min(error.retry_after_seconds, _LONGEST_RETRY_AFTER_SECONDS) + 0.25 * self._random()
+        ceiling = min(_FIRST_BACKOFF_SECONDS * 2.0**failures, _LONGEST_BACKOFF_SECONDS)
+        return max(ceiling * self._random(), 0.1 * _FIRST_BACKOFF_SECONDS)
+
+    async def _attempt(self, path: str, form: Mapping[str, str] | None) -> Answer:
+        headers = {**prometheus_access.headers(self.settings), "Accept-Encoding": "gzip"}
+        held = self.memory.hold(MOST_BYTES)
+        tls = self._tls.context()
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,  # by hand: no piece may unpack to more than is free
+            )
+        # A little longer than the server may take, so that its own words come.
+        limits = aiohttp.ClientTimeout(total=self.settings.timeout_seconds + 2, sock_connect=CONNECT_SECONDS)
+        with _translated(self.settings):
+            async with self._session.request(
+                "GET" if form is None else "POST",
+                self.settings.url + path,
+                data=form,
+                headers=headers,
+                ssl=tls,
+                timeout=limits,
+                allow_redirects=False,
+            ) as response:
+                body = await self._body(response, held)
+                answered = {name.lower(): value for name, value in response.headers.items()}
+                status = response.status
+        if status != _OK:
+            said = prometheus_access.without_secrets(bytes(body[:_IN_THREAD_BYTES]), headers)
+            raise prometheus_access.refusal(self.settings, path, status, said, answered)
+        if _has_surrogates(body):
+            held.grow(held.bytes)  # it is decoded twice
+        is_large = len(body) > _IN_THREAD_BYTES
+        answer = await asyncio.to_thread(self._decoded, body, answered) if is_large else self._decoded(body, answered)
+        notes = tuple(
+            prometheus_access.without_secrets(note.encode("utf-8", "replace"), headers).decode()
+            for note in answer.notes
+        )
+        return replace(answer, notes=notes, held=held)
+
+    async def _body(self, response: aiohttp.ClientResponse, held: Held) -> bytearray:
+        body, text = bytearray(), _PLAIN_TEXT
+        unpack = _Unpacking(response.headers.get("Content-Encoding", ""))
+        try:
+            async for part in response.content.iter_chunked(_PIECE_BYTES):
+                for piece in unpack.pieces(part):
+                    if text == _PLAIN_TEXT and not piece.isascii():
+                        held.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
+                        text = _WIDE_TEXT
+                    held.grow(len(piece) * text + _decoded_bytes(piece))
+                    body += piece
+                    await asyncio.sleep(0)  # a small part can unpack to very many pieces
+            unpack.end()
+        except (ValueError, EOFError, zlib.error) as error:
+            said = prometheus_access.one_line(str(error))
+            raise Refusal(
+                "garbage",
+                f"{self.settings.url}: the answer cannot be unpacked: {said}; is there a faulty proxy in between?",
+                retriable=True,
+            ) from None
+        return body
+
+    def _decoded(self, body: bytearray, headers: Mapping[str, str]) -> Answer:
+        if body[:_PIECE_BYTES].lstrip()[:1] == b"<":
+            raise prometheus_access.not_prometheus(self.settings, "it is a web page, perhaps of a login")
+        try:
+            whole = _loaded(body)
+        except (ValueError, RecursionError):
+            raise Refusal(
+                "garbage",
+                f"{self.settings.url}: the answer is no JSON; is there a faulty proxy in between?",
+                retriable=True,
+            ) from None
+        if not isinstance(whole, dict) or whole.get("status") != "success" or "data" not in whole:
+            raise prometheus_access.not_prometheus(self.settings, "its JSON is another")
+        if whole.get("isPartial"):
+            raise Refusal(
+                "partial",
+                f"{self.settings.url}: a part of its storage did not answer, so that the figures would be too low; see"
+                " the state of its storage nodes",
+                retriable=True,
+            )
+        warnings = whole.get("warnings")
+        notes = (
+            tuple(prometheus_access.one_line(str(warning)) for warning in warnings)
+            if isinstance(warnings, list)
+            else ()
+        )
+        return Answer(whole["data"], notes, headers)
+
+
+@contextmanager
+def _translated(settings: PrometheusSettings) -> Iterator[None]:
+    """Everything that a connection can do becomes a ``Refusal``."""
+    url = settings.url
+    try:
+        yield
+    except TimeoutError:
+        raise prometheus_access.timed_out(settings) from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+        raise Refusal(
+            "tls", f"{url}: its certificate is not trusted: {why}; give the authority's by --prometheus-ca-file"
+        ) from None
+    except aiohttp.ClientSSLError as error:
+        raise Refusal(
+            "tls", f"{url}: TLS failed: {prometheus_access.why(error.os_error)}; does it speak https there?"
+        ) from None
+    except aiohttp.ClientConnectorDNSError:
+        raise Refusal(
+            "no_such_name", f"{url}: the name cannot be resolved; see the address, and the DNS here"
+        ) from None
+    except aiohttp.ClientConnectorError as error:
+        raise Refusal(
+            "unreachable",
+            f"{url}: cannot connect: {prometheus_access.why(error.os_error)}; is it running there?",
+            retriable=True,
+        ) from None
+    except (aiohttp.InvalidURL, aiohttp.ClientResponseError) as error:
+        raise prometheus_access.not_prometheus(settings, f"no HTTP: {prometheus_access.one_line(str(error))}") from None
+    except (aiohttp.ClientError, OSError) as error:
+        before = isinstance(error, aiohttp.ServerDisconnectedError)
+        why = "closed before an answer" if before else "broken within the answer"
+        raise Refusal(
+            "broken", f"{url}: the connection was {why}; is there a proxy with limits?", retriable=True
+        ) from None
+
+
+class _Unpacking:
+    """Unpacks a body piece by piece, so that a small one cannot become a large one unseen.
+
+    Raises:
+        ValueError: The encoding was not asked for.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        named = encoding.strip().lower()
+        if named not in {"", "identity", "gzip", "x-gzip", "deflate"}:
+            raise ValueError(f"it is encoded as {named}, which was not asked for")
+        self._unpack = None if named in {"", "identity"} else zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+
+    def pieces(self, part: bytes) -> Iterator[bytes]:
+        """Yield what a part unpacks to, at most ``_PIECE_BYTES`` at a time.
+
+        Raises:
+            ValueError: Something follows the end.
+            zlib.error: It is damaged.
+        """
+        if self._unpack is None:
+            yield part
+            return
+        piece = b" " * _PIECE_BYTES
+        while part or len(piece) == _PIECE_BYTES:  # a full piece: there may be more of what has been taken in
+            piece = self._unpack.decompress(part, _PIECE_BYTES)
+            part = self._unpack.unconsumed_tail
+            yield piece
+        if self._unpack.unused_data:
+            raise ValueError("something follows its end")
+
+    def end(self) -> None:
+        """Check that all of it has come.
+
+        Raises:
+            EOFError: It has not.
+        """
+        if self._unpack is not None and not self._unpack.eof:
+            raise EOFError("its end is missing")
+
+
+def _decoded_bytes(piece: bytes) -> int:
+    """Return what the values in a piece of JSON take at most, besides text: two letters can be an object."""
+    values = sum(piece.count(sign) for sign in (b",", b":", b"["))
+    return values * _VALUE_BYTES + piece.count(b"{") * _OBJECT_BYTES
+
+
+def _has_surrogates(body: bytearray) -> bool:
+    return b"\\ud" in body or b"\\uD" in body
+
+
+def _loaded(body: bytearray) -> Any:  # noqa: ANN401 - JSON
+    gc.disable()  # JSON makes no cycles, and a search for some in millions of new objects takes most of the time
+    try:
+        whole = json.loads(body)
+    finally:
+        gc.enable()
+    if _has_surrogates(body):
+        # Half of a surrogate pair is JSON, and no file takes it: one odd letter must not cost the report.
+        whole = json.loads(json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace"))
+    return whole
+
+
+def _labels(row: Mapping[str, Any]) -> dict[str, str]:
+    """Labels of a row; raises what ``rows_read`` puts into words where they are none."""
+    labels: dict[str, str] = row["metric"]
+    "".join(labels.values())
+    return labels
+
+
+def _number(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
+
+
+_DURATION = re.compile(r"(\d+)(y|w|d|h|m(?!s)|s)")
+_SECONDS = {"y": 365 * DAY_SECONDS, "w": 7 * DAY_SECONDS, "d": DAY_SECONDS, "h": HOUR_SECONDS, "m": 60, "s": 1}
+_FATAL = frozenset({"unreachable", "no_such_name", "tls", "unauthorised", "forbidden", "redirected", "credentials"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What answers."""
+
+    name: str
+    """``Prometheus``, ``VictoriaMetrics``, ``Thanos``, ``Grafana Mimir``, ``Prometheus API`` where it is not known."""
+    version: str = ""
+    """Empty where it does not tell: VictoriaMetrics names a Prometheus that it is like."""
+    retention_seconds: float | None = None
+    """``None`` where it does not tell."""
+
+    @property
+    def title(self) -> str:
+        """For the report: ``Prometheus 2.42.0``."""
+        return f"{self.name} {self.version}".rstrip()
+
+
+async def detect(client: PrometheusClient) -> Engine:
+    """Ask what answers.
+
+    Raises:
+        PrometheusError: It cannot be asked at all: wrong address, no access. One that only does not tell is no error.
+    """
+    try:
+        answer = await client.status("buildinfo")
+    except PrometheusError as error:
+        if error.reason in _FATAL:
+            raise
+        return Engine(name="Prometheus API")
+    data = answer.data if isinstance(answer.data, dict) else {}
+    version = str(data.get("version", "")).removeprefix("v").partition("+")[0][:40]
+    if answer.headers and "x-server-hostname" in answer.headers:
+        return Engine(name="VictoriaMetrics")
+    application = str(data.get("application", ""))[:40]
+    if application:
+        return Engine(name=application, version=version)
+    if version.startswith("0."):
+        return Engine(name="Thanos", version=version)
+    return Engine(name="Prometheus", version=version, retention_seconds=await _retention_seconds(client))
+
+
+async def _retention_seconds(client: PrometheusClient) -> float | None:
+    try:
+        answer = await client.status("runtimeinfo")
+    except PrometheusError:
+        return None  # access to it is often not given; nothing but a note depends on it
+    told = answer.data.get("storageRetention", "") if isinstance(answer.data, dict) else ""
+    return seconds_of(str(told))
+
+
+def seconds_of(retention: str) -> float | None:
+    """Seconds of ``15d`` or of ``15d or 10GiB``; ``None`` where only a size limits it, or it is something else."""
+    text = retention.partition(" or ")[0]
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return float(sum(int(number) * _SECONDS[unit] for number, unit in parts))

@@ -1,0 +1,401 @@
+"""Recommendations of a fleet, from its evidence and its ledger over the last days."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from exporter.cost.holdings import (
+    MONTH_HOURS,
+    Advice,
+    AdviceSettings,
+    Asks,
+    DeviceUse,
+    Lot,
+    Price,
+    Prices,
+    Profile,
+    Recommendation,
+    RiskLevel,
+    idle,
+    is_big,
+    lots,
+    profiles_of,
+    read_evidence,
+    trusted,
+)
+from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, Dimension, Filters, FleetLedger, Window, last_recorded
+from exporter.cost.query_rows import LedgerSource
+from exporter.cost.render_rows import decimal, minute, percent
+
+GIGABYTE = 1e9
+_CENTS_FROM = 0.1
+
+
+def short(model: str) -> str:
+    """``H100`` of ``NVIDIA H100 80GB HBM3``; a name whose first word has no number stays whole."""
+    bare = model.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    first = bare.replace("-", " ").split(" ", 1)[0]
+    return first if any(letter.isdigit() for letter in first) else bare
+
+
+def devices(lot: Lot, count: int | None = None) -> str:
+    """``8 H100``, ``3 instances 1g.10gb of A100``, ``2 parts of T4``."""
+    number = len(lot.uses) if count is None else count
+    many = "s" if number != 1 else ""
+    if lot.profile:
+        return f"{number} instance{many} {lot.profile} of {short(lot.model)}"
+    return f"{number} {short(lot.model)}" if lot.whole else f"{number} part{many} of {short(lot.model)}"
+
+
+def each(lot: Lot) -> str:
+    """``the H100``, ``each of 8 H100``."""
+    return f"the {devices(lot).removeprefix('1 ')}" if len(lot.uses) == 1 else f"each of {devices(lot)}"
+
+
+def ratio(value: float) -> str:
+    """``0.3 %``; a little is never shown as nothing."""
+    return "<0.1 %" if 0 < value < 0.001 else percent(value, 1)  # noqa: PLR2004 - what one decimal can show
+
+
+def whole(value: float) -> str:
+    """``20 %``."""
+    return percent(value, 0)
+
+
+def memory(size: float) -> str:
+    """``4.2 GB``."""
+    return f"{decimal(size / GIGABYTE, 1)} GB"
+
+
+def activity(lot: Lot) -> str:
+    """How busy it was."""
+    return (
+        f"{devices(lot)}: {ratio(lot.mean_ratio)} active on the mean, {ratio(lot.p95_ratio)} or less in 95 % of the"
+        f" hours, {ratio(lot.peak_ratio)} in the busiest hour."
+    )
+
+
+def coverage(lot: Lot, window: Window) -> str:
+    """How far that can be trusted."""
+    return (
+        f"Activity was measured for {ratio(lot.coverage_ratio)} of {decimal(lot.held_hours, 0)} device-hours held from"
+        f" {minute(window.start_seconds)} to {minute(window.end_seconds)} UTC ({window.seconds // HOUR_SECONDS} h)."
+    )
+
+
+def memories(lot: Lot) -> Iterator[str]:
+    """How much memory it took, where that is known."""
+    peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
+    if peak is not None and total is not None:
+        where = " on any of them" if len(lot.uses) > 1 else ""
+        yield f"At most {memory(peak)} of {memory(total)} of memory was in use{where}."
+
+
+def paid(price: Price | None) -> str:
+    """What it has cost."""
+    if price is None:
+        return "There is no one price for it in the window, so that no money is told."
+    return f"{money(price)} was paid for a GPU-hour on the mean of the window."
+
+
+def money(price: Price) -> str:
+    """``4.10 USD``; cents of a cent where it is that little."""
+    return f"{decimal(price.per_hour, 2 if price.per_hour >= _CENTS_FROM else 4)} {price.currency}"
+
+
+_ROUNDING = 1e-9
+_BURSTS = "Hours hide bursts of minutes, which take longer on less."
+_SEVERAL = (
+    " It holds several: a program that joins them cannot join instances or shares, and NCCL does not work between"
+    " instances. Only for one process a device."
+)
+_SERVER = " It looks like a server that takes memory in advance: measure what it needs before."
+
+
+class Change(NamedTuple):
+    """A suggestion before it is written out."""
+
+    advice: Advice
+    title: str
+    gpus: float
+    per_month: float | None
+    fact: str
+    risk: str
+    level: RiskLevel
+
+
+class Market:
+    """Models in the fleet, the memory of a whole GPU of each, and what one costs."""
+
+    def __init__(self, uses: Iterable[DeviceUse], prices: Prices) -> None:
+        self._prices = prices
+        self._memory: dict[tuple[str, str], float] = {}
+        for use in uses:
+            if not use.gpu_instance and not use.mig_profile and use.memory_total_bytes is not None:
+                self._memory[use.cluster, use.model] = use.memory_total_bytes
+
+    def cheapest(self, cluster: str, least_bytes: float, below: Price) -> tuple[str, Price] | None:
+        """The cheapest smaller model of a cluster that has so much memory and costs less; ``None`` where none does."""
+        found = [
+            (price.per_hour, model, price)
+            for model in self._prices.models(cluster)
+            if not is_big(model) and self._memory.get((cluster, model), 0.0) >= least_bytes
+            if (price := self._prices.of_model(cluster, model)) is not None
+            if price.currency == below.currency and price.per_hour < below.per_hour
+        ]
+        return min(found)[1:] if found else None
+
+
+def change(lot: Lot, price: Price | None, market: Market, settings: AdviceSettings) -> Change | None:
+    """The exchange that saves most, where there is one; of equal ones the first that keeps the model."""
+    peak = lot.peak_memory_bytes
+    if peak is None or lot.memory_total_bytes is None or not (lot.whole or lot.profile):
+        return None
+    found = [*_same_model(lot, peak, price, settings), *_smaller_model(lot, peak, price, market, settings)]
+    return max(found, key=lambda one: -1.0 if one.per_month is None else one.per_month) if found else None
+
+
+def _same_model(lot: Lot, peak: float, price: Price | None, settings: AdviceSettings) -> Iterator[Change]:
+    if lot.is_server and not settings.judge_servers:
+        return
+    room = 1 + settings.headroom_ratio
+    profiles = profiles_of(lot.model, lot.memory_total_bytes, lot.profile)
+    if profiles:
+        target = _smallest(profiles, lot, peak * room, lot.p95_ratio * room)
+        if target is not None:
+            title = f"Move {each(lot)} to a MIG instance {target.name}"
+            fact = f"With {whole(settings.headroom_ratio)} of room it fits {target.name}."
+            yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price)
+    elif lot.whole and lot.memory_total_bytes is not None:
+        sharers = _sharers(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, settings)
+        if sharers > 1:
+            fact = f"With {whole(settings.headroom_ratio)} of room {sharers} of its like fit one GPU."
+            title = f"Share {each(lot)} among {sharers} of its like"
+            yield _kept(lot, "share", title, 1 / sharers, fact, price)
+
+
+def _smallest(profiles: tuple[Profile, ...], lot: Lot, need_bytes: float, busy_ratio: float) -> Profile | None:
+    now: Mapping[str, Profile] = {profile.name: profile for profile in profiles}
+    compute = now[lot.profile].compute_ratio if lot.profile else 1.0
+    share = now[lot.profile].share_ratio if lot.profile else 1.0
+    fitting = [
+        profile
+        for profile in profiles
+        if profile.memory_bytes >= need_bytes and profile.compute_ratio >= busy_ratio * compute
+        if profile.share_ratio < share - _ROUNDING
+    ]
+    return min(fitting, key=lambda profile: profile.share_ratio) if fitting else None
+
+
+def _sharers(memory_ratio: float, busy_ratio: float, settings: AdviceSettings) -> int:
+    need = max(memory_ratio, busy_ratio, 1 / settings.most_sharers)
+    return int(1 / need + _ROUNDING)
+
+
+def _kept(lot: Lot, advice: Advice, title: str, share_ratio: float, fact: str, price: Price | None) -> Change:
+    gpus = sum(max(0.0, use.share_ratio - share_ratio) for use in lot.uses)
+    several = len(lot.uses) > 1
+    isolation = (
+        "Sharers wait for each other and share memory without a wall between them. " if advice == "share" else ""
+    )
+    risk = f"{isolation}{_BURSTS} Try one replica first.{_SEVERAL if several else ''}{_SERVER if lot.is_server else ''}"
+    level: RiskLevel = "high" if several or lot.is_server else "medium"
+    return Change(advice, title, gpus, _per_month(price, gpus), fact, risk, level)
+
+
+def _smaller_model(
+    lot: Lot, peak: float, price: Price | None, market: Market, settings: AdviceSettings
+) -> Iterator[Change]:
+    small = lot.mean_ratio <= settings.small_use_ratio and peak <= settings.small_use_bytes
+    gpu_hours = sum(use.share_ratio * use.held_hours for use in lot.uses)
+    if not (lot.whole and small and is_big(lot.model) and gpu_hours >= settings.least_held_hours):
+        return
+    need = peak * (1 + settings.headroom_ratio)
+    other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
+    limits = f"{whole(settings.small_use_ratio)} of activity and {memory(settings.small_use_bytes)} of memory"
+    fact = f"Less than {limits} is work for a smaller model."
+    per_month = None
+    name = "a smaller model"
+    if other is not None and price is not None:
+        model, theirs = other
+        name = short(model)
+        per_month = (price.per_hour - theirs.per_hour) * lot.gpus * MONTH_HOURS
+        fact = f"{fact[:-1]}: a GPU-hour of {name} costs {money(theirs)} here."
+    risk = (
+        "Slower where it does work, and some programs need what only the bigger model has (FP8, NVLink). Time one run"
+        f" on the smaller one first.{_SERVER if lot.is_server else ''}"
+    )
+    title = f"Use {name} instead of {devices(lot)}"
+    yield Change("smaller-model", title, lot.gpus, per_month, fact, risk, "high" if lot.is_server else "medium")
+
+
+def _per_month(price: Price | None, gpus: float) -> float | None:
+    return None if price is None else price.per_hour * gpus * MONTH_HOURS
+
+
+_LOADED_BYTES = 1e9
+_Workload = tuple[str, str, str, str, str]
+
+
+def recommend(
+    uses: Iterable[DeviceUse], ledger: FleetLedger, settings: AdviceSettings | None = None
+) -> tuple[Recommendation, ...]:
+    """What could be given back, shared or made smaller, dearest first; those without a price last, the largest first.
+
+    No device is in two suggestions, so that their money adds up, and to no more than the devices cost.
+
+    Args:
+        uses: Of one window.
+        ledger: Of the same, by cluster, namespace, kind, workload, team and model: for what was paid.
+        settings: Thresholds.
+    """
+    settings = settings or AdviceSettings()
+    prices = Prices(ledger)
+    workloads: dict[_Workload, list[DeviceUse]] = {}
+    for use in (every := tuple(uses)):
+        workloads.setdefault((use.cluster, use.namespace, use.kind, use.workload, use.team), []).append(use)
+    market = Market(every, prices)
+    found = [
+        suggestion
+        for of_one in workloads.values()
+        if of_one[0].namespace not in settings.left_out
+        for suggestion in _of_workload(of_one, ledger.window, prices, market, settings)
+    ]
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(one: Recommendation) -> tuple[bool, float, float, str, str, str, str, str]:
+    owner = (one.cluster, one.namespace, one.kind, one.workload)
+    return (one.per_month is None, -(one.per_month or 0.0), -one.gpus, *owner, one.title)
+
+
+def _of_workload(
+    uses: Sequence[DeviceUse], window: Window, prices: Prices, market: Market, settings: AdviceSettings
+) -> Iterator[Recommendation]:
+    held = [use for use in uses if use.still_held]
+    if any(use.policy == "reserved" for use in uses) or not all(trusted(use, settings) for use in held):
+        return
+    unused = {use for use in held if idle(use, settings)}
+    # What it did on devices that it had before is known as well, or it may only be resting.
+    if len(unused) == len(held) and not all(idle(use, settings) for use in uses):
+        return
+    for lot in lots(uses):
+        price = prices.paid(lot.payer)
+        of_lot = lot.part(use for use in lot.uses if use in unused)
+        if len(unused) == len(held):
+            yield _written(lot, _give_back(lot, price), window, price)
+        elif of_lot.uses:
+            yield _written(of_lot, _fewer(of_lot, lot, held, price), window, price)
+        elif (found := change(lot, price, market, settings)) is not None:
+            yield _written(lot, found, window, price)
+
+
+def _give_back(lot: Lot, price: Price | None) -> Change:
+    loaded = lot.is_server or (lot.peak_memory_bytes is not None and lot.peak_memory_bytes >= _LOADED_BYTES)
+    if loaded:
+        risk = "Something is loaded and may wait for requests or for its owner: ask, scale it to 0, and back if missed."
+    else:
+        risk = "No GPU work would be interrupted. Scale it to 0, and back if it is missed."
+    title = f"Give back all {devices(lot)}" if len(lot.uses) > 1 else f"Give back {each(lot)}"
+    fact = "Nothing that it holds did any work."
+    return Change("give-back", title, lot.gpus, _money(price, lot), fact, risk, "medium" if loaded else "low")
+
+
+def _fewer(unused: Lot, lot: Lot, held: Sequence[DeviceUse], price: Price | None) -> Change:
+    others = [use for use in held if not any(use is gone for gone in unused.uses)]
+    busiest = max(use.peak_ratio or 0.0 for use in others)
+    rest = "Its other device" if len(others) == 1 else f"Of its other {len(others)} devices the busiest"
+    fact = f"{rest} was {ratio(busiest)} active in its busiest hour."
+    risk = (
+        "A program that splits its work over all its GPUs needs every one, also a stage of a pipeline that waits:"
+        " look at its world size and CUDA_VISIBLE_DEVICES, then ask for fewer and compare the time of one run."
+    )
+    several = len(unused.uses) < len(lot.uses)
+    title = f"Give back {len(unused.uses)} of {devices(lot)}" if several else f"Give back {each(lot)}"
+    return Change("fewer-gpus", title, unused.gpus, _money(price, unused), fact, risk, "medium")
+
+
+def _money(price: Price | None, lot: Lot) -> float | None:
+    return None if price is None else price.per_hour * lot.gpus * MONTH_HOURS
+
+
+def _written(lot: Lot, found: Change, window: Window, price: Price | None) -> Recommendation:
+    payer = lot.payer
+    return Recommendation(
+        advice=found.advice,
+        cluster=payer.cluster,
+        namespace=payer.namespace,
+        kind=payer.kind,
+        workload=payer.workload,
+        team=payer.team,
+        model=payer.model,
+        title=found.title,
+        gpus=found.gpus,
+        currency="" if price is None or found.per_month is None else price.currency,
+        per_month=found.per_month,
+        evidence=(
+            activity(lot),
+            found.fact,
+            *memories(lot),
+            coverage(lot, window),
+            paid(price),
+        ),
+        risk=found.risk,
+        risk_level=found.level,
+        devices=tuple(use.uuid for use in lot.uses),
+        nodes=tuple(sorted({use.node for use in lot.uses})),
+    )
+
+
+DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
+"""Of the ledger that prices are taken from."""
+WINDOW_DAYS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What was suggested, and from what."""
+
+    recommendations: tuple[Recommendation, ...]
+    uses: tuple[DeviceUse, ...]
+    """Empty: no evidence was recorded, or it was filtered out."""
+    ledger: FleetLedger
+
+
+async def read(
+    client: Asks,
+    source: LedgerSource,
+    window: Window,
+    *,
+    cluster_label: str = "cluster",
+    filters: Filters | None = None,
+    settings: AdviceSettings | None = None,
+) -> Read:
+    """Recommendations over a window with what they rest on, dearest first.
+
+    Raises:
+        PrometheusError: Prometheus cannot be asked, or not for all of the evidence.
+        StoreError: The store of closed days cannot be read.
+    """
+    # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
+    uses = await read_evidence(client, window, cluster_label, filters)
+    ledger = await source.ledger(window, DIMENSIONS)
+    return Read(recommendations=recommend(uses, ledger, settings), uses=uses, ledger=ledger)
+
+
+async def read_recommendations(
+    client: Asks,
+    source: LedgerSource,
+    now_seconds: float,
+    *,
+    cluster_label: str = "cluster",
+) -> tuple[Recommendation, ...]:
+    """Recommendations over the last days up to the last recorded hour, dearest first.
+
+    Raises:
+        PrometheusError: As for ``read``.
+        StoreError: As for ``read``.
+    """
+    end = last_recorded(now_seconds)
+    window = Window(start_seconds=end - WINDOW_DAYS * DAY_SECONDS, end_seconds=end, label=f"{WINDOW_DAYS}d")
+    return (await read(client, source, window, cluster_label=cluster_label)).recommendations

@@ -1,0 +1,156 @@
+"""Recommendations as a table for people, as CSV for spreadsheets and as JSON for programs."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from exporter.cost.holdings import DeviceUse, Recommendation
+from exporter.cost.ledger import FleetLedger
+from exporter.cost.recommend import Read
+from exporter.cost.render import LABEL_WIDTH, console_for, widen
+from exporter.cost.render_rows import clean, csv_stream, decimal, encodable, guarded, iso, minute
+
+Form = Literal["table", "csv", "json"]
+FORMATS: tuple[Form, ...] = ("table", "csv", "json")
+_LEVELS = {"low": "green", "medium": "yellow", "high": "red"}
+_COLUMNS = ("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus")
+
+
+def write(read: Read, form: Form, stream: TextIO) -> None:
+    """Write them, dearest first."""
+    {"table": _write_table, "csv": _write_csv, "json": _write_json}[form](read, stream)
+
+
+def totals(found: Sequence[Recommendation]) -> dict[str, float]:
+    """Money a month by currency; what has no price is in none."""
+    sums: dict[str, float] = {}
+    for one in found:
+        if one.per_month is not None:
+            sums[one.currency] = sums.get(one.currency, 0.0) + one.per_month
+    return dict(sorted(sums.items()))
+
+
+def _write_table(read: Read, stream: TextIO) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, show_lines=False)
+    for title in ("Workload", "Team", "What to do and why"):
+        table.add_column(title, overflow="fold")
+    for title in ("GPUs", "A month"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("Risk")
+    for one in read.recommendations:
+        why = Text(clean(one.title), style="bold")
+        for sentence in (*one.evidence, f"Risk: {one.risk}"):
+            why.append(f"\n{clean(sentence)}", style="not bold")
+        month = "-" if one.per_month is None else f"{decimal(one.per_month, 2)} {clean(one.currency)}"
+        level = Text(one.risk_level, style=_LEVELS[one.risk_level])
+        owner = Text(clean(_owner(one)))
+        table.add_row(owner, Text(clean(one.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
+    console = console_for(stream)
+    widen(console, table)
+    window = read.ledger.window
+    if read.ledger.simulated:
+        console.print(Text("SIMULATED FLEET: nothing here is real", style="bold yellow"))
+    period = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
+    console.print(Text(f"Recommendations, from use in {period}", style="bold"))
+    if read.recommendations:
+        console.print(table)
+    for label, words in _foot(read):
+        console.print(Text(f"{label:<{LABEL_WIDTH}}", style="bold").append(words), soft_wrap=True)
+
+
+def _owner(one: Recommendation) -> str:
+    place = f"{one.cluster}: " if one.cluster else ""
+    return f"{place}{one.kind} {one.namespace}/{one.workload}"
+
+
+def _foot(read: Read) -> Iterator[tuple[str, str]]:
+    held = [use for use in read.uses if use.still_held]
+    found = read.recommendations
+    yield "Looked at", f"{len(held):,} devices that {len({_workload(use) for use in held}):,} workloads still hold"
+    month = " and ".join(f"{decimal(money, 2)} {clean(currency)}" for currency, money in totals(found).items())
+    unpriced = sum(one.per_month is None for one in found)
+    without = f"; {unpriced} without a price" if unpriced else ""
+    yield (
+        "Savings",
+        f"{month or 'no money'} a month, of {len(found)} recommendations{without}" if found else "none found",
+    )
+    for failure in read.ledger.failures:
+        yield "Missing", f"{clean(failure.what)}: {clean(failure.reason)}: prices are of the rest"
+    for note in read.ledger.notes:
+        yield "Note", clean(note)
+
+
+def _workload(use: DeviceUse) -> tuple[str, ...]:
+    return (use.cluster, use.namespace, use.kind, use.workload, use.team)
+
+
+def _write_csv(read: Read, stream: TextIO) -> None:
+    head = ("from", "to", *_COLUMNS, "per_month", "currency", "risk_level", "risk", "evidence", "devices")
+    writer = csv.DictWriter(csv_stream(stream), head, lineterminator="\n")
+    writer.writeheader()
+    window = read.ledger.window
+    for one in read.recommendations:
+        texts = {
+            **{name: getattr(one, field) for name, field in zip(_COLUMNS[:7], _FIELDS, strict=True)},
+            "title": one.title,
+            "currency": one.currency,
+            "risk_level": one.risk_level,
+            "risk": one.risk,
+            "evidence": " ".join(one.evidence),
+            "devices": " ".join(one.devices),
+        }
+        row: dict[str, str | float] = {name: guarded(text) for name, text in texts.items()}
+        row |= {"from": iso(window.start_seconds), "to": iso(window.end_seconds), "gpus": one.gpus}
+        writer.writerow(row | {"per_month": "" if one.per_month is None else one.per_month})
+
+
+_FIELDS = ("advice", "cluster", "namespace", "kind", "workload", "team", "model")
+
+
+def _write_json(read: Read, stream: TextIO) -> None:
+    stream.write(encodable(json.dumps(document(read.recommendations, read.ledger), ensure_ascii=False, indent=2)))
+    stream.write("\n")
+
+
+def document(found: Sequence[Recommendation], ledger: FleetLedger) -> dict[str, Any]:
+    """Recommendations as plain values: ``per_month`` is money of 730 hours, ``None`` without a price."""
+    window = ledger.window
+    return {
+        "api_version": 1,
+        "window": {
+            "from_seconds": window.start_seconds,
+            "to_seconds": window.end_seconds,
+            "label": window.label or None,
+        },
+        "recommendations": [keys(one) for one in found],
+        "per_month": totals(found),
+        "failures": [{"what": failure.what, "reason": failure.reason} for failure in ledger.failures],
+        "notes": list(ledger.notes),
+        "simulated": ledger.simulated,
+    }
+
+
+def keys(one: Recommendation) -> dict[str, Any]:
+    """One of them, named as a report's lines are."""
+    return {
+        "advice": one.advice,
+        "title": one.title,
+        "cluster": one.cluster or None,
+        "owner_namespace": one.namespace or None,
+        "owner_kind": one.kind or None,
+        "owner_name": one.workload or None,
+        "team": one.team or None,
+        "model": one.model or None,
+        "gpus": one.gpus,
+        "per_month": one.per_month,
+        "currency": one.currency or None,
+        "evidence": list(one.evidence),
+        "risk": one.risk,
+        "risk_level": one.risk_level,
+        "devices": list(one.devices),
+    }

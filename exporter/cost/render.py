@@ -1,0 +1,344 @@
+"""A fleet's report as a table, CSV, JSON or HTML; conservation and coverage are at the foot of each."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TextIO
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from exporter.cost.document import write_json
+from exporter.cost.ledger import DIMENSIONS, LABEL, UNATTRIBUTED, Dimension, Figures
+from exporter.cost.render_rows import (
+    HOUR,
+    JOULES_PER_KWH,
+    Row,
+    Tone,
+    active_ratio,
+    charged,
+    clean,
+    csv_stream,
+    decimal,
+    digits_of,
+    encodable,
+    failure_words,
+    guarded,
+    is_shared,
+    iso,
+    minute,
+    number_titles,
+    numbers,
+    percent,
+    remarks,
+    render,
+    rows,
+    titles,
+)
+from exporter.cost.report import FleetReport, ReportLine, filter_words, is_apart, is_part, total_of
+
+_KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
+"""Names of columns that differ from those of the dimensions."""
+_HOURS = ("gpu_hours", "active_hours", "idle_hours", "unknown_hours", "unpriced_hours")
+
+_Cells = dict[str, str | float]
+
+
+def write_csv(report: FleetReport, stream: TextIO) -> None:
+    """Rows by ``record``: ``Owner``, ``Unattributed``, ``Unallocated``, and then those of no line.
+
+    ``Total`` (of the lines), ``Capacity`` (metered GPU-hours), ``Missing`` (what the lines lack of it), ``Coverage``
+    (``ratio`` and in ``remark`` of what), ``Failure``, ``Note``, ``Source``. Empty is not known, or summed over.
+    """
+    kinds = ("cost", "idle_cost", "shared", "charged") if is_shared(report) else ("cost", "idle_cost")
+    money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
+    names = [_KEYS.get(dimension, dimension) for dimension in _columns(report)]
+    head = ("record", "from", "to", *names, *_HOURS, "energy_kwh", "active_ratio", *money, "ratio", "remark")
+    writer = csv.DictWriter(csv_stream(stream), head, restval="", lineterminator="\n")
+    writer.writeheader()
+    period: _Cells = {"from": iso(report.window.start_seconds), "to": iso(report.window.end_seconds)}
+    for cells in (*_lines(report), *_foot(report)):
+        writer.writerow({**period, **cells})
+
+
+def _lines(report: FleetReport) -> Iterator[_Cells]:
+    for line, charges in zip((*report.held, *report.apart), charged(report), strict=True):
+        key = line.key
+        yield {
+            "record": key.kind if is_apart(key) else "Owner",
+            **{_KEYS.get(name, name): guarded(key.value(name)) for name in _columns(report)},
+            **_figures(line.figures),
+            **{f"shared_{currency}": line.shared.get(currency, 0.0) for currency in charges},
+            **{f"charged_{currency}": amount for currency, amount in charges.items()},
+        }
+
+
+def _columns(report: FleetReport) -> tuple[Dimension, ...]:
+    """What names a line: every dimension, and the labels that are asked for."""
+    return (*DIMENSIONS, *(name for name in report.by if name.startswith(LABEL)))
+
+
+def _figures(figures: Figures) -> _Cells:
+    seconds = (
+        figures.allocated_seconds,
+        figures.active_seconds,
+        figures.idle_seconds,
+        figures.unknown_seconds,
+        figures.unpriced_seconds,
+    )
+    cells: _Cells = {title: value / HOUR for title, value in zip(_HOURS, seconds, strict=True)}
+    if figures.energy_joules is not None:
+        cells["energy_kwh"] = figures.energy_joules / JOULES_PER_KWH
+    activity = active_ratio(figures)
+    if activity is not None:
+        cells["active_ratio"] = activity
+    for currency, money in figures.money.items():
+        cells[f"cost_{currency}"], cells[f"idle_cost_{currency}"] = money.total, money.idle
+    return cells
+
+
+def _foot(report: FleetReport) -> Iterator[_Cells]:
+    trust = report.trust
+    part = f"a part of the capacity: only {filter_words(report.filters)}" if is_part(report.filters) else ""
+    totals: _Cells = {}
+    for charges in charged(report):
+        for currency, amount in charges.items():
+            name = f"charged_{currency}"
+            totals[name] = round(float(totals.get(name, 0.0)) + amount, 2)
+    yield {"record": "Total", **_figures(report.total), **totals, "remark": guarded(part)}
+    yield {"record": "Capacity", "gpu_hours": trust.capacity_seconds / HOUR}
+    if not part:
+        yield {"record": "Missing", "gpu_hours": trust.missing_seconds / HOUR}
+    hours = f"hours recorded: {trust.recorded_hours} of {trust.expected_hours}"
+    covered = (
+        (trust.period_coverage_ratio, hours),
+        (trust.activity_coverage_ratio, "held GPU-hours with measured activity"),
+        (trust.price_coverage_ratio, "GPU-hours with a price"),
+    )
+    for ratio, words in covered:
+        yield {"record": "Coverage", "ratio": "" if ratio is None else ratio, "remark": words}
+    told = [("Failure", failure_words(failure)) for failure in trust.failures]
+    told += [("Note", note) for note in trust.notes]
+    if report.engine:
+        told.append(("Source", report.engine))
+    told.append(("Prices", report.prices or "of the time of use"))
+    if report.simulated:
+        told.append(("Simulated", "nothing here is real"))
+    for record, words in told:
+        yield {"record": record, "remark": guarded(words)}
+
+
+WIDTH_OF_A_FILE = 160
+LABEL_WIDTH = 10
+_GAP = "  "
+_STYLES: dict[Tone, str] = {"": "", "note": "dim", "warning": "yellow", "error": "bold red"}
+_ROW_STYLES = {"held": "", "more": "dim", "apart": "dim", "total": "bold"}
+
+
+def write_table(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
+    """A table with what nobody held apart, and at its foot how far it can be trusted.
+
+    In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
+    """
+    console = Console(file=stream, highlight=False, soft_wrap=True)
+    if report.simulated:
+        console.print(Text("SIMULATED FLEET: nothing here is real", style="bold yellow"))
+    period = f"{minute(report.window.start_seconds)} to {minute(report.window.end_seconds)} UTC"
+    console.print(Text(f"GPU cost, {period}", style="bold"))
+    styled = console.is_terminal
+    for line, style in _table(report, top):
+        if styled:
+            console.print(Text(line, style=style))
+        else:
+            stream.write(f"{line}\n")  # thousands of rows: a console takes a millisecond for each
+    for remark in remarks(report):
+        line_of_foot = Text(f"{remark.label:<{LABEL_WIDTH}}", style="bold")
+        line_of_foot.append(remark.words, style=_STYLES[remark.tone])
+        console.print(line_of_foot)
+
+
+def console_for(stream: TextIO) -> Console:
+    """What writes a table of rich's to a terminal, or to a file as wide as ours are."""
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
+
+
+def widen(console: Console, table: Table) -> None:
+    """In a terminal that is too narrow lines are broken; shortened names and figures would be of no use."""
+    wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
+    console.width = max(console.width, min(wanted, WIDTH_OF_A_FILE))
+
+
+def _table(report: FleetReport, top: int | None) -> Iterator[tuple[str, str]]:
+    """Lines with their styles."""
+    digits = digits_of(report.trust.capacity_seconds)
+    shown = rows(report, top)
+    names = len(titles(report))
+    head = (*titles(report), *number_titles(report))
+    body = [(*row.names, *numbers(row, report, digits)) for row in shown]
+    widths = [max(map(cell_len, column)) for column in zip(head, *body, strict=True)]
+    yield _line(head, widths, names), "bold"
+    yield "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)), ""
+    for row, cells, after in zip(shown, body, [*shown[1:], None], strict=True):
+        yield _line(cells, widths, names), _ROW_STYLES[row.sort]
+        if after is not None and after.sort not in {row.sort, "more"}:
+            yield "", ""
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
+    """Names to the left, numbers to the right."""
+    padded = []
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        space = " " * (width - cell_len(cell))
+        padded.append(cell + space if number < names else space + cell)
+    return _GAP.join(padded).rstrip()
+
+
+_WITH_BARS = ("held", "apart")
+_PARTS = (
+    ("Active", "active"),
+    ("Idle", "idle"),
+    ("Unknown", "unknown"),
+    ("Unattributed", "nobody"),
+    ("Unallocated", "free"),
+)
+"""What all GPU-seconds and all money consist of, and how each is coloured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """A part of a bar."""
+
+    name: str
+    css: str
+    width_percent: float
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    """A bar of pieces under a heading."""
+
+    title: str
+    value: str
+    pieces: tuple[_Piece, ...]
+
+
+def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
+    """One document in UTF-8, light and dark as the reader's device is.
+
+    Raises:
+        ExporterError: jinja2 is not installed.
+    """
+    digits = digits_of(report.trust.capacity_seconds)
+    shown = rows(report, top)
+    dearest = max((_weight(row, report) for row in shown if row.sort in _WITH_BARS), default=0.0)
+    window = report.window
+    values = {
+        "simulated": report.simulated,
+        "label": clean(window.label),
+        "period": f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC",
+        "bars": [*_money_bars(report), _time_bar(report, digits)],
+        "titles": titles(report),
+        "number_titles": number_titles(report),
+        "rows": [(row, numbers(row, report, digits), _row_pieces(row, report, dearest)) for row in shown],
+        "remarks": list(remarks(report)),
+    }
+    stream.write(encodable(render("exporter.cost.render", "report.html", values)))
+
+
+def _money_bars(report: FleetReport) -> Iterator[_Bar]:
+    for currency in report.currencies:
+        held, unattributed, unallocated = (total_of(line.figures for line in lines) for lines in _thirds(report))
+        own = held.money_in(currency)
+        apart = (unattributed.money_in(currency).total, unallocated.money_in(currency).total)
+        amounts = (own.active, own.idle, own.unknown, *apart)
+        yield _bar(f"Cost {currency}", amounts, lambda amount: decimal(amount, 2))
+
+
+def _time_bar(report: FleetReport, digits: int) -> _Bar:
+    held, unattributed, unallocated = (total_of(line.figures for line in lines) for lines in _thirds(report))
+    seconds = (
+        held.active_seconds,
+        held.idle_seconds,
+        held.unknown_seconds,
+        unattributed.allocated_seconds,
+        unallocated.allocated_seconds,
+    )
+    return _bar("GPU-hours", seconds, lambda value: decimal(value / HOUR, digits))
+
+
+def _thirds(report: FleetReport) -> tuple[Sequence[ReportLine], Sequence[ReportLine], Sequence[ReportLine]]:
+    """Lines of owners, Unattributed and Unallocated."""
+    unattributed = [line for line in report.apart if line.key.kind == UNATTRIBUTED]
+    unallocated = [line for line in report.apart if line.key.kind != UNATTRIBUTED]
+    return report.held, unattributed, unallocated
+
+
+def _bar(title: str, values: Sequence[float], shown: Callable[[float], str]) -> _Bar:
+    whole = sum(values)
+    pieces = tuple(
+        _piece(name, css, value, whole, shown(value))
+        for (name, css), value in zip(_PARTS, values, strict=True)
+        if value > 0
+    )
+    return _Bar(title=title, value=shown(whole), pieces=pieces)
+
+
+def _piece(name: str, css: str, value: float, whole: float, shown: str) -> _Piece:
+    part = value / whole if whole else 0.0
+    return _Piece(name=name, css=css, width_percent=round(100 * part, 2), value=f"{shown} ({percent(part, 1)})")
+
+
+def _weight(row: Row, report: FleetReport) -> float:
+    """How long a row's bar is: its money where there is one currency, else its hours."""
+    if len(report.currencies) == 1:
+        money = row.figures.money.get(report.currencies[0])
+        return money.total if money else 0.0
+    return row.figures.allocated_seconds
+
+
+def _row_pieces(row: Row, report: FleetReport, dearest: float) -> tuple[_Piece, ...]:
+    whole = row.figures.allocated_seconds
+    if row.sort not in _WITH_BARS or not dearest or not whole:
+        return ()
+    length = _weight(row, report) / dearest
+    figures = row.figures
+    parts = (
+        [("Active", "active", figures.active_seconds), ("Idle", "idle", figures.idle_seconds)]
+        if row.sort != "apart"
+        else [("", "free", figures.active_seconds + figures.idle_seconds)]
+    )
+    return tuple(
+        _Piece(name=name, css=css, width_percent=round(100 * length * seconds / whole, 2), value="")
+        for name, css, seconds in (*parts, ("Unknown", "unknown", figures.unknown_seconds))
+        if seconds > 0
+    )
+
+
+Form = Literal["table", "csv", "json", "html"]
+FLEET_FORMATS: tuple[Form, ...] = ("table", "csv", "json", "html")
+
+
+def write_fleet(report: FleetReport, form: Form, stream: TextIO, *, top: int | None = None) -> None:
+    """Write the report.
+
+    Args:
+        report: What is written.
+        form: One of ``FLEET_FORMATS``.
+        stream: Takes UTF-8 text.
+        top: How many owners' lines ``table`` and ``html`` show before they sum up the rest; the others show all.
+
+    Raises:
+        ExporterError: HTML was asked for and jinja2 is not installed.
+    """
+    if form == "table":
+        write_table(report, stream, top)
+    elif form == "html":
+        write_html(report, stream, top)
+    elif form == "csv":
+        write_csv(report, stream)
+    else:
+        write_json(report, stream)

@@ -1,0 +1,437 @@
+"""A fleet's report as rows of text: what the table and the page for mails show alike."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import floor
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TextIO, TypeAlias
+
+from exporter.cost.ledger import LABEL, Dimension, Failure, Figures, LineKey
+from exporter.cost.report import FleetReport, ReportLine, close, filter_words, is_apart, is_part, total_of
+from exporter.errors import ExporterError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
+_FORMULA_START = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\n")
+_FORMULA_WITHIN = re.compile(r'(^\s+|[;\t\n|][\s"]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])')
+"""A formula sign where a spreadsheet that splits at another character than the comma sees the begin of a cell."""
+_MANY_HOURS, _SOME_HOURS = 1000, 10
+
+
+def digits_of(capacity_seconds: float) -> int:
+    """Decimals of hours: more of them for a ledger that has only just begun."""
+    hours = capacity_seconds / HOUR
+    return 1 if hours >= _MANY_HOURS else 2 if hours >= _SOME_HOURS else 4
+
+
+def decimal(value: float, digits: int) -> str:
+    """``1,234.50``; a little is never shown as nothing, and nothing has no sign."""
+    least = 10**-digits
+    if abs(value) < least / 2:
+        return f"<{least:.{digits}f}" if value > 0 else f"{0:.{digits}f}"
+    return f"{value:,.{digits}f}"
+
+
+def percent(ratio: float, digits: int = 2) -> str:
+    """``99.86 %``; rounded down, so that 100 % is all of it; a little is never shown as nothing."""
+    scale = 10**digits
+    if 0 < ratio * 100 * scale < 1:
+        return f"<{1 / scale:.{digits}f} %"
+    return f"{floor(ratio * 100 * scale + 1e-6) / scale:.{digits}f} %"
+
+
+def clean(name: str) -> str:
+    """A text that cannot steer the terminal or turn the line around that it is written to."""
+    return name if name.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def guarded(name: str) -> str:
+    """Return the text of a CSV cell: UTF-8 can encode it, and no spreadsheet reads a formula or another row in it.
+
+    Spreadsheets of many locales split at ``;`` and ignore quotes within a cell, so each part gets its own guard.
+    """
+    name = encodable(name).replace("\r\n", "\n").replace("\r", "\n")  # Python's writer does not quote a lone \r
+    name = _FORMULA_WITHIN.sub(r"\1'", name)
+    return f"'{name}" if name.startswith(_FORMULA_START) else name
+
+
+class Writable(Protocol):
+    """What the csv module writes to."""
+
+    def write(self, text: str, /) -> object:
+        """Write a text."""
+
+
+def csv_stream(stream: TextIO) -> Writable:
+    """Return where to write CSV: a terminal gets no control characters, a file gets every name as it is."""
+    return _Terminal(stream) if stream.isatty() else stream
+
+
+class _Terminal:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> object:
+        return self._stream.write("\n".join(clean(line) for line in text.split("\n")))
+
+
+def encodable(name: str) -> str:
+    """A text that UTF-8 has: half a surrogate pair, which JSON can smuggle in, becomes a question mark."""
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
+
+
+def moment(unix_seconds: float) -> str:
+    """``2026-10-01 00:00:00 UTC``."""
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def minute(unix_seconds: float) -> str:
+    """``2026-10-01 00:00``, in UTC, where that is said beside it."""
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M}"
+
+
+def iso(unix_seconds: float) -> str:
+    """``2026-10-01T00:00:00Z``."""
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+Sort = Literal["held", "more", "apart", "total"]
+_Naming: TypeAlias = Callable[[LineKey], str]
+_OWNERS: tuple[Dimension, ...] = ("namespace", "kind", "workload", "team")
+TITLES: Mapping[Dimension, str] = {
+    "cluster": "Cluster",
+    "node": "Node",
+    "pool": "Node pool",
+    "namespace": "Namespace",
+    "kind": "Kind",
+    "workload": "Workload",
+    "team": "Team",
+    "model": "Model",
+    "mode": "Mode",
+}
+_UNKNOWN: Mapping[Dimension, str] = {
+    "cluster": "(no cluster label)",
+    "pool": "(unknown pool)",
+    "namespace": "(no namespace)",
+    "team": "(no team)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row."""
+
+    names: tuple[str, ...]
+    figures: Figures
+    sort: Sort
+    shared: Mapping[str, float] = field(default_factory=dict)
+    """By currency; empty where nothing is spread."""
+    charged: Mapping[str, float] = field(default_factory=dict)
+    """Own and shared money, by currency; the rows' sum to the total's to the hundredth."""
+
+
+def is_shared(report: FleetReport) -> bool:
+    """Whether money of nobody's was to be spread."""
+    return report.share_idle != "none"
+
+
+def titles(report: FleetReport) -> tuple[str, ...]:
+    """Of the columns that name a row."""
+    return tuple(title for title, _ in _columns(report.by))
+
+
+def number_titles(report: FleetReport) -> tuple[str, ...]:
+    """Of the columns with numbers, as ``numbers`` gives them."""
+    kinds = ("Cost", "Idle", "Shared", "Charged") if is_shared(report) else ("Cost", "Idle")
+    money = [f"{kind} {currency}".strip() for currency in report.currencies or ("",) for kind in kinds]
+    return ("GPU-hours", "Active", "Idle", "Unknown", "Active %", *money)
+
+
+def rows(report: FleetReport, top: int | None = None) -> list[Row]:
+    """Owners' rows, dearest first, what is nobody's, and the total; beyond ``top`` owners one row has the rest."""
+    names = [naming for _, naming in _columns(report.by)]
+    lines = (*report.held, *report.apart)
+    charges = charged(report)
+    made = [
+        Row(
+            names=tuple(naming(line.key) for naming in names),
+            figures=line.figures,
+            sort="apart" if is_apart(line.key) else "held",
+            shared=line.shared,
+            charged=charges[index],
+        )
+        for index, line in enumerate(lines)
+    ]
+    held, apart = made[: len(report.held)], made[len(report.held) :]
+    if top is not None and len(held) > top:
+        rest = f"({len(held) - top:,} more)"
+        held = [*held[:top], _summed(held[top:], (rest, *("" for _ in names[1:])), "more")]
+    total = Row(
+        names=("Total", *("" for _ in names[1:])),
+        figures=report.total,
+        sort="total",
+        charged=_sums([row.charged for row in made]),
+    )
+    return [*held, *apart, total]
+
+
+def charged(report: FleetReport) -> list[dict[str, float]]:
+    """By line (held, then apart) and currency: what it is charged with, its own money and what was spread onto it.
+
+    Whole hundredths that sum to the total's; empty where nothing was to be spread, or a line has no such money.
+    """
+    lines = (*report.held, *report.apart)
+    found: list[dict[str, float]] = [{} for _ in lines]
+    if not is_shared(report):
+        return found
+    for currency in report.currencies:
+        has = [n for n, line in enumerate(lines) if currency in line.figures.money or currency in line.shared]
+        amounts = [_own(lines[n], currency) + lines[n].shared.get(currency, 0.0) for n in has]
+        for n, amount in zip(has, close(amounts), strict=True):
+            found[n][currency] = amount
+    return found
+
+
+def _own(line: ReportLine, currency: str) -> float:
+    money = line.figures.money.get(currency)
+    return money.total if money else 0.0
+
+
+def _summed(many: Sequence[Row], names: tuple[str, ...], sort: Sort) -> Row:
+    return Row(
+        names=names,
+        figures=total_of(row.figures for row in many),
+        sort=sort,
+        shared=_sums([row.shared for row in many]),
+        charged=_sums([row.charged for row in many]),
+    )
+
+
+def _sums(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    currencies = {currency for one in many for currency in one}
+    return {currency: round(sum(one.get(currency, 0.0) for one in many), 2) for currency in currencies}
+
+
+def numbers(row: Row, report: FleetReport, digits: int) -> list[str]:
+    """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
+    figures = row.figures
+    seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)
+    activity = active_ratio(figures)
+    shown = [decimal(value / HOUR, digits) for value in seconds]
+    shown.append("" if activity is None or row.sort == "apart" else percent(activity, 0))
+    unpriced = not figures.money and figures.unpriced_seconds > 0
+    for currency in report.currencies or ("",):
+        money = figures.money.get(currency)
+        partly = "*" if money and figures.unpriced_seconds > 0 else ""
+        shown += (
+            [decimal(money.total, 2) + partly, decimal(money.idle, 2)]
+            if money
+            else ["no price" if unpriced else "", ""]
+        )
+        if is_shared(report):
+            amounts = (row.shared.get(currency), row.charged.get(currency))
+            shown += ["" if amount is None else decimal(amount, 2) for amount in amounts]
+    return shown
+
+
+def active_ratio(figures: Figures) -> float | None:
+    """Part of the measured time that was active; ``None`` where nothing was measured. 8 GPUs at 90 % are at 90 %."""
+    measured = figures.active_seconds + figures.idle_seconds
+    return figures.active_seconds / measured if measured else None
+
+
+def _columns(by: Sequence[Dimension]) -> tuple[tuple[str, _Naming], ...]:
+    """Titles of the names, and what they are of a line; what is nobody's says so in the first column of owners."""
+    found: list[tuple[str, _Naming]] = []
+    of_owners = [dimension for dimension in by if dimension in _OWNERS or dimension.startswith(LABEL)]
+    for dimension in by:
+        naming = _name_in(dimension, whole="namespace" not in by)
+        if of_owners and dimension == of_owners[0]:
+            naming = _kind_or(naming)
+        elif dimension in of_owners:
+            naming = _unless_ours(naming)
+        found.append((title(dimension), naming))
+    if not of_owners:
+        found.append(("Held by", lambda key: _ours(key) or "owners"))
+    return tuple(found)
+
+
+def _name_in(dimension: Dimension, *, whole: bool) -> _Naming:
+    if dimension == "workload":
+        return lambda key: workload_name(key, whole=whole)
+    if dimension == "model":
+        return lambda key: clean(key.model.removeprefix("NVIDIA "))
+    unknown = f"(no {title(dimension)})" if dimension.startswith(LABEL) else _UNKNOWN.get(dimension, "")
+    return lambda key: clean(key.value(dimension)) or unknown
+
+
+def title(dimension: Dimension) -> str:
+    """What a dimension is called; a label by its key."""
+    return TITLES.get(dimension) or dimension.removeprefix(LABEL)
+
+
+def noun(dimension: Dimension) -> str:
+    """The same within a sentence."""
+    return title(dimension).lower() if dimension in TITLES else title(dimension)
+
+
+def workload_name(key: LineKey, *, whole: bool) -> str:
+    """``vision/Job/resnet``, as far as it is known; without the namespace where that stands beside it."""
+    parts = (key.namespace if whole else "", key.kind, key.workload)
+    return clean("/".join(part for part in parts if part)) or "(no workload)"
+
+
+def _ours(key: LineKey) -> str:
+    return key.kind if is_apart(key) else ""
+
+
+def _kind_or(naming: _Naming) -> _Naming:
+    return lambda key: _ours(key) or naming(key)
+
+
+def _unless_ours(naming: _Naming) -> _Naming:
+    return lambda key: "" if _ours(key) else naming(key)
+
+
+Tone = Literal["", "note", "warning", "error"]
+
+
+class Remark(NamedTuple):
+    """One line of the foot; ``label`` is empty where the line goes on with the subject of the one before."""
+
+    label: str
+    words: str
+    tone: Tone = ""
+
+
+def remarks(report: FleetReport) -> Iterator[Remark]:
+    """All that a reader must know of a report beside its rows."""
+    yield from _sum(report)
+    yield _funnel(report)
+    yield from _sharing(report)
+    yield from _coverage(report)
+    window = report.window
+    label = f" ({clean(window.label)})" if window.label else ""
+    yield Remark("Period", f"{moment(window.start_seconds)} to {moment(window.end_seconds)}{label}")
+    if report.engine:
+        yield Remark("Source", clean(report.engine))
+    yield Remark("Prices", clean(report.prices) or "of the time of use")
+    if report.total.unpriced_seconds > 0:
+        mark = " (marked * where that is a part)" if report.total.money else ""
+        hours = decimal(report.total.unpriced_seconds / HOUR, digits_of(report.trust.capacity_seconds))
+        yield Remark("Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "warning")
+    for label, failure in zip(("Not read", *("",) * len(report.trust.failures)), report.trust.failures, strict=False):
+        yield Remark(label, failure_words(failure), "error")
+    for label, note in zip(("Note", *("",) * len(report.trust.notes)), report.trust.notes, strict=False):
+        yield Remark(label, clean(note), "warning")
+
+
+def failure_words(failure: Failure) -> str:
+    """What was not read, and why."""
+    window = failure.window
+    when = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
+    return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing")
+
+
+def _sum(report: FleetReport) -> Iterator[Remark]:
+    trust = report.trust
+    digits = digits_of(trust.capacity_seconds)
+    capacity = f"{decimal(trust.capacity_seconds / HOUR, digits)} GPU-hours metered"
+    if is_part(report.filters):
+        hours = decimal(report.total.allocated_seconds / HOUR, digits)
+        only = f"only {clean(filter_words(report.filters))}"
+        yield Remark("Sum", f"{hours} of {capacity}: {only}; that nothing is missing can be seen without the filter")
+        return
+    lines = decimal((trust.capacity_seconds - trust.missing_seconds) / HOUR, digits)
+    if trust.missing_seconds:
+        told = f"conservation error {abs(trust.missing_seconds):.1e} s"
+    elif trust.failures or trust.recorded_hours < trust.expected_hours:
+        told = "all that was recorded and read is on a line; what was not is in no sum"
+    else:
+        told = "nothing is missing"
+    yield Remark("Sum", f"{lines} of {capacity}, {told}")
+    if trust.missing_seconds:
+        what = "have no line" if trust.missing_seconds > 0 else "are on lines and were not metered"
+        hours = f"{abs(trust.missing_seconds) / HOUR:,.3f} GPU-hours"
+        yield Remark(
+            "",
+            f"{hours} {what}: owner:gpu_seconds:delta1h and workload:gpu_seconds:delta1h do not"
+            " agree; is one set of rules loaded, of this release, and does it see every agent?",
+            "error",
+        )
+
+
+def _funnel(report: FleetReport) -> Remark:
+    held = total_of(line.figures for line in report.held)
+    whole = report.total.allocated_seconds
+    digits = digits_of(report.trust.capacity_seconds)
+    steps = [f"{decimal(whole / HOUR, digits)} GPU-hours"]
+    for seconds, word in ((held.allocated_seconds, "held"), (held.active_seconds, "active")):
+        part = f" ({percent(seconds / whole, 1)})" if whole else ""
+        steps.append(f"{decimal(seconds / HOUR, digits)} {word}{part}")
+    unknown = held.unknown_seconds / HOUR
+    told = f"; of {decimal(unknown, digits)} held it is not known" if unknown else ""
+    return Remark("Funnel", " > ".join(steps) + told)
+
+
+def _sharing(report: FleetReport) -> Iterator[Remark]:
+    if report.share_idle == "none":
+        return
+    how = "evenly over owners' lines" if report.share_idle == "even" else "over owners by their own cost"
+    what = "Unallocated and Unattributed" if report.share_unallocated else "Unallocated"
+    spread = {currency: sum(line.shared.get(currency, 0.0) for line in report.held) for currency in report.currencies}
+    amounts = " and ".join(f"{decimal(amount, 2)} {currency}" for currency, amount in spread.items()) or "nothing"
+    yield Remark("Shared", f"{amounts} of {what}, {how}; Charged is Cost and Shared")
+
+
+def _coverage(report: FleetReport) -> Iterator[Remark]:
+    trust = report.trust
+    label = "Coverage"
+    if trust.period_coverage_ratio is not None:
+        hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
+        tone: Tone = "warning" if trust.recorded_hours < trust.expected_hours else ""
+        yield Remark(label, f"{percent(trust.period_coverage_ratio)} of the hours were recorded ({hours})", tone)
+        label = ""
+    if trust.activity_coverage_ratio is not None:
+        yield Remark(
+            label, f"{percent(trust.activity_coverage_ratio)} of the held GPU-hours had their activity measured"
+        )
+        label = ""
+    if trust.price_coverage_ratio is not None:
+        yield Remark(label, f"{percent(trust.price_coverage_ratio)} of the GPU-hours had a price")
+
+
+def environment(package: str) -> "Environment":
+    """What knows the templates in a package's folder ``templates``.
+
+    Raises:
+        ExporterError: jinja2 is not installed: it comes with the extra ``report``.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - an extra, needed for this only
+    except ImportError:
+        raise ExporterError(
+            "HTML needs jinja2, which is not installed; install gpu-cost-exporter[report], or ask for another format"
+        ) from None
+    return Environment(
+        loader=PackageLoader(package, "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        keep_trailing_newline=True,
+    )
+
+
+def render(package: str, template: str, values: Mapping[str, object]) -> str:
+    """A template of a package with its values, all of them escaped.
+
+    Raises:
+        ExporterError: As for ``environment``.
+    """
+    return environment(package).get_template(template).render(values)

@@ -1,0 +1,565 @@
+"""The report of a fleet's ledger: lines summed by what is asked for, nobody's apart, and how far to trust it."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import floor
+from typing import Literal
+
+from exporter.cost.ledger import (
+    HOUR_SECONDS,
+    LABEL,
+    OTHER,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Failure,
+    Figures,
+    Filters,
+    FleetLedger,
+    LineKey,
+    Window,
+    label_keys,
+    pairs,
+)
+from exporter.model import Money
+
+ShareIdle = Literal["none", "even", "weighted"]
+"""What becomes of money that no owner's GPUs cost: shown apart, spread evenly over owners, or by their own money."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportLine:
+    """One line. ``key`` has the dimensions of the report, and ``kind`` where it is none of an owner's."""
+
+    key: LineKey
+    figures: Figures
+    shared: Mapping[str, float] = field(default_factory=dict)
+    """By currency: money of others (idle, Unallocated) that was spread onto this line; not in ``figures``."""
+    series: tuple[Figures, ...] = ()
+    """The same, chunk by chunk of the report's ``periods``; empty where it was not asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How far a report can be trusted; at the foot of every format."""
+
+    capacity_seconds: float
+    """GPU-seconds that were metered; all lines must sum to it."""
+    missing_seconds: float
+    """What the lines lack of it (negative: have too much); 0 within rounding, or something is wrong."""
+    expected_hours: int
+    """Hours of the window, times clusters; those of a cluster that is new only from its first chunk on."""
+    recorded_hours: int
+    """For how many of them the ledger was recorded."""
+    activity_coverage_ratio: float | None
+    """Part of the held GPU-seconds whose activity was measured; ``None`` where nothing was held."""
+    price_coverage_ratio: float | None
+    """Part of all GPU-seconds that had a price; ``None`` where there are none."""
+    failures: tuple[Failure, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def period_coverage_ratio(self) -> float | None:
+        """Part of the hours that were recorded; ``None`` of a window without hours."""
+        return self.recorded_hours / self.expected_hours if self.expected_hours else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing: every question answered, every second accounted for."""
+        return not self.failures and not self.missing_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class FleetReport:
+    """Lines sorted by money, dearest first, then by time; ``held`` are owners', ``apart`` nobody's that is known."""
+
+    window: Window
+    by: tuple[Dimension, ...]
+    filters: Filters
+    held: tuple[ReportLine, ...]
+    apart: tuple[ReportLine, ...]
+    """``Unattributed`` and ``Unallocated``, in this order, split by those of ``by`` that they have."""
+    total: Figures
+    """Of held and apart."""
+    share_idle: ShareIdle = "none"
+    share_unallocated: bool = False
+    """Unallocated and Unattributed money is spread, too, in the manner of ``share_idle``."""
+    periods: tuple[Window, ...] = ()
+    """Of ``ReportLine.series``."""
+    trust: Trust
+    engine: str
+    simulated: bool
+    prices: str = ""
+    """Which prices the money is at: empty for those of the time of use, else the price book of a re-pricing."""
+
+    @property
+    def currencies(self) -> tuple[str, ...]:
+        """Every currency in which something was priced, in the order of the alphabet."""
+        return tuple(sorted(self.total.money))
+
+
+_PER_UNIT, _HALF = 100, 0.5 + 1e-6
+"""Money is spread in hundredths, whatever the currency's smallest coin is."""
+_PLACES: tuple[Dimension, ...] = ("cluster", "pool", "model", "node")
+_NARROWER: tuple[frozenset[Dimension], ...] = (
+    frozenset(_PLACES),
+    frozenset({"cluster", "pool", "model"}),
+    frozenset({"cluster", "pool"}),
+    frozenset({"cluster", "model"}),
+    frozenset({"cluster"}),
+)
+"""Whose owners pay for what was free in a place: that place's; where it had none, a wider one's; never another
+cluster's."""
+
+
+def spread(
+    held: Sequence[ReportLine],
+    apart: Sequence[ReportLine],
+    by: Iterable[Dimension],
+    *,
+    share_idle: ShareIdle,
+    share_unallocated: bool,
+) -> tuple[list[ReportLine], list[ReportLine]]:
+    """The lines with ``shared`` filled in; its sum over all lines is 0 in every currency.
+
+    Args:
+        held: Owners' lines.
+        apart: Lines that are nobody's.
+        by: The report's dimensions. Where they tell places apart (cluster, pool, model, node), the owners of a place
+            pay for what was free there.
+        share_idle: ``even`` over lines, or ``weighted`` by their own money (where they have none in the currency by
+            their GPU-seconds). Spreads Unallocated: GPUs that nobody held, which other tools call idle. What an owner
+            held and did not use stays the owner's.
+        share_unallocated: Unattributed is spread, too, so that all that has no owner is.
+
+    Returns:
+        Owners' lines, whose ``shared`` are whole hundredths, and the others, whose ``shared`` is what was taken from
+        them: all but what is less than half a hundredth. What nobody can be charged with stays where it is.
+    """
+    if share_idle == "none":
+        return list(held), list(apart)
+    kinds = {UNALLOCATED, UNATTRIBUTED} if share_unallocated else {UNALLOCATED}
+    places = frozenset(by) & frozenset(_PLACES)
+    given: list[dict[str, int]] = [{} for _ in held]
+    crowds: dict[tuple[frozenset[Dimension], tuple[str, ...]], list[int]] = {}
+    for level in dict.fromkeys(narrow & places for narrow in _NARROWER):
+        for index, line in enumerate(held):
+            crowds.setdefault((level, _place(line, level)), []).append(index)
+    taken = [
+        _take(line, held, _payers(line, places, crowds), share_idle, given) if line.key.kind in kinds else line
+        for line in apart
+    ]
+    return [replace(line, shared=_units(hundredths)) for line, hundredths in zip(held, given, strict=True)], taken
+
+
+def _place(line: ReportLine, level: frozenset[Dimension]) -> tuple[str, ...]:
+    return tuple(getattr(line.key, dimension) for dimension in _PLACES if dimension in level)
+
+
+def _payers(
+    line: ReportLine,
+    places: frozenset[Dimension],
+    crowds: Mapping[tuple[frozenset[Dimension], tuple[str, ...]], list[int]],
+) -> list[int]:
+    for narrow in _NARROWER:
+        level = narrow & places
+        found = crowds.get((level, _place(line, level)))
+        if found:
+            return found
+    return []
+
+
+def _take(
+    line: ReportLine,
+    held: Sequence[ReportLine],
+    payers: Sequence[int],
+    share_idle: ShareIdle,
+    given: Sequence[dict[str, int]],
+) -> ReportLine:
+    if not payers:
+        return line
+    taken: dict[str, int] = {}
+    for currency, money in line.figures.money.items():
+        hundredths = round(money.total * _PER_UNIT)
+        weights = [1.0] * len(payers) if share_idle == "even" else _weights([held[n] for n in payers], currency)
+        for index, part in zip(payers, divide(hundredths, weights), strict=True):
+            given[index][currency] = given[index].get(currency, 0) + part
+        taken[currency] = -hundredths
+    return replace(line, shared=_units(taken))
+
+
+def _weights(lines: Sequence[ReportLine], currency: str) -> list[float]:
+    measures: tuple[Callable[[ReportLine], float], ...] = (
+        lambda line: line.figures.money_in(currency).total,
+        lambda line: line.figures.allocated_seconds,
+    )
+    for measure in measures:
+        weights = [max(0.0, measure(line)) for line in lines]
+        if any(weights):
+            return weights
+    return [1.0] * len(lines)
+
+
+def _units(hundredths: Mapping[str, int]) -> dict[str, float]:
+    return {currency: number / _PER_UNIT for currency, number in hundredths.items() if number}
+
+
+def divide(whole: int, weights: Sequence[float]) -> list[int]:
+    """Whole parts in proportion to weights that sum to the whole; the largest remainders are rounded up.
+
+    Args:
+        whole: What is divided, not negative.
+        weights: At least one, none negative, not all 0; of equal remainders the first is rounded up.
+    """
+    total = sum(weights)
+    exact = [whole * (weight / total) for weight in weights]
+    parts = [floor(value) for value in exact]
+    order = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
+    # Rounding of floats may leave a little more than a unit for each part, or take one too many.
+    while left := whole - sum(parts):
+        for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
+            parts[index] += 1 if left > 0 else -1
+    return parts
+
+
+def close(amounts: Sequence[float]) -> list[float]:
+    """Amounts in hundredths, rounded such that they sum to their rounded sum: a bill that closes to the cent.
+
+    The largest remainders are rounded up; an amount of less than half a hundredth, as what is left of a line that was
+    spread, is 0 as long as others can bear the difference.
+    """
+    hundredths = [amount * _PER_UNIT for amount in amounts]
+    is_little = [abs(value) <= _HALF for value in hundredths]
+    parts = [0 if little else floor(value) for value, little in zip(hundredths, is_little, strict=True)]
+    order = sorted(range(len(parts)), key=lambda index: (is_little[index], parts[index] - hundredths[index]))
+    whole = round(sum(hundredths))
+    while left := whole - sum(parts):
+        for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
+            parts[index] += 1 if left > 0 else -1
+    return [part / _PER_UNIT for part in parts]
+
+
+APART = (UNATTRIBUTED, UNALLOCATED)
+"""Kinds of lines that are nobody's, in the order in which they are told."""
+_OF_OWNERS: frozenset[Dimension] = frozenset({"namespace", "workload", "team"})
+_TOLERATED_RATIO, _TOLERATED_SECONDS = 1e-9, 1e-6
+_NOTHING = Figures()
+
+
+def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
+    """What a ledger must be told apart by for a report: a workload is one only with its namespace and kind.
+
+    Of cost labels it has all, so that who asks for one that does not occur can be told which there are.
+    """
+    wanted: set[Dimension] = set(by)
+    if "workload" in wanted:
+        wanted |= {"namespace", "kind"}
+    labels = {dimension for dimension in wanted if dimension.startswith(LABEL)}
+    return frozenset(wanted - labels | {"labels"} if labels else wanted)
+
+
+def is_apart(key: LineKey) -> bool:
+    """Whether a line is nobody's: a workload that calls its kind Unallocated has a namespace, and is somebody's."""
+    return key.kind in APART and not key.namespace
+
+
+def is_part(filters: Filters) -> bool:
+    """Whether the lines are only a part of what was metered, so that they cannot sum to it."""
+    return bool(set(filters.wanted) - {"cluster"})
+
+
+def make_report(
+    ledger: FleetLedger,
+    by: Sequence[Dimension],
+    filters: Filters | None = None,
+    *,
+    share_idle: ShareIdle = "none",
+    share_unallocated: bool = False,
+    with_series: bool = False,
+    prices: str = "",
+) -> FleetReport:
+    """The report over a ledger's window.
+
+    Args:
+        ledger: At ``dimensions_of(by)`` or finer.
+        by: What lines are told apart by.
+        filters: What is asked for; of dimensions that the ledger does not have its source has kept them.
+        share_idle: See ``sharing.spread``.
+        share_unallocated: See ``sharing.spread``.
+        with_series: Each line also has its figures of each chunk.
+        prices: Which prices the money is at, where it is not at those of the time of use.
+    """
+    filters = filters or Filters()
+    gathered = _gather(ledger, by, filters, with_series=with_series)
+    lines = sorted(_lines(gathered), key=_rank)
+    held = [line for line in lines if not is_apart(line.key)]
+    apart = [line for kind in APART for line in lines if is_apart(line.key) and line.key.kind == kind]
+    total, of_held = total_of(line.figures for line in lines), total_of(line.figures for line in held)
+    shared_held, shared_apart = spread(held, apart, by, share_idle=share_idle, share_unallocated=share_unallocated)
+    return FleetReport(
+        window=ledger.window,
+        by=tuple(by),
+        filters=filters,
+        held=tuple(shared_held),
+        apart=tuple(shared_apart),
+        total=total,
+        share_idle=share_idle,
+        share_unallocated=share_unallocated,
+        periods=tuple(chunk.window for chunk in ledger.chunks) if with_series else (),
+        trust=_trust(ledger, by, filters, gathered, total, of_held),
+        engine=ledger.engine,
+        simulated=ledger.simulated,
+        prices=prices,
+    )
+
+
+def in_periods(report: FleetReport, periods: Sequence[Window]) -> list[FleetReport]:
+    """Divide a report with its series into reports of periods; how far to trust it is said of the whole.
+
+    Args:
+        report: Read ``with_series``.
+        periods: Each of whole chunks of the report.
+    """
+    return [_in_period(report, period) for period in periods]
+
+
+def _in_period(report: FleetReport, period: Window) -> FleetReport:
+    chosen = [
+        index
+        for index, chunk in enumerate(report.periods)
+        if period.start_seconds <= chunk.start_seconds < period.end_seconds
+    ]
+
+    def part(lines: Sequence[ReportLine]) -> list[ReportLine]:
+        kept = ((line.key, [line.series[index] for index in chosen]) for line in lines)
+        return [
+            ReportLine(key=key, figures=total_of(some)) for key, some in kept if any(one != _NOTHING for one in some)
+        ]
+
+    held, apart = part(report.held), part(report.apart)
+    shared_held, shared_apart = spread(
+        held, apart, report.by, share_idle=report.share_idle, share_unallocated=report.share_unallocated
+    )
+    return replace(
+        report,
+        window=period,
+        held=tuple(shared_held),
+        apart=tuple(shared_apart),
+        total=total_of(line.figures for line in (*held, *apart)),
+        periods=(),
+    )
+
+
+class _Sum:
+    """Figures as they are added up."""
+
+    __slots__ = ("active", "count", "energy", "idle", "last", "money", "unknown", "unpriced")
+
+    def __init__(self) -> None:
+        self.count, self.last = 0, _NOTHING
+        self.active = self.idle = self.unknown = self.unpriced = 0.0
+        self.energy: float | None = None
+        self.money: dict[str, list[float]] = {}
+
+    def add(self, figures: Figures) -> None:
+        self.count += 1
+        self.last = figures
+        self.active += figures.active_seconds
+        self.idle += figures.idle_seconds
+        self.unknown += figures.unknown_seconds
+        self.unpriced += figures.unpriced_seconds
+        if figures.energy_joules is not None:
+            self.energy = figures.energy_joules + (self.energy or 0.0)
+        for currency, money in figures.money.items():
+            so_far = self.money.setdefault(currency, [0.0, 0.0, 0.0])
+            so_far[0] += money.active
+            so_far[1] += money.idle
+            so_far[2] += money.unknown
+
+    def figures(self) -> Figures:
+        if self.count == 1:
+            return self.last  # mostly, at the finest: and making values is what takes time
+        return Figures(
+            active_seconds=self.active,
+            idle_seconds=self.idle,
+            unknown_seconds=self.unknown,
+            unpriced_seconds=self.unpriced,
+            energy_joules=self.energy,
+            money={
+                currency: Money(active=active, idle=idle, unknown=unknown)
+                for currency, (active, idle, unknown) in self.money.items()
+            },
+        )
+
+
+def total_of(many: Iterable[Figures]) -> Figures:
+    """The sum of figures, currency by currency."""
+    total = _Sum()
+    for figures in many:
+        total.add(figures)
+    return total.figures()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gathered:
+    """Lines summed by what is asked for, over all chunks and, where it was asked for, chunk by chunk."""
+
+    whole: Mapping[LineKey, _Sum]
+    by_chunk: Sequence[Mapping[LineKey, Figures]]
+    chunk_seconds: Sequence[float]
+    """Of the lines of each chunk that the filters keep."""
+
+
+def _gather(ledger: FleetLedger, by: Sequence[Dimension], filters: Filters, *, with_series: bool) -> _Gathered:
+    wanted = frozenset(by) | ({"namespace", "kind"} if "workload" in by else set())
+    known = {dimension: values for dimension, values in filters.wanted.items() if dimension in ledger.dimensions}
+    kept = Filters(wanted=known)
+    groups: dict[LineKey, LineKey | None] = {}
+    whole: dict[LineKey, _Sum] = {}
+    by_chunk: list[dict[LineKey, Figures]] = []
+    seconds: list[float] = []
+    for chunk in ledger.chunks:
+        here: dict[LineKey, _Sum] = {} if with_series else whole
+        chunk_seconds = 0.0
+        for key, figures in chunk.lines.items():
+            if key in groups:
+                group = groups[key]
+            else:
+                group = groups[key] = group_of(key, wanted) if _keeps(kept, filters, key) else None
+            if group is None:
+                continue
+            total = here.get(group)
+            if total is None:
+                total = here[group] = _Sum()
+            total.add(figures)
+            chunk_seconds += figures.allocated_seconds
+        seconds.append(chunk_seconds)
+        if with_series:
+            by_chunk.append({group: total.figures() for group, total in here.items()})
+            for group, figures in by_chunk[-1].items():
+                whole.setdefault(group, _Sum()).add(figures)
+    return _Gathered(whole=whole, by_chunk=by_chunk, chunk_seconds=seconds)
+
+
+def _keeps(kept: Filters, asked: Filters, key: LineKey) -> bool:
+    """A line that is nobody's has no namespace; it is not what is asked for by asking for none."""
+    of_owners = any(name in _OF_OWNERS or name.startswith(LABEL) for name in asked.wanted)
+    return not (is_apart(key) and of_owners) and kept.keep(key)
+
+
+def group_of(key: LineKey, dimensions: Collection[Dimension]) -> LineKey:
+    """The key of the line that a line is summed into; what is nobody's keeps its kind."""
+    return key.at({*dimensions, "kind"} if is_apart(key) else dimensions)
+
+
+def _lines(gathered: _Gathered) -> Iterable[ReportLine]:
+    for key, total in gathered.whole.items():
+        series = tuple(chunk.get(key, _NOTHING) for chunk in gathered.by_chunk)
+        yield ReportLine(key=key, figures=total.figures(), series=series)
+
+
+def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
+    # Currencies cannot be compared; a fleet mostly has one, and then this is the order of money.
+    cost = sum(money.total for money in line.figures.money.values())
+    return (-cost, -line.figures.allocated_seconds, line.key)
+
+
+def _trust(
+    ledger: FleetLedger,
+    by: Sequence[Dimension],
+    filters: Filters,
+    gathered: _Gathered,
+    total: Figures,
+    held: Figures,
+) -> Trust:
+    wanted = filters.wanted.get("cluster")
+    clusters = {
+        cluster
+        for chunk in ledger.chunks
+        for cluster in (*chunk.capacity_seconds, *chunk.recorded_hours)
+        if wanted is None or cluster in wanted
+    }
+    capacity, missing = _conservation(ledger, gathered.chunk_seconds, clusters, is_whole=not is_part(filters))
+    recorded = sum(chunk.recorded_hours.get(cluster, 0) for chunk in ledger.chunks for cluster in clusters)
+    notes = ledger.notes
+    if filters.wanted and not total.allocated_seconds and any(chunk.capacity_seconds for chunk in ledger.chunks):
+        notes += (f"nothing matches {filter_words(filters)}: look for the right names in a report without the filter",)
+    if unknown := unknown_labels(ledger, (*by, *filters.wanted)):
+        notes += (unknown,)
+    if any(OTHER in pairs(key.labels).values() for key in gathered.whole):
+        notes += (f"{OTHER} has the label values beyond the combinations that an agent keeps (docs/cost.md)",)
+    return Trust(
+        capacity_seconds=capacity,
+        missing_seconds=missing,
+        expected_hours=sum(ledger.window.end_seconds - start for start in _starts(ledger, clusters)) // HOUR_SECONDS,
+        recorded_hours=recorded,
+        activity_coverage_ratio=_rest(held.unknown_seconds, held.allocated_seconds),
+        price_coverage_ratio=_rest(total.unpriced_seconds, total.allocated_seconds),
+        failures=ledger.failures,
+        notes=notes,
+    )
+
+
+def unknown_labels(ledger: FleetLedger, asked: Iterable[Dimension]) -> str:
+    """Which labels that are asked for no line has, and which there are; empty where all are known."""
+    missing = sorted(set(label_keys(asked)) - ledger.label_keys)
+    if not missing or not any(chunk.capacity_seconds for chunk in ledger.chunks):
+        return ""
+    there = ", ".join(sorted(ledger.label_keys)) or "none; name them by --cost-labels of the agents"
+    return f"no line has the label {', '.join(missing)}; labels of this period: {there}"
+
+
+def _starts(ledger: FleetLedger, clusters: set[str]) -> list[int]:
+    """From when on each cluster's hours are expected: a new one cannot have those before its first chunk.
+
+    What no cluster has is missing, rather than too early for all of them.
+    """
+    firsts: dict[str, int] = {}
+    for chunk in ledger.chunks:
+        for cluster in clusters:
+            if chunk.recorded_hours.get(cluster):
+                firsts.setdefault(cluster, chunk.window.start_seconds)
+    begin, first_of_all = ledger.window.start_seconds, min(firsts.values(), default=0)
+    late = {cluster: start for cluster, start in firsts.items() if start > first_of_all}
+    return [late.get(cluster, begin) for cluster in clusters] or [begin]
+
+
+def _conservation(
+    ledger: FleetLedger, seconds: Sequence[float], clusters: set[str], *, is_whole: bool
+) -> tuple[float, float]:
+    """Capacity, and what the lines lack of it; a chunk that was not wholly read is told as a failure, not as a lack."""
+    capacity = missing = 0.0
+    for chunk, of_lines in zip(ledger.chunks, seconds, strict=True):
+        metered = _capacity(chunk, clusters)
+        lacking = _beyond_rounding(metered - of_lines, metered) if is_whole else 0.0
+        if lacking and any(_meet(failure.window, chunk.window) for failure in ledger.failures):
+            continue
+        capacity += metered
+        missing += metered - of_lines if is_whole else 0.0
+    return capacity, _beyond_rounding(missing, capacity)
+
+
+def _capacity(chunk: Chunk, clusters: set[str]) -> float:
+    return sum(seconds for cluster, seconds in chunk.capacity_seconds.items() if cluster in clusters)
+
+
+def _meet(one: Window, other: Window) -> bool:
+    return one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
+
+
+def _beyond_rounding(missing: float, capacity: float) -> float:
+    return missing if abs(missing) > _TOLERATED_SECONDS + abs(capacity) * _TOLERATED_RATIO else 0.0
+
+
+def _rest(part: float, whole: float) -> float | None:
+    return max(0.0, 1 - part / whole) if whole else None
+
+
+def filter_words(filters: Filters) -> str:
+    """``namespace a or b, team core``, as the reader asked for it."""
+    told = []
+    for dimension, values in sorted(filters.wanted.items()):
+        name = dimension.removeprefix(LABEL)
+        told.append(f"{name} {' or '.join(value or f'(no {name})' for value in sorted(values))}")
+    return ", ".join(told)

@@ -1,0 +1,460 @@
+"""The tables of the store and the steps by which an older file comes to them."""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import isfinite
+from operator import itemgetter
+from pathlib import Path
+from sqlite3 import Connection
+
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    Chunk,
+    Dimension,
+    Figures,
+    Filters,
+    LineKey,
+    Window,
+)
+from exporter.errors import StoreError
+from exporter.model import Money, NodeFacts
+
+APPLICATION_ID = 0x47435831
+"""In the file's header, so that no other program's database is taken for a store."""
+
+_FIRST = """
+CREATE TABLE nodes (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (cluster, name));
+CREATE TABLE owners (
+  id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, kind TEXT NOT NULL, workload TEXT NOT NULL, team TEXT NOT NULL,
+  UNIQUE (namespace, kind, workload, team)
+);
+CREATE TABLE sorts (
+  id INTEGER PRIMARY KEY, pool TEXT NOT NULL, model TEXT NOT NULL, mode TEXT NOT NULL, UNIQUE (pool, model, mode)
+);
+CREATE TABLE currencies (id INTEGER PRIMARY KEY, code TEXT NOT NULL UNIQUE);
+INSERT INTO currencies (id, code) VALUES (0, '');
+CREATE TABLE facts (
+  id INTEGER PRIMARY KEY, instance_type TEXT NOT NULL, capacity_type TEXT NOT NULL, region TEXT NOT NULL,
+  gpu_product TEXT NOT NULL, UNIQUE (instance_type, capacity_type, region, gpu_product)
+);
+CREATE TABLE versions (
+  id INTEGER PRIMARY KEY, day INTEGER NOT NULL, number INTEGER NOT NULL, closed_at REAL NOT NULL,
+  closed_by TEXT NOT NULL, reason TEXT NOT NULL, engine TEXT NOT NULL, simulated INTEGER NOT NULL,
+  lines INTEGER NOT NULL, allocated_seconds REAL NOT NULL, UNIQUE (day, number)
+);
+CREATE TABLE days (
+  day INTEGER PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions (id),
+  reopened_at REAL, reopened_by TEXT, reopened_reason TEXT
+);
+CREATE TABLE capacity (
+  version INTEGER NOT NULL REFERENCES versions (id), cluster TEXT NOT NULL, seconds REAL NOT NULL,
+  hours INTEGER NOT NULL, PRIMARY KEY (version, cluster)
+) WITHOUT ROWID;
+CREATE TABLE node_facts (
+  version INTEGER NOT NULL REFERENCES versions (id), node INTEGER NOT NULL REFERENCES nodes (id),
+  facts INTEGER NOT NULL REFERENCES facts (id), PRIMARY KEY (version, node)
+) WITHOUT ROWID;
+CREATE TABLE lines (
+  version INTEGER NOT NULL REFERENCES versions (id), owner INTEGER NOT NULL REFERENCES owners (id),
+  currency INTEGER NOT NULL REFERENCES currencies (id), sort INTEGER NOT NULL REFERENCES sorts (id),
+  node INTEGER NOT NULL REFERENCES nodes (id),
+  active REAL NOT NULL, idle REAL NOT NULL, unknown REAL NOT NULL, unpriced REAL NOT NULL, energy REAL,
+  active_cost REAL NOT NULL, idle_cost REAL NOT NULL, unknown_cost REAL NOT NULL,
+  PRIMARY KEY (version, owner, currency, sort, node)
+) WITHOUT ROWID
+"""
+"""``days.day`` and ``versions.day`` count days since 1970-01-01 UTC; a day's row names the version that holds.
+
+Lines lie in the order in which they are summed. A line is a row per currency: seconds and energy stand on its first
+row, on the others they are 0 and NULL (a REAL that is 0 takes no room). Currency 0 is no money at all.
+"""
+
+_LABELS = """
+CREATE TABLE owners_with_labels (
+  id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, kind TEXT NOT NULL, workload TEXT NOT NULL, team TEXT NOT NULL,
+  labels TEXT NOT NULL, UNIQUE (namespace, kind, workload, team, labels)
+);
+INSERT INTO owners_with_labels SELECT id, namespace, kind, workload, team, '' FROM owners;
+DROP TABLE owners;
+ALTER TABLE owners_with_labels RENAME TO owners
+"""
+
+STEPS: tuple[str, ...] = (_FIRST, _LABELS)
+"""Step n makes a file of version n of one of version n - 1. A step that was released never changes."""
+
+
+def upgrade(connection: Connection, version: int, steps: Sequence[str] = STEPS) -> None:
+    """Bring a file of ``version`` (0: an empty one) to the last, all steps or none of them.
+
+    Raises:
+        sqlite3.Error: It stays as it was.
+    """
+    if version >= len(steps):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for step in steps[version:]:
+            for statement in step.split(";"):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(steps)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+_MOST_BYTES = 500
+
+
+def claim(path: Path, now: float) -> int:
+    """Lock the store for this process; the descriptor to close is the lock.
+
+    Raises:
+        StoreError: Another process has it (``in_use``), told by its id, machine and time; or it cannot be locked.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        mend = "see that the directory is there, and writable for this user"
+        raise StoreError("unwritable", f"store: cannot write {lock}: {error.strerror}; {mend}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, _MOST_BYTES, 0).decode("utf-8", "replace").strip()
+        os.close(descriptor)
+        raise StoreError(
+            "in_use",
+            f"store: {path} is being written by {holder or 'another process'}; one may write at a time: end that one,"
+            " or ask it (any number may read)",
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise StoreError("unlockable", f"store: {lock} cannot be locked: {error.strerror}; use a local disk") from None
+    since = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode(), 0)
+    return descriptor
+
+
+HOURS_OF_A_DAY = 24
+ALL_OF_A_DAY: frozenset[Dimension] = frozenset(LineKey._fields)
+"""Dimensions that a day is kept at: every one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedDay:
+    """A day that reports read from the store."""
+
+    window: Window
+    version: int
+    """1 for a day that was closed once."""
+    recorded_hours: int
+    """Of the cluster that has the fewest; below 24 the day was closed with gaps."""
+    simulated: bool
+    reopened: str = ""
+    """Why it is to be read anew; this version holds until that is done. Empty where it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayVersion:
+    """What a closing of a day found; a day that was closed again has several, and the last one holds."""
+
+    window: Window
+    number: int
+    closed_at_seconds: float
+    closed_by: str
+    reason: str
+    """Why it was closed again; empty for the first."""
+    engine: str
+    """Where it was read."""
+    simulated: bool
+    lines: int
+    figures: Figures
+    """Of all lines, Unallocated and Unattributed, too."""
+    capacity_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By cluster."""
+    recorded_hours: Mapping[str, int] = field(default_factory=dict)
+    """By cluster."""
+
+
+def day_window(start_seconds: int) -> Window:
+    """The UTC day that begins then; its label is the date."""
+    return Window(start_seconds=start_seconds, end_seconds=start_seconds + DAY_SECONDS, label=day_name(start_seconds))
+
+
+def day_name(seconds: float) -> str:
+    """The date, as ``2026-11-21``."""
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def is_day(window: Window) -> bool:
+    """Whether it is a whole UTC day, and one only."""
+    return window.start_seconds % DAY_SECONDS == 0 and window.seconds == DAY_SECONDS
+
+
+def days_of(window: Window) -> tuple[Window, ...]:
+    """The window in pieces, cut at midnight UTC; those of a whole day are labelled with their date."""
+    pieces = []
+    start = window.start_seconds
+    while start < window.end_seconds:
+        end = min(window.end_seconds, (start // DAY_SECONDS + 1) * DAY_SECONDS)
+        pieces.append(Window(start_seconds=start, end_seconds=end, label=day_name(start)))
+        start = end
+    return tuple(pieces)
+
+
+_TABLES = {
+    "nodes": ("cluster", "name"),
+    "owners": ("namespace", "kind", "workload", "team", "labels"),
+    "sorts": ("pool", "model", "mode"),
+    "currencies": ("code",),
+    "facts": ("instance_type", "capacity_type", "region", "gpu_product"),
+}
+
+
+def interned(connection: Connection, table: str) -> Callable[[tuple[str, ...]], int]:
+    """What gives the id of a row's names within the transaction, and makes the row where there is none."""
+    columns = _TABLES[table]
+    marks, names = ", ".join("?" * len(columns)), ", ".join(columns)
+    where = " AND ".join(f"{column} = ?" for column in columns)
+    # Names are bound; what is put in here is of the table above.
+    select = f"SELECT id FROM {table} WHERE {where}"  # noqa: S608
+    insert = f"INSERT INTO {table} ({names}) VALUES ({marks})"  # noqa: S608
+    known: dict[tuple[str, ...], int] = {}
+
+    def identify(names: tuple[str, ...]) -> int:
+        found = known.get(names)
+        if found is None:
+            row = connection.execute(select, names).fetchone()
+            found = int(row[0] if row else connection.execute(insert, names).lastrowid or 0)
+            known[names] = found
+        return found
+
+    return identify
+
+
+_LINE = "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_VERSION = (
+    "INSERT INTO versions (day, number, closed_at, closed_by, reason, engine, simulated, lines, allocated_seconds)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+def write_version(
+    connection: Connection,
+    chunk: Chunk,
+    nodes: Mapping[tuple[str, str], NodeFacts],
+    *,
+    number: int,
+    closed: tuple[float, str, str, str, bool],
+) -> int:
+    """Add a version of a day and make it the one that holds; its id.
+
+    Args:
+        connection: Within a transaction.
+        chunk: The day, at full dimensions.
+        nodes: Facts by (cluster, node).
+        number: Of the version.
+        closed: When, by whom, why, from which engine, and whether simulated.
+    """
+    day = chunk.window.start_seconds // DAY_SECONDS
+    lines = {key: figures for key, figures in chunk.lines.items() if not figures.is_empty}
+    allocated = sum(figures.allocated_seconds for figures in lines.values())
+    version = int(connection.execute(_VERSION, (day, number, *closed, len(lines), allocated)).lastrowid or 0)
+    connection.executemany(
+        "INSERT INTO capacity VALUES (?, ?, ?, ?)",
+        [
+            (version, cluster, chunk.capacity_seconds.get(cluster, 0.0), chunk.recorded_hours.get(cluster, 0))
+            for cluster in sorted({*chunk.capacity_seconds, *chunk.recorded_hours})
+        ],
+    )
+    # In the order of the key: the pages of the table are filled one after the other.
+    connection.executemany(_LINE, sorted(_rows(connection, version, lines), key=itemgetter(1, 2, 3, 4)))
+    node_of, facts_of = interned(connection, "nodes"), interned(connection, "facts")
+    connection.executemany(
+        "INSERT INTO node_facts VALUES (?, ?, ?)",
+        sorted(
+            (version, node_of(node), facts_of((f.instance_type, f.capacity_type, f.region, f.gpu_product)))
+            for node, f in nodes.items()
+        ),
+    )
+    connection.execute(
+        "INSERT INTO days (day, version) VALUES (?, ?) ON CONFLICT (day) DO UPDATE SET version = excluded.version,"
+        " reopened_at = NULL, reopened_by = NULL, reopened_reason = NULL",
+        (day, version),
+    )
+    return version
+
+
+def _rows(connection: Connection, version: int, lines: Mapping[LineKey, Figures]) -> Iterator[tuple[float | None, ...]]:
+    node_of, owner_of = interned(connection, "nodes"), interned(connection, "owners")
+    sort_of, currency_of = interned(connection, "sorts"), interned(connection, "currencies")
+    for key, figures in lines.items():
+        owner = owner_of((key.namespace, key.kind, key.workload, key.team, key.labels))
+        place = (sort_of((key.pool, key.model, key.mode)), node_of((key.cluster, key.node)))
+        seconds = (figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds)
+        if not figures.money:
+            yield (version, owner, 0, *place, *seconds, figures.energy_joules, 0.0, 0.0, 0.0)
+        for number, (currency, money) in enumerate(sorted(figures.money.items())):
+            first = number == 0
+            yield (
+                version,
+                owner,
+                currency_of((currency,)),
+                *place,
+                *(seconds if first else (0.0, 0.0, 0.0, 0.0)),
+                figures.energy_joules if first else None,
+                money.active,
+                money.idle,
+                money.unknown,
+            )
+
+
+def refuse_nonsense(chunk: Chunk) -> None:
+    """Refuse a number that no ledger has: a store that has it would have it for years.
+
+    Raises:
+        StoreError: With the line.
+    """
+    day = day_name(chunk.window.start_seconds)
+    for key, figures in chunk.lines.items():
+        numbers = [figures.active_seconds, figures.idle_seconds, figures.unknown_seconds, figures.unpriced_seconds]
+        numbers += [figures.energy_joules or 0.0]
+        numbers += [value for money in figures.money.values() for value in (money.active, money.idle, money.unknown)]
+        if not all(isfinite(number) and number >= 0 for number in numbers):
+            name = "/".join(part for part in key if part)
+            raise StoreError(
+                "nonsense", f"store: {day} is not closed: {name} has a figure that is negative or no number"
+            )
+    for cluster, seconds in chunk.capacity_seconds.items():
+        if not (isfinite(seconds) and seconds >= 0):
+            raise StoreError("nonsense", f"store: {day} is not closed: capacity of cluster '{cluster}' is {seconds}")
+
+
+_COLUMNS: Mapping[Dimension, tuple[str, str]] = {
+    "cluster": ("nodes", "cluster"),
+    "node": ("nodes", "name"),
+    "pool": ("sorts", "pool"),
+    "namespace": ("owners", "namespace"),
+    "kind": ("owners", "kind"),
+    "workload": ("owners", "workload"),
+    "team": ("owners", "team"),
+    "labels": ("owners", "labels"),
+    "model": ("sorts", "model"),
+    "mode": ("sorts", "mode"),
+}
+"""Table and column of each dimension, in the order of ``LineKey``."""
+_ID = {"nodes": "node", "owners": "owner", "sorts": "sort"}
+"""The column of ``lines`` that names a row of the table."""
+_FIGURES = ("active", "idle", "unknown", "unpriced", "energy", "active_cost", "idle_cost", "unknown_cost")
+_SUMS = ", ".join(f"sum({name}) AS {name}" for name in _FIGURES)
+_APART = f"CASE WHEN owners.kind IN ('{UNALLOCATED}', '{UNATTRIBUTED}') THEN owners.kind ELSE '' END"
+
+
+def sums(
+    connection: Connection, versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
+) -> dict[int, dict[LineKey, Figures]]:
+    """The lines of each version that the filters keep, summed over the dimensions that are not asked for.
+
+    A workload has namespace and kind with it, as where Prometheus is read.
+    """
+    if "workload" in dimensions:
+        dimensions |= {"namespace", "kind"}
+    by_label = filters.by_label
+    if by_label.wanted:
+        kept = {labels for labels in owners_labels(connection) if by_label.keep(LineKey(labels=labels))}
+        others = {name: values for name, values in filters.wanted.items() if name not in by_label.wanted}
+        filters = Filters(wanted={**others, "labels": frozenset(kept)})
+    question, values = _question(versions, dimensions, filters)
+    found: dict[int, dict[LineKey, Figures]] = {version: {} for version in versions}
+    keys = len(_COLUMNS)
+    once: dict[str, str] = {}  # SQLite makes every name anew, and 10^5 lines have the same few thousand
+    for row in connection.execute(question, values):
+        key = LineKey(*[once.setdefault(name, name) for name in row[1 : 1 + keys]])
+        lines = found[row[0]]
+        figures = _figures(row[1 + keys], row[2 + keys :])
+        earlier = lines.get(key)
+        lines[key] = figures if earlier is None else added((earlier, figures))
+    return {version: {k: f for k, f in lines.items() if not f.is_empty} for version, lines in found.items()}
+
+
+def owners_labels(connection: Connection) -> list[str]:
+    """Every combination of cost labels that a line of the store has."""
+    return [labels for (labels,) in connection.execute("SELECT DISTINCT labels FROM owners")]
+
+
+def _question(
+    versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
+) -> tuple[str, tuple[str, ...]]:
+    """Group by ids first, so that names are looked up once per group and not once per row."""
+    tables = ["owners", *(t for t in ("sorts", "nodes") if any(_COLUMNS[d][0] == t for d in dimensions))]
+    # In the order in which lines lie: what is asked for most is summed as it is read.
+    ids = ", ".join(("version", "owner", "currency", *(_ID[table] for table in tables[1:])))
+    where, values = ["version IN (SELECT value FROM json_each(?))"], [json.dumps(list(versions))]
+    for dimension, wanted in sorted(filters.wanted.items()):
+        table, column = _COLUMNS[dimension]
+        where.append(
+            f"{_ID[table]} IN (SELECT id FROM {table} WHERE {column} IN (SELECT value FROM json_each(?)))"  # noqa: S608
+        )
+        values.append(json.dumps(sorted(wanted)))
+    names = ", ".join(_name(dimension, dimensions) for dimension in _COLUMNS)
+    joins = " ".join(f"JOIN {table} ON {table}.id = grouped.{_ID[table]}" for table in tables)
+    figures, group = ", ".join(_FIGURES), ""
+    if "workload" not in dimensions:  # else there is next to nothing left to sum
+        figures = _SUMS
+        group = "GROUP BY " + ", ".join(str(number) for number in range(1, len(_COLUMNS) + 3))
+    # What is put in here is of the tables above; what users ask for is bound.
+    question = (
+        f"WITH grouped AS MATERIALIZED (SELECT {ids}, {_SUMS} FROM lines WHERE {' AND '.join(where)}"  # noqa: S608
+        f" GROUP BY {ids}) SELECT version, {names}, currencies.code, {figures} FROM grouped {joins}"
+        f" JOIN currencies ON currencies.id = grouped.currency {group}"
+    )
+    return question, tuple(values)
+
+
+def _name(dimension: Dimension, dimensions: frozenset[Dimension]) -> str:
+    if dimension in dimensions:
+        return ".".join(_COLUMNS[dimension])
+    return _APART if dimension == "kind" else "''"
+
+
+def _figures(currency: str, row: Sequence[float | None]) -> Figures:
+    active, idle, unknown, unpriced, energy, *by_state = row
+    active_cost, idle_cost, unknown_cost = (amount or 0.0 for amount in by_state)
+    return Figures(
+        active_seconds=active or 0.0,
+        idle_seconds=idle or 0.0,
+        unknown_seconds=unknown or 0.0,
+        unpriced_seconds=unpriced or 0.0,
+        energy_joules=energy,
+        money={currency: Money(active=active_cost, idle=idle_cost, unknown=unknown_cost)} if currency else {},
+    )
+
+
+def added(several: Iterable[Figures]) -> Figures:
+    """The sum of lines; money by currency, energy of those that have it."""
+    lines = tuple(several)
+    money: dict[str, Money] = {}
+    for figures in lines:
+        for currency, more in figures.money.items():
+            known = money.get(currency, Money())
+            money[currency] = known + more
+    measured = [figures.energy_joules for figures in lines if figures.energy_joules is not None]
+    return Figures(
+        active_seconds=sum(figures.active_seconds for figures in lines),
+        idle_seconds=sum(figures.idle_seconds for figures in lines),
+        unknown_seconds=sum(figures.unknown_seconds for figures in lines),
+        unpriced_seconds=sum(figures.unpriced_seconds for figures in lines),
+        energy_joules=sum(measured) if measured else None,
+        money=money,
+    )

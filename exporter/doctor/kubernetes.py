@@ -1,0 +1,488 @@
+"""Checks of the Kubernetes API: settings, way to it, each right that the agent needs, token and clock."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import random
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exporter.attribution.device_ids import GPU_DRA_DRIVER
+from exporter.attribution.diagnosis import NVML, Counts, Layer, diagnose
+from exporter.attribution.host import HostUsers
+from exporter.attribution.join import attribute, claim_uid
+from exporter.attribution.pod_lifecycle import Evidence
+from exporter.attribution.processes import PidResolver, PodNames, own_name, unlisted_uses
+from exporter.attribution.slurm import SlurmJobs
+from exporter.config import AgentConfig
+from exporter.doctor.report import Finding, fail, ok, warn
+from exporter.errors import ApiError, AttributionError
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, ApiClient
+from exporter.kube.credentials import Credentials
+from exporter.kube.dra import GROUP_PATH
+from exporter.kube.kubelet import KubeletClient, own_pod
+from exporter.kube.metadata import NAME_NODE, UNFINISHED, Metadata, MetadataSettings
+from exporter.model import Allocations, Attribution, ClaimedDevice, DeviceState, NodeFacts, PodFacts, Reading
+
+_PodName = tuple[str, str]
+
+_LOOKS = 160
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiView:
+    """What the API says of this node, as the agent would have it after a moment."""
+
+    evidence: Evidence
+    facts: Callable[[str, str], PodFacts | None]
+    node_facts: NodeFacts | None
+    problem: str
+
+
+async def read(
+    config: AgentConfig,
+    allocations: Allocations | None,
+    holders_of: Callable[[Evidence], Collection[_PodName]],
+    clock: Callable[[], float],
+) -> ApiView:
+    """Let the agent's own reader run until it knows what concerns this node's holders, or for some seconds.
+
+    Args:
+        config: Of the agent.
+        allocations: The kubelet's answer.
+        holders_of: Namespace and name of the pods that hold devices by what is known.
+        clock: Unix time.
+    """
+    settings = MetadataSettings(
+        node=config.node_name,
+        kubeconfig=config.kubeconfig,
+        team_keys=config.team_keys,
+        cost_labels=config.cost_labels,
+        namespace_teams=config.namespace_teams,
+        pod_labels=config.pod_labels,
+        pod_annotations=config.pod_annotations,
+        reservation_namespaces=config.reservation_namespaces,
+        own_pod=own_pod(),
+    )
+    metadata = Metadata(settings, clock=clock, random=random.random)
+    task = asyncio.ensure_future(metadata.run())
+    try:
+        if allocations:
+            metadata.note(allocations, clock())
+        for _ in range(_LOOKS):
+            if task.done() or _is_settled(metadata, allocations, holders_of, clock()):
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        evidence = metadata.evidence(clock())
+        facts = {name: metadata.facts(*name) for name in holders_of(evidence)}
+        return ApiView(
+            evidence=evidence,
+            facts=lambda namespace, pod: facts.get((namespace, pod)),
+            node_facts=metadata.node_facts,
+            problem=metadata.problem,
+        )
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _is_settled(
+    metadata: Metadata,
+    allocations: Allocations | None,
+    holders_of: Callable[[Evidence], Collection[_PodName]],
+    now: float,
+) -> bool:
+    evidence = metadata.evidence(now)
+    if evidence.pods is None or (metadata.node_facts is None and not metadata.problem):
+        return False
+    containers = allocations.containers if allocations else ()
+    read = evidence.claims.keys() | evidence.unreadable_claims
+    claims = [one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER]
+    uids = {uid for one in claims if (uid := claim_uid(one))}
+    if not uids <= read or (claims and evidence.devices is None):
+        return bool(metadata.problem)
+    known = [metadata.facts(*name) for name in holders_of(evidence) if name in evidence.pods]  # asks for each of them
+    return None not in known
+
+
+NAME, RIGHTS = "kubernetes API", "API rights"
+_TIMEOUT_SECONDS = 10.0
+_WATCH_SECONDS = 1.0
+_SKEW_SECONDS = 10.0
+"""Opt-outs and tokens end by the clock; less than this matters to nobody."""
+_NO_MEND = ""
+_NAMESPACES, _NODES = "get namespaces", "get nodes"
+
+
+def off() -> Finding:
+    """Say what an agent that does not ask the API does without."""
+    cost = (
+        "off: owners are namespaces, without workload and team; instance type and region come from options; claims "
+        "(DRA) are taken at the kubelet's word, and fractions of HAMi, volcano-vgpu and KAI cannot be told"
+    )
+    return ok(NAME, f"{cost}; --kube-metadata on changes that")
+
+
+async def ask_api(
+    config: AgentConfig,
+    allocations: Allocations | None,
+    holders_of: Callable[[Evidence], Collection[tuple[str, str]]],
+    *,
+    clock: Callable[[], float],
+) -> tuple[list[Finding], ApiView | None]:
+    """Findings on API and rights, and what the API says; ``None`` where it cannot be had.
+
+    Args:
+        config: Of the agent.
+        allocations: The kubelet's answer, which says whether claims and which namespaces are asked for.
+        holders_of: Namespace and name of the pods that hold devices by what is known.
+        clock: Unix time.
+    """
+    client = ApiClient(config.kubeconfig, random=random.random)
+    try:
+        try:
+            pods = await client.get(
+                "/api/v1/pods",
+                {"fieldSelector": f"spec.nodeName={config.node_name},{UNFINISHED}", "resourceVersion": "0"},
+                accept=METADATA_LIST,
+                timeout_seconds=_TIMEOUT_SECONDS,
+            )
+        except ApiError as error:
+            return [fail(NAME, str(error), _NO_MEND), *await _token_findings(config, clock())], None
+        found = [await _reached(config, client, pods), *_clock_findings(client.date, clock())]
+        found += [await _rights(config, client, allocations), *await _token_findings(config, clock())]
+    finally:
+        await client.close()
+    return found, await read(config, allocations, holders_of, clock)
+
+
+async def _reached(config: AgentConfig, client: ApiClient, pods: dict[str, Any]) -> Finding:
+    """Judge whether the list is of this node: it has this agent's pod, or the API knows a node of this name."""
+    names = {(one["metadata"].get("namespace"), one["metadata"].get("name")) for one in pods.get("items") or ()}
+    told = f"{client.address}: {len(names)} pods of node {config.node_name}"
+    own = own_pod()
+    if own and own not in names:
+        wrong = (
+            f"{told}, without {'/'.join(own)}, the pod of this agent: {config.node_name!r} is the value of --node-name"
+        )
+        return fail(NAME, wrong, NAME_NODE)
+    if names:
+        return ok(NAME, told)
+    try:
+        await client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS)
+    except ApiError as error:
+        if error.reason == "not_found":
+            wrong = f"{client.address} has no node {config.node_name!r}, the value of --node-name"
+            return fail(NAME, wrong, NAME_NODE)
+    return warn(NAME, told, NAME_NODE)
+
+
+async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocations | None) -> Finding:
+    """Try everything that the agent will ask for; a list of pods is granted already."""
+    missing: list[str] = []
+    granted = ["list pods"]
+
+    async def attempt(name: str, attempted: Awaitable[object]) -> None:
+        try:
+            await attempted
+        except ApiError as error:
+            # Who may not ask is refused, whether the namespace is there or not.
+            if error.reason == "not_found" and name in {_NAMESPACES, _NODES}:
+                granted.append(name)
+            else:
+                missing.append(str(error))
+        else:
+            granted.append(name)
+
+    on_node = {"fieldSelector": f"spec.nodeName={config.node_name}"}
+    await attempt("watch pods", _watch(client, "/api/v1/pods", {**on_node, "resourceVersion": "0"}))
+    await attempt(_NODES, client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS))
+    containers = allocations.containers if allocations else ()
+    if config.namespace_teams:
+        namespace = next((one.namespace for one in containers if one.namespace), "default")
+        path = f"/api/v1/namespaces/{namespace}"
+        await attempt(_NAMESPACES, client.get(path, timeout_seconds=_TIMEOUT_SECONDS))
+    claim = next((one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER), None)
+    if claim:
+        await _claim_rights(config, client, claim, attempt)
+    if missing:
+        return warn(RIGHTS, "; ".join(missing), _NO_MEND)
+    return ok(RIGHTS, ", ".join(granted))
+
+
+async def _claim_rights(
+    config: AgentConfig,
+    client: ApiClient,
+    claim: ClaimedDevice,
+    attempt: Callable[[str, Awaitable[object]], Awaitable[None]],
+) -> None:
+    try:
+        group = await client.get(GROUP_PATH, timeout_seconds=_TIMEOUT_SECONDS)
+        version = str(group["preferredVersion"]["version"])
+    except (ApiError, LookupError, TypeError):
+        version = "v1"
+    slices = {"fieldSelector": f"spec.nodeName={config.node_name},spec.driver={GPU_DRA_DRIVER}", "resourceVersion": "0"}
+    path = f"{GROUP_PATH}/{version}/resourceslices"
+    await attempt("list resourceslices", client.get(path, slices, timeout_seconds=_TIMEOUT_SECONDS))
+    await attempt("watch resourceslices", _watch(client, path, slices))
+    path = f"{GROUP_PATH}/{version}/namespaces/{claim.claim_namespace}/resourceclaims/{claim.claim_name}"
+    await attempt("get resourceclaims", client.get(path, timeout_seconds=_TIMEOUT_SECONDS))
+
+
+async def _watch(client: ApiClient, path: str, query: dict[str, str]) -> None:
+    """Open a watch that the server ends at once, and leave it with the first word."""
+    query = {**query, "timeoutSeconds": f"{_WATCH_SECONDS:.0f}"}
+    events = client.watch(path, query, accept=METADATA_WATCH, silence_seconds=_TIMEOUT_SECONDS)
+    async with aclosing(events):
+        async for _ in events:
+            return
+
+
+def _clock_findings(date: str, now: float) -> list[Finding]:
+    try:
+        skew = now - parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return []
+    if abs(skew) <= _SKEW_SECONDS:
+        return []
+    way = "ahead of" if skew > 0 else "behind"
+    told = f"this node is {abs(skew):.0f} s {way} the API server"
+    return [warn("API clock", f"{told}: opt-outs and tokens end at the wrong time", "see why: chronyc tracking")]
+
+
+async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
+    """When the token ends, if it tells; one that is renewed in its file is read again by itself."""
+    with contextlib.suppress(ApiError):
+        settings = await Credentials(config.kubeconfig).read()
+        ends = token_ends_seconds(await settings.authorization())
+        if ends is not None and ends <= now:
+            mend = "have it renewed (a projected service-account token renews itself), and see this node's clock"
+            return [warn("API token", f"ended {(now - ends) / 60:.0f} min ago by this node's clock", mend)]
+        if ends is not None:
+            return [ok("API token", f"ends in {(ends - now) / 60:.0f} min; its file is read again before")]
+    return []
+
+
+def token_ends_seconds(token: str) -> float | None:
+    """Unix time at which a JSON web token ends; ``None`` for other tokens and those that do not tell."""
+    parts = token.rpartition(" ")[2].split(".")
+    if len(parts) != 3:  # noqa: PLR2004 - header, claims, signature
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
+        return None
+    ends = claims.get("exp") if isinstance(claims, dict) else None
+    return float(ends) if isinstance(ends, int | float) and not isinstance(ends, bool) else None
+
+
+_ID_FORMS = "see the id forms in the documentation"
+_MENDS = {
+    "needs_annotation": "which GPU is meant is in the pod's annotation: --kube-metadata on reads it",
+    "unknown_uuid": "the GPU is gone or not shown here: see the check of layers",
+    "unknown_minor": "the GPU is gone or not shown here: see the check of layers",
+    "dra_unresolved": "the claim's device is in the API: --kube-metadata on reads it",
+    "bad_annotation": "the pod's annotation is not of the form that its scheduler writes: kubectl describe it",
+    "claim_pending": "the claim is being read; if this stays, see the check of the API",
+    "replicas_unknown": "the kubelet does not advertise this shared GPU now, so the number of its replicas is not"
+    " known here: see the device plugin's log",
+    "memory_unknown": "the driver does not report the memory of the GPU of which the pod has a part: see the driver",
+    "unlisted_use": "a process of this pod uses a device that the kubelet lists with no container: an ordinary init"
+    " container asked for it, or it was reached without a request; see the limits in docs/owners.md",
+    "reservation_pending": "for whom the GPU is reserved is being read; if this stays, see the check of the API",
+}
+_NO_PODS = (
+    "nothing, if this node runs no pods; a kubelet that has just started lists none until the API server answers it:"
+    " check that the API server is up, and run doctor again"
+)
+
+
+async def ask_kubelet(
+    config: AgentConfig, *, clock: Callable[[], float], monotonic: Callable[[], float]
+) -> tuple[Finding, Allocations | None]:
+    """Whether the kubelet answers, how fast and how much; and its answer.
+
+    An answer without the inventory, which was refused, has no ``allocatable`` and is a warning. Outside a pod an answer
+    without any pod is a warning and no answer: a kubelet that has just started gives it as well.
+    """
+    if not config.attribution:
+        return warn("kubelet", "attribution is off: no pod is named", "set --attribution on"), None
+    client = KubeletClient(config.kubelet_socket, resources=config.gpu_resources, canary=own_pod())
+    start = monotonic()
+    try:
+        allocations = await client.fetch(clock())
+    except AttributionError as error:
+        return fail("kubelet", str(error), ""), None
+    finally:
+        await client.close()
+    took = (monotonic() - start) * 1000
+    cause = f"{config.kubelet_socket}: {len(allocations.containers)} containers hold devices, {took:.0f} ms"
+    if own_pod() is None and not (allocations.containers or allocations.other_containers):
+        return warn("kubelet", f"{config.kubelet_socket}: no pod is listed, {took:.0f} ms", _NO_PODS), None
+    if missed := client.allocatable_error:
+        return warn("kubelet", f"{cause}; which devices it advertises could not be read: {missed}", ""), allocations
+    return ok("kubelet", cause), allocations
+
+
+def join(
+    config: AgentConfig, allocations: Allocations | None, reading: Reading | None, evidence: Evidence
+) -> Attribution | None:
+    """Who holds what, as the agent would have it; ``None`` where the kubelet did not answer."""
+    if allocations is None:
+        return None
+    gpus = reading.gpus if reading else ()
+    attribution = attribute(
+        allocations=allocations,
+        gpus=[gpu.gpu for gpu in gpus],
+        instances=[part.instance for gpu in gpus for part in gpu.instances],
+        now=allocations.answered_at_seconds,
+        expiry_seconds=config.attribution_expiry_seconds,
+        evidence=evidence,
+    )
+    if reading is None:
+        return attribution
+    unlisted = unlisted_uses(
+        reading,
+        attribution,
+        pod_uid=PidResolver(config.proc_root).pod_uid,
+        name_of=PodNames(config.pod_log_root).name_of,
+        command_of=partial(own_name, str(config.proc_root)),
+    )
+    return replace(attribution, unresolved=(*attribution.unresolved, *unlisted))
+
+
+def holders(attribution: Attribution | None) -> set[tuple[str, str]]:
+    """Namespace and name of the pods that hold devices."""
+    return {(one.namespace, one.pod) for of in attribution.holders.values() for one in of} if attribution else set()
+
+
+def agreement(attribution: Attribution) -> Finding:
+    """Every device that the kubelet lists with a container should be one that the driver shows."""
+    name = "kubelet and driver"
+    # What a virtual machine has the driver cannot see, and nothing is wrong with that.
+    unmatched = [one for one in attribution.unresolved if one.reason != "dra_passed_through"]
+    if unmatched:
+        first = unmatched[0]
+        what = f"{first.device_id} of {first.namespace}/{first.pod} ({first.reason.replace('_', ' ')})"
+        more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
+        return warn(name, f"not to be matched: {what}{more}", _MENDS.get(first.reason, _ID_FORMS))
+    return ok(name, f"the driver shows all that is held: {len(attribution.holders)} devices")
+
+
+_LAYERS = "layers"
+_NVIDIA = "0x10de"
+_DISPLAY_CLASSES = ("0x0300", "0x0302")
+_PASSED_THROUGH = "vfio-pci"
+
+
+def layer_agreement(
+    reading: Reading | None,
+    attribution: Attribution | None,
+    allocations: Allocations | None,
+    *,
+    on_bus: int | None,
+    in_driver: int | None,
+    shown_by: str = NVML,
+    inventory_refused: bool = False,
+) -> Finding:
+    """Compare PCI bus, kernel driver, NVML or DCGM, and kubelet.
+
+    Args:
+        reading: ``None`` where no source works.
+        attribution: The join, ``None`` where no kubelet was asked or answered.
+        allocations: The kubelet's answer.
+        on_bus: GPUs on the PCI bus.
+        in_driver: GPUs that the kernel driver knows.
+        shown_by: Whose reading it is, ``NVML`` or ``DCGM``.
+        inventory_refused: Whether the kubelet refused to list what it advertises.
+    """
+    counts = Counts(
+        on_bus=on_bus,
+        in_driver=in_driver,
+        seen=sum(gpu.state is not DeviceState.MISSING for gpu in reading.gpus) if reading else None,
+        advertised=attribution.advertised_devices if attribution else None,
+        allocated=attribution.allocated_devices if attribution else None,
+        by_claims=allocations is not None and any(container.claims for container in allocations.containers),
+        shown_by=shown_by,
+        inventory_refused=inventory_refused,
+    )
+    found = diagnose(counts)
+    if found.layer is Layer.NONE:
+        return ok(_LAYERS, found.cause)
+    told = fail if found.layer in {Layer.DRIVER, Layer.CONTAINER_TOOLKIT} else warn
+    return told(_LAYERS, f"{found.layer.value}: {found.cause}", found.mend)
+
+
+def on_bus(sys_root: Path) -> int | None:
+    """Count NVIDIA's GPUs on the PCI bus that are not passed through to virtual machines; ``None`` without sysfs."""
+    try:
+        return sum(_is_gpu(device) for device in (sys_root / "bus" / "pci" / "devices").iterdir())
+    except OSError:
+        return None
+
+
+def in_driver(proc_root: Path) -> int | None:
+    """Count the GPUs that the kernel driver knows; ``None`` where it does not tell, or tells those of a container.
+
+    The container toolkit lays a directory of the container's own GPUs over the driver's.
+    """
+    place = proc_root / "driver" / "nvidia"
+    try:
+        mounts = (proc_root / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        mounts = ""
+    if any(line.split()[4:5] == [str(place)] for line in mounts.splitlines()):
+        return None
+    try:
+        return sum(1 for _ in (place / "gpus").iterdir())
+    except OSError:
+        return None
+
+
+def _is_gpu(device: Path) -> bool:
+    try:
+        if (device / "vendor").read_text(encoding="ascii").strip() != _NVIDIA:
+            return False
+        if not (device / "class").read_text(encoding="ascii").startswith(_DISPLAY_CLASSES):
+            return False
+        driver = device / "driver"
+        return not driver.is_symlink() or driver.readlink().name != _PASSED_THROUGH
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+_WORKLOAD_MANAGER = "workload manager"
+
+
+def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -> Finding:
+    """What the agent would say now of who holds devices.
+
+    Args:
+        config: Says which manager.
+        reading: ``None`` where NVML does not work.
+        now: Unix time.
+    """
+    manager, mapping = config.workload_manager, config.job_mapping_dir
+    if reading is None:
+        return warn(_WORKLOAD_MANAGER, f"{manager}: nothing can be told without the driver", "mend the driver first")
+    jobs: SlurmJobs | HostUsers
+    if manager == "slurm":
+        jobs = SlurmJobs(mapping_dir=mapping, proc_root=config.proc_root)
+    else:
+        jobs = HostUsers(proc_root=config.proc_root)
+    jobs.observe(reading, now)
+    if jobs.problem:
+        cause, _, mend = jobs.problem.partition("; ")
+        return warn(_WORKLOAD_MANAGER, f"{manager}: {cause}", mend)
+    count = len(jobs.latest.containers) if jobs.latest else 0
+    how = f"by the mapping in {mapping}" if manager == "slurm" and mapping else "by who runs on them"
+    idle = "" if manager == "slurm" and mapping else "; a device that is held and not used is taken for free"
+    return ok(_WORKLOAD_MANAGER, f"{manager}: {count} hold devices, {how}{idle}")

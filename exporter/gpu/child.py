@@ -1,0 +1,267 @@
+"""The process that owns the driver: samples in step and writes one line per reading, until told to stop."""
+
+import argparse
+import ctypes
+import gc
+import logging
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import BinaryIO, Protocol
+
+from exporter.errors import NoValuesError, SourceError
+from exporter.gpu import wire
+from exporter.model import Field, Reading, SourceState, SourceStatus
+
+EXIT_FRESH_PROCESS_NEEDED = 3
+_OTHER_LIBRARY = "dcgm_other_library"
+_FRESH_PROCESS_REASONS = frozenset({"library_mismatch", _OTHER_LIBRARY})
+"""A library that was replaced on disk stays mapped in this process for ever."""
+_HEARTBEAT_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger("exporter.gpu.child")
+
+
+class Source(Protocol):
+    """What can be run in a child process."""
+
+    name: str
+    announce: Callable[[], None]
+    """Set by ``run``; the source calls it before something within a sample that may take long."""
+    waits_seconds: tuple[float, float]
+    """Between two attempts to open it: at first, and at most, for the wait doubles while they fail."""
+
+    def open(self) -> None:
+        """Get ready to sample; raises SourceError."""
+
+    def sample(self, now: float) -> Reading:
+        """Return one reading.
+
+        Raises:
+            NoValuesError: there is none now; sample again.
+            SourceError: the source has to be opened again.
+        """
+
+    def close(self) -> None:
+        """Let go of the driver; may be called when it is not open."""
+
+
+class _Stop:
+    """Turns SIGTERM and SIGINT into a flag that also ends a pause at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        self.asked = True
+
+    def pause(self, seconds: float) -> None:
+        if not self.asked and seconds > 0 and select.select([self._reader], [], [], seconds)[0]:
+            os.read(self._reader, 64)  # what a signal has left there would end every later pause, too
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one source in this process, NVML or DCGM; see ``--help`` for the arguments. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m exporter.gpu.child", description=__doc__)
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    out = prepare_process()
+    source = _source(arguments)
+    code = run(source, out, arguments.interval)
+    library = getattr(source, "other_library", None)
+    if code == EXIT_FRESH_PROCESS_NEEDED and library:
+        _begin_again(arguments, library, out)
+    return code
+
+
+def _begin_again(arguments: argparse.Namespace, library: str, out: BinaryIO) -> None:
+    """Become a fresh process with another libdcgm, for the same parent: two of them do not bear each other in one."""
+    os.dup2(out.fileno(), 1)
+    options = ("--interval", str(arguments.interval), "--fields", arguments.fields, "--dcgm-library", library)
+    command = (sys.executable, "-m", "exporter.gpu.child", *options, "--dcgm-address", arguments.dcgm_address)
+    os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
+
+
+def _source(arguments: argparse.Namespace) -> Source:
+    # The binding is loaded only now, so that nothing of it can write to the stream of readings; and only the one.
+    fields = parse_fields(arguments.fields)
+    if arguments.dcgm_address:
+        from exporter.gpu.dcgm import library as libdcgm  # noqa: PLC0415 - see above
+        from exporter.gpu.dcgm.session import DcgmSource  # noqa: PLC0415 - see above
+
+        if arguments.dcgm_library:
+            libdcgm.prefer(arguments.dcgm_library)
+        return DcgmSource(
+            fields,
+            address=arguments.dcgm_address,
+            interval_seconds=arguments.interval,
+            is_first_library=not arguments.dcgm_library,
+        )
+    from exporter.gpu.nvml.source import NvmlSource  # noqa: PLC0415 - see above
+
+    return NvmlSource(
+        fields,
+        interval_seconds=arguments.interval,
+        left_out=frozenset(int(index) for index in arguments.without.split(",") if index),
+        note_asked=wire.note_asked,
+        steady=time.monotonic,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a source's child: ``--interval``, ``--fields`` and ``--dcgm-address``."""
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between samples")
+    parser.add_argument("--fields", default="", metavar="IDS", help="comma-separated field ids to read")
+    parser.add_argument(
+        "--dcgm-address",
+        default="",
+        metavar="ADDRESS",
+        help="ask DCGM's host engine there instead of NVML: HOST:PORT, unix:///path, embedded",
+    )
+    parser.add_argument("--without", default="", metavar="INDEXES", help="GPUs that NVML is not asked for: they hang")
+    parser.add_argument("--dcgm-library", default="", metavar="SONAME", help="load this libdcgm, if it is there")
+
+
+def parse_fields(text: str) -> frozenset[Field]:
+    """Return the fields of a comma-separated list of ids.
+
+    Raises:
+        ValueError: something in it is not the id of a field.
+    """
+    return frozenset(Field(int(part)) for part in text.split(",") if part.strip())
+
+
+def prepare_process() -> BinaryIO:
+    """Make this process a good child and return the stream for its readings.
+
+    It ends with its parent whatever it is doing, and what a library prints goes to standard error, where it
+    cannot garble the readings.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        _log.warning("this system cannot end a process with its parent; a closed pipe will end this one")
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return out
+
+
+def run(
+    source: Source,
+    out: BinaryIO,
+    interval_seconds: float,
+    *,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> int:
+    """Open the source, write a line per sample, and open it again whenever it fails, until SIGTERM.
+
+    Args:
+        source: What to sample.
+        out: Where the lines go; ``prepare_process`` gives it.
+        interval_seconds: Time between the starts of two samples; a sample that takes longer skips beats.
+        clock: Unix time in seconds, which the readings carry.
+        monotonic: Clock of the beat.
+
+    Returns:
+        The exit code: 0 after SIGTERM or when nobody reads any more, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
+        new process can open the source.
+    """
+    stop = _Stop()
+    say = partial(_say, out, source.name)
+    source.announce = partial(say, SourceState.STARTING)
+    first_seconds, longest_seconds = source.waits_seconds
+    backoff_seconds = first_seconds
+    try:
+        while not stop.asked:
+            try:
+                say(SourceState.STARTING)
+                source.open()
+                gc.collect()
+                gc.freeze()
+                for reading in _samples(source, stop, interval_seconds, clock, monotonic, say):
+                    _write(out, wire.encode(reading))
+                    backoff_seconds = first_seconds
+            except SourceError as error:
+                tell = _closed(source, error, say)
+                if error.reason in _FRESH_PROCESS_REASONS:
+                    return EXIT_FRESH_PROCESS_NEEDED
+                _wait(stop, backoff_seconds, tell, monotonic)
+                backoff_seconds = min(2 * backoff_seconds, longest_seconds)
+    except BrokenPipeError:
+        _log.info("nobody reads any more; this process ends")
+    finally:
+        source.close()
+    return 0
+
+
+def _closed(source: Source, error: SourceError, say: Callable[..., None]) -> Callable[[], None]:
+    """Close a source that failed, say why, and return what says it again."""
+    source.close()
+    tell = partial(say, SourceState.FAILED, error.reason, str(error))
+    if error.reason == _OTHER_LIBRARY:
+        # No failure yet: this process begins again with it.
+        _log.warning("%s", error)
+    else:
+        tell()
+    return tell
+
+
+def _samples(
+    source: Source,
+    stop: _Stop,
+    interval_seconds: float,
+    clock: Callable[[], float],
+    monotonic: Callable[[], float],
+    say: Callable[..., None],
+) -> Iterator[Reading]:
+    """Yield a reading per beat until a signal; beats that a slow sample missed are skipped, not made up for.
+
+    Where the source has no values the beat says why instead, and the source stays open.
+    """
+    due = monotonic()
+    while not stop.asked:
+        try:
+            reading = source.sample(clock())
+        except NoValuesError as error:
+            say(SourceState.FAILED, error.reason, str(error))
+        else:
+            yield reading
+        late = monotonic() - due
+        due += interval_seconds * max(1, math.ceil(late / interval_seconds))
+        stop.pause(due - monotonic())
+
+
+def _wait(stop: _Stop, seconds: float, heartbeat: Callable[[], None], monotonic: Callable[[], float]) -> None:
+    """Let time pass and say so meanwhile, for a silent child is taken for a hanging one."""
+    until = monotonic() + seconds
+    while not stop.asked and (left := until - monotonic()) > 0:
+        stop.pause(min(left, _HEARTBEAT_SECONDS))
+        heartbeat()
+
+
+def _say(out: BinaryIO, name: str, state: SourceState, reason: str = "", message: str = "") -> None:
+    _write(out, wire.encode(SourceStatus(name=name, state=state, reason=reason, message=message)))
+
+
+def _write(out: BinaryIO, line: bytes) -> None:
+    """Write a whole line: a pipe takes a long one in pieces."""
+    rest = memoryview(line)
+    while rest:
+        rest = rest[out.write(rest) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Reads GPUs through NVIDIA's data centre GPU manager, DCGM."""

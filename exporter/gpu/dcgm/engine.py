@@ -1,0 +1,391 @@
+"""A connection to a DCGM host engine: finding it, what its return codes mean, and what to do when it cannot be had."""
+
+import ctypes
+import socket
+import time
+from collections.abc import Callable
+from ctypes import byref
+
+from exporter.errors import SourceError
+from exporter.gpu.dcgm import library as _libdcgm
+from exporter.gpu.dcgm import library as libdcgm
+from exporter.gpu.dcgm.library import Handle, Library
+
+UNIX = "unix://"
+
+
+def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None] | None = None) -> str:
+    """See whether anybody takes a connection at an address.
+
+    Args:
+        address: ``host:port`` or ``unix:///path``.
+        timeout_seconds: How long to wait for an answer.
+        by: What to try it with, instead of a socket; raises what that would.
+
+    Returns:
+        Where that was, without a name to look up: libdcgm would look up IPv4 alone, and take the first of several.
+
+    Raises:
+        SourceError: nobody does; the message tells why, and the mend.
+    """
+    try:
+        if by is None:
+            return _knock_at_socket(address, timeout_seconds)
+        by(address, timeout_seconds)
+    except (OSError, UnicodeError) as error:
+        raise _unreachable(address, error) from error
+    return address
+
+
+def _knock_at_socket(address: str, timeout_seconds: float) -> str:
+    path = address.removeprefix(UNIX)
+    if path != address:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(timeout_seconds)
+            one.connect(path)
+        return address
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds) as reached:
+        number = reached.getpeername()[0]
+    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+
+
+def _unreachable(address: str, error: OSError | UnicodeError) -> SourceError:
+    if isinstance(error, socket.gaierror | UnicodeError):
+        why = error.strerror if isinstance(error, OSError) else "no name can be so"
+        return SourceError(
+            "dcgm_no_such_host",
+            f"no host of the name in {address} is known ({why}): correct --dcgm-address, or see the DNS",
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return SourceError(
+            "dcgm_refused",
+            f"nothing listens at {address}: start nv-hostengine there (systemctl start nvidia-dcgm, or the GPU"
+            " Operator's dcgm pod), or correct --dcgm-address",
+        )
+    if address.startswith(UNIX) and isinstance(error, FileNotFoundError | NotADirectoryError):
+        return SourceError(
+            "dcgm_socket_missing",
+            f"there is no socket {address}: start nv-hostengine with -d and this path, mount the socket into the"
+            " container, or correct --dcgm-address",
+        )
+    if isinstance(error, PermissionError) and address.startswith(UNIX):
+        return SourceError(
+            "dcgm_no_permission",
+            f"this user may not open the socket {address}: run as a user or group that may write to it",
+        )
+    told = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    return SourceError(
+        "dcgm_unreachable",
+        f"{address} cannot be reached ({told}): see whether a network policy or a firewall is in between, or correct"
+        " --dcgm-address",
+    )
+
+
+EMBEDDED = "embedded"
+MISMATCH = "dcgm_version_mismatch"
+"""Reason: engine and library are of different major versions."""
+_CONNECT_SECONDS = 3.0
+_SILENT_PART = 0.8
+"""Of the time there is for connecting: who used it up did not answer, who refused was quicker."""
+_UNINITIALIZED = -10
+_GONE = frozenset({_libdcgm.CONNECTION_GONE, _UNINITIALIZED})
+_AUTOMATIC = 1
+
+_REASONS = {
+    _libdcgm.BAD_PARAMETER: "bad_parameter",
+    _libdcgm.GENERIC: "error",
+    _libdcgm.NOT_CONFIGURED: "not_configured",
+    _libdcgm.NOT_SUPPORTED: "not_supported",
+    _libdcgm.NVML_ERROR: "nvml_error",
+    _libdcgm.TIMEOUT: "timeout",
+    _libdcgm.VERSION_MISMATCH: "version_mismatch",
+    _libdcgm.UNKNOWN_FIELD: "unknown_field",
+    _libdcgm.NO_DATA: "no_data",
+    _libdcgm.STALE: "stale",
+    _libdcgm.NOT_WATCHED: "not_watched",
+    _libdcgm.NO_PERMISSION: "no_permission",
+    _libdcgm.GPU_IS_LOST: "gpu_is_lost",
+    _libdcgm.RESET_REQUIRED: "reset_required",
+    _libdcgm.CONNECTION_GONE: "connection_lost",
+    _libdcgm.GPU_NOT_SUPPORTED: "gpu_not_supported",
+    _libdcgm.LIMIT_REACHED: "limit_reached",
+    _libdcgm.DUPLICATE_KEY: "duplicate_key",
+    _libdcgm.REQUIRES_ROOT: "requires_root",
+    _libdcgm.MODULE_NOT_LOADED: "module_not_loaded",
+    _libdcgm.IN_USE: "in_use",
+    _libdcgm.PROFILING_NOT_SUPPORTED: "profiling_not_supported",
+    _libdcgm.PROFILING_LIBRARY_ERROR: "profiling_library_error",
+    _libdcgm.PROFILING_MULTI_PASS: "profiling_multi_pass",
+    _libdcgm.DRIVER_TOO_OLD: "driver_too_old",
+    _libdcgm.PAUSED: "paused",
+    _libdcgm.NVML_NOT_LOADED: "nvml_not_loaded",
+    _libdcgm.NVML_DRIVER_TIMEOUT: "nvml_driver_timeout",
+    _libdcgm.DETACHED: "detached",
+}
+
+
+def reason_of(code: int) -> str:
+    """Return a snake-case reason, fit for a label value, for a dcgmReturn_t."""
+    return "dcgm_" + _REASONS.get(code, f"error_{abs(code)}")
+
+
+NO_VALUES = "dcgm_no_values"
+"""Reason: the engine has GPUs and gives no values of them."""
+
+
+def no_values(address: str, gpus: int) -> str:
+    """Return what is wrong with an engine that has GPUs and gives no values, and what to do."""
+    return (
+        f"the DCGM host engine at {address} has {gpus} GPUs and gives no values of them: its telemetry is paused, as a"
+        " diagnosis (dcgmi diag) does, or it cannot read the driver; wait for the diagnosis to end, which a restart of"
+        " the engine would abort; else see the engine's log"
+    )
+
+
+NO_GPUS = "dcgm_no_gpus"
+"""Reason: the engine lists no GPU."""
+
+
+def no_gpus(address: str) -> str:
+    """Return what is wrong with an engine that lists no GPU, and what to do."""
+    return (
+        f"the DCGM host engine at {address} has no GPU: see nvidia-smi on its machine; an engine that was"
+        " started before the driver has to be restarted"
+    )
+
+
+def no_room(address: str, gpus: int) -> str:
+    """Return what is wrong with an engine that has no room for another group, and what to do."""
+    return (
+        f"the DCGM host engine at {address} has {gpus} GPUs and no room for another group, so that none of them is"
+        " watched: end the clients that fill it (dcgmi group -l, dcgmi fieldgroup -l); it is tried again every minute"
+    )
+
+
+_ADVICE = {
+    "dcgm_module_not_loaded": "the engine has no profiling module: install datacenter-gpu-manager-4-proprietary beside"
+    " it and restart it; until then it measures no engines of GPUs before Hopper",
+    "dcgm_limit_reached": "the engine has no room for another group: end the clients that fill it (dcgmi group -l,"
+    " dcgmi fieldgroup -l); what could not be watched is absent, and tried again every minute",
+    "dcgm_stale": "values that the engine does not renew are left out: see its log",
+    "dcgm_nameless_gpu": "the engine gives no UUID of a GPU, which is left out: see its log",
+}
+
+
+def advice_of(reason: str) -> str:
+    """Return what a reason means and what to do, in one line."""
+    return _ADVICE.get(reason, "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons")
+
+
+class Engine:
+    """A connection that stands, until ``close`` or until a call says that it is gone.
+
+    Args:
+        library: Through which it was made.
+        handle: Of the connection.
+        address: Where the engine is, for messages.
+        progress: Called after each call that came back.
+    """
+
+    def __init__(
+        self, library: Library, handle: Handle, address: str, progress: Callable[[], None] = lambda: None
+    ) -> None:
+        self.library = library
+        self.handle = handle
+        self.address = address
+        self._progress = progress
+        self.version: str | None = None
+        """Of the engine: ``4.6.0``."""
+
+    def call(self, name: str, *arguments: object) -> int:
+        """Call a function of this connection and return its code.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        code = self.library.call(name, self.handle, *arguments)
+        self._progress()
+        if code in _GONE:
+            raise SourceError(
+                "dcgm_connection_lost",
+                f"the DCGM host engine at {self.address} went away: it is tried again; see why nv-hostengine ended or"
+                " was restarted (systemctl status nvidia-dcgm, or its pod)",
+            )
+        return code
+
+    def close(self) -> None:
+        """Leave the engine, with everything that this connection made there; never raises for the engine's error."""
+        name = "dcgmStopEmbedded" if self.address == EMBEDDED else "dcgmDisconnect"
+        self.library.call(name, self.handle)
+        self.library.call("dcgmShutdown")
+
+    def supported_gpus(self) -> list[int]:
+        """Return the engine's own ids of the GPUs that it can work with.
+
+        Raises:
+            SourceError: it does not tell.
+        """
+        ids, count = (ctypes.c_uint * _libdcgm.MAX_GPUS)(), ctypes.c_int(_libdcgm.MAX_GPUS)
+        told = self.call(
+            "dcgmGetEntityGroupEntities", _libdcgm.GPU, ids, byref(count), ctypes.c_uint(_libdcgm.SUPPORTED_ONLY)
+        )
+        if told != _libdcgm.OK:
+            raise SourceError(
+                reason_of(told),
+                f"the DCGM host engine at {self.address} does not list its GPUs ({self.library.describe(told)}): see"
+                " its log, and dmesg for NVRM lines",
+            )
+        return list(ids[: count.value])
+
+    def gpu_status(self, gpu_id: int) -> int | None:
+        """Return a GPU's DcgmEntityStatus_t, ``None`` where it is not told."""
+        status = ctypes.c_int(0)
+        told = self.call("dcgmGetGpuStatus", gpu_id, byref(status))
+        return status.value if told == _libdcgm.OK else None
+
+    def profiling_paused(self) -> bool | None:
+        """Tell whether somebody paused profiling for the whole engine; ``None`` where it is not told."""
+        statuses = _libdcgm.ModuleStatuses(version=_libdcgm.version_word(_libdcgm.ModuleStatuses))
+        if self.call("dcgmModuleGetStatuses", byref(statuses)) != _libdcgm.OK:
+            return None
+        rows = statuses.statuses[: statuses.numStatuses]
+        return any(row.id == _libdcgm.PROFILING_MODULE and row.status == _libdcgm.MODULE_PAUSED for row in rows)
+
+    def profiling_fields(self, gpu_id: int) -> tuple[int, frozenset[int]]:
+        """Return the code of asking, and the profiling fields that can be had of a GPU."""
+        groups = _libdcgm.MetricGroups(version=_libdcgm.version_word(_libdcgm.MetricGroups), gpuId=gpu_id)
+        code = self.call("dcgmProfGetSupportedMetricGroups", byref(groups))
+        if code != _libdcgm.OK:
+            return code, frozenset()
+        ids = (group.fieldIds[: group.numFieldIds] for group in groups.metricGroups[: groups.numMetricGroups])
+        return code, frozenset(int(one) for some in ids for one in some)
+
+
+def connect(
+    address: str, *, monotonic: Callable[[], float] = time.monotonic, progress: Callable[[], None] = lambda: None
+) -> Engine:
+    """Connect to the engine at an address, or start one within this process for ``embedded``.
+
+    Args:
+        address: ``host:port``, ``unix:///path`` or ``embedded``.
+        monotonic: Clock, in seconds.
+        progress: Called after each call over the connection that came back.
+
+    Raises:
+        SourceError: there is no library, nothing listens, something else does, ...; the message tells the mend.
+    """
+    library = libdcgm.load()
+    # The library itself takes its whole time for a closed port and has one code for everything.
+    reached = address if address == EMBEDDED else knock(address, _CONNECT_SECONDS, library.knock)
+    code = library.call("dcgmInit")
+    if code != _libdcgm.OK:
+        raise SourceError(
+            reason_of(code), f"{library.soname} cannot be initialised ({library.describe(code)}): install DCGM anew"
+        )
+    handle = Handle()
+    started = monotonic()
+    connected = code = _open(library, reached, handle)
+    engine = Engine(library, handle, address, progress)
+    if connected == _libdcgm.OK:
+        # It tells OK of a login that failed, too, when it has closed the connection again: the next call says so.
+        code, engine.version = _engine_version(library, handle)
+    silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS
+    trouble = _trouble(library, address, code, engine.version, silent=silent)
+    if trouble is None:
+        return engine
+    if connected == _libdcgm.OK:
+        engine.close()
+    else:
+        library.call("dcgmShutdown")
+    raise trouble
+
+
+def _trouble(library: Library, address: str, code: int, version: str | None, *, silent: bool) -> SourceError | None:
+    """Return what is wrong with an engine that was just found; ``None`` where it can be worked with."""
+    if code != _libdcgm.OK:
+        return _refusal(library, address, code, silent=silent)
+    if version is not None and not version.startswith(f"{library.major}."):
+        return _mismatch(library, address, version)
+    return None
+
+
+def _open(library: Library, address: str, handle: Handle) -> int:
+    milliseconds = round(1000 * _CONNECT_SECONDS)
+    if address == EMBEDDED:
+        word = _libdcgm.version_word(_libdcgm.EmbeddedParams)
+        embedded = _libdcgm.EmbeddedParams(version=word, opMode=_AUTOMATIC)
+        code = library.call("dcgmStartEmbedded_v2", byref(embedded))
+        handle.value = embedded.dcgmHandle
+        return code
+    path = address.removeprefix(UNIX)
+    if library.has("dcgmConnect_v3"):
+        word = _libdcgm.version_word(_libdcgm.ConnectV3Params)
+        to = _libdcgm.ConnectV3Params(version=word, timeoutMs=milliseconds)
+        uri = address if path != address else f"tcp://{address}"
+        return library.call("dcgmConnect_v3", uri.encode(), byref(to), byref(handle))
+    word = _libdcgm.version_word(_libdcgm.ConnectV2Params)
+    older = _libdcgm.ConnectV2Params(version=word, timeoutMs=milliseconds, addressIsUnixSocket=path != address)
+    return library.call("dcgmConnect_v2", path.encode(), byref(older), byref(handle))
+
+
+def _engine_version(library: Library, handle: Handle) -> tuple[int, str | None]:
+    """Return the code of asking, and the version; an engine that only does not tell it is fine."""
+    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
+    code = library.call("dcgmHostengineVersionInfo", handle, byref(info))
+    if code == _libdcgm.OK:
+        return code, _version_in(info)
+    return (code if code in _GONE or code == _libdcgm.VERSION_MISMATCH else _libdcgm.OK), None
+
+
+def library_version(library: Library) -> str | None:
+    """Return the version of libdcgm itself: ``4.6.0``; ``None`` where it does not tell."""
+    info = _libdcgm.VersionInfo(version=_libdcgm.version_word(_libdcgm.VersionInfo))
+    return _version_in(info) if library.call("dcgmVersionInfo", byref(info)) == _libdcgm.OK else None
+
+
+def _version_in(info: _libdcgm.VersionInfo) -> str | None:
+    text: bytes = info.rawBuildInfoString
+    for part in text.decode("ascii", "replace").split(";"):
+        name, _, value = part.partition(":")
+        if name == "version" and value:
+            return value
+    return None
+
+
+def _refusal(library: Library, address: str, code: int, *, silent: bool) -> SourceError:
+    told = library.describe(code)
+    if code == _libdcgm.VERSION_MISMATCH:
+        return _mismatch(library, address, None)
+    if address == EMBEDDED:
+        return SourceError(
+            reason_of(code),
+            f"an engine could not be started within this process ({told}): it takes DCGM's whole package and the NVIDIA"
+            " driver; or let nv-hostengine run and give its address",
+        )
+    if code == _libdcgm.NO_PERMISSION:
+        return SourceError(
+            "dcgm_no_permission", f"the host engine at {address} refuses this client ({told}): see its options and log"
+        )
+    if silent:
+        return SourceError(
+            "dcgm_silent",
+            f"something takes connections at {address} and does not answer ({told}): see whether it is nv-hostengine"
+            " and hangs (restart it), or correct --dcgm-address",
+        )
+    return SourceError(
+        "dcgm_not_an_engine",
+        f"what listens at {address} does not answer as a DCGM host engine ({told}): correct --dcgm-address; an engine"
+        f" listens on port 5555 unless told otherwise, and has to be of {library.soname}'s major version",
+    )
+
+
+def _mismatch(library: Library, address: str, engine_version: str | None) -> SourceError:
+    own = library_version(library) or f"{library.major}.x"
+    theirs = engine_version or "of another major version"
+    wanted = f"{engine_version.split('.')[0]}.x" if engine_version else "of the engine's major version"
+    return SourceError(
+        MISMATCH,
+        f"the host engine at {address} is DCGM {theirs} and this side's {library.soname} is {own}: the major versions"
+        f" have to be the same; install DCGM's client library {wanted} here, or DCGM {library.major}.x there",
+    )

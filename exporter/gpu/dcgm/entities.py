@@ -1,0 +1,336 @@
+"""Which GPUs and MIG instances the engine has, who they are, and in which condition: identities as NVML tells them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import byref
+from dataclasses import dataclass, field
+
+from exporter.gpu.dcgm import library
+from exporter.gpu.dcgm.engine import Engine, reason_of
+from exporter.gpu.dcgm.library import COMPUTE_INSTANCE, GPU, GPU_INSTANCE, NONE, Hierarchy
+from exporter.gpu.dcgm.readings import Entity, Live, Value, whole
+from exporter.model import DeviceState, Field, Gpu, MigInstance
+
+NAME, UUID = 50, 54
+_FB_TOTAL = int(Field.FB_TOTAL)
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One MIG instance, and the entity that is measured for it."""
+
+    instance: MigInstance
+    measured: Entity
+    """Its GPU instance where it is all of that, else the compute instance itself."""
+    has_memory: bool
+    """Whether no other compute instance is in its GPU instance; they have its memory together."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is not all of its GPU instance."""
+        return self.measured[0] == COMPUTE_INSTANCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A row of the hierarchy."""
+
+    entity: Entity
+    parent: Entity
+    instance_id: int
+    compute_instance_id: int
+    profile_id: int
+    slices: int
+
+
+class Instances:
+    """Follows the MIG instances of all GPUs over one connection.
+
+    Args:
+        engine: To ask.
+        live: Reads names.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(self, engine: Engine, live: Live, count: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._live = live
+        self._count = count
+        self._hierarchy = Hierarchy()
+        self._rows: tuple[_Row, ...] = ()
+        self._uuids: dict[Entity, Value | None] = {}
+        self._found: dict[int, tuple[Instance, ...]] = {}
+        self._complete = True
+        """Whether the size of every instance was told."""
+
+    def of(self, gpu_id: int) -> tuple[Instance, ...]:
+        """Return the instances of a GPU, in the engine's order."""
+        return self._found.get(gpu_id, ())
+
+    def places(self) -> Iterator[tuple[Entity, int, int, int | None]]:
+        """Yield every entity with the engine's id of its GPU and NVML's ids of its GPU and compute instance."""
+        parents = {row.entity: row.parent for row in self._rows}
+        for row in self._rows:
+            top = row.parent if row.parent[0] == GPU else parents.get(row.parent, (GPU, -1))
+            part = row.compute_instance_id if row.entity[0] == COMPUTE_INSTANCE else None
+            yield row.entity, top[1], row.instance_id, part
+
+    def follow(self, gpus: Mapping[int, Gpu], *, anew: bool) -> None:
+        """See which instances there are now.
+
+        Args:
+            gpus: By the engine's id.
+            anew: Read who they are though they seem to be the same.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        if not any(gpu.mig_enabled for gpu in gpus.values()):
+            self._rows, self._uuids, self._found = (), {}, {}
+            return
+        self._hierarchy.version = library.version_word(Hierarchy)
+        code = self._engine.call("dcgmGetGpuInstanceHierarchy", byref(self._hierarchy))
+        if code != library.OK:
+            # Not told is not changed: what was there before is still held by somebody.
+            self._count(f"mig_{reason_of(code)}")
+            return
+        rows = tuple(_row(info) for info in self._hierarchy.entityList[: self._hierarchy.count])
+        parts = [row.entity for row in rows if row.entity[0] == COMPUTE_INSTANCE]
+        told = self._live.read(parts, (UUID,))
+        # The ids of an instance that was destroyed are given to the next one.
+        # One that is not told now, as while the engine's telemetry is paused, is as it was.
+        known = self._uuids if rows == self._rows else {}
+        uuids = {entity: told[entity].get(UUID, known.get(entity)) for entity in parts}
+        if rows == self._rows and uuids == self._uuids and self._complete and not anew:
+            return
+        self._rows, self._uuids = rows, uuids
+        self._found = self._identify(gpus)
+        if None in uuids.values():
+            self._count("dcgm_nameless_instance")
+
+    def _identify(self, gpus: Mapping[int, Gpu]) -> dict[int, tuple[Instance, ...]]:
+        by_entity = {row.entity: row for row in self._rows}
+        memory = self._live.read([one for one in by_entity if one[0] == GPU_INSTANCE], (_FB_TOTAL,))
+        names = self._live.read(list(self._uuids), (NAME,))
+        together = Counter(by_entity[entity].parent for entity in self._uuids)
+        before = {one.instance.uuid: one.instance for some in self._found.values() for one in some}
+        self._complete = True
+        found: dict[int, list[Instance]] = {}
+        for entity, uuid in self._uuids.items():
+            row, parent = by_entity[entity], by_entity.get(by_entity[entity].parent)
+            gpu = None if parent is None else gpus.get(parent.parent[1])
+            if parent is None or gpu is None or not isinstance(uuid, str):
+                continue
+            known = before.get(uuid)
+            memory_slices = _memory_slices(gpu, whole(memory[parent.entity].get(_FB_TOTAL)))
+            profile = names[entity].get(NAME) or (known.profile if known else "unknown")
+            if memory_slices is None:
+                # An instance has just been made, or its GPU is being reset.
+                self._complete = False
+                memory_slices = known.memory_slices if known else 1
+            instance = MigInstance(
+                uuid=uuid,
+                parent_uuid=gpu.uuid,
+                gpu_instance_id=parent.instance_id,
+                compute_instance_id=row.compute_instance_id,
+                profile=str(profile).rpartition(" MIG ")[2],
+                compute_slices=row.slices,
+                memory_slices=memory_slices,
+                profile_id=parent.profile_id,
+            )
+            alone = together[parent.entity] == 1
+            measured = parent.entity if alone and row.slices == parent.slices else entity
+            one = Instance(instance=instance, measured=measured, has_memory=alone)
+            found.setdefault(parent.parent[1], []).append(one)
+        return {gpu_id: tuple(some) for gpu_id, some in found.items()}
+
+
+def _row(info: library.HierarchyInfo) -> _Row:
+    entity, parent = info.entity, info.parent
+    return _Row(
+        entity=(entity.entityGroupId, entity.entityId),
+        parent=(parent.entityGroupId, parent.entityId),
+        instance_id=info.nvmlInstanceId,
+        compute_instance_id=info.nvmlComputeInstanceId,
+        profile_id=info.nvmlMigProfileId,
+        slices=info.nvmlProfileSlices,
+    )
+
+
+def _memory_slices(gpu: Gpu, mib: int | None) -> int | None:
+    # Rounded: an instance has a little less memory than its slices, for the driver keeps some.
+    if not mib or not gpu.memory_total_bytes:
+        return None
+    return max(1, round(gpu.memory_slices * mib * _MIB / gpu.memory_total_bytes))
+
+
+NVML_INDEX, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES = 52, 55, 57, 67, 69
+_TEXTS = (
+    Field.BRAND,
+    Field.SERIAL,
+    Field.OEM_INFOROM_VER,
+    Field.ECC_INFOROM_VER,
+    Field.POWER_INFOROM_VER,
+    Field.INFOROM_IMAGE_VER,
+    Field.VBIOS_VERSION,
+)
+_IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, int(Field.FB_TOTAL))
+_WHO = (UUID, MIG_MODE)
+_NODE: Entity = (NONE, 0)
+_FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
+_STATES = {
+    0: (DeviceState.MISSING, "not_enumerated"),
+    1: (DeviceState.UP, ""),
+    2: (DeviceState.FAILED, "gpu_not_supported"),
+    3: (DeviceState.FAILED, "inaccessible"),
+    4: (DeviceState.LOST, "gpu_is_lost"),
+    5: (DeviceState.UP, ""),
+    6: (DeviceState.FAILED, "disabled"),
+    7: (DeviceState.MISSING, "detached"),
+}
+"""By DcgmEntityStatus_t; 5 is a GPU made up for a test."""
+
+
+Place = tuple[str, int | None, int | None]
+"""UUID of a GPU, and NVML's ids of a GPU instance and compute instance; ``None`` for what holds all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU as the engine has it; ``gpu_id`` is the engine's own number and holds for one connection."""
+
+    gpu_id: int
+    gpu: Gpu
+    state: DeviceState = DeviceState.UP
+    reason: str = ""
+    instances: tuple[Instance, ...] = ()
+
+    @property
+    def entity(self) -> Entity:
+        """The GPU as a whole."""
+        return GPU, self.gpu_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """All devices, and of which GPU and GPU instance an entity is a part: for events."""
+
+    devices: tuple[Device, ...] = ()
+    places: Mapping[Entity, Place] = field(default_factory=dict)
+    listed: int = 0
+    """GPUs that the engine lists, also those of which it gives no UUID."""
+
+
+class Entities:
+    """Follows the engine's entities over one connection.
+
+    Args:
+        engine: To ask.
+        texts: Text fields to read of every GPU, beside those that NVML tells too.
+        node_fields: Fields of no entity (driver version, ...) to read.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(
+        self, engine: Engine, *, texts: Iterable[int], node_fields: Iterable[int], count: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._live = Live(engine, count)
+        self._texts = tuple(sorted({*map(int, _TEXTS), *texts}))
+        self._node_fields = tuple(sorted({int(Field.DRIVER_VERSION), int(Field.NVML_VERSION), *node_fields}))
+        self._count = count
+        self._instances = Instances(engine, self._live, count)
+        self._gpus: dict[int, Gpu] = {}
+        self._present: set[int] = set()
+        self._told: dict[int, Mapping[int, Value]] = {}
+        self.node_values: Mapping[int, Value] = {}
+        """What is the same for all devices, by field id."""
+
+    def look(self, *, anew: bool = False) -> Layout:
+        """Return the devices as they are now; who they are is read again where it may have changed.
+
+        Args:
+            anew: Read everything again, though the devices are the same.
+
+        Raises:
+            SourceError: the engine is gone, or does not list its GPUs.
+        """
+        present = self._engine.supported_gpus()
+        # The driver numbers its GPUs again when one comes or goes.
+        anew, self._present = anew or set(present) != self._present, set(present)
+        changed = self._follow_gpus(present, anew=anew)
+        if not self.node_values or anew:
+            self.node_values = self._read_node(present)
+        self._instances.follow(self._gpus, anew=anew or changed)
+        devices = (self._device(gpu_id, present) for gpu_id in self._gpus)
+        places: dict[Entity, Place] = {(GPU, gpu_id): (gpu.uuid, None, None) for gpu_id, gpu in self._gpus.items()}
+        for entity, gpu_id, instance_id, part in self._instances.places():
+            if gpu_id in self._gpus:
+                places[entity] = (self._gpus[gpu_id].uuid, instance_id, part)
+        ordered = tuple(sorted(devices, key=lambda one: one.gpu.index))
+        return Layout(devices=ordered, places=places, listed=len(present))
+
+    def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
+        """Ask the engine, or its first GPU where it knows no entity for what is nobody's."""
+        for entity in (_NODE, *((GPU, gpu_id) for gpu_id in present[:1])):
+            if told := self._live.read([entity], self._node_fields)[entity]:
+                return told
+        return {}
+
+    def _device(self, gpu_id: int, present: Sequence[int]) -> Device:
+        gpu, status = self._gpus[gpu_id], self._engine.gpu_status(gpu_id)
+        state, reason = _STATES.get(1 if status is None else status, (DeviceState.FAILED, "unknown_status"))
+        if state is DeviceState.UP and gpu_id not in present:
+            state, reason = DeviceState.MISSING, "not_enumerated"
+        instances = self._instances.of(gpu_id) if state is DeviceState.UP and gpu.mig_enabled else ()
+        return Device(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
+
+    def _follow_gpus(self, present: Sequence[int], *, anew: bool) -> bool:
+        """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back, or anew."""
+        changed = False
+        told = self._live.read([(GPU, gpu_id) for gpu_id in present], _WHO)
+        for gpu_id in present:
+            known, now = self._gpus.get(gpu_id), told[GPU, gpu_id]
+            same = (
+                known is not None
+                and now.get(UUID, known.uuid) == known.uuid
+                and bool(now.get(MIG_MODE, int(known.mig_enabled))) == known.mig_enabled
+            )
+            if same and not anew:
+                continue
+            gpu = self._identity(gpu_id)
+            if gpu is None:
+                self._count("dcgm_nameless_gpu")
+                continue
+            for other, one in list(self._gpus.items()):
+                # The engine may give a GPU that comes back another number.
+                if one.uuid == gpu.uuid:
+                    del self._gpus[other]
+            changed = changed or gpu != known
+            self._gpus[gpu_id] = gpu
+        return changed
+
+    def _identity(self, gpu_id: int) -> Gpu | None:
+        entity = (GPU, gpu_id)
+        now = self._live.read([entity], (*_IDENTITY, *self._texts))[entity]
+        before = self._told.get(gpu_id, {})
+        # What a GPU that is being reset does not tell at this moment is as it was.
+        told = {**before, **now} if now.get(UUID, before.get(UUID)) == before.get(UUID) else now
+        self._told[gpu_id] = told
+        uuid, slices = told.get(UUID), whole(told.get(MIG_MAX_SLICES)) or 0
+        if not isinstance(uuid, str):
+            return None
+        index, memory_mib = whole(told.get(NVML_INDEX)), whole(told.get(int(Field.FB_TOTAL)))
+        return Gpu(
+            uuid=uuid,
+            index=gpu_id if index is None else index,
+            minor=whole(told.get(MINOR)),
+            model=str(told.get(NAME, "unknown")),
+            pci_bus_id=str(told.get(BUS_ID, "")).upper(),
+            mig_enabled=told.get(MIG_MODE) == 1,
+            compute_slices=slices,
+            memory_slices=_FULL_MEMORY_SLICES if slices == _FULL_COMPUTE_SLICES else slices,
+            memory_total_bytes=memory_mib * _MIB if memory_mib else None,
+            labels={Field(one): str(told[one]) for one in self._texts if one in told},
+        )

@@ -1,0 +1,505 @@
+"""What a record of DCGM's is worth: blanks, codes, values that stopped moving, ratios that are none."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import c_uint, c_ushort
+from dataclasses import dataclass
+
+from exporter.gpu.dcgm import library
+from exporter.gpu.dcgm import library as _libdcgm
+from exporter.gpu.dcgm.engine import Engine, reason_of
+from exporter.gpu.dcgm.library import (
+    DOUBLE,
+    INTEGER,
+    STRING,
+    TIMESTAMP,
+    EntityPair,
+    FieldValueV2,
+    Library,
+    Record,
+    records,
+)
+from exporter.model import CODECS, Field, ProfilingState
+
+LINK_PROFILING = frozenset({1532, 1533})
+PROFILING = frozenset(range(1001, 1100)) | LINK_PROFILING
+"""Measured by the profiling module or GPM, watched apart; to read one live kills the engine."""
+
+RATIOS = frozenset(range(1001, 1009)) | frozenset(range(1013, 1035))
+"""Profiling fields that are a part of a whole: 0..1, whatever the counters' noise makes of them."""
+
+NOT_OF_INSTANCES = frozenset({1009, 1010, 1011, 1012})
+"""PCIe and NVLink belong to the board; the engine logs an error at each beat where one is watched on an instance."""
+
+MEMORY = frozenset({90, 92, 93, 250, 251, 252, 253, 254})
+"""The compute instances of one GPU instance have it together."""
+
+DRAM_ACTIVE = 1005
+"""Measured on a whole GPU instance; blank on a part of one, with an error in the engine's log at each beat."""
+
+COUNTERS = frozenset(
+    {156, 202, *range(240, 248), *range(310, 346), *range(390, 395), *range(400, 441), 497, 498, 499}
+    | {*range(1084, 1097), *range(1200, 1221), *range(1400, 1425), 1501}
+)
+"""Fields that only grow: they pass through the 32-bit numbers that mean "blank" elsewhere."""
+
+_FAST = frozenset(
+    {
+        Field.SM_CLOCK,
+        Field.MEM_CLOCK,
+        Field.VIDEO_CLOCK,
+        Field.CLOCK_THROTTLE_REASONS,
+        Field.MEMORY_TEMP,
+        Field.GPU_TEMP,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+        Field.POWER_USAGE_INSTANT,
+        Field.PSTATE,
+        Field.GPU_UTIL,
+        Field.MEM_COPY_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.FB_TOTAL,
+        Field.FB_FREE,
+        Field.FB_USED,
+        Field.FB_RESERVED,
+        Field.FB_USED_PERCENT,
+        Field.NVLINK_BANDWIDTH_TOTAL,
+    }
+)
+_FALLBACK = frozenset(
+    {
+        Field.GPU_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.FB_USED,
+        Field.FB_TOTAL,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+    }
+)
+"""Enough to know who does what while NVML does not answer; without its codecs a transcoder would look idle."""
+_ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
+
+
+def supplement(fields: Iterable[Field]) -> frozenset[Field]:
+    """Return what to ask DCGM for beside NVML: what NVML may not have, and a little to fall back on.
+
+    Codecs are both: of a GPU before Hopper in MIG mode NVML has no figure of them.
+    """
+    wanted = frozenset(fields) | _ACTIVITY | CODECS
+    return frozenset(one for one in wanted if one.only_dcgm or is_profiling(one)) | _FALLBACK | {Field.XID_ERRORS}
+
+
+def alone(fields: Iterable[Field]) -> frozenset[Field]:
+    """Return what to ask DCGM for where there is no NVML: all that it can have, Xid events and codecs in any case."""
+    return frozenset(one for one in fields if one < Field.OWN_FIRST) | _ACTIVITY | CODECS | {Field.XID_ERRORS}
+
+
+def is_profiling(field_id: int) -> bool:
+    """Tell whether a field is measured by the profiling module or GPM."""
+    return field_id in PROFILING
+
+
+def is_slow(field: Field) -> bool:
+    """Tell whether a field changes so rarely that every few samples are enough, as with NVML."""
+    return field not in _FAST and not field.only_dcgm and not is_profiling(field)
+
+
+Entity = tuple[int, int]
+"""Entity group and id: a GPU, a GPU instance, a compute instance, by the engine's own numbers."""
+Value = int | float | str
+
+_USABLE = frozenset({DOUBLE, INTEGER, STRING, TIMESTAMP})
+_BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
+_BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
+_BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
+_BLANK_TEXTS = frozenset({b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>"})
+_RATIO_DIGITS = 6
+"""As DCGM's tools print ratios."""
+_ROUNDING = 1e-6
+_NOISE = 0.01
+
+
+def decode(record: Record) -> Value | None:
+    """Return what a record says; ``None`` where it says that there is nothing, or says nothing that can be used.
+
+    A status of 0 means neither that there is a value nor that it is new.
+    """
+    value = record.value
+    if record.status != library.OK or record.type not in _USABLE:
+        return None
+    if isinstance(value, bytes):
+        if value in _BLANK_TEXTS:
+            return None
+        return value.decode("utf-8", "replace").strip() or None
+    if record.type == DOUBLE:
+        return None if value in _BLANK_DOUBLES or not math.isfinite(value) else value
+    if value in _BLANK_LARGE or (value in _BLANK_SMALL and record.field_id not in COUNTERS):
+        return None
+    return value
+
+
+def whole(value: Value | None) -> int | None:
+    """Return a value as a whole number, ``None`` where there is none or it is text."""
+    return None if value is None or isinstance(value, str) else int(value)
+
+
+def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
+    """Return a value as it is told on, and whether it was out of what is possible.
+
+    Args:
+        field_id: Whose value; parts of a whole are 0..1, and noise of the counters takes them out of it. More than a
+            hundredth below 0 is none: a counter began anew, and 0 would say that the device was idle.
+        value: In the field's unit.
+    """
+    if field_id not in RATIOS:
+        return value, False
+    if value < -_NOISE:
+        return None, True
+    return round(min(1.0, max(0.0, value)), _RATIO_DIGITS), not -_ROUNDING <= value <= 1 + _ROUNDING
+
+
+class Movement:
+    """Tells a value that is measured anew from one that a dead watch left: its time moves, by our own clock.
+
+    Args:
+        lasts_seconds: How long a value whose time does not move is still good.
+        count: Called with a reason when a value stopped moving, once each time.
+    """
+
+    def __init__(self, lasts_seconds: float, count: Callable[[str], None]) -> None:
+        self._lasts_seconds = lasts_seconds
+        self._count = count
+        self._seen: dict[Entity, dict[int, tuple[int, float]]] = {}
+
+    def is_fresh(self, entity: Entity, field_id: int, at_microseconds: int, now: float) -> bool:
+        """Note the time that a value bears, and tell whether the value is good now.
+
+        Args:
+            entity: Whose value.
+            field_id: Of what.
+            at_microseconds: The time it bears, of the engine's clock, which may be another machine's.
+            now: Seconds of this process's monotonic clock.
+        """
+        seen = self._seen.setdefault(entity, {})
+        before = seen.get(field_id)
+        if before is None or before[0] != at_microseconds:
+            seen[field_id] = (at_microseconds, now)
+            return True
+        if now - before[1] <= self._lasts_seconds:
+            return True
+        if before[1] > -math.inf:
+            self._count("dcgm_stale")
+            seen[field_id] = (at_microseconds, -math.inf)
+        return False
+
+
+class Inbox:
+    """Takes in what the engine delivers by callback; one for the source's life, for the library is given its address.
+
+    It and its callback hold each other, so that one per connection would stay in memory for good.
+
+    Args:
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(self, count: Callable[[str], None]) -> None:
+        self.callback = library.CALLBACK(self._take)
+        self._count = count
+        self._error: Exception | None = None
+        self._now = 0.0
+        self._movement = Movement(0.0, count)
+        self._values: dict[Entity, dict[int, Value]] = {}
+        self._codes: dict[Entity, int] = {}
+        self._events: list[tuple[Entity, int, int]] | None = None
+
+    def expect(self, movement: Movement, now: float) -> None:
+        """Get ready for the latest values of one watch."""
+        self._movement, self._now, self._events = movement, now, None
+        self._values, self._codes, self._error = {}, {}, None
+
+    def expect_events(self) -> None:
+        """Get ready for every value since a time: what happened, not how something is."""
+        self._values, self._codes, self._error, self._events = {}, {}, None, []
+
+    def delivered(self) -> tuple[Mapping[Entity, Mapping[int, Value]], Mapping[Entity, int]]:
+        """Return the good values by entity and field id, and the code of entities that are lost or need a reset."""
+        self._raise_again()
+        return self._values, self._codes
+
+    def events(self) -> list[tuple[Entity, int, int]]:
+        """Return (entity, value, microseconds of the engine's clock), oldest first."""
+        self._raise_again()
+        return sorted(self._events or (), key=lambda event: event[2])
+
+    def _raise_again(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _take(self, group: int, entity: int, address: int, count: int, _user: object) -> int:
+        try:
+            if self._events is None:
+                self._take_values((group, entity), address, count)
+            else:
+                self._take_events((group, entity), address, count, self._events)
+        except Exception as error:  # noqa: BLE001 - nothing passes through C; it is raised again after the call
+            self._error = error
+            return -1
+        return 0
+
+    def _take_values(self, entity: Entity, address: int, count: int) -> None:
+        values = self._values.setdefault(entity, {})
+        for record in records(address, count):
+            if record.status in (library.GPU_IS_LOST, library.RESET_REQUIRED, library.DETACHED):
+                self._codes[entity] = record.status
+            value = decode(record)
+            if value is None:
+                continue
+            field_id = record.field_id
+            if not self._movement.is_fresh(entity, field_id, record.at_microseconds, self._now):
+                continue
+            if not isinstance(value, str):
+                told, clamped = in_range(field_id, value)
+                if clamped:
+                    self._count("dcgm_clamped")
+                if told is None:
+                    continue
+                value = told
+            values[field_id] = value
+
+    def _take_events(self, entity: Entity, address: int, count: int, into: list[tuple[Entity, int, int]]) -> None:
+        for record in records(address, count):
+            value = decode(record)
+            if isinstance(value, int):
+                into.append((entity, value, record.at_microseconds))
+
+
+_RECORDS = 32
+"""So many values at once: a record takes 4 KiB, whatever is in it."""
+_NOT_LIVE = frozenset({230})
+"""Events cannot be read at once: the whole call would fail."""
+
+
+class Live:
+    """Reads fields at once, without a watch; one that makes the call fail does not cost the others.
+
+    Args:
+        engine: To ask.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(self, engine: Engine, count: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._count = count
+        self._buffer = (FieldValueV2 * _RECORDS)()
+
+    def read(self, entities: Sequence[Entity], field_ids: Iterable[int]) -> Mapping[Entity, Mapping[int, Value]]:
+        """Return what is told, by entity and field id.
+
+        Args:
+            entities: Of one or several groups.
+            field_ids: None of them profiled: to read one of those at once would kill the engine for everybody.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        wanted = [one for one in field_ids if not is_profiling(one) and one not in _NOT_LIVE]
+        found: dict[Entity, dict[int, Value]] = {entity: {} for entity in entities}
+        for start in range(0, len(wanted), _RECORDS):
+            some = wanted[start : start + _RECORDS]
+            step = max(1, _RECORDS // len(some))
+            for first in range(0, len(entities), step):
+                self._ask(entities[first : first + step], some, found)
+        return found
+
+    def _ask(self, entities: Sequence[Entity], field_ids: Sequence[int], into: dict[Entity, dict[int, Value]]) -> None:
+        pairs = (EntityPair * len(entities))(*(EntityPair(*one) for one in entities))
+        ids = (c_ushort * len(field_ids))(*field_ids)
+        code = self._engine.call(
+            "dcgmEntitiesGetLatestValues",
+            *(pairs, c_uint(len(entities)), ids, c_uint(len(field_ids)), c_uint(library.LIVE), self._buffer),
+        )
+        if code == library.OK:
+            for slot in self._buffer[: len(entities) * len(field_ids)]:
+                self._keep(slot, into)
+        elif len(field_ids) > 1:
+            for one in field_ids:
+                self._ask(entities, [one], into)
+        elif len(entities) > 1:
+            for entity in entities:
+                self._ask([entity], field_ids, into)
+        else:
+            self._count(reason_of(code))
+
+    @staticmethod
+    def _keep(slot: FieldValueV2, into: dict[Entity, dict[int, Value]]) -> None:
+        raw: int | float | bytes
+        if slot.fieldType == library.STRING:
+            raw = slot.value.str
+        else:
+            raw = slot.value.dbl if slot.fieldType == library.DOUBLE else slot.value.i64
+        value = decode(Record(slot.fieldId, slot.fieldType, slot.status, slot.ts, raw))
+        if value is not None:
+            into.setdefault((slot.entityGroupId, slot.entityId), {})[slot.fieldId] = value
+
+
+_VGPU = 2
+_OF_GPUS = frozenset({_libdcgm.GPU, _VGPU, _libdcgm.GPU_INSTANCE, _libdcgm.COMPUTE_INSTANCE})
+"""Levels of a GPU or a part of one; what a vGPU has its host's GPU is asked for. Others: switches, links, CPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The fields of one session by how they are read."""
+
+    levels: Mapping[int, int]
+    """Numbers of GPUs and their parts, which are watched: field id to entity level."""
+    texts: tuple[int, ...]
+    """Of GPUs; read at once, and rarely."""
+    of_the_node: tuple[int, ...]
+    """Of no entity."""
+    xids: bool
+    left_out: Mapping[int, str]
+    """Field id to the reason why it is not read."""
+
+
+def sort(fields: Iterable[Field], library: Library) -> Wanted:
+    """Return how each field is read; of NVML's own and of Xid events there is nothing to read here.
+
+    Args:
+        fields: What is asked for.
+        library: Initialised: before that it does not know its fields.
+    """
+    asked = frozenset(fields)
+    levels: dict[int, int] = {}
+    texts: list[int] = []
+    of_the_node: list[int] = []
+    left_out: dict[int, str] = {}
+    for field_id in sorted(int(one) for one in asked if one < Field.OWN_FIRST and one != Field.XID_ERRORS):
+        meta = library.field_meta(field_id)
+        if meta is None:
+            left_out[field_id] = "dcgm_unknown_field"
+        elif ord(meta.fieldType) == _libdcgm.BINARY:
+            left_out[field_id] = "dcgm_binary_field"
+        elif meta.entityLevel == _libdcgm.NONE:
+            of_the_node.append(field_id)
+        elif meta.entityLevel not in _OF_GPUS:
+            left_out[field_id] = "dcgm_field_of_other_entity"
+        elif ord(meta.fieldType) == _libdcgm.STRING:
+            texts.append(field_id)
+        else:
+            levels[field_id] = meta.entityLevel
+    return Wanted(
+        levels=levels,
+        texts=tuple(texts),
+        of_the_node=tuple(of_the_node),
+        xids=Field.XID_ERRORS in asked,
+        left_out=left_out,
+    )
+
+
+_RETRY_SECONDS = 60.0
+_LOOK_SECONDS = 4.9
+_STATES: Mapping[int, ProfilingState] = {
+    library.MODULE_NOT_LOADED: ProfilingState.NO_MODULE,
+    library.PROFILING_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    library.NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    library.GPU_NOT_SUPPORTED: ProfilingState.UNSUPPORTED,
+    library.NO_PERMISSION: ProfilingState.NO_PERMISSION,
+    library.REQUIRES_ROOT: ProfilingState.NO_PERMISSION,
+    library.PAUSED: ProfilingState.PAUSED,
+}
+
+
+def state_of(code: int) -> ProfilingState:
+    """Return why there is no profiling where it was refused with a code."""
+    return _STATES.get(code, ProfilingState.REFUSED)
+
+
+class Profiling:
+    """What the engine can profile, over one connection.
+
+    Args:
+        engine: To ask.
+        wanted: Profiling fields that are asked for.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(self, engine: Engine, wanted: Iterable[int], count: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._wanted = frozenset(wanted)
+        self._count = count
+        self._can: dict[int, tuple[int, frozenset[int]]] = {}
+        self._asked_at: dict[int, float] = {}
+        self._paused = False
+        self._looked_at = -math.inf
+
+    def follow(self, gpu_ids: Iterable[int], now: float) -> None:
+        """Ask what can be had of GPUs that are new, and again of those that had nothing.
+
+        Args:
+            gpu_ids: By the engine's number.
+            now: Seconds of the monotonic clock.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        if not self._wanted:
+            return
+        present = set(gpu_ids)
+        for gone in self._can.keys() - present:
+            del self._can[gone]
+        for gpu_id in sorted(present):
+            code, _ = self._can.get(gpu_id, (None, None))
+            if code == library.OK or (code is not None and now - self._asked_at[gpu_id] < _RETRY_SECONDS):
+                continue
+            before = code
+            self._can[gpu_id] = self._engine.profiling_fields(gpu_id)
+            self._asked_at[gpu_id] = now
+            code = self._can[gpu_id][0]
+            if code not in (library.OK, before):
+                self._count(reason_of(code))
+
+    def fields_of(self, gpu_id: int) -> frozenset[int]:
+        """Return the wanted profiling fields that can be had of a GPU."""
+        return self._wanted & self._can.get(gpu_id, (0, frozenset()))[1]
+
+    def state(self, gpu_id: int, refusal: int | None) -> ProfilingState | None:
+        """Return how profiling of a GPU is; ``None`` where nobody asked for it.
+
+        Args:
+            gpu_id: The engine's number.
+            refusal: Code with which the engine would not watch any of its fields; ``None`` where it does.
+        """
+        if gpu_id not in self._can:
+            return None
+        code, can = self._can[gpu_id]
+        if self._paused or code == library.PAUSED:
+            return ProfilingState.PAUSED
+        if code != library.OK:
+            return state_of(code)
+        if not can:
+            return ProfilingState.UNSUPPORTED
+        return ProfilingState.RUNNING if refusal is None else state_of(refusal)
+
+    @property
+    def paused(self) -> bool:
+        """Whether somebody paused it; as of the last ``look``."""
+        return self._paused
+
+    def look(self, now: float, *, at_once: bool) -> None:
+        """See whether somebody paused it; at once, or where it is time.
+
+        Args:
+            now: Seconds of the monotonic clock.
+            at_once: Values have stopped coming, or somebody waits for them to come again.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        if not self._wanted or (not at_once and now - self._looked_at < _LOOK_SECONDS):
+            return
+        self._looked_at = now
+        paused = self._engine.profiling_paused()
+        self._paused = self._paused if paused is None else paused

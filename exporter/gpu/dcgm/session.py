@@ -1,0 +1,371 @@
+"""Readings of all GPUs through a DCGM host engine, near or far."""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from exporter.errors import NoValuesError, SourceError
+from exporter.gpu.dcgm import library
+from exporter.gpu.dcgm import readings as dcgm_wanted
+from exporter.gpu.dcgm.engine import (
+    MISMATCH,
+    NO_GPUS,
+    NO_VALUES,
+    Engine,
+    advice_of,
+    connect,
+    no_gpus,
+    no_room,
+    no_values,
+)
+from exporter.gpu.dcgm.entities import Device, Entities, Layout
+from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, Value, Wanted, is_profiling
+from exporter.gpu.dcgm.watch import Watches, plan
+from exporter.gpu.dcgm.xid_events import Xids
+from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
+
+_LOOK_SECONDS = 4.9
+_ANEW_SECONDS = 60.0
+_SILENT_INTERVALS = 3.0
+_VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
+_MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
+_DOWN = {
+    library.GPU_IS_LOST: (DeviceState.LOST, "gpu_is_lost"),
+    library.RESET_REQUIRED: (DeviceState.RESET_REQUIRED, "reset_required"),
+    library.DETACHED: (DeviceState.MISSING, "detached"),
+}
+Values = Mapping[Entity, Mapping[int, Value]]
+
+
+class Session:
+    """What is known and watched over one connection.
+
+    Args:
+        engine: Connected.
+        wanted: What to read.
+        interval_seconds: Between samples.
+        inbox: Takes in what the engine delivers.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(
+        self, engine: Engine, wanted: Wanted, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]
+    ) -> None:
+        self.engine = engine
+        self.layout = Layout()
+        self._wanted = wanted
+        self._interval_seconds = interval_seconds
+        self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node, count=count)
+        self._profiling = Profiling(engine, filter(is_profiling, wanted.levels), count)
+        self._watches = Watches(engine, interval_seconds, inbox, count)
+        self._xids = Xids(engine, interval_seconds, inbox, count)
+        self._looked_at = self._anew_at = -math.inf
+        self._speaking: frozenset[str] = frozenset()
+        self._spoke_at: dict[str, float] = {}
+
+    def look(self, now: float) -> None:
+        """See which devices there are and how they are, and watch what they can have.
+
+        Args:
+            now: Seconds of the monotonic clock.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        anew = now - self._anew_at >= _ANEW_SECONDS
+        layout = self._entities.look(anew=anew)
+        self._anew_at = now if anew else self._anew_at
+        up = [device for device in layout.devices if device.state is DeviceState.UP]
+        self._profiling.follow((device.gpu_id for device in up), now)
+        self._watches.follow(
+            lambda: plan(
+                layout,
+                self._wanted.levels,
+                self._profiling.fields_of,
+                self._watches.is_refused,
+                self._watches.most_fields,
+            ),
+            now,
+        )
+        if self._wanted.xids:
+            # One that is lost, too: the event that says why may still be on its way.
+            uuids = {device.gpu.uuid for device in layout.devices if device.state is not DeviceState.MISSING}
+            self._xids.follow(frozenset(one for one, place in layout.places.items() if place[0] in uuids))
+        self.layout, self._looked_at = layout, now
+
+    def read(self, now: float) -> dict[str, GpuReading]:
+        """Return a reading of every device by its UUID.
+
+        Args:
+            now: Seconds of the monotonic clock.
+
+        Raises:
+            NoValuesError: the engine answers and lists no GPU, or gives no values of any.
+            SourceError: the engine is gone.
+        """
+        if now - self._looked_at >= _LOOK_SECONDS or self._watches.lost_one or not self.layout.listed:
+            self.look(now)
+        values, codes = self._watches.read(now)
+        if self._fell_silent():
+            self.look(now)
+        self._profiling.look(now, at_once=self._profiling.paused or self._watches.profiling_stopped)
+        self._note_silence(codes, now)
+        return {device.gpu.uuid: self._reading(device, values, codes, now) for device in self.layout.devices}
+
+    def events(self, now: float) -> tuple[XidEvent, ...]:
+        """Return the Xid events since the last call; ``now`` is Unix time.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        return self._xids.read(self.layout.places, now)
+
+    def text(self, field: Field) -> str | None:
+        """Return a text of the node, ``None`` where it is not told."""
+        told = self._entities.node_values.get(int(field))
+        return told if isinstance(told, str) else None
+
+    def _fell_silent(self) -> bool:
+        """Tell whether a GPU that spoke at the last sample says nothing now, so that its state is asked at once."""
+        speaking = frozenset(device.gpu.uuid for device in self.layout.devices if self._watches.speaks(device.entity))
+        before, self._speaking = self._speaking, speaking
+        return not before <= speaking
+
+    def _note_silence(self, codes: Mapping[Entity, int], now: float) -> None:
+        """Note since when each GPU gives no values.
+
+        Raises:
+            NoValuesError: none of those that are up gives any, or all are missing at once. That is evidence about the
+                engine and not about the GPUs.
+        """
+        if all(one.state is DeviceState.MISSING for one in self.layout.devices):
+            raise NoValuesError(NO_GPUS, no_gpus(self.engine.address))
+        up = [one for one in self.layout.devices if one.state is DeviceState.UP and one.entity not in codes]
+        self._spoke_at = {one.gpu.uuid: self._spoke_at.get(one.gpu.uuid, now) for one in up}
+        if not self._wanted.levels:
+            return
+        for one in up:
+            if self._watches.speaks(one.entity):
+                self._spoke_at[one.gpu.uuid] = now
+        if up and self._watches.full:
+            raise NoValuesError("dcgm_limit_reached", no_room(self.engine.address, len(up)))
+        if up and all(self._is_silent(one, now) for one in up):
+            raise NoValuesError(NO_VALUES, no_values(self.engine.address, len(up)))
+
+    def _is_silent(self, device: Device, now: float) -> bool:
+        spoke_at = self._spoke_at.get(device.gpu.uuid, now)
+        silent = now - spoke_at > _SILENT_INTERVALS * self._interval_seconds
+        return silent and bool(self._wanted.levels)
+
+    def _reading(self, device: Device, values: Values, codes: Mapping[Entity, int], now: float) -> GpuReading:
+        gpu, state, reason = self._gpu(device), device.state, device.reason
+        if state is DeviceState.UP and device.entity in codes:
+            state, reason = _DOWN[codes[device.entity]]
+        if state not in _MEASURED:
+            return GpuReading(gpu=gpu, state=state, reason=reason)
+        profiled = sorted(self._profiling.fields_of(device.gpu_id))
+        profiling = self._profiling.state(device.gpu_id, self._watches.refusal_of(device.entity, profiled))
+        paused = profiling is ProfilingState.PAUSED
+        own = _numbers(values.get(device.entity, {}), paused=paused)
+        if self._watches.stands_for(device.entity) and self._is_silent(device, now):
+            return GpuReading(gpu=gpu, state=DeviceState.FAILED, reason="no_values", profiling=profiling)
+        return GpuReading(
+            gpu=gpu,
+            state=state,
+            reason=reason,
+            values={**self._of_the_node(), **own},
+            instances=tuple(
+                MigReading(instance=one.instance, values=_numbers(values.get(one.measured, {}), paused=paused))
+                for one in device.instances
+            ),
+            profiling=profiling,
+        )
+
+    def _gpu(self, device: Device) -> Gpu:
+        told = self._entities.node_values
+        texts = {
+            Field(one): text
+            for one in self._wanted.of_the_node
+            if one not in _VERSIONS and isinstance(text := told.get(one), str)
+        }
+        return replace(device.gpu, labels={**device.gpu.labels, **texts}) if texts else device.gpu
+
+    def _of_the_node(self) -> dict[Field, int | float]:
+        told = self._entities.node_values
+        return {
+            Field(one): number for one in self._wanted.of_the_node if isinstance(number := told.get(one), int | float)
+        }
+
+
+def _numbers(told: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:
+    """Keep numbers; while profiling is paused, what the engine still has of it is from before."""
+    return {
+        Field(one): value
+        for one, value in told.items()
+        if not isinstance(value, str) and not (paused and is_profiling(one))
+    }
+
+
+NAME = "dcgm"
+OTHER_LIBRARY = "dcgm_other_library"
+"""Reason: the engine is of another major version, of which there is a library, too; it takes a fresh process."""
+_SHORTEST_WAIT_SECONDS = 0.05
+_LONGEST_WAIT_SECONDS = 10.0
+_LONG_SECONDS = 2.0
+
+_NOT_LOGGED = frozenset({"dcgm_clamped", "dcgm_unknown_field", "dcgm_binary_field", "dcgm_field_of_other_entity"})
+"""Reasons that are only counted: noise of the counters, and fields that are left out, which are logged by number."""
+
+_log = logging.getLogger("exporter.gpu.dcgm.session")
+
+
+class DcgmSource:
+    """Asks one host engine; open, sample again and again, close; may be opened again.
+
+    Args:
+        fields: What to read, and nothing else; those that DCGM has none of are left absent.
+        address: Of the engine: ``host:port``, ``unix:///path``, or ``embedded`` to have one in this process.
+        interval_seconds: Between samples, as planned; the engine measures as often.
+        monotonic: Clock that times the samples, in seconds.
+        is_first_library: Whether another libdcgm, of another major version, was not tried before.
+    """
+
+    name = NAME
+
+    def __init__(
+        self,
+        fields: frozenset[Field],
+        *,
+        address: str,
+        interval_seconds: float = 1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+        is_first_library: bool = True,
+    ) -> None:
+        self.announce: Callable[[], None] = lambda: None
+        """Called now and then while the engine is slow and does answer, so that it is not taken for a hanging one."""
+        self.other_library: str | None = None
+        """The libdcgm that a fresh process has to load, where ``open`` found that the engine does not fit this one."""
+        # A profiling field takes an interval to its first value; with these waits it is back within two.
+        self.waits_seconds = (
+            min(1.0, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 4)),
+            min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, interval_seconds / 3)),
+        )
+        self._fields = fields
+        self._address = address
+        self._interval_seconds = interval_seconds
+        self._monotonic = monotonic
+        self._is_first_library = is_first_library
+        self._errors: Counter[str] = Counter()
+        self._logged: set[str] = set()
+        self._inbox = Inbox(self._count)
+        self._session: Session | None = None
+        self._known: dict[str, Gpu] = {}
+        self._left_out: frozenset[int] = frozenset()
+        self._busy_since = 0.0
+
+    def open(self) -> None:
+        """Connect, find the devices and watch them.
+
+        Raises:
+            SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the mend.
+        """
+        self._busy_since = self._monotonic()
+        try:
+            engine = connect(self._address, monotonic=self._monotonic, progress=self._progress)
+        except SourceError as error:
+            # Once for each engine that was met, not back and forth.
+            if error.reason == MISMATCH and (self._known or self._is_first_library):
+                self.other_library = library.beside(library.load())
+            if self.other_library:
+                raise SourceError(OTHER_LIBRARY, f"{error}; {self.other_library} is here, too, and is tried") from error
+            raise
+        try:
+            self._session = self._begin(engine)
+        except SourceError:
+            engine.close()
+            raise
+
+    def _begin(self, engine: Engine) -> Session:
+        wanted = dcgm_wanted.sort(self._fields, engine.library)
+        self._tell_left_out(wanted, engine.version)
+        session = Session(
+            engine,
+            wanted,
+            self._interval_seconds,
+            self._inbox,
+            self._count,
+        )
+        session.look(self._monotonic())
+        if session.layout.devices:
+            return session
+        if session.layout.listed:
+            raise SourceError(NO_VALUES, no_values(self._address, session.layout.listed))
+        raise SourceError(NO_GPUS, no_gpus(self._address))
+
+    def close(self) -> None:
+        """Leave the engine, with all that was watched there; GPUs that were seen stay known."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.engine.close()
+
+    def sample(self, now: float) -> Reading:
+        """Return one reading of every GPU that was ever seen.
+
+        Args:
+            now: Unix time at the start of the sample, in seconds.
+
+        Raises:
+            NoValuesError: the engine answers and gives no values of any GPU; sample again.
+            SourceError: the engine is gone; close, and open again.
+        """
+        session = self._session
+        if session is None:
+            raise SourceError("dcgm_not_open", "the DCGM source was not opened: open it, then sample")
+        started = self._busy_since = self._monotonic()
+        readings = session.read(started)
+        self._known.update({uuid: reading.gpu for uuid, reading in readings.items()})
+        gpus = sorted(self._known.values(), key=lambda gpu: (gpu.index, gpu.uuid))
+        xids = session.events(now)
+        errors, self._errors = self._errors, Counter()
+        ended = self._monotonic()
+        return Reading(
+            source=NAME,
+            taken_at_seconds=now + (ended - started),
+            duration_seconds=ended - started,
+            steady_seconds=ended,
+            driver_version=session.text(Field.DRIVER_VERSION),
+            nvml_version=session.text(Field.NVML_VERSION),
+            dcgm_version=session.engine.version,
+            gpus=tuple(readings.get(gpu.uuid) or _missing(gpu) for gpu in gpus),
+            xids=xids,
+            errors=dict(errors),
+        )
+
+    def _progress(self) -> None:
+        now = self._monotonic()
+        if now - self._busy_since >= _LONG_SECONDS:
+            self._busy_since = now
+            self.announce()
+
+    def _count(self, reason: str) -> None:
+        self._errors[reason] += 1
+        if reason not in self._logged | _NOT_LOGGED:
+            self._logged.add(reason)
+            _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
+
+    def _tell_left_out(self, wanted: dcgm_wanted.Wanted, version: str | None) -> None:
+        """Say once which fields cannot be read, not at every connection."""
+        new = wanted.left_out.keys() - self._left_out
+        self._left_out |= new
+        for field_id in sorted(new):
+            self._count(wanted.left_out[field_id])
+        if new:
+            ids = ", ".join(str(one) for one in sorted(new))
+            _log.warning("DCGM %s tells no number of a GPU by the fields %s: they are left out", version, ids)
+
+
+def _missing(gpu: Gpu) -> GpuReading:
+    return GpuReading(gpu=gpu, state=DeviceState.MISSING, reason="not_enumerated")

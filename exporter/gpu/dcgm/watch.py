@@ -1,0 +1,487 @@
+"""The watches of one connection: made as planned, kept while they fit, halved where one field is refused, read."""
+
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import byref, c_double, c_int, c_int64, c_uint, c_ushort
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from exporter.gpu.dcgm import library
+from exporter.gpu.dcgm.engine import Engine, reason_of
+from exporter.gpu.dcgm.entities import Instance, Layout
+from exporter.gpu.dcgm.library import (
+    COMPUTE_INSTANCE,
+    GPU_INSTANCE,
+    MAX_ENTITIES_PER_GROUP,
+    MAX_FIELDS_PER_GROUP,
+    Handle,
+)
+from exporter.gpu.dcgm.readings import (
+    DRAM_ACTIVE,
+    MEMORY,
+    NOT_OF_INSTANCES,
+    Entity,
+    Inbox,
+    Movement,
+    Value,
+    is_profiling,
+    is_slow,
+)
+from exporter.model import CODECS, DeviceState, Field
+
+
+class RefusedError(Exception):
+    """The engine would not watch; never leaves the sources. ``code`` is its dcgmReturn_t."""
+
+    def __init__(self, code: int) -> None:
+        """Keep the code, by which it is told what was refused."""
+        super().__init__(code)
+        self.code = code
+
+
+class Group:
+    """A watch that stands; ``close`` takes it back.
+
+    Args:
+        engine: On whose connection it is made.
+        members: Entities, of any groups; at most ``MAX_ENTITIES_PER_GROUP``.
+        field_ids: At most ``MAX_FIELDS_PER_GROUP``, each known to the library.
+        every_seconds: How often the engine measures.
+        keep_seconds: How long it keeps what it measured, 0.0 for no limit.
+        samples: How many values of each it keeps.
+
+    Raises:
+        RefusedError: one of the steps was refused; what was made by then is taken back.
+        SourceError: the engine is gone.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        members: Sequence[Entity],
+        field_ids: Sequence[int],
+        *,
+        every_seconds: float,
+        keep_seconds: float = 0.0,
+        samples: int = 1,
+    ) -> None:
+        self._engine = engine
+        self._group = Handle()
+        self._fields = Handle()
+        self._undo: list[tuple[str, tuple[Handle, ...]]] = []
+        try:
+            self._make(members, field_ids)
+            microseconds = c_int64(round(every_seconds * 1e6))
+            self._watch = (self._group, self._fields, microseconds, c_double(keep_seconds), c_int(samples))
+            self._do("dcgmWatchFields", *self._watch)
+        except RefusedError:
+            self.close()
+            raise
+        self._undo.append(("dcgmUnwatchFields", (self._group, self._fields)))
+
+    def renew(self) -> None:
+        """Watch again after another group with some of the same members and fields was closed.
+
+        To the engine a connection watches a field of an entity or it does not, through however many groups.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        self._engine.call("dcgmWatchFields", *self._watch)
+
+    def _make(self, members: Sequence[Entity], field_ids: Sequence[int]) -> None:
+        # Names of field groups are the engine's, not the connection's: two agents on one engine must not meet.
+        name = f"gpu-cost-exporter-{secrets.token_hex(8)}".encode()
+        self._do("dcgmGroupCreate", c_int(library.EMPTY_GROUP), name, byref(self._group))
+        self._undo.append(("dcgmGroupDestroy", (self._group,)))
+        for entity_group, entity_id in members:
+            self._do("dcgmGroupAddEntity", self._group, c_uint(entity_group), c_uint(entity_id))
+        ids = (c_ushort * len(field_ids))(*field_ids)
+        self._do("dcgmFieldGroupCreate", c_int(len(field_ids)), ids, name, byref(self._fields))
+        self._undo.append(("dcgmFieldGroupDestroy", (self._fields,)))
+
+    def _do(self, name: str, *arguments: object) -> None:
+        code = self._engine.call(name, *arguments)
+        if code != library.OK:
+            raise RefusedError(code)
+
+    def close(self) -> None:
+        """Take the watch back; what the engine says to that changes nothing.
+
+        Raises:
+            SourceError: the engine is gone, and all of this with it.
+        """
+        while self._undo:
+            name, arguments = self._undo.pop()
+            self._engine.call(name, *arguments)
+
+    def latest(self, callback: Callable[..., int]) -> int:
+        """Have the latest values delivered, and return the code."""
+        return self._engine.call("dcgmGetLatestValues_v2", self._group, self._fields, callback, None)
+
+    def since(self, microseconds: int, callback: Callable[..., int]) -> int:
+        """Have every value since a time of the engine's clock delivered, and return the code.
+
+        The library makes a round trip for each entity and field.
+        """
+        # It tells where to go on by the engine's clock, which may be set back meanwhile: not used.
+        go_on = c_int64(0)
+        return self._engine.call(
+            "dcgmGetValuesSince_v2",
+            *(self._group, self._fields, c_int64(microseconds), byref(go_on), callback, None),
+        )
+
+
+OF_INSTANCES = frozenset({GPU_INSTANCE, COMPUTE_INSTANCE})
+"""Levels of fields of which a MIG instance has its own value, and not its GPU's."""
+
+
+class Pace(Enum):
+    """How often the engine measures, and apart from what else."""
+
+    FAST = auto()
+    """Every sample."""
+    SLOW = auto()
+    """Every few samples; the last value is carried between."""
+    PROFILING = auto()
+    """Every sample, in groups of their own: without the module a whole watch fails."""
+    CODECS = auto()
+    """The same of codec units; apart, for those that a GPU lacks are soon left out, which disturbs a group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """Entities of one kind that are watched for the same fields."""
+
+    pace: Pace
+    members: tuple[Entity, ...]
+    field_ids: tuple[int, ...]
+
+
+def plan(
+    layout: Layout,
+    levels: Mapping[int, int],
+    profiled: Callable[[int], frozenset[int]],
+    refused: Callable[[Entity, int], bool],
+    most_fields: int = MAX_FIELDS_PER_GROUP,
+) -> tuple[Watching, ...]:
+    """Return what to watch; devices that can have the same are together.
+
+    Args:
+        layout: The devices; those that are not up are left alone.
+        levels: Field id to the entity level of the field.
+        profiled: Gives the profiling fields that can be had of a GPU, by the engine's id of it.
+        refused: Tells what the engine would not watch a while ago.
+        most_fields: How many fields the engine takes in one watch.
+    """
+    members: dict[tuple[Pace, int, tuple[int, ...]], list[Entity]] = {}
+    for entity, field_ids in _wanted(layout, levels, profiled):
+        by_pace: dict[Pace, list[int]] = {}
+        for one in field_ids:
+            if not refused(entity, one):
+                by_pace.setdefault(_pace(one), []).append(one)
+        for pace, some in by_pace.items():
+            for start in range(0, len(some), most_fields):
+                key = (pace, entity[0], tuple(some[start : start + most_fields]))
+                members.setdefault(key, []).append(entity)
+    return tuple(
+        Watching(pace=pace, members=tuple(entities[start : start + MAX_ENTITIES_PER_GROUP]), field_ids=field_ids)
+        for (pace, _, field_ids), entities in members.items()
+        for start in range(0, len(entities), MAX_ENTITIES_PER_GROUP)
+    )
+
+
+def _wanted(
+    layout: Layout, levels: Mapping[int, int], profiled: Callable[[int], frozenset[int]]
+) -> Iterator[tuple[Entity, list[int]]]:
+    for device in layout.devices:
+        if device.state is not DeviceState.UP:
+            continue
+        can = profiled(device.gpu_id)
+        yield device.entity, [one for one in sorted(levels) if not is_profiling(one) or one in can]
+        for one in device.instances:
+            yield one.measured, _of_instance(one, levels, can)
+
+
+def _of_instance(instance: Instance, levels: Mapping[int, int], can: frozenset[int]) -> list[int]:
+    left_out = set(NOT_OF_INSTANCES)
+    if not instance.has_memory:
+        left_out |= MEMORY
+    if instance.is_part:
+        left_out.add(DRAM_ACTIVE)
+    own = [one for one, level in sorted(levels.items()) if level in OF_INSTANCES and one not in left_out]
+    return [one for one in own if not is_profiling(one) or one in can]
+
+
+def _pace(field_id: int) -> Pace:
+    if is_profiling(field_id):
+        return Pace.CODECS if field_id in CODECS else Pace.PROFILING
+    return Pace.SLOW if is_slow(Field(field_id)) else Pace.FAST
+
+
+_SLOW_SECONDS = 10.0
+_QUICKEST_PROFILING_SECONDS = 0.1
+"""A hard limit of the hardware's counters."""
+_MISSED_UPDATES = 3.0
+_RETRY_SECONDS = 600.0
+_FULL_RETRY_SECONDS = 60.0
+_SILENT_SECONDS = 10.0
+_SILENT_RETRY_SECONDS = 3600.0
+_ROUNDS = 4
+_EARLY = 0.1
+"""Part of an interval by which a beat may come early."""
+_NOTHING_YET = frozenset({library.OK, library.NO_DATA, library.NOT_WATCHED, library.STALE})
+
+Values = Mapping[Entity, Mapping[int, Value]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watch:
+    """A watch that stands, and what was last read of it."""
+
+    group: Group
+    pace: Pace
+    movement: Movement
+    every_seconds: float
+    begun_at: float
+    read_at: float = -math.inf
+    values: Values
+    codes: Mapping[Entity, int]
+    gone: bool = False
+    spoke: bool = False
+    """Whether it gave a value at the last read."""
+
+    def is_awaited(self, now: float) -> bool:
+        """Whether a first value should be there by now, and the engine's own beat may be a little behind ours."""
+        age = now - self.begun_at
+        begun = (1 - _EARLY) * self.every_seconds <= age <= _MISSED_UPDATES * self.every_seconds
+        return self.pace is Pace.PROFILING and not self.spoke and begun
+
+    def is_due(self, now: float) -> bool:
+        # At first as often as samples are taken: the first values come when they come.
+        if now - self.begun_at < 2 * self.every_seconds:
+            return True
+        return now - self.read_at >= self.every_seconds * (0.5 - _EARLY)
+
+
+class Watches:
+    """Everything that is watched over one connection.
+
+    Args:
+        engine: On whose connection.
+        interval_seconds: Between samples.
+        inbox: Takes in the values.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(self, engine: Engine, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._count = count
+        self._inbox = inbox
+        self._standing: dict[Watching, _Watch] = {}
+        self._refused: dict[tuple[Entity, int], tuple[int, float]] = {}
+        self.most_fields = library.MAX_FIELDS_PER_GROUP
+        """How many fields the engine takes in one watch, as far as it was found."""
+        self._codecs: dict[Entity, Mapping[int, Value]] = {}
+        self.profiling_stopped = False
+        """Whether profiled values were there before the last read and are not now."""
+        self._every_seconds = {
+            Pace.FAST: interval_seconds,
+            Pace.SLOW: max(interval_seconds, _SLOW_SECONDS),
+            Pace.PROFILING: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
+            Pace.CODECS: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
+        }
+
+    def is_refused(self, entity: Entity, field_id: int) -> bool:
+        """Tell whether the engine would not watch a field of an entity a while ago."""
+        return (entity, field_id) in self._refused
+
+    def stands_for(self, entity: Entity) -> bool:
+        """Tell whether anything of an entity is watched."""
+        return any(entity in watching.members for watching in self._standing)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is watched because the engine has no room for another group."""
+        return not self._standing and any(code == library.LIMIT_REACHED for code, _ in self._refused.values())
+
+    def refusal_of(self, entity: Entity, field_ids: Sequence[int]) -> int | None:
+        """Return the code with which every one of the fields was refused; ``None`` where not all were."""
+        codes = [self._refused[entity, one][0] if (entity, one) in self._refused else None for one in field_ids]
+        return codes[0] if codes and None not in codes else None
+
+    def follow(self, planned: Callable[[], Sequence[Watching]], now: float) -> bool:
+        """Watch what is planned and nothing else; what is watched already goes on undisturbed.
+
+        Args:
+            planned: Gives the plan; asked again after a refusal, of which ``is_refused`` tells.
+            now: Seconds of the monotonic clock.
+
+        Returns:
+            Whether a new watch was made.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        self._refused = {key: (code, until) for key, (code, until) in self._refused.items() if now < until}
+        self._leave_out_silent(now)
+        for watching in [one for one, watch in self._standing.items() if watch.gone]:
+            self._standing.pop(watching).group.close()
+        made = False
+        ended: list[Watching] = []
+        wanted: Sequence[Watching] = ()
+        for _ in range(_ROUNDS):
+            wanted = planned()
+            missing = [one for one in wanted if one not in self._standing]
+            refusals = [one for one in missing if not self._begin(one, now)]
+            made = made or len(refusals) < len(missing)
+            # Of those each part was tried, and ended again.
+            ended += refusals
+            if not refusals:
+                break
+        # Only now: a value that both the old and the new watch have never stops coming.
+        for watching in [one for one in self._standing if one not in wanted]:
+            self._standing.pop(watching).group.close()
+            ended.append(watching)
+        for standing, watch in self._standing.items():
+            if any(_overlap(standing, one) for one in ended):
+                watch.group.renew()
+        if made:
+            self.hurry()
+        return made
+
+    def _leave_out_silent(self, now: float) -> None:
+        """Refuse codec units that give no value: GPUs have fewer than DCGM has fields, and engines log each miss."""
+        for watching, watch in self._standing.items():
+            patience = max(_SILENT_SECONDS, _MISSED_UPDATES * watch.every_seconds)
+            if watch.pace is not Pace.CODECS or not watch.spoke or now - watch.begun_at < patience:
+                continue
+            for entity, values in watch.values.items():
+                for unit in set(watching.field_ids) - values.keys() if values else ():
+                    self._refused[entity, unit] = (library.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
+
+    def _carry_codecs(self, watching: Watching, watch: _Watch, now: float) -> None:
+        """Keep the values of codecs over a change of the plan: the first ones of a new watch take an interval."""
+        if watch.spoke:
+            self._codecs.update({entity: values for entity, values in watch.values.items() if values})
+        elif now - watch.begun_at <= _MISSED_UPDATES * watch.every_seconds:
+            watch.values = {entity: self._codecs[entity] for entity in watching.members if entity in self._codecs}
+
+    def hurry(self) -> None:
+        """Have the engine measure at once what is due, and wait until it has."""
+        self._engine.call("dcgmUpdateAllFields", 1)
+
+    def read(self, now: float) -> tuple[dict[Entity, dict[int, Value]], dict[Entity, int]]:
+        """Return the good values by entity and field id, and the codes of entities that are lost or need a reset.
+
+        Args:
+            now: Seconds of the monotonic clock.
+
+        Raises:
+            SourceError: the engine is gone.
+        """
+        values: dict[Entity, dict[int, Value]] = {}
+        codes: dict[Entity, int] = {}
+        self.profiling_stopped = False
+        for watching, watch in self._standing.items():
+            if watch.is_due(now):
+                self._read(watch, now)
+                if watch.pace is Pace.CODECS:
+                    self._carry_codecs(watching, watch, now)
+            for entity, some in watch.values.items():
+                values.setdefault(entity, {}).update(some)
+            codes.update(watch.codes)
+        return values, codes
+
+    def speaks(self, entity: Entity) -> bool:
+        """Tell whether an entity said anything at the last read that is not carried over from an earlier one."""
+        own = [watch for watching, watch in self._standing.items() if entity in watching.members]
+        quick = [watch for watch in own if watch.pace is Pace.FAST]
+        return any(watch.values.get(entity) for watch in quick or own)
+
+    @property
+    def lost_one(self) -> bool:
+        """Whether the engine does not know a watch any more, so that the plan has to be followed anew."""
+        return any(watch.gone for watch in self._standing.values())
+
+    def _read(self, watch: _Watch, now: float) -> None:
+        if watch.is_awaited(now):
+            self.hurry()
+        self._inbox.expect(watch.movement, now)
+        code = watch.group.latest(self._inbox.callback)
+        watch.values, watch.codes = self._inbox.delivered()
+        watch.read_at = now
+        speaks = any(watch.values.values())
+        if watch.spoke and not speaks and watch.pace is Pace.PROFILING:
+            self.profiling_stopped = True
+        watch.spoke = speaks
+        if code == library.NOT_CONFIGURED:
+            watch.gone = True
+        if code not in _NOTHING_YET:
+            self._count(reason_of(code))
+
+    def _begin(self, watching: Watching, now: float) -> bool:
+        """Make a watch; where it is refused, find out of whom and for which fields, and return False."""
+        every_seconds = self._every_seconds[watching.pace]
+        try:
+            group = Group(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
+        except RefusedError as refusal:
+            self._settle(watching, refusal.code, every_seconds, now)
+            return False
+        self._standing[watching] = _Watch(
+            group=group,
+            pace=watching.pace,
+            movement=Movement(_MISSED_UPDATES * every_seconds, self._count),
+            every_seconds=every_seconds,
+            begun_at=now,
+            values={},
+            codes={},
+        )
+        return True
+
+    def _settle(self, watching: Watching, code: int, every_seconds: float, now: float) -> None:
+        """Note which fields of which entities are refused; first by entity, then by field."""
+        members, retry_seconds = watching.members, _RETRY_SECONDS
+        if code == library.LIMIT_REACHED:
+            # The engine has no room for another group now, whatever is in it.
+            refused, retry_seconds = dict.fromkeys(watching.field_ids, code), _FULL_RETRY_SECONDS
+        else:
+            if len(members) > 1:
+                failing = tuple(one for one in members if self._try([one], watching.field_ids, every_seconds))
+                members = failing or members
+            refused = self._halve(members, watching.field_ids, every_seconds)
+        if not refused:
+            self._count(reason_of(code))
+            if len(watching.field_ids) > 1 and self._try(members, watching.field_ids, every_seconds):
+                # Each part is accepted, only not all at once: this engine takes fewer fields in a watch.
+                self.most_fields = (len(watching.field_ids) + 1) // 2
+        for reason in {reason_of(one) for one in refused.values()}:
+            self._count(reason)
+        for entity in members:
+            for field_id, why in refused.items():
+                self._refused[entity, field_id] = (why, now + retry_seconds)
+
+    def _halve(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> dict[int, int]:
+        """Return the fields that are refused, with the code of the refusal."""
+        code = self._try(members, field_ids, every_seconds)
+        if code == library.OK:
+            return {}
+        if len(field_ids) == 1:
+            return {field_ids[0]: code}
+        middle = len(field_ids) // 2
+        return {
+            **self._halve(members, field_ids[:middle], every_seconds),
+            **self._halve(members, field_ids[middle:], every_seconds),
+        }
+
+    def _try(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> int:
+        try:
+            Group(self._engine, members, field_ids, every_seconds=every_seconds).close()
+        except RefusedError as refusal:
+            return refusal.code
+        return library.OK
+
+
+def _overlap(one: Watching, other: Watching) -> bool:
+    return not (set(one.members).isdisjoint(other.members) or set(one.field_ids).isdisjoint(other.field_ids))

@@ -1,0 +1,1 @@
+"""Reads GPUs through NVIDIA's management library, NVML."""

@@ -1,0 +1,537 @@
+"""GPU Performance Monitoring (Hopper and later): true means of engine activity between two samples."""
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import pynvml
+
+from exporter.gpu.nvml import library
+from exporter.model import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, NO_PROCESS_MEMORY_MIB, Field, ProcessUse
+
+_MIB = 2**20
+_MINIMUM_SECONDS = 0.1
+"""Two samples that are closer give nonsense (a hard limit of the hardware's counters)."""
+OLDEST_SECONDS = 60.0
+"""A mean over longer than this says nothing about now, unless the user samples as rarely: start again."""
+_RETRY_SECONDS = 600.0
+_SOON_SECONDS = 10.0
+"""Until the next attempt where the driver refused for a reason that may pass; doubles up to ``_RETRY_SECONDS``."""
+_RATIO_DIGITS = 6
+"""As DCGM's tools print ratios; what lies behind is noise of the division by percent."""
+_ROUNDING = 1e-6
+_NOISE_PERCENT = 1.0
+
+METRICS: Mapping[Field, int] = {
+    Field.PROF_GR_ENGINE_ACTIVE: 1,
+    Field.PROF_SM_ACTIVE: 2,
+    Field.PROF_SM_OCCUPANCY: 3,
+    Field.PROF_PIPE_TENSOR_ACTIVE: 5,
+    Field.PROF_DRAM_ACTIVE: 10,
+    Field.PROF_PIPE_FP64_ACTIVE: 11,
+    Field.PROF_PIPE_FP32_ACTIVE: 12,
+    Field.PROF_PIPE_FP16_ACTIVE: 13,
+    Field.PROF_PCIE_TX_BYTES: 20,
+    Field.PROF_PCIE_RX_BYTES: 21,
+    Field.PROF_NVLINK_TX_BYTES: 61,
+    Field.PROF_NVLINK_RX_BYTES: 60,
+    **dict(zip(DECODERS, range(30, 38), strict=True)),
+    **dict(zip(JPEG_DECODERS, range(40, 48), strict=True)),
+    **dict(zip(FLOW_ENGINES, range(50, 52), strict=True)),
+}
+"""Field to GPM metric id. Ratios come as percent, bytes per second as MiB per second."""
+
+_RATES = frozenset(
+    {
+        Field.PROF_PCIE_TX_BYTES,
+        Field.PROF_PCIE_RX_BYTES,
+        Field.PROF_NVLINK_TX_BYTES,
+        Field.PROF_NVLINK_RX_BYTES,
+    }
+)
+
+
+class Level(Enum):
+    """What a sampler watches; decides which metrics mean something."""
+
+    GPU = auto()
+    GPU_INSTANCE = auto()
+    """A whole MIG GPU instance: no PCIe, no NVLink."""
+    COMPUTE_INSTANCE = auto()
+    """One of several compute instances of a GPU instance: no memory bandwidth either."""
+
+
+class Support:
+    """Whether a GPU has GPM at all: asked until the driver has answered.
+
+    Args:
+        handle: Of the GPU.
+        count: Called with the reason of each failure.
+    """
+
+    def __init__(self, handle: Any, count: Callable[[str], None]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        self._handle = handle
+        self._count = count
+        self._answer: bool | None = None
+        self._not_before = -math.inf
+
+    def known(self, now: float) -> bool:
+        """Return whether GPM is known to be there.
+
+        Raises:
+            pynvml.NVMLError: the GPU is lost or the driver is gone.
+        """
+        if self._answer is None and now >= self._not_before:
+            try:
+                self._answer = bool(pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
+            except pynvml.NVMLError as error:
+                code = library.code_of(error)
+                if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
+                    raise
+                unavailable = code in library.UNAVAILABLE
+                if not unavailable:
+                    self._count(f"gpm_{library.reason_of(code)}")
+                self._not_before = now + (_RETRY_SECONDS if unavailable else _SOON_SECONDS)
+        return bool(self._answer)
+
+
+def fields_at(level: Level, fields: Iterable[Field]) -> dict[Field, int]:
+    """Return the wanted fields that exist at a level, with their metric ids.
+
+    The codecs of an instance are always wanted: nothing else measures them. Of a whole GPU NVML has their utilisation;
+    rows of a collectors file for each of their units are DCGM's.
+    """
+    wanted = frozenset(fields)
+    wanted = wanted - CODECS if level is Level.GPU else (wanted | CODECS) - _RATES
+    if level is Level.COMPUTE_INSTANCE:
+        wanted -= {Field.PROF_DRAM_ACTIVE}
+    return {field: metric for field, metric in METRICS.items() if field in wanted}
+
+
+def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
+    """Return a metric in the field's unit, and whether it was out of what is possible.
+
+    Below zero it is absent: a counter began anew between the samples, as with a MIG instance that was made again in
+    place of another, and 0 would say that the device was idle. What is less than a hundredth below is noise.
+
+    Args:
+        field: A ratio (0..1) or a rate (whole bytes per second).
+        raw: Percent, or MiB per second.
+    """
+    if not math.isfinite(raw):
+        return None, False
+    if raw < -_NOISE_PERCENT:
+        return None, True
+    if field in _RATES:
+        return max(0, round(raw * _MIB)), raw < 0
+    ratio = raw / 100
+    return round(min(1.0, max(0.0, ratio)), _RATIO_DIGITS), not -_ROUNDING <= ratio <= 1 + _ROUNDING
+
+
+class Sampler:
+    """Two sample buffers of one GPU or MIG instance, swapped at each sample.
+
+    Args:
+        take: Fills a sample of the entity, e.g. ``pynvml.nvmlGpmSampleGet`` of its handle.
+        fields: Wanted fields and their metric ids, from ``fields_at``.
+        count: Called with the reason of everything that goes wrong.
+        oldest_seconds: The longest time over which a mean is still told.
+        took: Seconds since the ``now`` of ``sample``, for the driver may be silent for any part of it.
+        supported: Returns whether the GPU is known to have GPM at a time, as ``now`` of ``sample``.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Any], object],
+        fields: Mapping[Field, int],
+        count: Callable[[str], None],
+        *,
+        oldest_seconds: float = OLDEST_SECONDS,
+        took: Callable[[], float] = lambda: 0.0,
+        supported: Callable[[float], bool] = lambda _now: True,
+    ) -> None:
+        self._take = take
+        self._fields = dict(fields)
+        self._known: dict[Field, int] = {}
+        """Those that this driver was last found to know."""
+        self._probe_at = -math.inf
+        self._probe_pause = _SOON_SECONDS
+        self._supported = supported
+        self._count = count
+        self._oldest_seconds = oldest_seconds
+        self._took = took
+        self._old: Any = None
+        self._new: Any = None
+        self._taken_at: float | None = None
+        self._values: dict[Field, int | float] = {}
+        self._not_before = -math.inf
+        self._metrics: Any = None
+
+    def sample(self, now: float) -> Mapping[Field, int | float]:
+        """Return the means since the previous sample; empty at the first one and where the driver will not tell.
+
+        Raises:
+            pynvml.NVMLError: the device is lost or the driver is gone.
+        """
+        if not self._fields or now < self._not_before or not self._supported(now):
+            return {}
+        since = math.inf if self._taken_at is None else now + self._took() - self._taken_at
+        if 0 <= since <= _MINIMUM_SECONDS:
+            return self._values
+        try:
+            self._values = self._difference(now)
+        except pynvml.NVMLError as error:
+            self._give_up(error, now)
+        return self._values
+
+    def begin_anew(self) -> None:
+        """Tell no mean of a time in which the device was down, for that says little of what it does now."""
+        self._taken_at = None
+        self._values = {}
+
+    def close(self) -> None:
+        """Free the buffers; to be called before the driver is shut down or the instance's handle is dropped."""
+        for sample in (self._old, self._new):
+            if sample is not None:
+                try:
+                    pynvml.nvmlGpmSampleFree(sample)
+                except pynvml.NVMLError:
+                    # Gone with its device or driver; nothing is left to free.
+                    continue
+        self._old = self._new = None
+        self.begin_anew()
+
+    def _difference(self, now: float) -> dict[Field, int | float]:
+        if self._old is None:
+            self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+            self._metrics = pynvml.c_nvmlGpmMetricsGet_t()
+        self._take(self._new)
+        before, self._taken_at = self._taken_at, now + self._took()
+        usable = before is not None and 0 < self._taken_at - before <= self._oldest_seconds
+        values = self._read(now) if usable else {}
+        self._old, self._new = self._new, self._old
+        return values
+
+    def _read(self, now: float) -> dict[Field, int | float]:
+        if now >= self._probe_at:
+            self._probe(now)
+        raw = self._ask(list(self._known.values())) if self._known else {}
+        values: dict[Field, int | float] = {}
+        for field, metric in self._known.items():
+            code, number = raw[metric]
+            if code != 0:
+                continue
+            value, clamped = convert(field, number)
+            if clamped:
+                self._count("gpm_clamped")
+            if value is not None:
+                values[field] = value
+        return values
+
+    def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
+        """Return (return code, raw value) by metric id, of the difference new - old."""
+        request = self._metrics
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(metric_ids)
+        request.sample1, request.sample2 = self._old, self._new
+        for slot, metric in zip(request.metrics, metric_ids, strict=False):
+            slot.metricId, slot.nvmlReturn, slot.value = metric, 0, math.nan
+        pynvml.nvmlGpmMetricsGet(request)
+        return {slot.metricId: (slot.nvmlReturn, slot.value) for slot in request.metrics[: len(metric_ids)]}
+
+    def _probe(self, now: float) -> None:
+        """Find the metrics that this driver knows: some drivers refuse a whole call for one unknown id.
+
+        One that is refused is asked for again later: a single refusal does not say that it is unknown for good.
+        """
+        known = {}
+        for field, metric in self._fields.items():
+            try:
+                code = self._ask([metric])[metric][0]
+            except pynvml.NVMLError as error:
+                code = library.code_of(error)
+                if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
+                    raise
+            if code not in (library.NOT_SUPPORTED, library.INVALID_ARGUMENT, library.FUNCTION_NOT_FOUND):
+                known[field] = metric
+        self._known = known
+        self._probe_at = math.inf if len(known) == len(self._fields) else now + self._probe_pause
+        self._probe_pause = min(2 * self._probe_pause, _RETRY_SECONDS)
+
+    def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
+        code = library.code_of(error)
+        self.begin_anew()
+        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
+            raise error
+        self._count(f"gpm_{library.reason_of(code)}")
+        if code in library.UNAVAILABLE:
+            self._not_before = now + _RETRY_SECONDS
+
+
+_MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3", _MPS_LIST)
+_NO_SUCH_LIST = frozenset({library.NOT_SUPPORTED, library.FUNCTION_NOT_FOUND, library.INVALID_ARGUMENT})
+"""Codes after which no process can be in a list; after any other one processes may be missing."""
+_NO_VALUE = 2**64 - 1
+_SUCCESS = 0
+_ATTEMPTS = 3
+_FIRST_ROOM, _MOST_ROOM = 8, 1 << 16
+_PERCENT = 100
+
+
+class _LongProcessInfo(ctypes.Structure):
+    """Record of the R535 drivers up to about 535.86: 8 bytes longer under the same function name."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("usedGpuMemory", ctypes.c_ulonglong),
+        ("gpuInstanceId", ctypes.c_uint),
+        ("computeInstanceId", ctypes.c_uint),
+        ("usedGpuCcProtectedMemory", ctypes.c_ulonglong),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One record of the driver's utilisation ring: percent, and microseconds of the driver's clock."""
+
+    pid: int
+    timestamp_us: int
+    sm: int
+    enc: int
+    dec: int
+    jpg: int | None = None
+    """``None``, as the next, where only the call from before R550 answers."""
+    ofa: int | None = None
+
+    @property
+    def percents(self) -> tuple[int | None, ...]:
+        """Use of every engine."""
+        return self.sm, self.enc, self.dec, self.jpg, self.ofa
+
+
+def record_type() -> type[ctypes.Structure]:
+    """Return the layout of a process record in the library that is loaded.
+
+    Between the two symbols lie just the drivers with the long record.
+    """
+    long = library.function("nvmlDeviceGetConfComputeMemSizeInfo") is not None
+    fixed = library.function("nvmlDeviceGetRunningProcessDetailList") is not None
+    if long and not fixed:
+        return _LongProcessInfo
+    layout: type[ctypes.Structure] = pynvml.c_nvmlProcessInfo_v3_t
+    return layout
+
+
+def good_samples(samples: Iterable[Sample], last_us: int) -> list[Sample]:
+    """Drop what the driver left unfilled: it answers with more slots than it has samples, and with garbage in them."""
+    return [
+        one
+        for one in samples
+        if one.pid != 0
+        and one.timestamp_us > last_us
+        and all(percent is None or 0 <= percent <= _PERCENT for percent in one.percents)
+    ]
+
+
+class Poller:
+    """Processes of one GPU or MIG instance, from poll to poll.
+
+    Args:
+        handle: Of the GPU or MIG instance.
+        utilisation: Whether the driver has utilisation samples for it; it has none for MIG instances.
+        record: Layout of a process record, from ``record_type``.
+        count: Called with the reason of everything that goes wrong.
+    """
+
+    def __init__(
+        self,
+        handle: Any,  # noqa: ANN401 - a handle is whatever pynvml gave
+        *,
+        utilisation: bool,
+        record: type[ctypes.Structure],
+        count: Callable[[str], None],
+    ) -> None:
+        self._handle = handle
+        self._record = record
+        self._count = count
+        self._last_us = 0
+        self._baseline = False
+        self._with_jpg_ofa = True
+        """Whether the last answer was of the call that has these engines."""
+        self._no_utilisation_before = -math.inf if utilisation else math.inf
+        self._no_list_before = dict.fromkeys(_LISTS, -math.inf)
+        self._untold: set[str] = set()
+        """Lists that are there and were not told when last asked for."""
+        self._mps_clients: frozenset[int] = frozenset()
+        self._polled_at = -math.inf
+        self._hides: bool | None = None
+        """Whether the last answer listed no process while memory was in use."""
+        self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
+        """Records that there is room for at the first attempt: mostly enough, so that one call tells all."""
+
+    def poll(self, now: float, memory_used_mib: float = 0.0) -> tuple[ProcessUse, ...] | None:
+        """Return the processes now; ``None`` where the driver does not tell.
+
+        A process with samples that is listed no more has ended since the last poll, and is there once more.
+
+        Args:
+            now: Seconds; only differences matter.
+            memory_used_mib: Of the device: an empty list is no evidence while there is more than a driver needs itself.
+
+        Raises:
+            pynvml.NVMLError: the device is lost or the driver is gone.
+        """
+        if now < self._polled_at:
+            # The clock was set back, and the driver stamps its samples with it: none would be new for as long.
+            self._last_us, self._baseline = 0, False
+        self._polled_at = now
+        clients_before, self._mps_clients = self._mps_clients, frozenset()
+        memory = self._listed(now)
+        if memory is None:
+            return None
+        samples = self._samples(now)
+        hides = not memory and memory_used_mib >= NO_PROCESS_MEMORY_MIB
+        if self._hides not in {None, hides}:
+            # The driver lost its processes meanwhile, or has them again: samples are of a part of the time, and a
+            # process without one may have been busy in the rest.
+            samples = None
+        self._hides = hides
+        pids = dict.fromkeys(memory)
+        pids.update(dict.fromkeys(samples or ()))
+        result = []
+        for pid in sorted(pids):
+            sm, enc, dec, jpg, ofa = self._ratios(pid, samples)
+            result.append(
+                ProcessUse(
+                    pid=pid,
+                    memory_used_bytes=memory.get(pid),
+                    sm_ratio=sm,
+                    enc_ratio=enc,
+                    dec_ratio=dec,
+                    jpg_ratio=jpg,
+                    ofa_ratio=ofa,
+                    ended=pid not in memory,
+                    mps=pid in self._mps_clients or pid in clients_before,
+                )
+            )
+        return tuple(result)
+
+    def _ratios(self, pid: int, samples: dict[int, Sample] | None) -> tuple[float | None, ...]:
+        """Return the use of every engine by one process; 0 without a sample, as the ring leaves out who did nothing."""
+        if samples is None:
+            return (None,) * 5
+        unseen = 0 if self._with_jpg_ofa else None
+        idle = Sample(pid=pid, timestamp_us=0, sm=0, enc=0, dec=0, jpg=unseen, ofa=unseen)
+        percents = samples.get(pid, idle).percents
+        return tuple(None if percent is None else percent / _PERCENT for percent in percents)
+
+    def _listed(self, now: float) -> dict[int, int | None] | None:
+        """Return memory by pid over all kinds of contexts, or ``None`` when some that there are could not be listed.
+
+        A process that is missing from half a list would look as if it used nothing.
+        """
+        found: dict[int, int | None] = {}
+        answered = False
+        for name in _LISTS:
+            if now < self._no_list_before[name]:
+                continue
+            try:
+                rows = self._ask_list(name)
+            except pynvml.NVMLError as error:
+                self._no_list_before[name] = self._later(error, now)
+                if library.code_of(error) not in _NO_SUCH_LIST:
+                    self._untold.add(name)
+                continue
+            answered = True
+            self._untold.discard(name)
+            if name == _MPS_LIST:
+                self._mps_clients = frozenset(pid for pid, _ in rows)
+            for pid, memory in rows:
+                # A process with both compute and graphics contexts is in two lists, with the same memory.
+                known = found.get(pid)
+                found[pid] = memory if known is None else max(known, memory or 0)
+        return found if answered and not self._untold else None
+
+    def _ask_list(self, name: str) -> list[tuple[int, int | None]]:
+        call = library.function(name)
+        if call is None:
+            raise pynvml.NVMLError(library.FUNCTION_NOT_FOUND)
+        code = library.INSUFFICIENT_SIZE
+        for _ in range(_ATTEMPTS):
+            size = ctypes.c_uint(self._room[name])
+            records = (self._record * size.value)()
+            code = call(self._handle, ctypes.byref(size), records)
+            if code == _SUCCESS:
+                return [
+                    (one.pid, None if one.usedGpuMemory == _NO_VALUE else one.usedGpuMemory)
+                    for one in records[: min(size.value, len(records))]
+                    if one.pid
+                ]
+            if code != library.INSUFFICIENT_SIZE:
+                break
+            # Room for processes that start meanwhile, too.
+            self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
+        raise pynvml.NVMLError(code)
+
+    def _samples(self, now: float) -> dict[int, Sample] | None:
+        """Return the samples since the last poll by pid; ``None`` where the driver has none to give."""
+        if now < self._no_utilisation_before:
+            return None
+        try:
+            samples = good_samples(self._ask_samples(), self._last_us)
+        except pynvml.NVMLError as error:
+            self._no_utilisation_before = self._later(error, now)
+            return None
+        first = not self._baseline
+        self._baseline = True
+        self._last_us = max((one.timestamp_us for one in samples), default=self._last_us)
+        # The first answer is the whole ring, that is the mean of ten seconds nobody asked about.
+        return None if first else {one.pid: one for one in samples}
+
+    def _ask_samples(self) -> list[Sample]:
+        code = library.NOT_SUPPORTED
+        newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
+        for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
+            self._with_jpg_ofa = call is newer
+            for _ in range(_ATTEMPTS):
+                try:
+                    rows = call(self._handle, self._last_us)
+                except pynvml.NVMLError as error:
+                    code = library.code_of(error)
+                    if code in (_SUCCESS, library.NOT_FOUND):
+                        return []
+                    if code == library.INSUFFICIENT_SIZE:
+                        # More processes since the first of the binding's two calls.
+                        continue
+                    if code in library.UNAVAILABLE or code == library.INVALID_ARGUMENT:
+                        # Perhaps the older call is there.
+                        break
+                    raise
+                return [
+                    Sample(
+                        pid=row.pid,
+                        timestamp_us=row.timeStamp,
+                        sm=row.smUtil,
+                        enc=row.encUtil,
+                        dec=row.decUtil,
+                        jpg=getattr(row, "jpgUtil", None),
+                        ofa=getattr(row, "ofaUtil", None),
+                    )
+                    for row in rows
+                ]
+        raise pynvml.NVMLError(code)
+
+    def _later(self, error: pynvml.NVMLError, now: float) -> float:
+        """Return when to ask again, after an error of one call."""
+        code = library.code_of(error)
+        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
+            raise error
+        if code == library.FUNCTION_NOT_FOUND:
+            return math.inf
+        if code != library.NOT_SUPPORTED:
+            self._count(f"processes_{library.reason_of(code)}")
+        return now + _RETRY_SECONDS if code in library.UNAVAILABLE else now

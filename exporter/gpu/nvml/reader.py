@@ -1,0 +1,508 @@
+"""One attached GPU with all that is read of it: numbers, engines, MIG instances, processes."""
+
+import ctypes
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pynvml
+
+from exporter.gpu.nvml import activity, fields, library, mig
+from exporter.gpu.nvml import fields as identity
+from exporter.gpu.nvml import fields as nvml_fields
+from exporter.gpu.nvml.activity import Poller
+from exporter.gpu.nvml.fields import FieldValue, Getter, Number, Pace
+from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProcessUse
+
+_SLOW_SECONDS = 10.0
+_RETRY_SECONDS = 600.0
+_KIB = 1024
+_DOUBLE = 0
+_VALUE_NAMES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is read of every GPU."""
+
+    getters: tuple[Getter, ...]
+    items: tuple[FieldValue, ...]
+    nvlink_rate: bool
+    """Whether ``Field.NVLINK_BANDWIDTH_TOTAL`` is wanted, which is computed."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one read of a device gave, and which return codes it met."""
+
+    values: dict[Field, Number]
+    codes: list[int]
+    """Codes of calls that failed and were expected to work; each once."""
+    silent: bool = True
+    """Whether nothing at all was answered now; ``values`` may still carry what was read before."""
+
+
+class Batch:
+    """The field-value array of one device, kept between samples: filling it anew costs more than the call."""
+
+    def __init__(self, items: Sequence[FieldValue]) -> None:
+        self.items = tuple(items)
+        self._array = (pynvml.c_nvmlFieldValue_t * len(self.items))()
+        for slot, item in zip(self._array, self.items, strict=True):
+            slot.fieldId, slot.scopeId = item.id, item.scope
+        self._template = bytes(self._array)
+
+    def ask(self, handle: Any) -> list[tuple[FieldValue, int, Number]]:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Return (item, return code, value) of each item.
+
+        Raises:
+            pynvml.NVMLError: the call as a whole failed.
+        """
+        if not self.items:
+            return []
+        # Some drivers leave slots untouched: what the previous sample wrote must not pass for new.
+        ctypes.memmove(self._array, self._template, len(self._template))
+        call = library.function("nvmlDeviceGetFieldValues")
+        if call is None:
+            raise pynvml.NVMLError(library.FUNCTION_NOT_FOUND)
+        code = call(handle, ctypes.c_int32(len(self.items)), ctypes.byref(self._array))
+        if code != 0:
+            raise pynvml.NVMLError(code)
+        return [(item, *_answer(item, slot)) for item, slot in zip(self.items, self._array, strict=True)]
+
+
+def _answer(item: FieldValue, slot: Any) -> tuple[int, Number]:  # noqa: ANN401 - a ctypes structure
+    code = int(slot.nvmlReturn)
+    if code != 0:
+        return code, 0
+    kind = slot.valueType
+    if kind == _DOUBLE and slot.timestamp == 0:
+        # Untouched by the driver (known of error counters where ECC is off): a zero that nobody measured.
+        return library.NOT_SUPPORTED, 0
+    if item.id <= fields.LAST_ECC_ID:
+        # The type of these may be left at "double" though the value is a whole number.
+        return 0, int(slot.value.ullVal)
+    if kind >= len(_VALUE_NAMES):
+        return library.NOT_SUPPORTED, 0
+    value: Number = getattr(slot.value, _VALUE_NAMES[kind])
+    if isinstance(value, float) and not math.isfinite(value):
+        return library.NOT_SUPPORTED, 0
+    return 0, value if item.convert is None else item.convert(value)
+
+
+class Device:
+    """The numbers of one GPU from sample to sample; what it does not support is asked again only rarely.
+
+    Args:
+        handle: Of this GPU, in the present generation of the driver.
+        plan: What to read.
+        count: Called with the reason of everything that goes wrong.
+        took: Seconds since the ``now`` of ``read``, for the driver may be silent for any part of it.
+    """
+
+    def __init__(self, handle: Any, plan: Plan, count: Callable[[str], None], took: Callable[[], float]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        self.handle = handle
+        self._plan = plan
+        self._count = count
+        self._took = took
+        self._left_out: dict[object, float] = {}
+        self._batches: dict[bool, Batch] = {}
+        self._static: dict[Field, Number] = {}
+        self._static_answered: set[int] = set()
+        self._slow: dict[Field, Number] = {}
+        self._slow_at = -math.inf
+        self._nvlink: tuple[float, float] | None = None
+
+    def read(self, now: float) -> Outcome:
+        """Return everything that this GPU tells now; stops at the first sign that it is lost.
+
+        Raises:
+            pynvml.NVMLError: the driver as a whole is gone.
+        """
+        slow = not 0 <= now - self._slow_at < _SLOW_SECONDS
+        self._retry_left_out(now)
+        outcome = Outcome(values={}, codes=[])
+        by_pace: dict[Pace, dict[Field, Number]] = {pace: {} for pace in Pace}
+        for key, getter in enumerate(self._plan.getters):
+            if self._is_due(key, getter.pace, slow=slow):
+                self._get(key, getter, by_pace[getter.pace], outcome.codes, now)
+            if library.GPU_IS_LOST in outcome.codes:
+                return outcome
+        self._get_batch(by_pace, outcome.codes, now, slow=slow)
+        counted_at = now + self._took()
+        self._static.update(by_pace[Pace.STATIC])
+        if slow:
+            self._slow, self._slow_at = by_pace[Pace.SLOW], now
+        outcome.values = {**self._static, **self._slow, **by_pace[Pace.FAST]}
+        outcome.silent = not any(by_pace.values())
+        self._add_nvlink_rate(outcome.values, counted_at)
+        return outcome
+
+    def _is_due(self, key: int, pace: Pace, *, slow: bool) -> bool:
+        """Return whether a getter is to be called now; a fact that does not change, until it is answered."""
+        return key not in self._static_answered if pace is Pace.STATIC else slow or pace is Pace.FAST
+
+    def _get(self, key: int, getter: Getter, into: dict[Field, Number], codes: list[int], now: float) -> None:
+        if key in self._left_out:
+            return
+        try:
+            answer = getter.read(self.handle)
+        except pynvml.NVMLError as error:
+            self._failed(key, library.code_of(error), codes, now)
+            return
+        if getter.pace is Pace.STATIC:
+            self._static_answered.add(key)
+        told = zip(getter.fields, answer, strict=True)
+        into.update({field: value for field, value in told if value is not None})
+
+    def _get_batch(self, by_pace: dict[Pace, dict[Field, Number]], codes: list[int], now: float, *, slow: bool) -> None:
+        batch = self._batches.get(slow)
+        if batch is None:
+            batch = self._batches[slow] = Batch(
+                [
+                    item
+                    for item in self._plan.items
+                    if item.key not in self._left_out and (slow or item.pace is Pace.FAST)
+                ]
+            )
+        try:
+            answers = batch.ask(self.handle)
+        except pynvml.NVMLError as error:
+            code = library.code_of(error)
+            for item in batch.items if code in library.UNAVAILABLE else ():
+                self._leave_out(item.key, code, now)
+            self._note(code, codes)
+            return
+        for item, code, value in answers:
+            if code == 0:
+                # Two ids of one counter: the one that this generation of boards does not count by may say 0.
+                into = by_pace[item.pace]
+                into[item.field] = max(value, into.get(item.field, value))
+            else:
+                # Items speak for themselves: an argument that one of them does not take is "not supported".
+                invalid = code == library.INVALID_ARGUMENT
+                self._failed(item.key, library.NOT_SUPPORTED if invalid else code, codes, now)
+
+    def _failed(self, key: object, code: int, codes: list[int], now: float) -> None:
+        if code in library.UNAVAILABLE:
+            self._leave_out(key, code, now)
+            if code == library.NO_PERMISSION:
+                self._count(library.reason_of(code))
+            return
+        self._note(code, codes)
+
+    def _note(self, code: int, codes: list[int]) -> None:
+        if code in library.DRIVER_GONE:
+            raise pynvml.NVMLError(code)
+        if code not in codes:
+            self._count(library.reason_of(code))
+            codes.append(code)
+
+    def _leave_out(self, key: object, code: int, now: float) -> None:
+        # A function that the library lacks cannot come; anything else may (ECC switched on, MIG switched off).
+        self._left_out[key] = math.inf if code == library.FUNCTION_NOT_FOUND else now + _RETRY_SECONDS
+        self._batches.clear()
+
+    def _retry_left_out(self, now: float) -> None:
+        due = [key for key, at in self._left_out.items() if now >= at]
+        for key in due:
+            del self._left_out[key]
+        if due:
+            self._batches.clear()
+
+    def _add_nvlink_rate(self, values: dict[Field, Number], now: float) -> None:
+        """DCGM's field is a rate though its name says total: kibibytes per second over a thousand, of both ways."""
+        sent, received = values.get(Field.NVLINK_TX_BYTES_TOTAL), values.get(Field.NVLINK_RX_BYTES_TOTAL)
+        if not self._plan.nvlink_rate or sent is None or received is None:
+            self._nvlink = None
+            return
+        before, self._nvlink = self._nvlink, (now, sent + received)
+        if before is not None and now > before[0] and sent + received >= before[1]:
+            kib = (sent + received - before[1]) / _KIB
+            values[Field.NVLINK_BANDWIDTH_TOTAL] = round(kib / (now - before[0]) / 1000)
+
+
+_PROCESS_SECONDS = 1.9
+"""A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
+_LAYOUT_SECONDS = 4.9
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is read of every GPU of this driver."""
+
+    fields: frozenset[Field]
+    plan: Plan
+    record: type[ctypes.Structure]
+    """Layout of a process record in the loaded library."""
+    oldest_seconds: float
+    """The longest time over which a mean is still told."""
+    count: Callable[[str], None]
+    """Called with the reason of everything that goes wrong."""
+    took: Callable[[], float]
+    """Seconds since the sample that is being taken began: a driver may have been silent for any part of it."""
+
+
+class _Instance:
+    """One MIG instance and what is kept of it between samples."""
+
+    def __init__(self, found: mig.Found, parent: Any, wanted: Wanted, has_gpm: Callable[[float], bool]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        self.found = found
+        self.processes: tuple[ProcessUse, ...] | None = None
+        self.has_memory = True
+        """Whether no other compute instance is in its GPU instance; they have its memory together."""
+        self._fields = wanted.fields
+        self._no_memory_before = -math.inf
+        self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
+        level = activity.Level.GPU_INSTANCE if found.fills_its_gpu_instance else activity.Level.COMPUTE_INSTANCE
+        fields = activity.fields_at(level, wanted.fields)
+        gpu_instance_id = found.instance.gpu_instance_id
+
+        def take(sample: Any) -> None:  # noqa: ANN401 - a GPM sample is whatever pynvml gave
+            if level is activity.Level.GPU_INSTANCE:
+                pynvml.nvmlGpmMigSampleGet(parent, gpu_instance_id, sample)
+            else:
+                pynvml.nvmlGpmSampleGet(found.handle, sample)
+
+        self.sampler = activity.Sampler(
+            take,
+            fields,
+            wanted.count,
+            oldest_seconds=wanted.oldest_seconds,
+            took=wanted.took,
+            supported=has_gpm,
+        )
+
+    def read(self, now: float, *, poll: bool) -> MigReading:
+        values = {**self._memory(now), **self.sampler.sample(now)}
+        if poll:
+            self.processes = self.poller.poll(now)
+        return MigReading(instance=self.found.instance, values=values, processes=self.processes)
+
+    def _memory(self, now: float) -> dict[Field, int | float]:
+        if not self.has_memory or now < self._no_memory_before:
+            return {}
+        try:
+            answer = nvml_fields.memory(self.found.handle)
+        except pynvml.NVMLError as error:
+            if library.code_of(error) not in library.UNAVAILABLE:
+                raise
+            self._no_memory_before = now + _RETRY_SECONDS
+            return {}
+        told = zip(nvml_fields.MEMORY_FIELDS, answer, strict=True)
+        return {field: value for field, value in told if value is not None and field in self._fields}
+
+
+def without_means(reading: GpuReading) -> GpuReading:
+    """Return a reading during which the MIG layout changed, without what GPM measured of the instances."""
+    instances = tuple(
+        replace(one, values={field: value for field, value in one.values.items() if field not in activity.METRICS})
+        for one in reading.instances
+    )
+    return replace(reading, instances=instances)
+
+
+class Unit:
+    """One GPU from attaching to losing it; never used after the driver was shut down.
+
+    Args:
+        handle: Of this GPU, in the present generation of the driver.
+        gpu: Its identity.
+        wanted: What to read.
+    """
+
+    def __init__(self, handle: Any, gpu: Gpu, wanted: Wanted) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+        self.handle = handle
+        self._facts = identity.Facts(handle, wanted.count)
+        self.gpu = self._facts.complete(gpu, -math.inf)
+        """With the facts and the MIG shape that are known by now."""
+        self._wanted = wanted
+        self._device = self._new_device()
+        self._gpm = activity.Support(handle, wanted.count)
+        self._sampler = activity.Sampler(
+            lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
+            activity.fields_at(activity.Level.GPU, wanted.fields),
+            wanted.count,
+            oldest_seconds=wanted.oldest_seconds,
+            took=wanted.took,
+            supported=self._gpm.known,
+        )
+        self._poller = self._new_poller()
+        self._processes: tuple[ProcessUse, ...] | None = None
+        self._polled_at = -math.inf
+        self._instances: tuple[_Instance, ...] = ()
+        self._lacks_instances = False
+        self._layout_at = -math.inf
+
+    def _new_device(self) -> Device:
+        return Device(self.handle, self._wanted.plan, self._wanted.count, self._wanted.took)
+
+    def _new_poller(self) -> Poller | None:
+        """Begin to follow processes; of a partitioned GPU only the instances say who uses them."""
+        if self.gpu.mig_enabled:
+            return None
+        return Poller(self.handle, utilisation=True, record=self._wanted.record, count=self._wanted.count)
+
+    def clock_was_set_back(self) -> None:
+        """Begin anew with processes: the driver stamps samples of them by the wall clock, and none would be new."""
+        self._poller = self._new_poller()
+
+    def layout_changed(self) -> None:
+        """Describe the MIG layout again at the next sample, and report no mean that includes the time before now.
+
+        An instance that was destroyed and created again keeps its UUID, and its counters start again: a difference
+        between the two may be any value.
+        """
+        self._layout_at = -math.inf
+        for one in self._instances:
+            one.sampler.begin_anew()
+
+    def sample(self, now: float) -> GpuReading:
+        """Return everything that the GPU tells now, and its state.
+
+        Args:
+            now: Seconds; only differences matter.
+
+        Raises:
+            pynvml.NVMLError: the driver as a whole is gone.
+        """
+        outcome = self._device.read(now)
+        if library.GPU_IS_LOST in outcome.codes:
+            return self._down(DeviceState.LOST, library.GPU_IS_LOST)
+        needs_reset = library.RESET_REQUIRED in outcome.codes
+        if outcome.silent:
+            code = outcome.codes[0] if outcome.codes else library.NOT_SUPPORTED
+            state = DeviceState.RESET_REQUIRED if needs_reset else DeviceState.FAILED
+            return self._down(state, library.RESET_REQUIRED if needs_reset else code)
+        try:
+            self.gpu = self._facts.complete(self.gpu, now)
+            self._note_memory(outcome.values)
+            values = {**self._own(outcome.values), **self._sampler.sample(now)}
+            poll = not 0 <= now - self._polled_at < _PROCESS_SECONDS
+            if poll:
+                self._polled_at = now
+                used = outcome.values.get(Field.FB_USED, 0)
+                self._processes = None if self._poller is None else self._poller.poll(now, used)
+                # What the driver tells next is of the time since this answer, not since the sample's begin.
+                self._polled_at = now + self._wanted.took()
+            self._follow_layout(now)
+            instances = self._read_instances(now, poll=poll)
+        except pynvml.NVMLError as error:
+            if library.code_of(error) != library.GPU_IS_LOST:
+                raise
+            self._wanted.count(library.reason_of(library.GPU_IS_LOST))
+            return self._down(DeviceState.LOST, library.GPU_IS_LOST)
+        return GpuReading(
+            gpu=self.gpu,
+            state=DeviceState.RESET_REQUIRED if needs_reset else DeviceState.UP,
+            reason=library.reason_of(library.RESET_REQUIRED) if needs_reset else "",
+            values=values,
+            instances=instances,
+            processes=self._processes,
+            lacks_instances=self._lacks_instances,
+        )
+
+    def close(self) -> None:
+        """Free what the driver holds for this GPU; to be called before the driver is shut down."""
+        self._sampler.close()
+        self._drop_instances()
+
+    def _note_memory(self, values: Mapping[Field, int | float]) -> None:
+        total = int(values.get(Field.FB_TOTAL, 0)) * _MIB
+        if total and total != self.gpu.memory_total_bytes:
+            self.gpu = replace(self.gpu, memory_total_bytes=total)
+
+    def _own(self, values: Mapping[Field, int | float]) -> dict[Field, int | float]:
+        """Leave out what came along with a wanted field in the same call."""
+        return {field: value for field, value in values.items() if field in self._wanted.fields}
+
+    def _down(self, state: DeviceState, code: int) -> GpuReading:
+        for sampler in (self._sampler, *(one.sampler for one in self._instances)):
+            sampler.begin_anew()
+        return GpuReading(gpu=self.gpu, state=state, reason=library.reason_of(code))
+
+    def _follow_layout(self, now: float) -> None:
+        """Describe the whole MIG layout again: an instance may come back under its UUID in another shape."""
+        if 0 <= now - self._layout_at < _LAYOUT_SECONDS:
+            return
+        self._layout_at = now
+        try:
+            if not (self.gpu.mig_enabled or mig.enabled(self.handle)):
+                return
+            shape = mig.shape(self.handle)
+            layout = mig.instances(self.handle, self.gpu.uuid, shape) if shape.enabled else mig.Layout(())
+        except pynvml.NVMLError as error:
+            # No answer is no change: the instances of before are still held. But there may be others by now.
+            self._lacks_instances = self.gpu.mig_enabled
+            self._note_of_mig(error)
+            return
+        for failed in layout.failed:
+            self._note_of_mig(failed.error)
+        self._lacks_instances = bool(layout.failed)
+        self._adopt_shape(shape)
+        self._adopt((*layout.found, *self._kept(layout)))
+
+    def _kept(self, layout: mig.Layout) -> Iterator[mig.Found]:
+        """Yield the instances that the driver fails to describe and that are not known to be others by now."""
+        described = {found.instance.uuid for found in layout.found}
+        uuid_at = {failed.slot: failed.uuid for failed in layout.failed}
+        for one in self._instances:
+            before = one.found
+            if (
+                before.slot in uuid_at
+                and before.instance.uuid not in described
+                and uuid_at[before.slot] in {None, before.instance.uuid}
+            ):
+                yield before
+
+    def _adopt_shape(self, shape: mig.Shape) -> None:
+        switched = shape.enabled is not self.gpu.mig_enabled
+        self.gpu = replace(
+            self.gpu,
+            mig_enabled=shape.enabled,
+            compute_slices=shape.compute_slices,
+            memory_slices=shape.memory_slices,
+        )
+        if switched:  # the GPU now supports other calls
+            self._device, self._poller, self._processes = self._new_device(), self._new_poller(), None
+            self._sampler.begin_anew()
+
+    def _adopt(self, found: tuple[mig.Found, ...]) -> None:
+        """Follow a new layout; instances that are the same as before keep what they have measured."""
+        before = {(one.found.instance, library.address(one.found.handle)): one for one in self._instances}
+        instances = []
+        for new in found:
+            same = before.pop((new.instance, library.address(new.handle)), None)
+            instances.append(_Instance(new, self.handle, self._wanted, self._gpm.known) if same is None else same)
+        self._instances = tuple(instances)
+        together = Counter(new.instance.gpu_instance_id for new in found)
+        for one in self._instances:
+            one.has_memory = together[one.found.instance.gpu_instance_id] == 1
+        for gone in before.values():
+            gone.sampler.close()
+
+    def _read_instances(self, now: float, *, poll: bool) -> tuple[MigReading, ...]:
+        readings = []
+        for one in self._instances:
+            try:
+                readings.append(one.read(now, poll=poll or one.processes is None))
+            except pynvml.NVMLError as error:
+                # Its handle died with it, or it does not answer now: the next look at the layout tells which.
+                self._note_of_mig(error)
+                self._layout_at = -math.inf
+                readings.append(MigReading(instance=one.found.instance))
+        return tuple(readings)
+
+    def _drop_instances(self) -> None:
+        for one in self._instances:
+            one.sampler.close()
+        self._instances = ()
+
+    def _note_of_mig(self, error: pynvml.NVMLError) -> None:
+        code = library.code_of(error)
+        if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
+            raise error
+        self._wanted.count(f"mig_{library.reason_of(code)}")

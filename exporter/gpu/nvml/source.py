@@ -1,0 +1,365 @@
+"""Readings of all GPUs of a node through NVML, and the states of GPUs that do not answer."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from exporter.errors import SourceError
+from exporter.gpu.nvml import activity, library
+from exporter.gpu.nvml import fields as identity
+from exporter.gpu.nvml import fields as nvml_fields
+from exporter.gpu.nvml.reader import Plan, Unit, Wanted, without_means
+from exporter.gpu.nvml.xid_events import EventWatch
+from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
+
+NAME = "nvml"
+_FAILURES_BEFORE_ATTACHING_ANEW = 3
+_SET_BACK_SECONDS = 0.5
+"""Less than this is what a clock is slewed by, or two readings of clocks are apart."""
+_NOT_THERE = frozenset({library.INVALID_ARGUMENT, library.NOT_FOUND, library.GPU_NOT_FOUND})
+
+
+@dataclass(slots=True)
+class _Down:
+    """A GPU that is known and not attached."""
+
+    state: DeviceState
+    reason: str
+    look_at: float
+
+
+class NvmlSource:
+    """Owns the driver library of this process; open, sample again and again, close; may be opened again.
+
+    Args:
+        fields: What to read beside ``nvml_fields.ALWAYS``; others than NVML's are left absent.
+        interval_seconds: Time between samples, as planned.
+        retry_seconds: How long to leave a GPU alone before looking for it again.
+        left_out: Indexes of GPUs that hang: no call is made for them.
+        note_asked: Called with the index of the GPU whose calls follow, and with ``None`` after them.
+        monotonic: Clock that times the samples, in seconds.
+        steady: Seconds of a clock that nobody sets, by which this waits; ``None``: by the time that ``sample`` is told.
+    """
+
+    name = NAME
+    waits_seconds = (1.0, 10.0)
+
+    def __init__(
+        self,
+        fields: frozenset[Field],
+        *,
+        interval_seconds: float = 1.0,
+        retry_seconds: float = 10.0,
+        left_out: frozenset[int] = frozenset(),
+        note_asked: Callable[[int | None], None] = lambda _index: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        steady: Callable[[], float] | None = None,
+    ) -> None:
+        self.announce: Callable[[], None] = lambda: None
+        """Called before the driver is opened anew within a sample, which may take seconds for each GPU."""
+        self._fields = fields | nvml_fields.ALWAYS
+        self._oldest_seconds = max(activity.OLDEST_SECONDS, 2 * interval_seconds)
+        self._retry_seconds = retry_seconds
+        self._left_out = left_out
+        self._note_asked = note_asked
+        self._monotonic = monotonic
+        self._steady = steady
+        self._sampled_at: tuple[float, float] | None = None
+        """Unix time and ``steady`` at the begin of the sample before, or of that which is being taken."""
+        self._errors: Counter[str] = Counter()
+        self._known: dict[str, Gpu] = {}
+        self._units: dict[str, Unit] = {}
+        self._down: dict[str, _Down] = {}
+        self._nameless: dict[int, float] = {}
+        """When to look again at the indexes whose GPU did not even say its UUID."""
+        self._failures: Counter[str] = Counter()
+        self._events: EventWatch | None = None
+        self._xids: list[XidEvent] = []
+        """Those that the next reading reports."""
+        self._wanted: Wanted | None = None
+        self._count_at_open = 0
+        self._counted_at: float | None = None
+        self._driver_version: str | None = None
+        self._nvml_version: str | None = None
+
+    def open(self) -> None:
+        """Open the driver and attach every GPU that answers.
+
+        Raises:
+            SourceError: there is no library, no driver, no permission, no GPU, ...; the message tells the mend.
+        """
+        library.open_driver()
+        try:
+            self._attach_all()
+        except pynvml.NVMLError as error:
+            self.close()
+            raise library.error_of(library.code_of(error)) from error
+        except SourceError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the driver, so that a GPU can be reset; GPUs that were seen stay known."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        for unit in self._units.values():
+            unit.close()
+        self._units.clear()
+        library.close_driver()
+
+    def sample(self, now: float) -> Reading:
+        """Return one reading of every GPU that was ever seen.
+
+        Args:
+            now: Unix time at the start of the sample, in seconds.
+
+        Raises:
+            SourceError: the driver as a whole is gone; close, and open again later.
+        """
+        started = self._monotonic()
+        own = self._own_time(now)
+        self._drain_events(now)
+        try:
+            self._reopen_if_number_changed(own)
+            self._look_for_nameless(own)
+            gpus = tuple(self._read(uuid, own) for uuid in sorted(self._known, key=lambda one: self._known[one].index))
+        except pynvml.NVMLError as error:
+            raise library.error_of(library.code_of(error)) from error
+        changed = self._drain_events(now)
+        gpus = tuple(without_means(gpu) if gpu.gpu.uuid in changed else gpu for gpu in gpus)
+        xids, self._xids = tuple(self._xids), []
+        errors, self._errors = self._errors, Counter()
+        ended = self._monotonic()
+        took = ended - started
+        return Reading(
+            source=NAME,
+            taken_at_seconds=now + took,
+            duration_seconds=took,
+            steady_seconds=ended,
+            driver_version=self._driver_version,
+            nvml_version=self._nvml_version,
+            gpus=gpus,
+            xids=xids,
+            errors=dict(errors),
+        )
+
+    def _own_time(self, now: float) -> float:
+        """Give the time that waits are of: who waits by a clock that is then set back by an hour waits for an hour."""
+        own = now if self._steady is None else self._steady()
+        if self._sampled_at is not None and now - self._sampled_at[0] < own - self._sampled_at[1] - _SET_BACK_SECONDS:
+            for unit in self._units.values():
+                unit.clock_was_set_back()
+        self._sampled_at = now, own
+        return own
+
+    def _took(self) -> float:
+        """Seconds that the sample has taken so far; by the time that ``sample`` is told it takes none."""
+        return 0.0 if self._steady is None or self._sampled_at is None else self._steady() - self._sampled_at[1]
+
+    def _count(self, reason: str) -> None:
+        self._errors[reason] += 1
+
+    def _attach_all(self) -> None:
+        """Attach the GPUs that are enumerated, and say of the other known ones what is wrong with them."""
+        self._driver_version = library.read_text(pynvml.nvmlSystemGetDriverVersion)
+        self._nvml_version = library.read_text(pynvml.nvmlSystemGetNVMLVersion)
+        self._wanted = self._wanted_of(self._driver_version)
+        self._down.clear()
+        self._failures.clear()
+        self._count_at_open = pynvml.nvmlDeviceGetCount()
+        unreadable: dict[int, str] = {}
+        for index in sorted(set(range(self._count_at_open)) - self._left_out):
+            try:
+                with self._asking(index):
+                    self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+            except SourceError as error:
+                unreadable[index] = error.reason
+            except pynvml.NVMLError as error:
+                if library.code_of(error) in library.DRIVER_GONE:
+                    raise
+                unreadable[index] = library.reason_of(library.code_of(error))
+        for reason in unreadable.values():
+            self._count(reason)
+        self._nameless = dict.fromkeys(unreadable, -1.0)
+        for uuid, gpu in self._known.items():
+            if uuid not in self._units:
+                reason = unreadable.get(gpu.index, "not_enumerated")
+                self._down[uuid] = _Down(state=_state_of(reason), reason=reason, look_at=-1.0)
+        if not self._known and not self._left_out:
+            raise library.problem(next(iter(unreadable.values()), "no_gpus"))
+        self._watch_events()
+
+    def _wanted_of(self, driver_version: str | None) -> Wanted:
+        major = (driver_version or "").split(".")[0]
+        plan = Plan(
+            getters=nvml_fields.getters(self._fields),
+            items=nvml_fields.field_values(self._fields, int(major) if major.isdigit() else 0),
+            nvlink_rate=Field.NVLINK_BANDWIDTH_TOTAL in self._fields,
+        )
+        return Wanted(
+            fields=self._fields,
+            plan=plan,
+            record=activity.record_type(),
+            oldest_seconds=self._oldest_seconds,
+            count=self._count,
+            took=self._took,
+        )
+
+    @contextmanager
+    def _asking(self, index: int) -> Iterator[None]:
+        """Say for which GPU the calls within are, so that it is known at which one they hang."""
+        self._note_asked(index)
+        try:
+            yield
+        finally:
+            self._note_asked(None)
+
+    def _attach(self, handle: Any, index: int, expected_uuid: str | None = None) -> bool:  # noqa: ANN401 - a handle is whatever pynvml gave
+        """Attach one GPU; return False where it is not the expected one."""
+        gpu = identity.read(handle, index)
+        if self._wanted is None or (expected_uuid is not None and gpu.uuid != expected_uuid):
+            return False
+        # First what can fail: a GPU that is known is either attached or has a reason why not.
+        unit = self._units[gpu.uuid] = Unit(handle, gpu, self._wanted)
+        self._known[gpu.uuid] = unit.gpu
+        self._down.pop(gpu.uuid, None)
+        return True
+
+    def _watch_events(self) -> None:
+        handles = {uuid: unit.handle for uuid, unit in self._units.items()}
+        if self._events is None:
+            self._events = EventWatch(handles)
+            self._events.start()
+        else:
+            self._events.renew(handles)
+
+    def _read(self, uuid: str, now: float) -> GpuReading:
+        with self._asking(self._known[uuid].index):
+            return self._ask(uuid, now)
+
+    def _ask(self, uuid: str, now: float) -> GpuReading:
+        if uuid not in self._units:
+            self._look_for(uuid, now)
+        unit = self._units.get(uuid)
+        if unit is None:
+            down = self._down[uuid]
+            return GpuReading(gpu=self._known[uuid], state=down.state, reason=down.reason)
+        reading = unit.sample(now)
+        self._known[uuid] = unit.gpu
+        if reading.state is DeviceState.LOST:
+            self._detach(uuid, reading.state, reading.reason, look_at=now + self._retry_seconds)
+        elif reading.state is DeviceState.FAILED:
+            self._failures[uuid] += 1
+            if self._failures[uuid] >= _FAILURES_BEFORE_ATTACHING_ANEW:
+                self._failures[uuid] = 0
+                self._detach(uuid, reading.state, reading.reason, look_at=now)
+        else:
+            self._failures[uuid] = 0
+        return reading
+
+    def _detach(self, uuid: str, state: DeviceState, reason: str, *, look_at: float) -> None:
+        self._units.pop(uuid).close()
+        self._down[uuid] = _Down(state=state, reason=reason, look_at=look_at)
+        self._watch_events()
+
+    def _look_for(self, uuid: str, now: float) -> None:
+        """Attach a GPU again where it answers at its place under its UUID; its handle is not to be trusted."""
+        down = self._down[uuid]
+        if down.look_at > now:
+            return
+        gpu = self._known[uuid]
+        down.look_at = now + self._retry_seconds
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu.pci_bus_id)
+            if self._attach(handle, gpu.index, expected_uuid=uuid):
+                self._watch_events()
+            else:
+                down.state, down.reason = DeviceState.MISSING, "replaced"
+        except SourceError as error:
+            down.state, down.reason = DeviceState.FAILED, error.reason
+        except pynvml.NVMLError as error:
+            code = library.code_of(error)
+            if code in library.DRIVER_GONE:
+                raise
+            down.reason = "not_enumerated" if code in _NOT_THERE else library.reason_of(code)
+            down.state = _state_of(down.reason)
+            self._count(library.reason_of(code))
+
+    def _look_for_nameless(self, now: float) -> None:
+        """Attach GPUs that were dead when the driver was opened and that nobody has seen alive yet."""
+        attached = {unit.gpu.index for unit in self._units.values()}
+        for index in [index for index, look_at in self._nameless.items() if look_at <= now]:
+            if index in attached:
+                del self._nameless[index]
+                continue
+            self._nameless[index] = now + self._retry_seconds
+            try:
+                with self._asking(index):
+                    self._attach(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+            except SourceError as error:
+                self._count(error.reason)
+            except pynvml.NVMLError as error:
+                if library.code_of(error) in library.DRIVER_GONE:
+                    raise
+                self._count(library.reason_of(library.code_of(error)))
+            else:
+                del self._nameless[index]
+                self._watch_events()
+
+    def _reopen_if_number_changed(self, now: float) -> None:
+        """Open the driver again where it has another number of GPUs than when it was opened."""
+        if self._counted_at is not None and 0 <= now - self._counted_at < self._retry_seconds:
+            return
+        self._counted_at = now
+        if self._number_changed():
+            self.announce()
+            self.close()
+            self.open()
+
+    def _number_changed(self) -> bool:
+        try:
+            return int(pynvml.nvmlDeviceGetCount()) != self._count_at_open
+        except pynvml.NVMLError as error:
+            code = library.code_of(error)
+            if code in library.DRIVER_GONE:
+                raise
+            # One call that fails says nothing of the GPUs, which are asked themselves.
+            self._count(library.reason_of(code))
+            return False
+
+    def _drain_events(self, now: float) -> frozenset[str]:
+        """Keep the Xids for the reading, and return the UUIDs of the GPUs whose MIG layout has changed."""
+        if self._events is None:
+            return frozenset()
+        events, errors = self._events.drain()
+        self._errors.update(errors)
+        changed = {event.uuid for event in events if event.xid is None}
+        for uuid in changed & self._units.keys():
+            self._units[uuid].layout_changed()
+        self._xids += [
+            XidEvent(
+                uuid=event.uuid,
+                xid=event.xid,
+                at_seconds=now,
+                gpu_instance_id=event.gpu_instance_id,
+                compute_instance_id=event.compute_instance_id,
+            )
+            for event in events
+            if event.xid is not None
+        ]
+        return frozenset(changed)
+
+
+def _state_of(reason: str) -> DeviceState:
+    states = {
+        "gpu_is_lost": DeviceState.LOST,
+        "reset_required": DeviceState.RESET_REQUIRED,
+        "not_enumerated": DeviceState.MISSING,
+    }
+    return states.get(reason, DeviceState.FAILED)

@@ -1,0 +1,564 @@
+"""The parent's side of a source: keeps a child process alive, kills it when it hangs, and never blocks."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from exporter.errors import SourceError
+from exporter.gpu import wire
+from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading, SourceState, SourceStatus
+
+_LINE_LIMIT_BYTES = 8 * 2**20
+_KEPT_READINGS = 600
+_GRACE_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS = 1.0
+_LONGEST_BACKOFF_SECONDS = 30.0
+_SETTLED_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+_STUCK_LIMIT = 3
+_LAST_CHANCE_SECONDS = 1.0
+"""A silent child is listened to for so long again: both may have been stopped, by a debugger or with their machine."""
+_READY_READINGS = 3
+"""After so many a new child has measured everything: means need two samples, processes need three."""
+_FIRST_RENEWAL_SECONDS = 1.0
+_LONGEST_RENEWAL_SECONDS = 300.0
+_WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
+_LAST_WORDS_SECONDS = 0.5
+_HUNG_WORDS = {
+    "nvml": ("the driver", "see dmesg for NVRM and Xid lines"),
+    "dcgm": (
+        "the DCGM host engine",
+        "if that stays so, start nv-hostengine again, or correct --dcgm-address; a driver that hangs stops it, too",
+    ),
+}
+
+_log = logging.getLogger("exporter.gpu.worker")
+
+
+def nvml_command(interval_seconds: float, fields: Iterable[Field]) -> tuple[str, ...]:
+    """Return the command line of the child that owns NVML.
+
+    Args:
+        interval_seconds: Time between samples.
+        fields: What to read beside what is always read.
+    """
+    ids = ",".join(str(int(field)) for field in sorted(fields))
+    return (sys.executable, "-m", "exporter.gpu.child", "--interval", str(interval_seconds), "--fields", ids)
+
+
+def dcgm_command(interval_seconds: float, fields: Iterable[Field], address: str) -> tuple[str, ...]:
+    """Return the command line of the child that asks a DCGM host engine.
+
+    Args:
+        interval_seconds: Time between samples.
+        fields: What to read; ``dcgm_fields.supplement`` or ``dcgm_fields.alone`` gives them.
+        address: ``host:port``, ``unix:///path`` or ``embedded``.
+    """
+    return (*nvml_command(interval_seconds, fields), "--dcgm-address", address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """One child process and what belongs to it."""
+
+    process: asyncio.subprocess.Process
+    relay: asyncio.Task[None]
+    """Passes on what it logs."""
+    note: int
+    """Descriptor of the file in which it notes the GPU that it asks."""
+    left_out: frozenset[int]
+    """Indexes of the GPUs that it does not ask."""
+
+
+class Worker:
+    """One source in a child process.
+
+    A GPU whose calls hang costs itself alone: the child is killed, and the next one leaves that GPU out. A successor
+    asks it again, ever more rarely, and takes over once it has measured it; until then the present child works on.
+
+    Args:
+        name: Of the source; the status carries it.
+        command: Program and arguments of the child, which writes wire lines to its standard output.
+        interval_seconds: Time between the child's samples, told in messages.
+        deadline_seconds: How long a child that has read once may be silent before it is killed.
+        start_deadline_seconds: How long it may be silent while it opens the driver.
+        env: Environment of the child in addition to this process's own.
+        clock: Seconds now, of a clock that nobody sets; ``released_until`` is in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: Sequence[str],
+        interval_seconds: float,
+        deadline_seconds: float = 10.0,
+        start_deadline_seconds: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._command = tuple(command)
+        self._deadline_seconds = max(deadline_seconds, 3 * interval_seconds)
+        self._start_deadline_seconds = start_deadline_seconds
+        self._ready_deadline_seconds = start_deadline_seconds + _READY_READINGS * interval_seconds
+        self._env = None if env is None else {**os.environ, **env}
+        self._clock = clock
+        self._readings: deque[Reading] = deque(maxlen=_KEPT_READINGS)
+        self._errors: Counter[str] = Counter()
+        self._child: _Child | None = None
+        self._successor: _Child | None = None
+        """A child that has measured already and is to be listened to next."""
+        self._prepared: _Child | None = None
+        """A child that may become the successor."""
+        self._renewal_asked = asyncio.Event()
+        self._gpus: tuple[GpuReading, ...] = ()
+        """Of the newest reading."""
+        self._hung: dict[int, GpuReading | None] = {}
+        """GPUs that hang by index, as they are told of meanwhile; ``None``: never seen before."""
+        self._patience: asyncio.Timeout | None = None
+        self.news = asyncio.Event()
+        """Set when a reading has come in; whoever waits for it clears it."""
+        self._stuck: set[asyncio.Task[int]] = set()
+        self._backoff_seconds = 0.0
+        self._heard = False
+        self._failure = ""
+        self._told_to_go = False
+        self._patience_seconds = start_deadline_seconds
+        self._released_until: float | None = None
+        self._release_asked = asyncio.Event()
+        self._status = SourceStatus(name=name, state=SourceState.STARTING)
+
+    @property
+    def status(self) -> SourceStatus:
+        """How the source is doing now."""
+        return self._status
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts since start by reason; what readings count themselves is not in here.
+
+        ``hung``, ``died``, ``garbled``, ``unkillable``, ``dropped``, ``not_started``, and the reasons for which
+        the source said that it failed.
+        """
+        return dict(self._errors)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child that is working now."""
+        return None if self._child is None else self._child.process.pid
+
+    @property
+    def released_until(self) -> float | None:
+        """Until when, by the clock, the driver is left alone; ``None`` when it is not."""
+        until = self._released_until
+        if until is None or until <= self._clock():
+            return None
+        return until
+
+    def _is_released(self) -> bool:
+        return self.released_until is not None
+
+    @property
+    def well_gpus(self) -> int | None:
+        """GPUs of its newest reading that are up, or that hang and are asked again anyway; ``None`` while not up."""
+        if self._status.state is not SourceState.UP:
+            return None
+        hung = {gpu.gpu.uuid for gpu in self._hung.values() if gpu}
+        return sum(gpu.state is DeviceState.UP or gpu.gpu.uuid in hung for gpu in self._gpus)
+
+    def take(self) -> tuple[Reading, ...]:
+        """Return the readings since the last call, oldest first."""
+        return tuple(self._readings.popleft() for _ in range(len(self._readings)))
+
+    def release(self, seconds: float) -> None:
+        """Close the driver for a time, so that a GPU can be reset or the driver replaced; 0 ends that time now."""
+        self._released_until = self._clock() + seconds
+        if seconds <= 0:
+            return
+        self._release_asked.set()
+        if self._prepared is not None:
+            _kill_group(self._prepared.process, signal.SIGKILL)
+        self._send_away(signal.SIGTERM, _GRACE_SECONDS)
+
+    def renew(self) -> None:
+        """Have the driver opened again in a new child, which takes over if it brings back a GPU that is not up.
+
+        The driver fixes its list of GPUs when a process opens it. The present child works on meanwhile.
+        """
+        self._renewal_asked.set()
+
+    def use(self, command: Sequence[str]) -> None:
+        """Run another command from now on; a child of the present one ends, and the next one begins at once."""
+        if self._command != tuple(command):
+            self._command = tuple(command)
+            self._backoff_seconds = 0.0
+            self._send_away(signal.SIGTERM, _GRACE_SECONDS)
+
+    async def run(self) -> None:
+        """Keep the source going until cancelled; all its children are dead when this returns."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._renew_when_due())
+                await self._stay_alive()
+        finally:
+            await self._drop_successor()
+
+    async def _drop_successor(self) -> None:
+        successor, self._successor = self._successor, None
+        if successor is not None:
+            await self._end(successor, at_once=True)
+
+    async def _stay_alive(self) -> None:
+        while True:
+            await self._stay_released()
+            started = asyncio.get_running_loop().time()
+            await self._live_once()
+            if self._is_released():
+                self._backoff_seconds = 0.0
+            elif self._successor is None:
+                self._status = replace(self._status, restarts=self._status.restarts + 1)
+                await self._back_off(asyncio.get_running_loop().time() - started)
+
+    async def _renew_when_due(self) -> None:
+        """Prepare a successor when one is asked for, and for as long as a GPU hangs, ever more rarely."""
+        pause_seconds = _FIRST_RENEWAL_SECONDS
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_seconds if self._hung else None):
+                    await self._renewal_asked.wait()
+            self._renewal_asked.clear()
+            # A child that is stuck in the kernel must leave room for the next one that does the work.
+            if self._status.state is SourceState.UP and len(self._stuck) < _STUCK_LIMIT - 1:
+                await self._renew()
+                pause_seconds = min(2 * pause_seconds, _LONGEST_RENEWAL_SECONDS)
+            if not self._hung:
+                pause_seconds = _FIRST_RENEWAL_SECONDS
+
+    async def _renew(self) -> None:
+        """Try successors without the GPUs at which the ones before hung, while that may bring back another GPU."""
+        left_out: set[int] = set()
+        while True:
+            hung_at = await self._prepare(frozenset(left_out))
+            if hung_at is None or hung_at in left_out:
+                return
+            left_out.add(hung_at)
+            if left_out.issuperset(self._hung):
+                return
+
+    async def _prepare(self, left_out: frozenset[int]) -> int | None:
+        """Start a successor and let it take over when it is ready; return the index of the GPU at which it hangs."""
+        try:
+            child = await self._start(left_out)
+        except OSError:
+            return None
+        self._prepared, ready = child, False
+        try:
+            async with asyncio.timeout(self._ready_deadline_seconds):
+                ready = await self._is_ready(child)
+        except TimeoutError:
+            return wire.asked(child.note)
+        finally:
+            self._prepared = None
+            if not ready:
+                await self._end(child, at_once=True)
+        if ready:
+            self._successor = child
+            self._send_away(signal.SIGKILL, 0.0)
+        return None
+
+    async def _is_ready(self, child: _Child) -> bool:
+        """Return whether a child has measured everything, and has a GPU up that is not up in the working child.
+
+        It cannot take over from a child that has ended: the next one may be starting, which would keep both.
+        """
+        if self._is_released():
+            return False
+        readings = 0
+        async for message in self._messages(child):
+            if isinstance(message, Reading):
+                readings += 1
+                if readings == _READY_READINGS:
+                    return self._child is not None and not _up(message.gpus) <= _up(self._gpus)
+            elif message.state is not SourceState.STARTING:
+                return False
+        return False
+
+    def _send_away(self, number: signal.Signals, patience_seconds: float) -> None:
+        """Tell the present child to end; what it says from now on does not count."""
+        if self._child is not None:
+            self._told_to_go = True
+            _kill_group(self._child.process, number)
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time() + patience_seconds)
+
+    async def _stay_released(self) -> None:
+        if not self._is_released():
+            return
+        await self._drop_successor()
+        self._set(
+            SourceState.RELEASED,
+            "released",
+            "the driver is closed on request, for a GPU reset or a driver upgrade; it opens again by itself",
+        )
+        while self._is_released():  # noqa: ASYNC110 - the clock is an argument, only looking tells
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._set(SourceState.STARTING)
+
+    async def _back_off(self, lived_seconds: float) -> None:
+        """Wait before the next child: not at all after a long life, ever longer when they fail one after another."""
+        if self._heard and lived_seconds >= _SETTLED_SECONDS:
+            self._backoff_seconds = 0.0
+        seconds = self._backoff_seconds
+        self._backoff_seconds = min(max(2 * seconds, _FIRST_BACKOFF_SECONDS), _LONGEST_BACKOFF_SECONDS)
+        self._release_asked.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._release_asked.wait()
+        while len(self._stuck) >= _STUCK_LIMIT:  # noqa: ASYNC110 - ends when any of several tasks does, rarely
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _live_once(self) -> None:
+        """Start a child, listen to it until it ends or hangs, and see that it is gone."""
+        self._heard = self._told_to_go = False
+        self._failure = ""
+        self._patience_seconds = self._start_deadline_seconds
+        child, self._successor = self._successor, None
+        try:
+            child = child or await self._start(frozenset(self._hung))
+        except OSError as error:
+            self._errors["not_started"] += 1
+            message = f"the source's process could not be started: {error.strerror}: {self._command[0]}"
+            self._set(SourceState.FAILED, "not_started", message)
+            return
+        silent = ended = False
+        hung_at = None
+        self._child = child
+        self._hung = {index: gpu for index, gpu in self._hung.items() if index in child.left_out}
+        try:
+            if not self._is_released():
+                await self._listen(child)
+                ended = True
+        except TimeoutError:
+            silent, hung_at = True, wire.asked(child.note)
+        finally:
+            self._child = None
+            code = await self._end(child, at_once=not ended)
+        if not self._told_to_go and not self._is_released():
+            self._note_end(code, hung=silent, hung_at=hung_at)
+
+    async def _start(self, left_out: frozenset[int]) -> _Child:
+        """Start a child that leaves some GPUs out.
+
+        Raises:
+            OSError: there is no such program, no memory, ...
+        """
+        without = ("--without", ",".join(map(str, sorted(left_out)))) if left_out else ()
+        note = wire.open_note()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *without,
+                stdin=note,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=_LINE_LIMIT_BYTES,
+                env=self._env,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(note)
+            raise
+        return _Child(process=process, relay=asyncio.create_task(_relay_log(process)), note=note, left_out=left_out)
+
+    async def _end(self, child: _Child, *, at_once: bool) -> int | None:
+        """See that a child is gone and return its exit code; ``None`` where it cannot be killed."""
+        try:
+            code = await self._bury(child.process, at_once=at_once)
+            # Its last words say why it died.
+            await asyncio.wait({child.relay}, timeout=_LAST_WORDS_SECONDS)
+        finally:
+            child.relay.cancel()
+            os.close(child.note)
+        return code
+
+    async def _listen(self, child: _Child) -> None:
+        """Take in what the child says until it ends.
+
+        Raises:
+            TimeoutError: it was silent for too long.
+        """
+        seconds, last_chance = self._start_deadline_seconds, False
+        while True:
+            heard = False
+            try:
+                async with asyncio.timeout(seconds) as patience:
+                    self._patience = patience
+                    async for message in self._messages(child):
+                        heard = True
+                        self._take_in(message)
+                        if not self._told_to_go:
+                            working = isinstance(message, Reading)
+                            self._patience_seconds = self._deadline_seconds if working else self._start_deadline_seconds
+                            patience.reschedule(asyncio.get_running_loop().time() + self._patience_seconds)
+            except TimeoutError:
+                if self._told_to_go or (last_chance and not heard):
+                    raise
+                # An agent that stood still itself meets its timer before what the child has said meanwhile.
+                seconds, last_chance = _LAST_CHANCE_SECONDS, True
+            else:
+                return
+            finally:
+                self._patience = None
+
+    async def _messages(self, child: _Child) -> AsyncIterator[Reading | SourceStatus]:
+        if child.process.stdout is None:
+            return
+        while True:
+            try:
+                line = await child.process.stdout.readline()
+                if not line:
+                    return
+                yield wire.decode(line)
+            except (SourceError, ValueError) as error:
+                # ValueError: the stream's, for a line without end.
+                self._errors["garbled"] += 1
+                _log.warning("garbled: %s", error)
+
+    def _take_in(self, message: Reading | SourceStatus) -> None:
+        if isinstance(message, Reading):
+            self._heard, self._failure = True, ""
+            if len(self._readings) == _KEPT_READINGS:
+                self._errors["dropped"] += 1
+            message = self._with_hung(message)
+            self._readings.append(message)
+            self._gpus = message.gpus
+            self.news.set()
+            if not self._told_to_go:
+                self._set(SourceState.UP)
+        elif message.state is not SourceState.STARTING and not self._told_to_go:
+            # Starting again after a failure: until that has worked, the failure is what there is to tell.
+            if message.reason != self._failure:
+                self._errors[message.reason] += 1
+            self._failure = message.reason
+            self._set(message.state, message.reason, message.message)
+
+    def _with_hung(self, reading: Reading) -> Reading:
+        """Return a reading with the GPUs that hang, which its child was not to ask."""
+        here = {gpu.gpu.uuid for gpu in reading.gpus}
+        hung = [gpu for gpu in self._hung.values() if gpu and gpu.gpu.uuid not in here]
+        if not hung:
+            return reading
+        return replace(reading, gpus=tuple(sorted((*reading.gpus, *hung), key=lambda gpu: gpu.gpu.index)))
+
+    def _leave_out(self, index: int) -> None:
+        """Leave a GPU that hangs out from now on; its holders keep it."""
+        last = next((gpu for gpu in self._gpus if gpu.gpu.index == index), None)
+        self._hung[index] = last and GpuReading(
+            gpu=last.gpu,
+            state=DeviceState.FAILED,
+            reason="hung",
+            instances=tuple(MigReading(instance=part.instance) for part in last.instances),
+            lacks_instances=last.lacks_instances,
+        )
+        self._renewal_asked.set()
+
+    def _note_end(self, code: int | None, *, hung: bool, hung_at: int | None) -> None:
+        if hung:
+            self._errors["hung"] += 1
+            who, look = _HUNG_WORDS.get(self._status.name, _HUNG_WORDS["nvml"])
+            if hung_at is None:
+                self._hung.clear()  # the driver as a whole hangs, so that no single GPU is to blame
+            else:
+                self._leave_out(hung_at)
+                who = f"{who}, asked about GPU {hung_at},"
+            message = (
+                f"{who} did not answer for {self._patience_seconds:g} seconds; its process was killed and another one"
+                f" is started; {look}"
+            )
+            self._set(SourceState.HUNG, "hung", message)
+        elif not self._failure:
+            # A child that said why it fails, and ended, has failed; it did not die.
+            self._errors["died"] += 1
+            how = "cannot be killed" if code is None else _how_it_ended(code)
+            self._set(SourceState.DIED, "died", f"the source's process {how}; another one is started")
+
+    async def _bury(self, process: asyncio.subprocess.Process, *, at_once: bool) -> int | None:
+        """Wait until a child is gone, killing it when it does not go; ``None`` where it cannot be killed.
+
+        Cancelled meanwhile, it kills the child at once and is cancelled only when the child is gone.
+        """
+        gone = asyncio.create_task(process.wait())
+        try:
+            if not at_once:
+                await asyncio.wait({gone}, timeout=_GRACE_SECONDS)
+        finally:
+            if not gone.done():
+                _kill_group(process, signal.SIGKILL)
+                await _outlast_cancellation(gone, _GRACE_SECONDS)
+        if gone.done():
+            return gone.result()
+        # In the kernel, where no signal reaches it: leave it behind, its death is noticed whenever it comes.
+        self._errors["unkillable"] += 1
+        _log.warning("process %d cannot be killed: it is stuck in the driver", process.pid)
+        self._stuck.add(gone)
+        gone.add_done_callback(self._stuck.discard)
+        return None
+
+    def _set(self, state: SourceState, reason: str = "", message: str = "") -> None:
+        if (state, reason) != (self._status.state, self._status.reason):
+            level = logging.INFO if state in _WELL else logging.WARNING
+            _log.log(level, "source %s is %s%s", self._status.name, state, f": {message}" if message else "")
+        self._status = replace(self._status, state=state, reason=reason, message=message)
+
+
+def _up(gpus: Iterable[GpuReading]) -> frozenset[str]:
+    return frozenset(gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP)
+
+
+def _kill_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    # The child leads a group of its own, so that nothing it started stays behind.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+async def _outlast_cancellation(task: asyncio.Task[int], seconds: float) -> None:
+    """Wait for a task for a time; cancelled meanwhile, wait on and be cancelled at the end."""
+    now = asyncio.get_running_loop().time
+    until = now() + seconds
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and (left := until - now()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended by itself with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+async def _relay_log(process: asyncio.subprocess.Process) -> None:
+    """Pass on what the child, or a library in it, writes to standard error."""
+    if process.stderr is None:
+        return
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        _log.info("child %d: %s", process.pid, line.decode("utf-8", "replace").rstrip())

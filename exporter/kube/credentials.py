@@ -1,0 +1,192 @@
+"""Where the Kubernetes API is and what to show it: the pod's service account or a kubeconfig, read when asked.
+
+The only door to the ``kubernetes`` package, which reads kubeconfigs. It takes 20 MiB, so no agent in a pod loads it.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from exporter.errors import ApiError
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Where the server is, whom to believe that it is, and what to show it. Equal ones may share connections."""
+
+    host: str
+    """URL without a path's end."""
+    ca_file: str | None = None
+    ca_data: str | bytes | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    verify: bool = True
+    proxy: str | None = None
+    server_name: str | None = None
+    """What its certificate must be for, where that is not the host."""
+    authorization: Callable[[], Awaitable[str]] = field(compare=False)
+    """Gives the header's value, read again where it may have been renewed; empty where a certificate says who asks."""
+
+
+def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:
+    """Return what a pod is given: address in its environment, token and authority in a folder.
+
+    Args:
+        environ: Has ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
+        folder: Has ``token`` and ``ca.crt``.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A file is empty.
+        LookupError: The environment has no address.
+    """
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ["KUBERNETES_SERVICE_PORT"]
+    authority = folder / "ca.crt"
+    _text(authority)
+    token = folder / "token"
+    _text(token)
+
+    async def authorization() -> str:
+        # From the file each time: the kubelet renews it, and a request is rare.
+        return f"Bearer {_text(token)}"
+
+    return ApiSettings(
+        host=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        ca_file=str(authority),
+        authorization=authorization,
+    )
+
+
+def _text(path: Path) -> str:
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"{path.name} is empty")
+    return text
+
+
+class Credentials:
+    """The settings of one cluster.
+
+    Args:
+        kubeconfig: File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config.
+        environ: Where ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG`` are looked up.
+        service_account: Folder with the pod's ``token`` and ``ca.crt``.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: Path | None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        service_account: Path = SERVICE_ACCOUNT,
+    ) -> None:
+        self._kubeconfig = kubeconfig
+        self._environ = environ
+        self._service_account = service_account
+
+    @property
+    def place(self) -> str:
+        """Where the settings come from, for messages."""
+        if self._in_pod:
+            return f"service account in {self._service_account}"
+        return f"kubeconfig {self._files}"
+
+    async def read(self) -> ApiSettings:
+        """Read everything from its files.
+
+        Raises:
+            ApiError: ``no_config``.
+        """
+        if self._in_pod:
+            with usable(self.place):
+                return of_service_account(self._environ, self._service_account)
+        # By name, so that a type checker does not read thousands of modules; beside the loop, because it takes half a
+        # second.
+        for module in ("client.configuration", "config.kube_config"):
+            await asyncio.to_thread(importlib.import_module, f"kubernetes.aio.{module}")
+        configuration = importlib.import_module("kubernetes.aio.client.configuration").Configuration()
+        with usable(self.place):
+            await self._read_kubeconfig(configuration)
+            # The address is told in messages and on pages.
+            if "@" in urlsplit(configuration.host).netloc:
+                raise ApiError(
+                    "no_config",
+                    f"{self.place}: `server` has a user or a password in it; put them under `users` of the kubeconfig",
+                )
+        return _settings(configuration)
+
+    @property
+    def _in_pod(self) -> bool:
+        return self._kubeconfig is None and bool(self._environ.get("KUBERNETES_SERVICE_HOST"))
+
+    @property
+    def _files(self) -> str:
+        if self._kubeconfig is not None:
+            return str(self._kubeconfig)
+        return self._environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+
+    async def _read_kubeconfig(self, configuration: Any) -> None:  # noqa: ANN401 - the package has no types to name here
+        files = self._files
+        if not any(_is_file(name) for name in files.split(os.pathsep)):
+            raise ApiError(
+                "no_config",
+                f"no Kubernetes API to ask: not in a pod with a service account, and no file {files};"
+                " give --kubeconfig, or let the pod mount its service account's token",
+            )
+        kube_config = importlib.import_module("kubernetes.aio.config.kube_config")
+        loader = await kube_config.load_kube_config(
+            config_file=files, client_configuration=configuration, persist_config=False
+        )
+        user = loader.current_context["context"].get("user")
+        if user and not configuration.api_key and not configuration.cert_file:
+            raise ApiError(
+                "no_config",
+                f"{self.place}: user {user!r} has no token and no client certificate that can be read;"
+                " no anonymous request is made",
+            )
+
+
+@contextlib.contextmanager
+def usable(place: str) -> Iterator[None]:
+    """Turn what the package raises over bad settings into ``ApiError`` with reason ``no_config``."""
+    try:
+        yield
+    except ApiError:
+        raise
+    except Exception as error:
+        # The errors of the package and of its YAML reader have no base of their own.
+        ours = (OSError, LookupError, TypeError, ValueError, AttributeError)
+        if not isinstance(error, ours) and type(error).__module__.partition(".")[0] not in {"kubernetes", "yaml"}:
+            raise
+        words = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ApiError("no_config", f"{place} cannot be used: {words}") from error
+
+
+def _is_file(name: str) -> bool:
+    return bool(name) and Path(name).expanduser().is_file()
+
+
+def _settings(configuration: Any) -> ApiSettings:  # noqa: ANN401 - as _read_kubeconfig
+    async def authorization() -> str:
+        key = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return str(key or "").strip()  # a line end would make every request an error
+
+    return ApiSettings(
+        host=configuration.host,
+        ca_file=configuration.ssl_ca_cert,
+        ca_data=configuration.ca_cert_data,
+        certificate_file=configuration.cert_file,
+        key_file=configuration.key_file,
+        verify=configuration.verify_ssl,
+        proxy=configuration.proxy,
+        server_name=configuration.tls_server_name,
+        authorization=authorization,
+    )

@@ -1,0 +1,534 @@
+"""The kubelet's pod-resources API over its unix socket: who is listed with which device, asked beside the scrape."""
+
+import asyncio
+import os
+import socket
+import stat
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+from google.protobuf.message import DecodeError, Message
+
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, is_per_unit, named_devices, telling
+from exporter.errors import AttributionError
+from exporter.model import Allocations, ClaimedDevice, ContainerAllocation, DeviceIds
+
+SERVICE = "v1.PodResourcesLister"
+LIST_METHOD = f"/{SERVICE}/List"
+ALLOCATABLE_METHOD = f"/{SERVICE}/GetAllocatableResources"
+
+READ_SCHEMA: Mapping[str, str] = {
+    "ContainerDevices": "resource_name 1 string, device_ids 2 *string",
+    "CDIDevice": "name 1 string",
+    "ClaimResource": (
+        "cdi_devices 1 *CDIDevice, driver_name 2 string, pool_name 3 string, device_name 4 string, share_id 5 ?string"
+    ),
+    "DynamicResource": "claim_name 2 string, claim_namespace 3 string, claim_resources 4 *ClaimResource",
+    "ContainerResources": "name 1 string, devices 2 *ContainerDevices, dynamic_resources 5 *DynamicResource",
+    "PodResources": "name 1 string, namespace 2 string, containers 3 *ContainerResources",
+    "ListPodResourcesResponse": "pod_resources 1 *PodResources",
+    "AllocatableResourcesResponse": "devices 1 *ContainerDevices",
+}
+
+_SCALARS = {
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+    "uint64": FieldDescriptorProto.TYPE_UINT64,
+}
+
+
+def build_messages(schema: Mapping[str, str] = READ_SCHEMA) -> Mapping[str, type[Message]]:
+    """Make one message class per entry of a schema, in a descriptor pool of its own.
+
+    Args:
+        schema: Message name to its fields, in the notation of this module.
+
+    Returns:
+        Message name to class.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package="v1", syntax="proto3")
+    for name, fields in schema.items():
+        message = file.message_type.add(name=name)
+        for spec in filter(None, fields.split(", ")):
+            _add_field(message, spec, schema)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}")) for name in schema}
+
+
+def _add_field(message: descriptor_pb2.DescriptorProto, spec: str, schema: Mapping[str, str]) -> None:
+    name, number, kind = spec.split()
+    bare = kind.lstrip("*?")
+    repeated = kind.startswith("*")
+    field = message.field.add(
+        name=name,
+        number=int(number),
+        label=FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL,
+    )
+    if bare in schema:
+        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".v1.{bare}"
+    else:
+        field.type = _SCALARS[bare]
+    if kind.startswith("?"):  # proto3 spells "optional" as a oneof of one
+        field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{name}")
+
+
+_CONNECT_SECONDS = 0.2
+LONGEST_PATH_BYTES = 107
+MEND_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
+
+
+def check(path: str) -> None:
+    """Look whether somebody listens on the kubelet's socket.
+
+    Args:
+        path: Of the socket.
+
+    Raises:
+        AttributionError: ``no_socket``, ``not_a_socket``, ``no_permission``, ``refused`` or ``bad_path``, with how to
+            mend it. Nothing is raised where a connection is accepted, or a busy listener does not come to it.
+    """
+    try:
+        if not stat.S_ISSOCK(Path(path).stat().st_mode):
+            raise AttributionError("not_a_socket", f"{path} is not a socket; {MEND_PATH}")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_CONNECT_SECONDS)
+            probe.connect(path)
+    except FileNotFoundError as error:
+        raise AttributionError("no_socket", _missing(path)) from error
+    except PermissionError as error:
+        raise AttributionError(
+            "no_permission",
+            f"no permission for {path}: run as user 0 (no capability is needed), and under SELinux as a type that may"
+            " connect to the kubelet",
+        ) from error
+    except ConnectionRefusedError as error:
+        raise AttributionError(
+            "refused",
+            f"nobody listens on {path}: the kubelet is stopped, or its socket file was mounted instead of the"
+            " directory and is left over from before a restart",
+        ) from error
+    except (TimeoutError, BlockingIOError):
+        pass  # it exists, and is too busy to accept
+    except (OSError, ValueError) as error:  # a name too long for a socket, a file on the way, a NUL
+        raise AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {MEND_PATH}") from error
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Return what differs between two sockets that were made at one path; ``None`` where there is none.
+
+    An inode number alone can be used again by the next socket.
+    """
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+def check_length(path: str) -> None:
+    """Refuse a path that no unix socket can have; gRPC would complain of it on stderr.
+
+    Raises:
+        AttributionError: ``bad_path``.
+    """
+    length = len(os.fsencode(path))
+    if length > LONGEST_PATH_BYTES:
+        raise AttributionError(
+            "bad_path", f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {MEND_PATH}"
+        )
+
+
+def _missing(path: str) -> str:
+    if Path(path).parent.is_dir():
+        return f"no kubelet socket at {path}: start the kubelet, or {MEND_PATH}"
+    return f"no directory for the kubelet socket {path}: mount the directory, never the socket file, and {MEND_PATH}"
+
+
+# grpc reads both once, when it is imported: its fork handlers would hinder our child processes.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+DEFAULT_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*", "volcano.sh/vgpu-number")
+DEADLINE_SECONDS = 2.0
+RECEIVE_LIMIT_BYTES = 32 << 20
+LONGEST_WAIT_SECONDS = 10.0
+"""One call in so long burdens nobody, and a recovered kubelet's answer must not be long in coming."""
+LEAST_RETRY_SECONDS = 1.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
+    # Without these an outage of some seconds lasts seconds longer for us than for the kubelet.
+    ("grpc.initial_reconnect_backoff_ms", 250),
+    ("grpc.min_reconnect_backoff_ms", 250),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+)
+_MESSAGES = build_messages()
+# A kubelet that is gone costs nothing to look for, and must be found again soon; one that suffers is left in peace.
+_CHEAP_REASONS = frozenset(
+    {"no_socket", "no_permission", "not_a_socket", "bad_path", "refused", "unavailable", "kubelet_starting"}
+)
+
+PodName = tuple[str, str]
+"""Namespace and name."""
+
+
+def own_pod(environ: Mapping[str, str] = os.environ) -> PodName | None:
+    """Return the pod that this process runs in, as its manifest sets it; ``None`` outside a pod."""
+    namespace, name = environ.get("POD_NAMESPACE", ""), environ.get("POD_NAME", "")
+    return (namespace, name) if namespace and name else None
+
+
+class Completeness:
+    """Judges whether an answer contains what must be there: a starting kubelet answers before it knows its pods.
+
+    Inside a pod the agent's own pod must be listed. Outside a pod an empty answer is believed where no earlier answer
+    had pods, or where the kubelet that listed them has not restarted since; one with static pods only is as good as
+    empty, because the kubelet reads those from files before the API server answers it. After a restart of the kubelet,
+    a holder that is missing has ended only when two answers in a row of that kubelet lack it, because a kubelet may
+    list some of its pods before it knows all of them.
+
+    Args:
+        canary: Namespace and name of the agent's own pod, ``None`` outside a pod.
+        node_name: Of the node, with which names of static pods end; empty where it is not known.
+    """
+
+    def __init__(self, canary: PodName | None, node_name: str = "") -> None:
+        self._canary = canary
+        self._static_ending = f"-{node_name.lower()}" if node_name else ""
+        self._had_pods = False
+        self._restarted = False
+        self._socket: object = None
+        self._holders: frozenset[tuple[str, str, str]] = frozenset()
+        self._missing_once: frozenset[tuple[str, str, str]] = frozenset()
+        self._missing_from: object = None
+        """The socket whose answer lacked them; ``None`` where it is unknown."""
+
+    def check(self, pods: AbstractSet[PodName], holders: frozenset[tuple[str, str, str]], socket: object) -> None:
+        """Accept an answer, or refuse it.
+
+        Args:
+            pods: Every pod of the answer.
+            holders: (namespace, pod, container) of the containers with devices.
+            socket: Identity of the socket file, another one after each start of the kubelet; ``None`` where it is
+                unknown, or has changed during the call.
+
+        Raises:
+            AttributionError: ``kubelet_starting``: the answer is incomplete and says nothing.
+        """
+        self._restarted = self._restarted or socket is None or self._socket not in {None, socket}
+        self._socket = socket or self._socket
+        if self._missing_from not in {None, socket}:
+            self._missing_once = frozenset()
+        static = {one for one in pods if self._static_ending and one[1].endswith(self._static_ending)}
+        if problem := self._incomplete(pods, len(static)):
+            self._restarted, self._missing_once = True, frozenset()
+            raise AttributionError("kubelet_starting", problem)
+        missing = self._holders - holders
+        if self._restarted and not missing <= self._missing_once:
+            self._missing_once, self._missing_from = missing, socket
+            namespace, pod, container = min(missing)
+            raise AttributionError(
+                "kubelet_starting",
+                f"kubelet has restarted and does not list {len(missing)} of {len(self._holders)} holders any more"
+                f" (container {container} of pod {namespace}/{pod}); the next answer confirms it, or lists them again",
+            )
+        # The answer may be of the kubelet before: the next one is then the first of the new kubelet.
+        self._restarted = socket is None
+        self._had_pods, self._missing_once, self._holders = len(pods) > len(static), frozenset(), holders
+
+    def _incomplete(self, pods: AbstractSet[PodName], static: int) -> str:
+        """Say what an answer lacks; empty where it lacks nothing."""
+        if self._canary and self._canary not in pods:
+            return (
+                f"kubelet lists {len(pods)} pods without {'/'.join(self._canary)}, the pod of this agent: it has just"
+                " started and does not know its pods yet; if this lasts, set POD_NAMESPACE and POD_NAME of the agent"
+                " from metadata.namespace and metadata.name"
+            )
+        if not self._canary and len(pods) == static and self._had_pods and self._restarted:
+            return (
+                f"kubelet has restarted, lists {f'{static} static pods' if static else 'no pod'} and listed others"
+                " before: it does not know its pods yet; if this node is to run no pods any more, restart the agent"
+            )
+        return ""
+
+
+class KubeletClient:
+    """One channel to the kubelet, for the life of the process.
+
+    Args:
+        socket_path: Of the kubelet's socket; it need not exist yet.
+        resources: Glob patterns of GPU resource names. Under any other name only UUIDs of GPUs and MIG instances are
+            kept; containers without a device are dropped.
+        deadline_seconds: For each call.
+        canary: Namespace and name of the agent's own pod, which a complete answer lists; ``None`` outside a pod.
+        node_name: As for ``Completeness``.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        resources: Sequence[str] = DEFAULT_RESOURCES,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        canary: PodName | None = None,
+        node_name: str = "",
+    ) -> None:
+        self._completeness = Completeness(canary, node_name)
+        self._path = os.path.abspath(socket_path)  # noqa: PTH100 - resolve() would follow links that may change later
+        self._resources = tuple(resources)
+        self._deadline_seconds = deadline_seconds
+        self._channel: grpc.aio.Channel | None = None
+        self._allocatable: tuple[DeviceIds, ...] | None = None
+        self.allocatable_error: AttributionError | None = None
+        """Why the last ``fetch`` had to repeat the advertised devices from an earlier one."""
+
+    async def fetch(self, now: float) -> Allocations:
+        """Ask who is listed with which device, and which devices are advertised.
+
+        Args:
+            now: Unix time, for the answer's stamp.
+
+        Raises:
+            AttributionError: When the list cannot be had, or lacks what must be there. The advertised devices are not
+                worth losing it: without them an earlier answer's are repeated, or ``allocatable`` is ``None`` for a
+                kubelet that has none.
+        """
+        socket = identity(self._path)
+        listed = await self._call(LIST_METHOD, "ListPodResourcesResponse")
+        containers, others = self._containers(listed)
+        self._completeness.check(
+            {(pod.namespace, pod.name) for pod in listed.pod_resources},
+            frozenset((one.namespace, one.pod, one.container) for one in containers),
+            socket if socket == identity(self._path) else None,
+        )
+        self.allocatable_error = None
+        try:
+            answer = await self._call(ALLOCATABLE_METHOD, "AllocatableResourcesResponse")
+            self._allocatable = self._devices(answer.devices)
+        except AttributionError as error:
+            if error.reason == "unimplemented":
+                self._allocatable = None
+            else:
+                self.allocatable_error = error
+        return Allocations(
+            answered_at_seconds=now, containers=containers, allocatable=self._allocatable, other_containers=others
+        )
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            await self._channel.close(grace=None)
+            self._channel = None
+
+    async def _call(self, method: str, answer: str) -> Any:  # noqa: ANN401 - classes made at run time have no static type
+        try:
+            raw = await self._once(method, wait=False)
+        except grpc.aio.AioRpcError as error:
+            problem = self._explain(error)
+            if problem.reason != "unavailable":
+                raise problem from error
+            # Something listens: the error is the channel's memory of an outage, or the stream broke in a restart.
+            try:
+                raw = await self._once(method, wait=True)
+            except grpc.aio.AioRpcError as again:
+                # With wait_for_ready a server that speaks no gRPC is waited for until the deadline: say the first.
+                explained = self._explain(again)
+                raise (problem if explained.reason == "deadline" else explained) from again
+        try:
+            message: Message = _MESSAGES[answer].FromString(raw)
+        except DecodeError as error:
+            raise AttributionError(
+                "garbage",
+                f"kubelet answered {len(raw)} bytes on {self._path} that are no pod-resources v1 message;"
+                f" {MEND_PATH} of a kubelet of 1.20 or newer",
+            ) from error
+        return message
+
+    async def _once(self, method: str, *, wait: bool) -> bytes:
+        if self._channel is None:
+            check_length(self._path)
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
+        # Without a deserialiser: grpc would turn what it cannot read into a status of its own.
+        call: Any = self._channel.unary_unary(method, request_serializer=None, response_deserializer=None)
+        raw: bytes = await call(b"", timeout=self._deadline_seconds, wait_for_ready=wait)
+        return raw
+
+    def _explain(self, error: grpc.aio.AioRpcError) -> AttributionError:
+        details = " ".join((error.details() or "").split())[:200]
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            try:
+                check(self._path)
+            except AttributionError as cause:
+                return cause
+        return _problem(error.code(), details, self._path, self._deadline_seconds)
+
+    def _containers(
+        self,
+        answer: Any,  # noqa: ANN401 - as _call
+    ) -> tuple[tuple[ContainerAllocation, ...], tuple[tuple[str, str, str], ...]]:
+        """Give the containers with devices, and the names of those without."""
+        found: list[ContainerAllocation] = []
+        others: list[tuple[str, str, str]] = []
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                devices, claims = self._devices(container.devices), _claims(container.dynamic_resources)
+                if devices or claims:
+                    found.append(
+                        ContainerAllocation(
+                            namespace=pod.namespace,
+                            pod=pod.name,
+                            container=container.name,
+                            devices=devices,
+                            claims=claims,
+                        )
+                    )
+                else:
+                    others.append((pod.namespace, pod.name, container.name))
+        return tuple(found), tuple(others)
+
+    def _devices(self, listed: Any) -> tuple[DeviceIds, ...]:  # noqa: ANN401 - as _call
+        by_resource: dict[str, list[str]] = {}  # the kubelet lists a resource once per NUMA node
+        for entry in listed:
+            name, ids = entry.resource_name, entry.device_ids
+            is_gpu = any(fnmatchcase(name, pattern) for pattern in self._resources)
+            if kept := ids if is_gpu else named_devices(name, ids):
+                by_resource.setdefault(name, []).extend(kept)
+        return tuple(
+            # Thousands of ids that say nothing are not kept until the next answer.
+            DeviceIds(resource=name, ids=telling(name, ids) if is_per_unit(name) else tuple(ids))
+            for name, ids in by_resource.items()
+            if ids
+        )
+
+
+class KubeletPoller:
+    """Keeps the kubelet's last good answer, and says why there is no newer one.
+
+    Args:
+        socket_path: Of the kubelet's socket.
+        interval_seconds: Between two questions while all is well.
+        resources: As for ``KubeletClient``.
+        clock: Unix time now.
+        canary: As for ``KubeletClient``.
+        node_name: As for ``KubeletClient``.
+    """
+
+    def __init__(
+        self,
+        *,
+        socket_path: str,
+        interval_seconds: float,
+        resources: Sequence[str] = DEFAULT_RESOURCES,
+        clock: Callable[[], float],
+        canary: PodName | None = None,
+        node_name: str = "",
+    ) -> None:
+        self._client = KubeletClient(socket_path, resources=resources, canary=canary, node_name=node_name)
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._errors: Counter[str] = Counter()
+        self._failures = 0
+        self.latest: Allocations | None = None
+        self.problem = ""
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Failed questions since the start, by reason; ``allocatable_<reason>`` where only the inventory failed."""
+        return dict(self._errors)
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        try:
+            while True:
+                wait_seconds = await self.poll()
+                await asyncio.sleep(wait_seconds)
+        finally:
+            await self._client.close()
+
+    async def poll(self) -> float:
+        """Ask once.
+
+        Returns:
+            Seconds to wait before the next question.
+        """
+        try:
+            self.latest = await self._client.fetch(self._clock())
+        except AttributionError as error:
+            self._errors[error.reason] += 1
+            self._failures += 1
+            self.problem = str(error)
+            return self._wait_after(error.reason)
+        self._failures = 0
+        self.problem = ""
+        if missed := self._client.allocatable_error:
+            self._errors[f"allocatable_{missed.reason}"] += 1
+            self.problem = f"advertised devices could not be read again: {missed}"
+        return self._interval_seconds
+
+    def _wait_after(self, reason: str) -> float:
+        if reason in _CHEAP_REASONS:
+            return self._interval_seconds
+        doubled = self._interval_seconds * 2.0 ** min(self._failures - 1, 10)
+        return max(min(doubled, LONGEST_WAIT_SECONDS), self._interval_seconds, LEAST_RETRY_SECONDS)
+
+
+def _claims(dynamic: Any) -> tuple[ClaimedDevice, ...]:  # noqa: ANN401 - as KubeletClient._call
+    return tuple(
+        ClaimedDevice(
+            claim_name=claim.claim_name,
+            claim_namespace=claim.claim_namespace,
+            driver=device.driver_name,
+            pool=device.pool_name,
+            device=device.device_name,
+            share_id=device.share_id if device.HasField("share_id") else None,
+            cdi_names=tuple(cdi.name for cdi in device.cdi_devices),
+        )
+        for claim in dynamic
+        for device in claim.claim_resources
+        if device.driver_name == GPU_DRA_DRIVER
+    )
+
+
+def _problem(code: grpc.StatusCode, details: str, path: str, deadline_seconds: float) -> AttributionError:
+    text = details.lower()
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            reason = "unavailable"
+            message = (
+                f"{path} accepts and breaks off: the kubelet is restarting, or this is not its socket; {MEND_PATH}"
+            )
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            reason = "deadline"
+            message = f"kubelet accepts on {path} and did not answer within {deadline_seconds:g} s; see its log"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "rate limit" in text:
+            reason = "rate_limited"
+            message = (
+                f"kubelet refused a call on {path}: its limit of 100 calls/s is used up by all clients of the socket"
+                " together; find the one that polls too often (CNI, topology or other GPU exporters)"
+            )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
+            reason = "too_large"
+            message = (
+                f"kubelet's answer on {path} is over the limit of {RECEIVE_LIMIT_BYTES >> 20} MiB: a device plugin of"
+                " this node lists far too many ids (one per MiB?); make its unit larger"
+            )
+        case grpc.StatusCode.UNIMPLEMENTED:
+            reason = "unimplemented"
+            message = f"server on {path} has no {SERVICE} with this method; a kubelet of 1.23 or newer has"
+        case grpc.StatusCode.UNKNOWN if "disabled" in text:
+            reason = "unimplemented"
+            message = f"kubelet has this method switched off: {details}"
+        case _:
+            reason = "kubelet_error"
+            message = f"kubelet answered {code.name} on {path}: {details}"
+    return AttributionError(reason, message)

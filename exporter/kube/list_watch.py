@@ -1,0 +1,488 @@
+"""Keeps a map of objects of the Kubernetes API up to date: one list, then one watch, and again what fails."""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from exporter.errors import ApiError
+from exporter.kube import api_client
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, OPENED, PLAIN, SKIPPED, ApiClient
+
+LOG = logging.getLogger("exporter.kube.list_watch")
+
+Item = TypeVar("Item")
+ObjectKey = tuple[str, str]
+"""Namespace and name."""
+
+SILENCE_SECONDS = 150.0
+"""A server sends no bookmark before something is new; watching again from the last version costs it little."""
+INCOMPLETE = "incomplete"
+"""Reason: a list lacks the canary."""
+SHORTEST_WATCH_SECONDS = 1.0
+"""A stream that ends sooner without an event is no success, or a broken proxy would be asked without pause."""
+LIST_SECONDS = 30.0
+SKEW_SECONDS = 10.0
+"""Opt-outs and tokens end by the clock; less than this matters to nobody."""
+GONE_SPREAD_SECONDS = 10.0
+"""A server that has forgotten its history tells all watches so at once, and each lists again: whole fleets of them."""
+_LIST_AGAIN_AFTER = 5
+# Failures after which the last version may be what the server chokes on, or stands still without it.
+_DOUBTFUL = frozenset({"server_error", "timeout"})
+_BROKEN = frozenset({"garbage", "forbidden", "not_found", "unexpected"})
+
+
+class ListWatch(Generic[Item]):
+    """The objects of one list, followed by one watch connection.
+
+    ``items`` and ``errors`` are replaced and not mutated, so that a reader may keep what it got. An object leaves
+    ``items`` by an event, or when a complete list lacks it.
+
+    Args:
+        client: Shared with others.
+        path: Of the list, such as ``/api/v1/pods``; it may be set to another version's later.
+        query: Selectors.
+        metadata_only: Whether to ask for metadata alone; a server may answer with whole objects all the same.
+        parse: Key and item of an object, ``None`` for one that is of no interest; what it raises of LookupError,
+            TypeError, ValueError and AttributeError skips the object.
+        clock: Unix time.
+        sleep: Waits.
+        random: 0..1.
+        lifetime_seconds: Shortest and longest time after which a watch is renewed.
+        start_jitter_seconds: The first list comes after a random part of it.
+        silence_seconds: How long a watch may say nothing before it is made again.
+        keep_seconds: How long after the stream was lost ``known`` stays true.
+        canary: An object that every complete list has; a list without it is a failed lookup.
+        canary_fix: What to do where the canary is missing, for the message.
+    """
+
+    def __init__(  # noqa: PLR0913 - what to follow, what time is, and how patient to be
+        self,
+        client: ApiClient,
+        *,
+        path: str,
+        query: Mapping[str, str],
+        metadata_only: bool,
+        parse: Callable[[dict[str, Any]], tuple[ObjectKey, Item] | None],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random: Callable[[], float],
+        lifetime_seconds: tuple[float, float] = (240, 480),
+        start_jitter_seconds: float = 0,
+        silence_seconds: float = SILENCE_SECONDS,
+        keep_seconds: float = math.inf,
+        canary: ObjectKey | None = None,
+        canary_fix: str = "",
+    ) -> None:
+        self._client = client
+        self._canary = canary
+        self._canary_fix = canary_fix
+        self.path = path
+        self._query = dict(query)
+        self._metadata_only = metadata_only
+        self._parse = parse
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random
+        self._lifetime_seconds = lifetime_seconds
+        self._start_jitter_seconds = start_jitter_seconds
+        self._silence_seconds = silence_seconds
+        self._keep_seconds = keep_seconds
+        self._resource_version = ""
+        self._newest = ""
+        self._failures = 0
+        self._gones = 0
+        self._listed = False
+        self._lost_at: float | None = None
+        self._errors: Counter[str] = Counter()
+        self.items: Mapping[ObjectKey, Item] = MappingProxyType({})
+        self.version = 0
+        """Grows with each change of ``items``, and when they become known."""
+        self.at_seconds: float | None = None
+        """Unix time of the last sign of life."""
+        self.failure: ApiError | None = None
+        """``None`` while the stream is open."""
+        self.skew_seconds = 0.0
+        """By how much this clock is ahead of the server's, as of the last answer; 0 where that is next to nothing."""
+
+    @property
+    def known(self) -> bool:
+        """Whether ``items`` is the server's word: listed once, and the stream not lost for too long."""
+        lost = self._lost_at
+        return self._listed and (lost is None or self._clock() - lost <= self._keep_seconds)
+
+    @property
+    def problem(self) -> str:
+        """One line; empty while the stream is open."""
+        return str(self.failure or "")
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Counts by reason since the start; ``unparsable`` and ``too_large`` are objects that were skipped."""
+        return dict(self._errors)
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        if self._start_jitter_seconds:
+            await self._sleep(self._start_jitter_seconds * self._random())
+        while True:
+            try:
+                if not self._resource_version:
+                    await self._list()
+                await self._watch()
+            except ApiError as error:
+                await self._sleep(self._note(error))
+            except Exception as error:
+                # An object that nobody thought of must not end the agent, which meters without the API too.
+                LOG.exception("%s: unexpected; listed again later", self.path)
+                words = f"list {self.path}: unexpected {type(error).__name__}; the agent's log has the cause"
+                await self._sleep(self._note(ApiError("unexpected", words)))
+
+    def _note(self, error: ApiError) -> float:
+        """Take note of a failure; say how long to wait."""
+        self._errors[error.reason] += 1
+        self._failures += 1
+        if self._lost_at is None:
+            self._lost_at = self._clock()
+        if error.reason == "gone":
+            self._resource_version = ""
+            self._gones += 1
+            if self._gones == 1:
+                return GONE_SPREAD_SECONDS * self._random()
+        elif error.reason in _BROKEN or (error.reason in _DOUBTFUL and self._failures % _LIST_AGAIN_AFTER == 0):
+            self._resource_version = ""
+        self.failure = error
+        return api_client.retry_seconds(error, self._failures, self._random)
+
+    async def _list(self) -> None:
+        # Any server's cache will do, unless it is behind what has been seen or what a watch can start from.
+        behind = self._gones > 1
+        listed = await self._get({} if behind else {"resourceVersion": "0"})
+        if not behind and (_older(_version(listed), self._newest) or not self._has_canary(listed)):
+            listed = await self._get({})
+        if not self._has_canary(listed):
+            count = len(listed["items"] or ())
+            own = "/".join(self._canary or ())
+            words = f"{own}, the pod of this agent, is not among the {count} objects; {self._canary_fix}"
+            raise ApiError(INCOMPLETE, f"list {self.path} at {self._client.address}: {words}")
+        found: dict[ObjectKey, Item] = {}
+        for each in listed["items"] or ():  # Go's empty list is null
+            self._take(each, found)
+        first, self._listed = not self._listed, True
+        self._compare_clocks()
+        self._at(_version(listed))
+        self._replace(found, changed=first)
+
+    def _has_canary(self, listed: Mapping[str, Any]) -> bool:
+        return self._canary is None or any(_key(each) == self._canary for each in listed["items"] or ())
+
+    async def _get(self, query: Mapping[str, str]) -> dict[str, Any]:
+        listed = await self._client.get(
+            self.path,
+            {**self._query, **query},
+            accept=METADATA_LIST if self._metadata_only else PLAIN,
+            timeout_seconds=LIST_SECONDS,
+        )
+        if not isinstance(listed.get("items", 0), list | None) or not _version(listed):
+            raise ApiError("garbage", f"list {self.path} at {self._client.address}: the answer is no list of objects")
+        return listed
+
+    async def _watch(self) -> None:
+        shortest, longest = self._lifetime_seconds
+        query = {
+            **self._query,
+            "resourceVersion": self._resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(round(shortest + (longest - shortest) * self._random()), 1)),
+        }
+        accept = METADATA_WATCH if self._metadata_only else PLAIN
+        began, told = self._clock(), False
+        stream = self._client.watch(self.path, query, accept=accept, silence_seconds=self._silence_seconds)
+        async with aclosing(stream) as events:
+            async for event in events:
+                if event["type"] == OPENED:
+                    self._lost_at = self.failure = None
+                    self._compare_clocks()
+                    self._at(self._resource_version)
+                else:
+                    told = True
+                    self._apply(event["type"], event.get("object", {}))
+                    self._well()
+        lasted = self._clock() - began
+        if not told and 0 <= lasted < SHORTEST_WATCH_SECONDS:
+            raise ApiError(
+                "short_watch",
+                f"watch {self.path} at {self._client.address}: the stream ended at once without an event;"
+                " see whether a proxy before the server cuts long answers",
+            )
+        self._well()
+
+    def _compare_clocks(self) -> None:
+        try:
+            skew_seconds = self._clock() - parsedate_to_datetime(self._client.date).timestamp()
+        except ValueError:  # a proxy may leave the date out
+            return
+        if abs(skew_seconds) <= SKEW_SECONDS:
+            skew_seconds = 0.0
+        elif not self.skew_seconds:
+            self._errors["clock_skew"] += 1
+        self.skew_seconds = skew_seconds
+
+    def _well(self) -> None:
+        self._failures = self._gones = 0
+
+    def _at(self, version: str) -> None:
+        """Take note of a sign of life and of how far it has come."""
+        self.at_seconds = self._clock()
+        if version:
+            self._resource_version = version
+            if not _older(version, self._newest):
+                self._newest = version
+
+    def _apply(self, kind: object, shown: dict[str, Any]) -> None:
+        if kind == SKIPPED:
+            self._errors["too_large"] += 1
+            self.at_seconds = self._clock()
+            return
+        if kind in {"ADDED", "MODIFIED"}:
+            items = dict(self.items)
+            self._take(shown, items)
+            self._replace(items)
+        elif kind == "DELETED":
+            gone = _key(shown)
+            self._replace({key: item for key, item in self.items.items() if key != gone})
+        self._at(_version(shown))
+
+    def _take(self, shown: Any, items: dict[ObjectKey, Item]) -> None:  # noqa: ANN401 - JSON
+        """Put an object into ``items``; one that cannot be parsed stays as it was."""
+        try:
+            parsed = self._parse(shown)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            self._errors["unparsable"] += 1
+            key = _key(shown)
+            if key in self.items:
+                items[key] = self.items[key]
+            return
+        if parsed is not None:
+            items[parsed[0]] = parsed[1]
+        else:
+            items.pop(_key(shown), None)
+
+    def _replace(self, items: dict[ObjectKey, Item], *, changed: bool = False) -> None:
+        if changed or items != self.items:
+            self.items = MappingProxyType(items)
+            self.version += 1
+
+
+def _key(shown: Any) -> ObjectKey:  # noqa: ANN401 - JSON
+    metadata = shown.get("metadata") if isinstance(shown, dict) else None
+    if not isinstance(metadata, dict):
+        return "", ""
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _version(shown: dict[str, Any]) -> str:
+    metadata = shown.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    return version if isinstance(version, str) else ""
+
+
+def _older(version: str, than: str) -> bool:
+    """Versions are numbers in every server there is; of others nothing is said."""
+    if not (version.isdecimal() and than.isdecimal() and version.isascii() and than.isascii()):
+        return False
+    one, other = version.lstrip("0"), than.lstrip("0")
+    return (len(one), one) < (len(other), other)  # int() refuses a number of thousands of digits
+
+
+REFUSED_SECONDS = 300.0
+"""Rights change by hand, and thousands of nodes may lack the same one."""
+TIMEOUT_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
+"""For so long something is held back for an answer that does not come."""
+
+_FIRST_RETRY_SECONDS = 2.0
+_LONGEST_RETRY_SECONDS = 60.0
+_LONGEST_SLEEP_SECONDS = 3600.0
+# Errors of one object; any other is one of the server or of the way to it, and the next object would meet it too.
+_OWN_REASONS = frozenset({"forbidden", "not_found", "garbage", "too_large"})
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _no_query(_key: Hashable) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one key beside its item."""
+
+    due_seconds: float = 0.0
+    """Of the event loop's time."""
+    asked_at: float | None = None
+    """Of ``steady``, the first time."""
+    unready: int = 0
+    """How often it was there and not as it will be."""
+    refusal: ApiError | None = None
+    """Why this key alone cannot be read."""
+
+
+class Lookups(Generic[Key, Item]):
+    """Keeps what was read of each wanted key.
+
+    Args:
+        client: Of the API.
+        path: Of a key's object.
+        parse: Reads it; ``None`` for an object that is not yet what it will be.
+        steady: Seconds of a monotonic clock.
+        random: 0..1.
+        query: Of a key's object, for one that is found by a list.
+        renew_seconds: After which an object is read again, give or take a fifth; ``None`` for those that do not change.
+        whole: Whether the object is needed, and not its metadata alone; a node's is a hundred times that.
+        absent_is_problem: Whether it has to be told that an object does not exist.
+        refused_seconds: After which what was refused is asked for again.
+    """
+
+    def __init__(  # noqa: PLR0913 - how to ask, how to read, how often
+        self,
+        client: ApiClient,
+        *,
+        path: Callable[[Key], str],
+        parse: Callable[[Key, dict[str, Any]], Item | None],
+        steady: Callable[[], float],
+        random: Callable[[], float],
+        query: Callable[[Key], Mapping[str, str]] = _no_query,
+        renew_seconds: float | None = 600.0,
+        whole: bool = False,
+        absent_is_problem: bool = False,
+        refused_seconds: float = REFUSED_SECONDS,
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._parse = parse
+        self._query = query
+        self._steady = steady
+        self._random = random
+        self._renew_seconds = renew_seconds
+        self._accept = PLAIN if whole else METADATA_WATCH
+        self._absent_is_problem = absent_is_problem
+        self._refused_seconds = refused_seconds
+        self._states: dict[Key, _State] = {}
+        self._failures = 0
+        self._wake = asyncio.Event()
+        self._outage: ApiError | None = None
+        self.items: Mapping[Key, Item] = {}
+        """Replaced, not mutated, when something changes."""
+        self.errors: Counter[str] = Counter()
+
+    @property
+    def problem(self) -> ApiError | None:
+        """What keeps wanted objects from being read; ``None`` when all is well."""
+        if self._outage:
+            return self._outage
+        refusals = (state.refusal for state in self._states.values() if state.refusal)
+        return next((one for one in refusals if self._absent_is_problem or one.reason != "not_found"), None)
+
+    def want(self, key: Key) -> None:
+        """Have a key read, now if it never was."""
+        if key not in self._states:
+            self._states[key] = _State(asked_at=self._steady() if self._outage else None)
+            self._wake.set()
+
+    def keep(self, keys: Iterable[Key]) -> None:
+        """Want these keys and forget all others."""
+        wanted = dict.fromkeys(keys)
+        for key in wanted:
+            self.want(key)
+        if len(wanted) < len(self._states):
+            self._states = {key: state for key, state in self._states.items() if key in wanted}
+            self.items = {key: item for key, item in self.items.items() if key in wanted}
+
+    def retry_absent(self) -> None:
+        """Ask again, now, for every key that was not found."""
+        for state in self._states.values():
+            if state.refusal is not None and state.refusal.reason == "not_found":
+                state.due_seconds = 0.0
+        self._wake.set()
+
+    def given_up(self, key: Key) -> bool:
+        """Tell whether nothing should wait any more for a wanted key that has no item."""
+        state = self._states.get(key)
+        if state is None or key in self.items:
+            return False
+        return state.refusal is not None or (
+            state.asked_at is not None and self._steady() - state.asked_at >= PATIENCE_SECONDS
+        )
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            pause_seconds = await self._read_due(loop.time)
+            if pause_seconds is not None:
+                await asyncio.sleep(pause_seconds)
+                continue
+            due_seconds = min((state.due_seconds for state in self._states.values()), default=float("inf"))
+            pause_seconds = min(max(due_seconds - loop.time(), 0.0), _LONGEST_SLEEP_SECONDS)
+            # Not wait_for: before Python 3.12 it can swallow a cancellation that comes together with the wake-up.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_seconds):
+                    await self._wake.wait()
+
+    async def _read_due(self, loop_time: Callable[[], float]) -> float | None:
+        """Read what is due; give the seconds to leave the server in peace if it cannot be had."""
+        for key, state in list(self._states.items()):
+            if state.due_seconds > loop_time() or self._states.get(key) is not state:
+                continue
+            self._asked(state)
+            try:
+                answer = await self._client.get(
+                    self._path(key), self._query(key), accept=self._accept, timeout_seconds=TIMEOUT_SECONDS
+                )
+            except ApiError as error:
+                self.errors[error.reason] += 1
+                if error.reason not in _OWN_REASONS:
+                    self._failures += 1
+                    self._outage = error
+                    for other in self._states.values():
+                        self._asked(other)
+                    return self._client.retry_seconds(error, self._failures)
+                self._refused(key, state, error)
+                state.due_seconds = loop_time() + self._refused_seconds * self._jitter()
+            else:
+                state.due_seconds = loop_time() + self._answered(key, state, answer)
+            self._failures = 0
+            self._outage = None
+        return None
+
+    def _asked(self, state: _State) -> None:
+        if state.asked_at is None:
+            state.asked_at = self._steady()
+
+    def _refused(self, key: Key, state: _State, error: ApiError) -> None:
+        state.refusal = error
+        if error.reason == "not_found" and key in self.items:
+            self.items = {other: item for other, item in self.items.items() if other != key}
+
+    def _answered(self, key: Key, state: _State, answer: dict[str, Any]) -> float:
+        """Keep an answer; give the seconds until the next one is wanted."""
+        state.refusal = None
+        item = self._parse(key, answer)
+        if item is None:
+            state.unready += 1
+            return min(_FIRST_RETRY_SECONDS * 2.0 ** min(state.unready - 1, 10), _LONGEST_RETRY_SECONDS)
+        if key in self._states and (key not in self.items or self.items[key] != item):
+            self.items = {**self.items, key: item}
+        return float("inf") if self._renew_seconds is None else self._renew_seconds * self._jitter()
+
+    def _jitter(self) -> float:
+        return 0.8 + 0.4 * self._random()

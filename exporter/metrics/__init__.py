@@ -1,0 +1,1 @@
+"""Turns a snapshot into metrics in the text formats of Prometheus and OpenMetrics."""

@@ -1,0 +1,533 @@
+"""Every metric of our own, one value each, with its full name: the place to look, and the source of docs/metrics.md."""
+
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from exporter.metrics import process_catalog, text_format
+from exporter.metrics.text_format import Kind, Metric
+from exporter.metrics.text_format import of_device as _device
+from exporter.metrics.text_format import of_owner as _owner
+from exporter.metrics.text_format import of_pod as _pod
+from exporter.metrics.text_format import of_workload as _workload
+from exporter.metrics.text_format import plain as _own
+from exporter.model import Owner, PodFacts, PodUse, Snapshot
+
+FOR_GOOD_SECONDS = 253_402_300_799
+"""9999-12-31T23:59:59Z: how "for good" is spelt where a Unix time stands, since infinity is neither JSON nor shown."""
+
+EXPORTED_PREFIXES = ("label_", "annotation_")
+"""None of our own labels begins so: what a pod's makers write can never be taken for what we say."""
+
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+
+
+def owner_of(use: PodUse) -> Owner:
+    """Who holds, without cost labels; without pod metadata, or until the workload is known, the namespace alone."""
+    return use.facts.owner.without_cost_labels if use.facts else Owner(namespace=use.holder.namespace)
+
+
+def alerts_off_until_seconds(facts: PodFacts | None) -> float | None:
+    """Unix time, whole where it is whole; ``FOR_GOOD_SECONDS`` at most; ``None`` where alerts are on."""
+    return shown_until_seconds(facts.opt_out_until_seconds if facts else None)
+
+
+def shown_until_seconds(until: float | None) -> float | None:
+    """The end of an opt-out as it is shown: ``FOR_GOOD_SECONDS`` at most; ``None`` where there is none."""
+    return None if until is None or math.isnan(until) else min(until, FOR_GOOD_SECONDS)
+
+
+@lru_cache(maxsize=1024)  # as many pods, each page anew; a renderer forgets them with the label sets
+def exported_labels(exported: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The exported pairs that a series can carry: one wrong or repeated name would cost the whole page."""
+    kept: dict[str, str] = {}
+    for name, value in exported:
+        if name.startswith(EXPORTED_PREFIXES) and _LABEL_NAME.fullmatch(name):
+            kept.setdefault(name, value)
+    return tuple(kept.items())
+
+
+def problems(snapshot: Snapshot) -> dict[str, int]:
+    """Pods by what in their own words could not be understood; a pod of several devices counts once."""
+    pods = {
+        (problem, use.holder.namespace, use.holder.pod)
+        for view in snapshot.devices
+        for use in view.pods
+        if use.facts
+        for problem in use.facts.problems
+    }
+    counts: dict[str, int] = {}
+    for problem, _, _ in sorted(pods):
+        counts[problem] = counts.get(problem, 0) + 1
+    return counts
+
+
+DEVICE_LABELS, POD_LABELS, OWNER_LABELS = text_format.DEVICE_LABELS, text_format.POD_LABELS, text_format.OWNER_LABELS
+WORKLOAD_LABELS = text_format.WORKLOAD_LABELS
+POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
+
+_COUNTER = Kind.COUNTER
+
+GPU_INFO = _device(
+    "gpu_info",
+    "Identity of a GPU or MIG instance; always 1. parent_uuid is set on MIG instances; minor is the number of the "
+    "device node.",
+    "parent_uuid",
+    "pci_bus_id",
+    "minor",
+    "driver_version",
+)
+GPU_UP = _device(
+    "gpu_up",
+    "1 while a physical GPU answers its driver, else 0; absent while DCGM alone is asked and gives no values.",
+)
+GPU_DEVICES = _own(
+    "gpu_devices",
+    "Physical GPUs of the node by state: present (enumerated and not lost), expected, advertised (healthy for the "
+    "kubelet), allocated (held by somebody, seen by the driver or not). Absent where it cannot be told.",
+    "node",
+    "state",
+)
+GPU_NODE_INFO = _own(
+    "gpu_node_info",
+    "What prices go by, from the node's labels or from flags; 1, and absent where nothing is known. gpu_product is the "
+    "label's word; the driver's is model.",
+    "node",
+    "instance_type",
+    "capacity_type",
+    "region",
+    "gpu_product",
+)
+GPU_ALLOCATION_STATE = _device(
+    "gpu_allocation_state",
+    "1 on the one state that holds: allocated, unallocated, or unknown because the kubelet could not be asked.",
+    "state",
+)
+GPU_ACTIVITY_RATIO = _device(
+    "gpu_activity_ratio",
+    "How busy the device was over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
+    "source tells what it is a measure of, measured_by whose figure it is (nvml, dcgm); absent where nothing told.",
+    "source",
+    "measured_by",
+)
+GPU_MEMORY_USED_BYTES = _device(
+    "gpu_memory_used_bytes",
+    "Framebuffer memory in use, in bytes to the MiB, without the driver's own. A partitioned GPU has a series of its "
+    "own beside its instances': filter gpu_instance before summing.",
+)
+GPU_MEMORY_TOTAL_BYTES = _device(
+    "gpu_memory_total_bytes", "Framebuffer memory of the device, in bytes to the MiB; free, used and reserved."
+)
+GPU_POWER_WATTS = _device("gpu_power_watts", "Power drawn by the whole board, in watts, from NVML or DCGM.")
+GPU_ENERGY_JOULES_TOTAL = _device(
+    "gpu_energy_joules_total",
+    "Energy used by the whole board since its driver was loaded, in joules, as the device counts it: it starts again "
+    "at 0 with the driver.",
+    kind=_COUNTER,
+)
+GPU_XID_ERRORS_TOTAL = _device(
+    "gpu_xid_errors_total",
+    "Xid events (driver errors) since this agent started, by code; a code appears with its first event.",
+    "xid",
+    kind=_COUNTER,
+)
+GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device(
+    "gpu_xid_last_seen_timestamp_seconds", "Unix time of the newest event of an Xid code, in seconds.", "xid"
+)
+GPU_THROTTLE_SECONDS_TOTAL = _device(
+    "gpu_throttle_seconds_total",
+    "Time in which clocks were held down, by reason, in seconds since the driver was loaded; sw_thermal, hw_thermal "
+    "and hw_power_brake from driver 590 on.",
+    "reason",
+    kind=_COUNTER,
+)
+GPU_THROTTLE_ACTIVE = _device(
+    "gpu_throttle_active", "1 for each reason that holds clocks down at the sample, else 0.", "reason"
+)
+GPU_CLOCK_EVENTS_TOTAL = _device(
+    "gpu_clock_events_total",
+    "Times that something began to hold clocks down since this agent started, by event, as the samples show it; what "
+    "holds them down at the start is not counted.",
+    "event",
+    kind=_COUNTER,
+)
+GPU_RECOVERY_ACTION = _device(
+    "gpu_recovery_action",
+    "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the "
+    "IMEX domain, 6 bus reset, 7 system reboot.",
+)
+GPU_ECC_ERRORS_TOTAL = _device(
+    "gpu_ecc_errors_total",
+    "ECC errors since the driver was loaded, by type: corrected, uncorrected. Absent where ECC is off or not there.",
+    "type",
+    kind=_COUNTER,
+)
+GPU_REMAPPED_ROWS = _device(
+    "gpu_remapped_rows", "Memory rows replaced by spare ones, over the board's life, for errors of the type.", "type"
+)
+GPU_ROW_REMAP_PENDING = _device(
+    "gpu_row_remap_pending", "1 while a memory row waits for a reset of the GPU to be replaced, else 0."
+)
+GPU_ROW_REMAP_FAILURE = _device(
+    "gpu_row_remap_failure", "1 where a memory row could not be replaced: the board is to be exchanged; else 0."
+)
+GPU_RETIRED_PAGES = _device(
+    "gpu_retired_pages",
+    "Memory pages taken out of use over the board's life, by cause: single_bit, double_bit. Boards before Ampere.",
+    "cause",
+)
+GPU_RETIRED_PAGES_PENDING = _device(
+    "gpu_retired_pages_pending", "More than 0 while pages wait for a reboot to be taken out of use; before Ampere."
+)
+GPU_NVLINK_ERRORS_TOTAL = _device(
+    "gpu_nvlink_errors_total",
+    "Errors over all NVLinks since the driver was loaded, by kind: crc_flit, crc_data, replay, recovery up to NVLink "
+    "4; receive, integrity, recovery, recovery_failed from NVLink 5.",
+    "kind",
+    kind=_COUNTER,
+)
+GPU_PCIE_REPLAYS_TOTAL = _device(
+    "gpu_pcie_replays_total", "PCIe packets that had to be sent again, since the driver was loaded.", kind=_COUNTER
+)
+GPU_TEMPERATURE_CELSIUS = _device(
+    "gpu_temperature_celsius", "Temperature in degrees Celsius by sensor: gpu, memory.", "sensor"
+)
+GPU_TEMPERATURE_LIMIT_CELSIUS = _device(
+    "gpu_temperature_limit_celsius",
+    "What the driver names as limits: slowdown, shutdown, max_operating, memory_max_operating. Hopper may tell none.",
+    "limit",
+)
+GPU_TEMPERATURE_MARGIN_CELSIUS = _device(
+    "gpu_temperature_margin_celsius", "Degrees left to the GPU's highest operating temperature; may be negative."
+)
+GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device(
+    "gpu_pcie_transmit_bytes_total", "Bytes sent over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
+)
+GPU_PCIE_RECEIVE_BYTES_TOTAL = _device(
+    "gpu_pcie_receive_bytes_total", "Bytes received over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
+)
+GPU_NVLINK_TRANSMIT_BYTES_TOTAL = _device(
+    "gpu_nvlink_transmit_bytes_total",
+    "Payload bytes sent over all NVLinks since the driver was loaded.",
+    kind=_COUNTER,
+)
+GPU_NVLINK_RECEIVE_BYTES_TOTAL = _device(
+    "gpu_nvlink_receive_bytes_total",
+    "Payload bytes received over all NVLinks since the driver was loaded.",
+    kind=_COUNTER,
+)
+GPU_UNATTRIBUTED_ACTIVITY_RATIO = _device(
+    "gpu_unattributed_activity_ratio",
+    "Activity of the device that belongs to no listed pod, 0-1 of the device; absent where it cannot be told.",
+)
+GPU_UNATTRIBUTED_MEMORY_USED_BYTES = _device(
+    "gpu_unattributed_memory_used_bytes", "Memory of processes that belong to no listed pod, in bytes."
+)
+GPU_UNATTRIBUTED_PROCESSES = _device(
+    "gpu_unattributed_processes", "Processes on the device that belong to no listed pod."
+)
+GPU_PROFILING_STATE = _device(
+    "gpu_profiling_state",
+    "1 on the one state of DCGM's profiling of a physical GPU: running, paused, unsupported, no_module, no_permission, "
+    "refused. Absent where DCGM is not asked or does not answer.",
+    "state",
+)
+GPU_HOURLY_PRICE = _device(
+    "gpu_hourly_price",
+    "Price now of one hour of the whole physical GPU; a holder's part is its gpu_pod_share_ratio. price_source names "
+    "price book and row; absent where no row matches.",
+    "currency",
+    "price_source",
+)
+
+GPU_POD_INFO = _pod(
+    "gpu_pod_info",
+    "A container that holds a device, and whose it is; always 1. share_mode: exclusive, mig, shared; "
+    "attribution_source: device-plugin, dra, annotation, job-mapping, process; share_estimated: true where the number "
+    "of replicas is not known for sure.",
+    "resource",
+    "share_mode",
+    "attribution_source",
+    "share_estimated",
+    "workload_namespace",
+    "workload_kind",
+    "workload_name",
+    "team",
+    "queue",
+    "workload_class",
+    prefixes=EXPORTED_PREFIXES,
+)
+GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _pod(
+    "gpu_pod_alerts_off_until_timestamp_seconds",
+    "Unix time until which waste alerts leave the pod alone, as its annotation has it, in seconds; 253402300799 (the "
+    "end of the year 9999) is for good.",
+)
+GPU_POD_SHARE_RATIO = _pod(
+    "gpu_pod_share_ratio", "The holder's part of the physical GPU, 0-1; parts of one GPU never sum to more than 1."
+)
+GPU_POD_ACTIVITY_RATIO = _pod(
+    "gpu_pod_activity_ratio",
+    "The holder's part of the device's activity, 0-1 of the device; parts and the unattributed rest sum to "
+    "gpu_activity_ratio. source estimated: most of it was divided by share: between containers of one pod, under MPS, "
+    "or for want of process data.",
+    "source",
+)
+GPU_POD_IDLE_FOR_SECONDS = _pod(
+    "gpu_pod_idle_for_seconds",
+    "Seconds for which the holder has been measured to be idle since its activity last reached the idle threshold; "
+    "absent while it may be either. Unmeasured time does not count; more than 5 minutes of it start again from 0.",
+)
+GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds", "Seconds since the container was first seen to hold the device.")
+GPU_POD_MEMORY_USED_BYTES = _pod(
+    "gpu_pod_memory_used_bytes", "Device memory used by the holder, in bytes; absent where it cannot be told."
+)
+GPU_POD_ALLOCATED_SECONDS_TOTAL = _pod(
+    "gpu_pod_allocated_seconds_total",
+    "GPU-seconds that the container has held, weighted by its share: active + idle + unknown. Stays for --linger after "
+    "its end.",
+    kind=_COUNTER,
+)
+GPU_POD_ACTIVE_SECONDS_TOTAL = _pod(
+    "gpu_pod_active_seconds_total",
+    "Held GPU-seconds in which the container's share was at work, weighted by its activity.",
+    kind=_COUNTER,
+)
+GPU_POD_IDLE_SECONDS_TOTAL = _pod(
+    "gpu_pod_idle_seconds_total",
+    "Held GPU-seconds in which the container's share did nothing, weighted by what its activity left.",
+    kind=_COUNTER,
+)
+GPU_POD_UNKNOWN_SECONDS_TOTAL = _pod(
+    "gpu_pod_unknown_seconds_total",
+    "Held GPU-seconds of which activity was not measured: neither active nor idle.",
+    kind=_COUNTER,
+)
+GPU_POD_ENERGY_JOULES_TOTAL = _pod(
+    "gpu_pod_energy_joules_total",
+    "The container's part of the GPU's energy, in joules: of the idle part by share, of the rest by active seconds. "
+    "Absent where energy was never measured.",
+    kind=_COUNTER,
+)
+GPU_POD_COST_TOTAL = _pod(
+    "gpu_pod_cost_total",
+    "What the container has cost, at the price of each moment; absent where nothing of it was priced.",
+    "currency",
+    kind=_COUNTER,
+)
+GPU_POD_UNRESOLVED_DEVICES = _own(
+    "gpu_pod_unresolved_devices",
+    "Devices in doubt, by reason: listed with the container and matching none here, or used by the pod and not listed.",
+    "node",
+    "pod_namespace",
+    "pod_name",
+    "container_name",
+    "resource",
+    "reason",
+)
+
+GPU_LEDGER_SECONDS_TOTAL = _owner(
+    "gpu_ledger_seconds_total",
+    "GPU-seconds of an owner, by share and state: active_unprofiled (weighted by activity), idle (what activity left), "
+    "unknown (activity not measured). Over all owners and states, Unallocated and Unattributed among them: the node's "
+    "GPUs times the time that passed.",
+    "state",
+)
+GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner(
+    "gpu_ledger_energy_joules_total",
+    "The owner's part of the GPUs' energy, in joules: of the idle part by share, of the rest by active seconds. Absent "
+    "where energy was never measured.",
+)
+GPU_LEDGER_COST_TOTAL = _owner(
+    "gpu_ledger_cost_total",
+    "What an owner's GPU-seconds have cost, by state, at the price of each moment; absent where nothing of it was "
+    "priced.",
+    "currency",
+    "state",
+)
+GPU_LEDGER_UNPRICED_SECONDS_TOTAL = _owner(
+    "gpu_ledger_unpriced_seconds_total",
+    "Allocated GPU-seconds of an owner for which there was no price, and which no cost counts; absent while there are "
+    "none.",
+)
+GPU_LEDGER_CREATED_TIMESTAMP_SECONDS = _own(
+    "gpu_ledger_created_timestamp_seconds",
+    "Unix time at which a ledger began, in seconds; all of its series began at 0 then.",
+    "ledger",
+    "node",
+)
+
+GPU_OWNER_GPUS = _workload(
+    "gpu_owner_gpus", "GPUs that the owner holds now, by share: a MIG instance or a replica is a part of one."
+)
+GPU_OWNER_ESTIMATED_GPUS = _workload(
+    "gpu_owner_estimated_gpus",
+    "The part of gpu_owner_gpus whose activity was only estimated (divided by share) within the last 15 minutes. It is "
+    "in no other gpu_owner_ figure of activity. Absent where it is 0.",
+)
+GPU_OWNER_ACTIVE_GPU_SECONDS = _workload(
+    "gpu_owner_active_gpu_seconds",
+    "Active GPU-seconds of the owner over the window that ends now, ended pods included: 15m, 1h, and the one by which "
+    "its policy is judged (batch 30m, interactive 2h, inference 24h); all of them of an owner that holds nothing now. "
+    "Absent where nothing was measured.",
+    "window",
+)
+GPU_OWNER_MEASURED_GPU_SECONDS = _workload(
+    "gpu_owner_measured_gpu_seconds",
+    "Active and idle GPU-seconds of the owner over the window: what was measured of gpu_owner_gpus times the window. "
+    "Absent where it is 0 and all that the owner holds is estimated, or it holds nothing.",
+    "window",
+)
+GPU_OWNER_UNDERUSED_GPUS = _workload(
+    "gpu_owner_underused_gpus",
+    "GPUs held now whose own activity is below 10 % over 15 minutes or below 5 % over an hour. Absent where it is 0.",
+)
+GPU_OWNER_UNUSED_GPUS = _workload(
+    "gpu_owner_unused_gpus",
+    "GPUs held now that did nothing (below 0.1 %) over the window (1h, and the one by which the policy is judged), of "
+    "which 90 % was measured; for 24h by gpu_pod_idle_for_seconds. Absent where it is 0.",
+    "window",
+)
+GPU_OWNER_ACTIVE_GPUS = _workload(
+    "gpu_owner_active_gpus",
+    "GPUs held now whose own activity over 15 minutes is at least 5 %; absent where the activity of none was measured.",
+)
+GPU_OWNER_IDLE_FOR_SECONDS = _workload(
+    "gpu_owner_idle_for_seconds", "Shortest gpu_pod_idle_for_seconds of the owner's devices, in seconds."
+)
+GPU_OWNER_AGE_SECONDS = _workload(
+    "gpu_owner_age_seconds", "Longest gpu_pod_age_seconds of the owner's devices, in seconds."
+)
+GPU_OWNER_POLICY = _workload(
+    "gpu_owner_policy",
+    "Class by which alerts judge the owner; always 1. Where its pods differ, the most patient one: reserved, "
+    "inference, interactive, default, batch.",
+    "policy",
+)
+GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _workload(
+    "gpu_owner_alerts_off_until_timestamp_seconds",
+    "Latest gpu_pod_alerts_off_until_timestamp_seconds of the owner's pods, in seconds; absent without one.",
+)
+GPU_OWNER_COST_PER_HOUR = _workload(
+    "gpu_owner_cost_per_hour",
+    "Price now of an hour of what the owner holds now. GPUs without a price are left out.",
+    "currency",
+)
+GPU_OWNER_IDLE_COST_PER_HOUR = _workload(
+    "gpu_owner_idle_cost_per_hour",
+    "The part of gpu_owner_cost_per_hour for the idle part of the last 15 minutes. GPUs whose activity was not "
+    "measured, or only estimated, are left out.",
+    "currency",
+)
+GPU_POOL_GPUS = _own(
+    "gpu_pool_gpus", "Physical GPUs of the node by model, those that are down among them.", *POOL_LABELS
+)
+GPU_POOL_UNALLOCATED_GPUS = _own(
+    "gpu_pool_unallocated_gpus",
+    "GPUs of the pool that nobody holds now, by share; absent while it is not known of any of them who holds it.",
+    *POOL_LABELS,
+)
+GPU_POOL_UNALLOCATED_COST_PER_HOUR = _own(
+    "gpu_pool_unallocated_cost_per_hour",
+    "Price now of an hour of gpu_pool_unallocated_gpus. GPUs without a price are left out.",
+    *POOL_LABELS,
+    "currency",
+)
+GPU_SHARED_IDLE_GPUS = _own(
+    "gpu_shared_idle_gpus",
+    "Held part of a shared device whose holders' activity can only be estimated, where the device was idle (below 5 %) "
+    "for 2 h. Absent otherwise, and where a holder is of class inference or reserved, has opted out or is of a system "
+    "namespace.",
+    "node",
+    "gpu",
+    "uuid",
+    "gpu_instance",
+)
+
+BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its Python; always 1.", "version", "python")
+SIMULATED = _own("gpu_exporter_simulated", "1 where every GPU and pod on this page is simulated, else 0.")
+SOURCE_UP = _own(
+    "gpu_exporter_source_up",
+    "1 while a source of readings (nvml, dcgm), of holders (kubelet, slurm, host) or of owners (kubernetes-api) works.",
+    "source",
+)
+DCGM_INFO = _own(
+    "gpu_exporter_dcgm_info", "Version of the DCGM host engine; 1, and absent where none answers.", "version"
+)
+ERRORS_TOTAL = _own(
+    "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason", kind=_COUNTER
+)
+SAMPLE_DURATION_SECONDS = _own(
+    "gpu_exporter_sample_duration_seconds", "How long the newest sample took in the driver, in seconds."
+)
+TICK_DURATION_SECONDS = _own(
+    "gpu_exporter_tick_duration_seconds", "How long this agent took to make the picture that is shown, in seconds."
+)
+SNAPSHOT_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_snapshot_timestamp_seconds", "Unix time of the picture that is shown, in seconds."
+)
+SAMPLE_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_sample_timestamp_seconds", "Unix time of the newest reading of the driver, in seconds."
+)
+ATTRIBUTION_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_attribution_timestamp_seconds", "Unix time of the kubelet's last good answer, in seconds."
+)
+METADATA_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_metadata_timestamp_seconds",
+    "Unix time of the Kubernetes API's last sign of life (a list, an event, a bookmark), in seconds.",
+)
+POD_METADATA_PROBLEMS = _own(
+    "gpu_exporter_pod_metadata_problems",
+    "Pods that hold a device and whose own labels or annotations could not be understood, by reason.",
+    "reason",
+)
+WORKER_RESTARTS_TOTAL = _own(
+    "gpu_exporter_worker_restarts_total",
+    "Times the child process that reads a source (nvml, dcgm) was started again.",
+    "source",
+    kind=_COUNTER,
+)
+DROPPED_SERIES_TOTAL = _own(
+    "gpu_exporter_dropped_series_total",
+    "Pod series left out of rendered pages because of the series limit.",
+    kind=_COUNTER,
+)
+UNPRICED_DEVICES = _own(
+    "gpu_exporter_unpriced_devices",
+    "Physical GPUs whose price is not known: their use has no cost. Absent where there are no prices.",
+)
+CONSERVATION_ERROR_SECONDS = _own(
+    "gpu_exporter_conservation_error_seconds",
+    "How far the ledger's parts are from the whole, in GPU-seconds since it began: 0 but for rounding.",
+)
+LEDGER_CAPACITY_SECONDS_TOTAL = _own(
+    "gpu_exporter_ledger_capacity_seconds_total",
+    "GPU-seconds that were metered: the time between readings, over all GPUs, without that of owners that are not "
+    "known yet. The gpu_ledger_seconds_total of the ledger sum to it.",
+    "ledger",
+    kind=_COUNTER,
+)
+LEDGER_WITHHELD_SECONDS = _own(
+    "gpu_exporter_ledger_withheld_seconds",
+    "GPU-seconds of owners that are not known yet; no gpu_ledger_ series has them.",
+)
+LEDGER_WRITER = _own(
+    "gpu_exporter_ledger_writer",
+    "1 where this agent writes the ledger of its node; 0 where another agent on the node does and this one waits.",
+)
+STATE_SAVED = _own(
+    "gpu_exporter_state_saved",
+    "1 while the ledgers that are shown are on disk; 0 where one is in memory only and ends with the process.",
+)
+STATE_SAVED_TIMESTAMP_SECONDS = _own(
+    "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the save that is shown, in seconds."
+)
+
+ALL: tuple[Metric, ...] = (
+    *(value for value in list(globals().values()) if isinstance(value, Metric)),
+    *process_catalog.ALL,
+)
+"""In the order above, which is the order on the page."""
+BY_NAME = {metric.name: metric for metric in ALL}
+PROCESS: tuple[Metric, ...] = process_catalog.ALL
+"""Of the agent's own process, read when the page is rendered."""

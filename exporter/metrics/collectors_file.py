@@ -1,0 +1,319 @@
+"""dcgm-exporter's collectors file: which DCGM fields are shown, under which names; and its default contents."""
+
+import csv
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.errors import ConfigError
+from exporter.metrics import health_collector
+from exporter.metrics import health_collector as dcgm_exp
+from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era
+from exporter.metrics.health_collector import EventCount, EventRow
+from exporter.metrics.text_format import Kind
+from exporter.model import Field
+
+HIGHEST_ID = 1650
+"""Numeric ids up to here exist, or may exist, in DCGM 4.7."""
+
+_TEXT = Path(__file__).with_name("dcgm_ids.txt")
+_MEASURED_LEVELS = frozenset({"node", "gpu", "gi", "ci"})
+_INSTANCE_LEVELS = frozenset({"gi", "ci"})
+_BINARY, _STRING, _FLOAT = "b", "s", "d"
+_COUNTED = re.compile(r"\{(\d+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherField:
+    """A field that is not in ``dcgm_table``. ``type`` and ``level`` are the words of the file."""
+
+    id: int
+    type: str
+    level: str
+    names: tuple[str, ...]
+    """dcgm-exporter's up to 4.8 first."""
+    new: tuple[int, str, int] | None = None
+    """4.9's own field: id, name, and what a value is multiplied by."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether DCGM is asked for it."""
+        return self.level in _MEASURED_LEVELS and self.type != _BINARY
+
+    def field(self) -> DcgmField:
+        """It as a field that can be shown; its unit is DCGM's own."""
+        name = self.names[0]
+        new_id, new_name, times = self.new or (self.id, self.names[-1], 1)
+        return DcgmField(
+            field=Field(self.id),
+            legacy_name=name,
+            canonical_name=self.names[-1],
+            new_name=new_name,
+            new_id=new_id,
+            kind=Kind.LABEL if self.type == _STRING else Kind.GAUGE,
+            unit="",
+            new_unit="",
+            times=times,
+            per=1,
+            whole=self.type != _FLOAT,
+            new_whole=self.type != _FLOAT,
+            per_instance=self.level in _INSTANCE_LEVELS,
+            default=False,
+            new_default=False,
+            help=f"DCGM field {self.id}.",
+        )
+
+
+def read() -> dict[str, tuple[OtherField, Era]]:
+    """Every such field by each of its names and by its number, with the era that decides its unit.
+
+    Read from a file at each call, as only a collectors file needs it and an agent without one is not to keep it.
+    """
+    known: dict[str, tuple[OtherField, Era]] = {}
+    for line in _TEXT.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            for other in _fields(line):
+                known.update(dict.fromkeys((*other.names, str(other.id)), (other, Era.LEGACY)))
+                if other.new:
+                    known.update(dict.fromkeys((other.new[1], str(other.new[0])), (other, Era.NEW)))
+    return known
+
+
+def _fields(line: str) -> Iterator[OtherField]:
+    columns, _, new = line.partition(" | ")
+    ids, kind, level, *names = columns.split(" ")
+    span, _, step = ids.partition("/")
+    first, _, last = span.partition("-")
+    for place, number in enumerate(range(int(first), int(last or first) + 1, int(step or 1))):
+        yield OtherField(
+            id=number,
+            type=kind,
+            level=level,
+            names=tuple(PREFIX + _counted(name, place) for name in names),
+            new=_new(new) if new else None,
+        )
+
+
+def _counted(name: str, place: int) -> str:
+    return _COUNTED.sub(lambda start: str(int(start[1]) + place), name)
+
+
+def _new(text: str) -> tuple[int, str, int]:
+    number, name, scale = text.split(" ")
+    return int(number), PREFIX + name, int(scale.removeprefix("*"))
+
+
+_COLUMNS = 3
+_NUMBER = re.compile(r"[1-9][0-9]{0,3}")
+_DEAD_NAMES = frozenset({"dcgm_pcie_tx_throughput", "dcgm_pcie_rx_throughput"})  # in dcgm-exporter's 1.x file
+_GPU_UTIL_RATIO = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+_SINCE_4_7 = Field(1648)
+_SHOWN_NAMES = 3
+_EVENT_NAMES = frozenset(EventCount)
+
+_Others = Mapping[str, tuple[OtherField, Era]]
+
+ALWAYS_READ: frozenset[Field] = frozenset(
+    {
+        # What activity is made of.
+        Field.PROF_GR_ENGINE_ACTIVE,
+        Field.GPU_UTIL,
+        Field.ENC_UTIL,
+        Field.DEC_UTIL,
+        Field.JPG_UTIL,
+        Field.OFA_UTIL,
+        # What the own metrics show.
+        Field.FB_USED,
+        Field.FB_TOTAL,
+        Field.POWER_USAGE,
+        Field.TOTAL_ENERGY_CONSUMPTION,
+        *health_collector.FIELDS,
+        Field.PCIE_TX_BYTES_TOTAL,
+        Field.PCIE_RX_BYTES_TOTAL,
+        Field.NVLINK_TX_BYTES_TOTAL,
+        Field.NVLINK_RX_BYTES_TOTAL,
+        Field.XID_ERRORS,
+    }
+)
+"""Fields that are read whatever the collectors file says."""
+
+BY_IDENTITY = (Field(50), Field(54), Field(57))
+"""Name, UUID and PCI address: texts that are known of every device, whichever source answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric (or label) of the drop-in family. ``era`` decides the unit in which it is shown."""
+
+    field: DcgmField
+    name: str
+    """As printed: exactly the text of the file."""
+    kind: Kind
+    help: str
+    era: Era
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectors:
+    """What the drop-in family shows, in order. ``warnings`` are one line each, for the log at start."""
+
+    rows: tuple[Row, ...]
+    events: tuple[EventRow, ...] = ()
+    """Counts of dcgm-exporter's own."""
+    warnings: tuple[str, ...] = ()
+    from_file: bool = False
+    """A file's names are printed as written; only the built-in set follows ``--dcgm-names``."""
+
+    @property
+    def fields(self) -> frozenset[Field]:
+        """What the sources must read: the rows' fields and those that are always read."""
+        return ALWAYS_READ | {row.field.field for row in self.rows if row.field.field not in BY_IDENTITY}
+
+    @property
+    def dcgm_only(self) -> tuple[Row, ...]:
+        """The rows that NVML has no answer to: without DCGM they show nothing."""
+        return tuple(row for row in self.rows if row.field.field.only_dcgm and row.field.field not in BY_IDENTITY)
+
+    @property
+    def without_dcgm(self) -> str:
+        """One line for who does not use DCGM: which rows show nothing, and the mend; empty where there is none."""
+        names = [row.name for row in self.dcgm_only]
+        if not names:
+            return ""
+        more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+        shown = ", ".join(names[:_SHOWN_NAMES])
+        return (
+            f"collectors: only DCGM measures {shown}{more}, which show nothing; name its host engine (--dcgm-address)"
+        )
+
+
+def default(names: str) -> Collectors:
+    """The default set of dcgm-exporter with ``legacy`` (up to 4.8) or ``4.9`` names and units."""
+    era = Era(names)
+    rows = []
+    for row in TABLE:
+        name = row.name(era)
+        if name and (row.default if era is Era.LEGACY else row.new_default):
+            rows.append(Row(field=row, name=name, kind=row.kind, help=row.help, era=era))
+    return Collectors(rows=tuple(rows))
+
+
+DEFAULT = default(Era.LEGACY)
+"""What is shown without a collectors file."""
+
+
+def parse(text: str, source: str) -> Collectors:
+    """Read a collectors file in dcgm-exporter's format: field, Prometheus type, help.
+
+    The field may be a name of any era or a numeric id (printed with the name of its era). Of two rows with the
+    same id the first one counts, as there; the old field and 4.9's of another unit have two, and may stand together.
+
+    Args:
+        text: The whole file.
+        source: Its name, for messages.
+
+    Raises:
+        ConfigError: With one line ``source:line: ...`` per mistake.
+    """
+    others = read()
+    rows: dict[int | str, Row | EventRow] = {}
+    problems: list[str] = []
+    warnings: list[str] = []
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+        if line.startswith("#") or not line.strip():
+            continue
+        where = f"{source}:{number}"
+        try:
+            row, warning = _row(line.rstrip("\r"), others)
+        except ValueError as mistake:
+            problems.append(f"{where}: {mistake}")
+            continue
+        if row:
+            key = row.field.number(row.era) if isinstance(row, Row) else row.name
+            if key in rows:
+                warning = f"{row.name} is the same field as {rows[key].name} above and is left out"
+            rows.setdefault(key, row)
+        if warning:
+            warnings.append(f"{where}: {warning}")
+    if problems:
+        raise ConfigError(*problems)
+    if not rows:
+        warnings.append(f"{source}: no row names a field that this agent measures: there will be no DCGM_FI_* metric")
+    return Collectors(
+        rows=tuple(row for row in rows.values() if isinstance(row, Row)),
+        events=tuple(row for row in rows.values() if isinstance(row, EventRow)),
+        warnings=tuple(warnings),
+        from_file=True,
+    )
+
+
+def _row(line: str, others: _Others) -> tuple[Row | EventRow | None, str]:
+    """A line's row and what to warn of; ``ValueError`` says what is wrong with it and what is allowed."""
+    name, kind_text, text = _columns(line)
+    try:
+        kind = Kind(kind_text)
+    except ValueError:
+        raise ValueError(f"type {kind_text!r} of {name}: allowed are gauge, counter and label") from None
+    if name in _EVENT_NAMES:
+        return _event_row(name, kind, text)
+    if name in dcgm_exp.NOT_MADE:
+        return None, f"{name} is not made by this agent; the row shows nothing: use {dcgm_exp.NOT_MADE[name]}"
+    found = _field(name, others)
+    if found is None:
+        return None, f"{name} is not measured by this agent; the row shows nothing"
+    field, era = found
+    _check_kind(name, kind, field.kind)
+    printed = (field.name(era) or field.legacy_name) if name.isdigit() else name
+    return Row(field=field, name=printed, kind=kind, help=text or field.help, era=era), _remark(name, field)
+
+
+def _event_row(name: str, kind: Kind, text: str) -> tuple[EventRow, str]:
+    row = dcgm_exp.row(name, text)
+    _check_kind(name, kind, row.kind)
+    return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"
+
+
+def _check_kind(name: str, written: Kind, true: Kind) -> None:
+    if written is Kind.LABEL and true is not Kind.LABEL:
+        raise ValueError(f"{name} is a number and cannot be a label: allowed are gauge and counter")
+    if written is not Kind.LABEL and true is Kind.LABEL:
+        raise ValueError(f"{name} is a text and cannot be a {written}: allowed is label")
+
+
+def _field(name: str, others: _Others) -> tuple[DcgmField, Era] | None:
+    """The field of a name or number and the era of its unit; ``None`` for one that exists and is not measured."""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    if name in others:
+        other, era = others[name]
+        return (other.field(), era) if other.measured else None
+    if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
+        return None
+    raise ValueError(f"unknown field {name!r}{_suggestion(name, others)}; allowed are DCGM field names and ids")
+
+
+def _remark(name: str, field: DcgmField) -> str:
+    if name == _GPU_UTIL_RATIO:
+        return f"{name} is shown as 0-1, as dcgm-exporter 4.9 does; in DCGM 4.6 the same name meant 0-100"
+    return f"{name} is measured by DCGM 4.7 and later alone" if field.field is _SINCE_4_7 else ""
+
+
+def _columns(line: str) -> list[str]:
+    try:
+        columns = next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise ValueError(f"not valid CSV ({error}): write field, type, help; a help with a comma in quotes") from None
+    columns = [column.strip(" ") for column in columns]
+    if len(columns) != _COLUMNS:
+        hint = "; put a help that has a comma in quotes, straight after the comma" if len(columns) > _COLUMNS else ""
+        raise ValueError(f"{len(columns)} columns instead of 3 (field, type, help){hint}")
+    return columns
+
+
+def _suggestion(name: str, others: _Others) -> str:
+    if name.isdecimal():
+        return ""  # a number that looks like another one is not nearer to it than any other
+    close = difflib.get_close_matches(name, [*BY_NAME, *others, *EventCount, *dcgm_exp.NOT_MADE], n=1, cutoff=0.8)
+    return f": did you mean {close[0]}?" if close else ""

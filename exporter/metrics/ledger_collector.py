@@ -1,0 +1,222 @@
+"""The series of the ledger: seconds, joules and money per pod and per owner, and whether they add up."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from exporter.metrics import catalog
+from exporter.metrics.catalog import shown_until_seconds
+from exporter.metrics.text_format import (
+    DEVICE_LABELS,
+    NO_LABELS,
+    OWNER_LABELS,
+    POD_LABELS,
+    WORKLOAD_LABELS,
+    LabelNames,
+    Labels,
+    Metric,
+    PageBuilder,
+    labels,
+    plus,
+)
+from exporter.model import (
+    Account,
+    LedgerView,
+    Money,
+    OwnersView,
+    OwnerUse,
+    PodAccount,
+    ShownLedger,
+    Snapshot,
+    Totals,
+    shown_windows,
+)
+
+_POD = LabelNames(*DEVICE_LABELS, *POD_LABELS)
+_OWNER = LabelNames("ledger", *OWNER_LABELS)
+_STATE = LabelNames("state")
+
+_POD_SECONDS: tuple[tuple[Metric, Callable[[Totals], float]], ...] = (
+    (catalog.GPU_POD_ALLOCATED_SECONDS_TOTAL, attrgetter("allocated_seconds")),
+    (catalog.GPU_POD_ACTIVE_SECONDS_TOTAL, attrgetter("active_seconds")),
+    (catalog.GPU_POD_IDLE_SECONDS_TOTAL, attrgetter("idle_seconds")),
+    (catalog.GPU_POD_UNKNOWN_SECONDS_TOTAL, attrgetter("unknown_seconds")),
+)
+_STATES: tuple[tuple[str, Callable[[Totals], float], Callable[[Money], float]], ...] = (
+    ("active_unprofiled", attrgetter("active_seconds"), attrgetter("active")),
+    ("idle", attrgetter("idle_seconds"), attrgetter("idle")),
+    ("unknown", attrgetter("unknown_seconds"), attrgetter("unknown")),
+)
+"""Value of the label ``state``, its seconds and its money."""
+
+# As good as all: seconds are sums of floats.
+_NEARLY_ALL = 1 - 1e-9
+
+
+def collect_ledger(page: PageBuilder, snapshot: Snapshot, *, series_limit: int) -> None:
+    """Add the ledger's series; before the first reading was metered there are none.
+
+    A pod that does not fit ``series_limit`` is left out whole and counted. Owners always fit: the ledger bounds them.
+    """
+    if snapshot.devices and snapshot.price_book:
+        page.metric(catalog.UNPRICED_DEVICES, NO_LABELS, snapshot.unpriced_gpus)
+    ledger = snapshot.ledger
+    if ledger is None:
+        return
+    _pods(page, ledger, snapshot.node, series_limit)
+    for one in ledger.ledgers:
+        _owners(page, one, snapshot.node)
+    _itself(page, ledger)
+
+
+def energy_joules(totals: Totals) -> float | None:
+    """The energy of an account, ``None`` where it was never measured."""
+    unmeasured = totals.energy_unknown_seconds
+    never = unmeasured > 0 and unmeasured >= totals.allocated_seconds * _NEARLY_ALL
+    return None if never and not totals.energy_joules else totals.energy_joules
+
+
+def _pods(page: PageBuilder, ledger: LedgerView, node: str, room: int) -> None:
+    carried, shown, joules = [], [], []
+    for pod, totals in ledger.pods.items():
+        energy = energy_joules(totals)
+        count = len(_POD_SECONDS) + (energy is not None) + len(totals.money)
+        if count > room:
+            page.dropped_series += count
+            continue
+        room -= count
+        carried.append(_pod_labels(pod, node))
+        shown.append(totals)
+        joules.append(energy)
+    for metric, value_of in _POD_SECONDS:
+        page.column(metric, carried, [*map(value_of, shown)])
+    page.column(catalog.GPU_POD_ENERGY_JOULES_TOTAL, carried, joules)
+    priced, money = _money(carried, shown)
+    page.column(catalog.GPU_POD_COST_TOTAL, priced, [one.total for one in money])
+
+
+def _owners(page: PageBuilder, ledger: ShownLedger, node: str) -> None:
+    """Add the series of one ledger; a series is there from its first second, joule or cent on."""
+    of_ledger = labels(("ledger", ledger.identity), ("node", node))
+    page.metric(catalog.GPU_LEDGER_CREATED_TIMESTAMP_SECONDS, of_ledger, ledger.created_at_seconds)
+    page.metric(catalog.LEDGER_CAPACITY_SECONDS_TOTAL, labels(("ledger", ledger.identity)), ledger.capacity_seconds)
+    carried = [_owner_labels(account, ledger.identity, node) for account in ledger.accounts]
+    shown = [*ledger.accounts.values()]
+    priced, money = _money(carried, shown)
+    for state, seconds_of, money_of in _STATES:
+        _by_state(page, catalog.GPU_LEDGER_SECONDS_TOTAL, state, carried, map(seconds_of, shown))
+        _by_state(page, catalog.GPU_LEDGER_COST_TOTAL, state, priced, map(money_of, money))
+    page.column(catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, [*map(energy_joules, shown)])
+    page.column(
+        catalog.GPU_LEDGER_UNPRICED_SECONDS_TOTAL, carried, [totals.unpriced_seconds or None for totals in shown]
+    )
+
+
+def _by_state(
+    page: PageBuilder, metric: Metric, state: str, carried: Iterable[Labels], values: Iterable[float]
+) -> None:
+    there = [(_STATE.behind(one, state), value) for one, value in zip(carried, values, strict=True) if value]
+    page.column(metric, [one for one, _ in there], [value for _, value in there])
+
+
+def _money(carried: list[Labels], shown: list[Totals]) -> tuple[list[Labels], list[Money]]:
+    """The sums of each currency."""
+    priced, money = [], []
+    for one, totals in zip(carried, shown, strict=True):
+        for currency in sorted(totals.money):
+            priced.append(plus(one, ("currency", currency)))
+            money.append(totals.money[currency])
+    return priced, money
+
+
+def _pod_labels(pod: PodAccount, node: str) -> Labels:
+    return _POD.of(
+        node,
+        str(pod.gpu_index),
+        pod.device_uuid,
+        pod.gpu_instance,
+        pod.mig_profile,
+        pod.model,
+        pod.namespace,
+        pod.pod,
+        pod.container,
+        pod.pod_uid,
+    )
+
+
+def _owner_labels(account: Account, ledger: str, node: str) -> Labels:
+    owner = account.owner
+    whose = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels)
+    return _OWNER.of(ledger, node, *whose, account.model, account.mode)
+
+
+def _itself(page: PageBuilder, ledger: LedgerView) -> None:
+    page.metric(catalog.CONSERVATION_ERROR_SECONDS, NO_LABELS, ledger.conservation_error_seconds)
+    page.metric(catalog.LEDGER_WITHHELD_SECONDS, NO_LABELS, ledger.withheld_seconds)
+    page.metric(catalog.STATE_SAVED, NO_LABELS, int(ledger.saved_at_seconds is not None))
+    page.metric(catalog.STATE_SAVED_TIMESTAMP_SECONDS, NO_LABELS, ledger.saved_at_seconds)
+
+
+_WORKLOAD, _POOL = LabelNames(*WORKLOAD_LABELS), LabelNames(*catalog.POOL_LABELS)
+_SHARED = LabelNames("node", "gpu", "uuid", "gpu_instance")
+_DIGITS = 3
+"""Decimals of GPU-seconds over a window; they are interpolated, so that more would be noise."""
+
+
+def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:
+    """Add the series of owners, pools and shared devices; none where no ledger is shown."""
+    view = snapshot.owners
+    if view is None:
+        return
+    _owner_series(page, view, snapshot.node)
+    facts = snapshot.node_facts
+    for pool in view.pools:
+        carried = _POOL.of(snapshot.node, pool.model, facts.instance_type, facts.capacity_type)
+        page.metric(catalog.GPU_POOL_GPUS, carried, pool.gpus)
+        page.metric(catalog.GPU_POOL_UNALLOCATED_GPUS, carried, pool.unallocated_gpus)
+        for currency, cost in sorted(pool.unallocated_cost_per_hour.items()):
+            priced = plus(carried, ("currency", currency))
+            page.metric(catalog.GPU_POOL_UNALLOCATED_COST_PER_HOUR, priced, cost)
+    for idle in view.shared_idle:
+        carried = _SHARED.of(snapshot.node, str(idle.gpu_index), idle.uuid, idle.gpu_instance)
+        page.metric(catalog.GPU_SHARED_IDLE_GPUS, carried, idle.gpus)
+
+
+def _owner_series(page: PageBuilder, view: OwnersView, node: str) -> None:
+    rows = [(_labels(use, node), use) for use in view.owners]
+    carried, uses = [one for one, _ in rows], [use for _, use in rows]
+    page.column(catalog.GPU_OWNER_GPUS, carried, [use.gpus for use in uses])
+    page.column(catalog.GPU_OWNER_ESTIMATED_GPUS, carried, [use.estimated_gpus for use in uses])
+    active = [(one, _rounded(_shown(use, use.active_seconds))) for one, use in rows]
+    _by(page, catalog.GPU_OWNER_ACTIVE_GPU_SECONDS, "window", active)
+    measured = [(one, _rounded(_shown(use, use.measured_seconds))) for one, use in rows]
+    _by(page, catalog.GPU_OWNER_MEASURED_GPU_SECONDS, "window", measured)
+    page.column(catalog.GPU_OWNER_UNDERUSED_GPUS, carried, [use.underused_gpus for use in uses])
+    _by(page, catalog.GPU_OWNER_UNUSED_GPUS, "window", [(one, _shown(use, use.unused_gpus)) for one, use in rows])
+    page.column(catalog.GPU_OWNER_ACTIVE_GPUS, carried, [use.active_gpus for use in uses])
+    page.column(catalog.GPU_OWNER_IDLE_FOR_SECONDS, carried, [use.idle_for_seconds for use in uses])
+    page.column(catalog.GPU_OWNER_AGE_SECONDS, carried, [use.age_seconds for use in uses])
+    _by(page, catalog.GPU_OWNER_POLICY, "policy", [(one, {use.policy: 1}) for one, use in rows if use.policy])
+    until = [shown_until_seconds(use.opt_out_until_seconds) for use in uses]
+    page.column(catalog.GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS, carried, until)
+    _by(page, catalog.GPU_OWNER_COST_PER_HOUR, "currency", [(one, use.cost_per_hour) for one, use in rows])
+    _by(page, catalog.GPU_OWNER_IDLE_COST_PER_HOUR, "currency", [(one, use.idle_cost_per_hour) for one, use in rows])
+
+
+def _labels(use: OwnerUse, node: str) -> Labels:
+    owner = use.owner
+    return _WORKLOAD.of(node, owner.namespace, owner.kind, owner.name, owner.team)
+
+
+def _by(page: PageBuilder, metric: Metric, label: str, rows: Sequence[tuple[Labels, Mapping[str, float]]]) -> None:
+    """Add a metric of several values per owner, by one more label."""
+    pairs = [(plus(one, (label, name)), value) for one, values in rows for name, value in values.items()]
+    page.column(metric, [one for one, _ in pairs], [value for _, value in pairs])
+
+
+def _shown(use: OwnerUse, by_window: Mapping[str, float]) -> dict[str, float]:
+    windows = shown_windows(use.policy)
+    return {window: value for window, value in by_window.items() if window in windows}
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {window: round(value, _DIGITS) for window, value in seconds.items()}

@@ -1,1 +1,0 @@
-"""Budgets: how much a period may cost, what it has cost, and what it will."""

@@ -1,1 +1,0 @@
-"""The cost service: a fleet's money as pages, as JSON and as series."""

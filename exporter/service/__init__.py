@@ -1,0 +1,1 @@
+"""The cost service: pages, API, budgets and metrics over the recorded ledgers of a fleet."""

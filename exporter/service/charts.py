@@ -1,0 +1,234 @@
+"""Charts as data: what is drawn by a script, and stands as a table beside it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import floor
+from typing import Any
+
+from exporter.cost.ledger import HOUR_SECONDS, UNALLOCATED, UNATTRIBUTED, Figures
+from exporter.cost.report import FleetReport, ReportLine
+
+_SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥"}
+_CENT, _WHOLE_FROM = 0.005, 1000
+_FEW_HOURS, _MANY_HOURS = 10, 1000
+_MINUTE, _DAY = 60, 86_400
+_GIB = 1024**3
+
+DASH = "—"
+"""What is not known, and what does not apply."""
+
+
+def money(value: float, currency: str) -> str:
+    """``$12.34``, ``$1,234``, ``CHF 0.10``; a little is never shown as nothing."""
+    symbol = _SYMBOLS.get(currency, f"{currency} ")
+    if 0 < value < _CENT:
+        return f"<{symbol}0.01"
+    return f"{symbol}{value:,.0f}" if value >= _WHOLE_FROM else f"{symbol}{value:,.2f}"
+
+
+def amount(value: float) -> str:
+    """Money below a heading that has the currency: ``1,234.50``."""
+    return "<0.01" if 0 < value < _CENT else f"{value:,.2f}"
+
+
+def hours(seconds: float) -> str:
+    """GPU-seconds as GPU-hours with three figures or so: ``0.03``, ``12.5``, ``1,234``."""
+    value = seconds / HOUR_SECONDS
+    if 0 < value < _CENT:
+        return "<0.01"
+    return f"{value:,.2f}" if value < _FEW_HOURS else f"{value:,.1f}" if value < _MANY_HOURS else f"{value:,.0f}"
+
+
+def gpus(value: float) -> str:
+    """A mean number of GPUs: ``0.5``, ``12.3``, ``7,940``."""
+    if 0 < value < 0.05:  # noqa: PLR2004 - what would be rounded to 0.0
+        return "<0.1"
+    return f"{value:,.1f}" if value < _MANY_HOURS else f"{value:,.0f}"
+
+
+def percent(ratio: float) -> str:
+    """A part of a whole; neither a little nor all but a little is rounded away: ``<1 %``, ``42 %``, ``99 %``."""
+    if 0 < ratio < 0.01:  # noqa: PLR2004 - a per cent
+        return "<1 %"
+    return f"{floor(ratio * 100) if ratio < 1 and ratio * 100 > 99 else ratio * 100:.0f} %"  # noqa: PLR2004
+
+
+def coverage(ratio: float) -> str:
+    """A coverage, rounded down: ``100 %`` only where it is all."""
+    tenths = floor(ratio * 1000 + 1e-9) / 10
+    return "100 %" if ratio >= 1 else f"{tenths:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """``42 min``, ``7 h``, ``12 d``."""
+    if seconds < 2 * HOUR_SECONDS:
+        return f"{max(0, seconds) // _MINUTE:.0f} min"
+    return f"{seconds // HOUR_SECONDS:.0f} h" if seconds < 2 * _DAY else f"{seconds // _DAY:.0f} d"
+
+
+def moment(unix_seconds: float) -> str:
+    """``2026-11-20 14:00``, UTC, which the page says once."""
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M}"
+
+
+def day(unix_seconds: float) -> str:
+    """``2026-11-20``."""
+    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d}"
+
+
+def gib(size_bytes: float) -> str:
+    """``71.3 GiB``."""
+    return f"{size_bytes / _GIB:,.1f} GiB"
+
+
+def model(name: str) -> str:
+    """The model without the vendor, which is always the same."""
+    return name.removeprefix("NVIDIA ")
+
+
+def plural(number: int, word: str) -> str:
+    """``1 hour``, ``2 hours``, ``1,200 hours``."""
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
+
+
+_OTHERS = "All others"
+
+Value = Callable[[Figures], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One colour of a chart."""
+
+    name: str
+    look: str
+    """``active``, ``idle``, ``unknown``, ``unattributed``, ``unallocated``, or a number; the style has colours."""
+    values: tuple[float, ...]
+    """One per period."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Stacked bars, one per period."""
+
+    name: str
+    """Of its element in the page."""
+    title: str
+    unit: str
+    """A currency, or ``GPU-hours``."""
+    periods: tuple[str, ...]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def is_money(self) -> bool:
+        """Whether the values are money."""
+        return self.unit != "GPU-hours"
+
+    def totals(self) -> tuple[float, ...]:
+        """The height of each bar."""
+        return tuple(sum(values) for values in zip(*(stack.values for stack in self.stacks), strict=True))
+
+    def rows(self) -> list[tuple[str, tuple[float, ...], float]]:
+        """Period, values in the order of the stacks, and their sum."""
+        columns = zip(*(stack.values for stack in self.stacks), strict=True)
+        return [(period, values, sum(values)) for period, values in zip(self.periods, columns, strict=True)]
+
+    def data(self) -> dict[str, Any]:
+        """What the script draws from."""
+        return {
+            "unit": self.unit,
+            "money": self.is_money,
+            "periods": self.periods,
+            "stacks": [{"name": one.name, "look": one.look, "values": one.values} for one in self.stacks],
+        }
+
+
+def uses(report: FleetReport, currency: str, *, with_apart: bool) -> Chart | None:
+    """What active, idle and unknown GPUs cost day by day, and what nobody held; hours where nothing has a price.
+
+    ``None`` where the report has no days.
+    """
+    if not report.periods:
+        return None
+    held = _by_period(report.held, len(report.periods))
+    parts = [
+        ("Active", "active", _summed(held, _part(currency, "active"))),
+        ("Idle", "idle", _summed(held, _part(currency, "idle"))),
+        ("Unknown", "unknown", _summed(held, _part(currency, "unknown"))),
+    ]
+    if with_apart:
+        for kind in (UNATTRIBUTED, UNALLOCATED):
+            apart = _by_period([line for line in report.apart if line.key.kind == kind], len(report.periods))
+            parts.append((kind, kind.lower(), _summed(apart, _whole(currency))))
+    # A colour that is nowhere would only lengthen the legend.
+    stacks = tuple(Stack(name=name, look=look, values=values) for name, look, values in parts if any(values))
+    return _chart("uses", "Day by day", currency, report, stacks)
+
+
+def largest(whole: FleetReport, currency: str, named: Sequence[tuple[str, ReportLine]], *, more: bool) -> Chart | None:
+    """What each of the named lines costs day by day, and where there are ``more`` all others together.
+
+    Args:
+        whole: What all lines together are, with its days.
+        currency: Of the money; empty for hours.
+        named: Names and lines with their days.
+        more: Whether there are others.
+    """
+    drawn = [(name, line) for name, line in named if len(line.series) == len(whole.periods)]
+    if not whole.periods or not drawn:
+        return None
+    value, count = _whole(currency), len(whole.periods)
+    stacks = [
+        Stack(name=name, look=str(number), values=_summed(_by_period([line], count), value))
+        for number, (name, line) in enumerate(drawn, start=1)
+    ]
+    if more:
+        of_all = _summed(_by_period(whole.held, count), value)
+        of_named = [sum(values) for values in zip(*(stack.values for stack in stacks), strict=True)]
+        rest = tuple(max(0.0, every - these) for every, these in zip(of_all, of_named, strict=True))
+        stacks.append(Stack(name=_OTHERS, look="others", values=rest))
+    return _chart("largest", "Day by day", currency, whole, tuple(stacks))
+
+
+def _chart(name: str, title: str, currency: str, report: FleetReport, stacks: tuple[Stack, ...]) -> Chart | None:
+    if not stacks:
+        return None
+    periods = tuple(day(period.start_seconds) for period in report.periods)
+    return Chart(name=name, title=title, unit=currency or "GPU-hours", periods=periods, stacks=stacks)
+
+
+def _by_period(lines: Sequence[ReportLine], count: int) -> list[list[Figures]]:
+    return [[line.series[index] for line in lines if line.series] for index in range(count)]
+
+
+def _summed(periods: list[list[Figures]], value: Value) -> tuple[float, ...]:
+    return tuple(sum(value(figures) for figures in period) for period in periods)
+
+
+def _whole(currency: str) -> Value:
+    if not currency:
+        return lambda figures: figures.allocated_seconds / HOUR_SECONDS
+
+    def cost(figures: Figures) -> float:
+        money = figures.money.get(currency)
+        return money.total if money else 0.0
+
+    return cost
+
+
+def _part(currency: str, part: str) -> Value:
+    if not currency:
+        seconds: dict[str, Value] = {
+            "active": lambda figures: figures.active_seconds / HOUR_SECONDS,
+            "idle": lambda figures: figures.idle_seconds / HOUR_SECONDS,
+            "unknown": lambda figures: figures.unknown_seconds / HOUR_SECONDS,
+        }
+        return seconds[part]
+
+    costs: dict[str, Value] = {
+        "active": lambda figures: figures.money_in(currency).active,
+        "idle": lambda figures: figures.money_in(currency).idle,
+        "unknown": lambda figures: figures.money_in(currency).unknown,
+    }
+    return costs[part]

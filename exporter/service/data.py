@@ -1,0 +1,471 @@
+"""What pages and API ask for: one door to the store of closed days, to Prometheus, and to what follows from them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Protocol
+
+from exporter.cost.budgets import BudgetState, complete_days, forecast
+from exporter.cost.holdings import Recommendation
+from exporter.cost.ledger import (
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    Chunk,
+    Dimension,
+    Filters,
+    FleetLedger,
+    Window,
+    last_recorded,
+    pairs,
+    parse_window,
+)
+from exporter.cost.live import LivePod
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
+from exporter.cost.query_rows import LedgerSource
+from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report
+from exporter.errors import ConfigError, ExporterError, PrometheusError
+from exporter.service.report_cache import Question, Readings, question_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthMoney:
+    """This month in one currency."""
+
+    currency: str
+    spent: float
+    """Month to date: held, Unallocated and Unattributed."""
+    forecast: float | None
+    """Of the whole month; ``None`` while too little is known."""
+    last_month: float | None
+    """Of the whole month before, where it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Funnel:
+    """Mean numbers of GPUs over a window: what is there, held, at work, and what full use of the work would be."""
+
+    total: float
+    allocated: float
+    at_work: float | None
+    """Held, and active for 5 % of a quarter of an hour or more; ``None`` where it is not recorded."""
+    effective: float
+    """GPUs worth of measured activity: half a GPU for one that is half busy."""
+    unknown: float
+    """Held, and not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freshness:
+    """How new what is shown is."""
+
+    now_seconds: float
+    first_day_seconds: float | None
+    """Start of the oldest day that is known; ``None`` while nothing is."""
+    closed_until_seconds: float | None
+    """End of the newest closed day."""
+    read_until_seconds: float | None
+    """End of the newest hour that was read from Prometheus."""
+    problem: str = ""
+    """Why newer hours are not there, in one sentence with the mend; empty where all is well."""
+    simulated: bool = False
+
+
+class Book(Protocol):
+    """Answers from the store and, for what is not closed yet, from Prometheus; never blocks the event loop."""
+
+    async def report(
+        self,
+        window: Window,
+        by: Sequence[Dimension],
+        filters: Filters | None = None,
+        *,
+        share_idle: ShareIdle = "none",
+        share_unallocated: bool = False,
+        with_series: bool = False,
+    ) -> FleetReport:
+        """The report over a window; ``with_series`` also day by day.
+
+        Raises:
+            PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
+            StoreError: The store cannot be read.
+        """
+        ...
+
+    async def ledger(
+        self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
+    ) -> FleetLedger:
+        """The ledger that reports are made of, read anew; for exports.
+
+        Raises:
+            PrometheusError: As for ``report``.
+            StoreError: As for ``report``.
+        """
+        ...
+
+    async def months(self) -> Sequence[MonthMoney]:
+        """This month's money, currency by currency."""
+        ...
+
+    async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
+        """Mean part of the held GPUs that were at work; ``None`` where it is not recorded or cannot be asked."""
+        ...
+
+    async def pods(self, filters: Filters) -> Sequence[LivePod]:
+        """Pods of a workload that hold devices now or did within a day, from the live series.
+
+        Raises:
+            PrometheusError: Prometheus cannot be asked.
+        """
+        ...
+
+    def labels(self) -> Mapping[str, tuple[str, ...]]:
+        """Values by key of the cost labels that owners have."""
+        ...
+
+    def recommendations(self) -> Sequence[Recommendation]:
+        """Of the last hour's look, dearest first."""
+        ...
+
+    def budgets(self) -> Sequence[BudgetState]:
+        """Every budget, in the order of its file."""
+        ...
+
+    def freshness(self) -> Freshness:
+        """How new all this is."""
+        ...
+
+
+KNOWN_RATIO = 0.99
+"""So much of the last month must have been recorded, or its money is not called that of the month."""
+
+
+def months_window(now_seconds: float) -> Window:
+    """Last month and this one, as far as they are recorded."""
+    this = _month(now_seconds)
+    last = _month(this.start_seconds - 1)
+    return Window(start_seconds=last.start_seconds, end_seconds=last_recorded(now_seconds), label="last month and this")
+
+
+def month_start(now_seconds: float) -> int:
+    """When the month of a moment began, Unix time."""
+    return _month(now_seconds).start_seconds
+
+
+def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ...]:
+    """This month's money, a line per currency.
+
+    Args:
+        ledger: Over ``months_window``; its dimensions do not matter.
+        now_seconds: Unix time.
+    """
+    this = _month(now_seconds)
+    last = [chunk for chunk in ledger.chunks if chunk.window.start_seconds < this.start_seconds]
+    now = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
+    hours = sum(chunk.window.hours for chunk in last)
+    known = bool(hours) and sum(_recorded_hours(chunk) for chunk in last) >= KNOWN_RATIO * hours
+    months = []
+    for currency in sorted({currency for chunk in ledger.chunks for currency in _money(chunk)}):
+        spent = sum(_money(chunk).get(currency, 0.0) for chunk in now)
+        months.append(
+            MonthMoney(
+                currency=currency,
+                spent=spent,
+                forecast=forecast(spent, _days(ledger, currency), ledger.window.end_seconds, this),
+                last_month=sum(_money(chunk).get(currency, 0.0) for chunk in last) if known else None,
+            )
+        )
+    return tuple(months)
+
+
+def month_coverage(ledger: FleetLedger, now_seconds: float) -> float | None:
+    """Part of the hours of this month so far that were recorded, over all clusters; ``None`` of a month just begun."""
+    this = _month(now_seconds)
+    chunks = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
+    clusters = {cluster for chunk in chunks for cluster in chunk.recorded_hours}
+    hours = (ledger.window.end_seconds - this.start_seconds) // HOUR_SECONDS * max(1, len(clusters))
+    return sum(sum(chunk.recorded_hours.values()) for chunk in chunks) / hours if hours > 0 else None
+
+
+def _days(ledger: FleetLedger, currency: str) -> list[float]:
+    return complete_days(ledger, money=lambda chunk: _money(chunk).get(currency, 0.0), hours=_recorded_hours)
+
+
+def _month(seconds: float) -> Window:
+    start = datetime.fromtimestamp(seconds, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    after = (start + timedelta(days=32)).replace(day=1)
+    return Window(start_seconds=int(start.timestamp()), end_seconds=int(after.timestamp()), label=f"{start:%Y-%m}")
+
+
+def _recorded_hours(chunk: Chunk) -> int:
+    """Of the cluster that has most: one that is new has fewer."""
+    return max(chunk.recorded_hours.values(), default=0)
+
+
+def _money(chunk: Chunk) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for figures in chunk.lines.values():
+        for currency, money in figures.money.items():
+            total[currency] = total.get(currency, 0.0) + money.total
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What is asked."""
+
+    ledger: LedgerSource
+    pods: Callable[[Filters], Awaitable[Sequence[LivePod]]]
+    """Pods that match, from the live series. Raises PrometheusError."""
+    at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
+    """Part of the held GPUs that were at work. Raises PrometheusError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Months:
+    """A month's money as it was read."""
+
+    start_seconds: int
+    money: tuple[MonthMoney, ...]
+    coverage: float | None
+
+
+class LiveBook:
+    """A ``Book``. For one event loop; whoever refreshes it calls ``learn`` and ``renew``.
+
+    Args:
+        sources: What is asked.
+        clock: Unix seconds.
+        zone: Whose days and months the names of reports mean.
+    """
+
+    def __init__(self, sources: Sources, clock: Callable[[], float], zone: tzinfo = UTC) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._zone = zone
+        self._freshness = Freshness(
+            now_seconds=clock(), first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
+        )
+        self._down = ""
+        self._months: _Months | None = None
+        self._months_hold = False
+        self._counting = asyncio.Lock()
+        self._labels: Mapping[str, tuple[str, ...]] = {}
+        self._recommendations: tuple[Recommendation, ...] = ()
+        self._budgets: tuple[BudgetState, ...] = ()
+        self.readings = Readings(clock)
+
+    async def report(
+        self,
+        window: Window,
+        by: Sequence[Dimension],
+        filters: Filters | None = None,
+        *,
+        share_idle: ShareIdle = "none",
+        share_unallocated: bool = False,
+        with_series: bool = False,
+    ) -> FleetReport:
+        """The report over a window; see ``Book.report``."""
+        question = question_of(
+            window,
+            tuple(by),
+            filters or Filters(),
+            share_idle=share_idle,
+            share_unallocated=share_unallocated,
+            with_series=with_series,
+        )
+        self.readings.look(question)
+        return await self._report(question, window)
+
+    async def again(self, question: Question, now: float) -> None:
+        """Read a report again, for the window that its name means now; one that has none is left.
+
+        Raises:
+            PrometheusError: As for ``report``.
+            StoreError: As for ``report``.
+        """
+        try:
+            window = parse_window(question.name, now, self._zone)
+        except ConfigError:
+            return
+        await self._report(question, window)
+
+    async def _report(self, question: Question, window: Window) -> FleetReport:
+        wanted = Filters(wanted=dict(question.filters))
+
+        async def read() -> FleetReport:
+            ledger = await self._sources.ledger.ledger(window, dimensions_of(question.by), wanted)
+            report = await asyncio.to_thread(
+                make_report,
+                ledger,
+                question.by,
+                wanted,
+                share_idle=question.share_idle,
+                share_unallocated=question.share_unallocated,
+                with_series=question.with_series,
+            )
+            self._note(simulated=ledger.simulated)
+            return report
+
+        is_closed = window.end_seconds <= (self._freshness.closed_until_seconds or 0.0)
+        return await self.readings.get(question, window, read, "" if is_closed else self._down)
+
+    async def ledger(
+        self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
+    ) -> FleetLedger:
+        """The ledger, read anew; see ``Book.ledger``."""
+        async with self.readings.turn():
+            return await self._sources.ledger.ledger(window, dimensions, filters)
+
+    async def months(self) -> Sequence[MonthMoney]:
+        """This month's money; as it was last read where it cannot be read now, and none where a part cannot be."""
+        async with self._counting:
+            now = self._clock()
+            known = self._months_at(now)
+            if known and (self._months_hold or self._down):
+                return known.money
+            try:
+                ledger = await self._sources.ledger.ledger(months_window(now), frozenset())
+            except ExporterError:
+                if known is None:
+                    raise
+                return known.money
+            self._note(simulated=ledger.simulated)
+            if ledger.failures and known:
+                return known.money
+            start = month_start(now)
+            if any(failure.window.end_seconds > start for failure in ledger.failures):
+                return ()
+            money, coverage = month_money(ledger, now), month_coverage(ledger, now)
+            self._months = _Months(start_seconds=start, money=money, coverage=coverage)
+            self._months_hold = not ledger.failures
+            return money
+
+    def known_months(self) -> tuple[Sequence[MonthMoney], float | None]:
+        """This month's money as it was last read, and the part of its hours that were recorded."""
+        known = self._months_at(self._clock())
+        return (known.money, known.coverage) if known else ((), None)
+
+    def _months_at(self, now: float) -> _Months | None:
+        """What is known of the month of now: that of another month is not passed off as this one's."""
+        return self._months if self._months and self._months.start_seconds == month_start(now) else None
+
+    async def pods(self, filters: Filters) -> Sequence[LivePod]:
+        """Pods that match, from the live series; see ``Book.pods``."""
+        return await self._sources.pods(filters)
+
+    async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
+        """As recorded; a page goes without it where Prometheus cannot be asked."""
+        try:
+            return await self._sources.at_work_ratio(window, filters)
+        except PrometheusError:
+            return None
+
+    def labels(self) -> Mapping[str, tuple[str, ...]]:
+        """As they were last learned."""
+        return self._labels
+
+    def recommendations(self) -> Sequence[Recommendation]:
+        """As they were last learned."""
+        return self._recommendations
+
+    def budgets(self) -> Sequence[BudgetState]:
+        """As they were last learned."""
+        return self._budgets
+
+    def freshness(self) -> Freshness:
+        """As it was last learned, with the time of now."""
+        return replace(self._freshness, now_seconds=self._clock())
+
+    def learn(
+        self,
+        *,
+        freshness: Freshness | None = None,
+        down: str | None = None,
+        labels: Mapping[str, tuple[str, ...]] | None = None,
+        recommendations: Sequence[Recommendation] | None = None,
+        budgets: Sequence[BudgetState] | None = None,
+    ) -> None:
+        """Show something newer. ``down`` is why Prometheus does not answer now, empty where it does."""
+        if down is not None:
+            self._down = down
+        if freshness is not None:
+            self._freshness = replace(freshness, simulated=freshness.simulated or self._freshness.simulated)
+        if labels is not None:
+            self._labels = labels
+        if recommendations is not None:
+            self._recommendations = tuple(recommendations)
+        if budgets is not None:
+            self._budgets = tuple(budgets)
+
+    def _note(self, *, simulated: bool) -> None:
+        if simulated and not self._freshness.simulated:
+            self._freshness = replace(self._freshness, simulated=True)
+
+    def renew(self) -> None:
+        """From now on everything is read anew: an hour, a closed day or another budget has come."""
+        self._months_hold = False
+        self.readings.expire()
+
+
+LOOK_BACK_HOURS = 26
+PATIENCE_SECONDS = 20.0
+"""Retries included: pages must not seem to be new while Prometheus hangs."""
+LATE_SECONDS = 2.5 * HOUR_SECONDS
+"""After the end of the newest hour: one that was missed is in the next, and two are no accident."""
+
+
+async def newest_hour(client: PrometheusClient, now_seconds: float) -> float | None:
+    """When the newest recorded hour ended, Unix time; ``None`` where none was within the last 26 hours.
+
+    Raises:
+        PrometheusError: It cannot be asked.
+    """
+    # A recorded sample is of one moment: in steps of 5 min each is seen once, with its own time.
+    query = f"max(max_over_time(timestamp({RECORDED})[{LOOK_BACK_HOURS}h:5m]))"
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            samples = await client.instant(query, now_seconds)
+    except TimeoutError:
+        raise PrometheusError(
+            "timeout",
+            f"{client.settings.url}: no answer to a light question in {PATIENCE_SECONDS:g} s; see what keeps it busy",
+            retriable=True,
+        ) from None
+    newest = samples[0].value if samples else None
+    if newest is not None and newest > now_seconds + DAY_SECONDS:
+        raise PrometheusError(
+            "bad_rows",
+            f"{client.settings.url}: {RECORDED} has an hour that is more than a day in the future; see the clock of"
+            " what records it, and who else may write this series",
+        )
+    return None if newest is None else newest // HOUR_SECONDS * HOUR_SECONDS
+
+
+async def label_values(client: PrometheusClient, now_seconds: float) -> dict[str, tuple[str, ...]]:
+    """Values by key of the cost labels that owners of the last day had, both in the order of the alphabet.
+
+    Raises:
+        PrometheusError: It cannot be asked.
+    """
+    series = f'{SECONDS.series("workload")}{{{COST_LABELS}!=""}}'
+    samples = await client.instant(f"count by ({COST_LABELS}) (last_over_time({series}[1d]))", now_seconds)
+    found: dict[str, set[str]] = {}
+    for sample in samples:
+        for key, value in pairs(sample.labels.get(COST_LABELS, "")).items():
+            found.setdefault(key, set()).add(value)
+    return {key: tuple(sorted(values)) for key, values in sorted(found.items())}
+
+
+def lateness(newest_seconds: float | None, now_seconds: float) -> str:
+    """Why there is no newer hour, in one sentence with the mend; empty where it is new enough."""
+    if newest_seconds is None:
+        return (
+            f"{RECORDED} has no sample of the last {LOOK_BACK_HOURS} hours: load rules/prometheus-rules.yaml into"
+            " Prometheus, and see that it scrapes the agents"
+        )
+    if now_seconds - newest_seconds <= LATE_SECONDS:
+        return ""
+    at = f"{datetime.fromtimestamp(newest_seconds, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"no hour after {at} was recorded: see whether Prometheus evaluates its rules and scrapes the agents"

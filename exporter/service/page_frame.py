@@ -1,0 +1,579 @@
+"""What every page shows: the menu, the filters, whether what it shows is real, new, whole and priced."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from difflib import get_close_matches
+from typing import NamedTuple, get_args
+from urllib.parse import quote, urlencode
+
+from exporter import __version__
+from exporter.cost.ledger import (
+    DIMENSIONS,
+    HOUR_SECONDS,
+    LABEL,
+    Dimension,
+    Filters,
+    LineKey,
+    Now,
+    Window,
+    label_problem,
+    parse_window,
+    too_many_labels,
+)
+from exporter.cost.render_rows import TITLES, environment, title
+from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, total_of
+from exporter.errors import ConfigError
+from exporter.service import charts
+from exporter.service.charts import coverage, day, duration, hours, moment, plural
+from exporter.service.data import Book, Freshness
+from exporter.service.parameters import filter_text
+from exporter.service.settings import ServeSettings
+
+NONE = "(none)"
+"""In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
+_OF_A_TABLE = ("sort", "page", "q")
+DEFAULT_WINDOW = "30d"
+_LONGEST = 500
+
+Asked = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A page as it was asked for."""
+
+    prefix: str
+    """Of all paths, where a proxy serves this below a folder; else empty."""
+    path: str
+    window: Window
+    now_seconds: float
+    asked: Asked = field(default_factory=dict)
+    """Every known parameter that is not empty, as it was written."""
+    filters: Filters = field(default_factory=Filters)
+    share_idle: ShareIdle = "none"
+    share_unallocated: bool = False
+    sort: str = ""
+    """A column's name, with a ``-`` before it where the largest comes first; empty is the table's own order."""
+    page: int = 1
+    search: str = ""
+    usual_currency: str = ""
+    """That which most of the fleet's GPU-hours were paid in: what is shown where none is asked for."""
+
+    @property
+    def currency(self) -> str:
+        """The one that was asked for, or empty."""
+        return (self.asked.get("currency") or ("",))[0]
+
+    def link(self, path: str | None = None, **changes: str | int | None) -> str:
+        """The address of a page with the same window, filters, sharing and currency, but for ``changes``.
+
+        ``None`` takes a parameter away. Another page begins with its own order and its first hundred.
+        """
+        asked = dict(self.asked)
+        if path is not None and path != self.path:
+            asked = {name: values for name, values in asked.items() if name not in _OF_A_TABLE}
+        if "page" not in changes:
+            asked.pop("page", None)
+        for name, value in changes.items():
+            asked.pop(name, None)
+            if value is not None:
+                asked[name] = (str(value),)
+        return address(self.prefix, self.path if path is None else path, asked)
+
+    def without(self, *names: str) -> str:
+        """The address of this page without some parameters."""
+        return self.link(None, **dict.fromkeys(names))
+
+    def menu(self, path: str) -> str:
+        """The address of a page of the menu. What a page is about is no filter of the next one."""
+        subject: Iterable[str] = ()
+        if self.path == "/owner":
+            subject = (name for name in dimensions_in(self.asked) if name != "cluster")
+        return self.link(path, **dict.fromkeys(subject))
+
+    def owner(self, **parts: str) -> str:
+        """The address of the page on an owner, within what is asked for."""
+        return self.link("/owner", **{name: value or NONE for name, value in parts.items()})
+
+    def download(self, by: Iterable[Dimension], form: str) -> str:
+        """The address of a table's data in the API, with the same window, filters and sharing."""
+        pairs = [("window", written(self)), ("by", ",".join(by))]
+        for name in dimensions_in(self.asked):
+            pairs += [(f"filter.{name}", "" if value == NONE else filter_text(value)) for value in self.asked[name]]
+        if self.share_idle != "none":
+            pairs.append(("shareIdle", self.share_idle))
+        if self.share_unallocated:
+            pairs.append(("shareUnallocated", "true"))
+        pairs.append(("format", form))
+        return f"{self.prefix}/api/v1/report?{urlencode(pairs, quote_via=quote)}"
+
+
+def dimensions_in(asked: Asked) -> list[Dimension]:
+    """Dimensions that a page is filtered by, labels last."""
+    return [name for name in DIMENSIONS if name in asked] + [name for name in asked if name.startswith(LABEL)]
+
+
+def address(prefix: str, path: str, asked: Asked) -> str:
+    """Path and parameters as one link."""
+    pairs = [(name, value) for name, values in asked.items() for value in values if value]
+    return f"{prefix}{path}" + (f"?{urlencode(pairs, quote_via=quote, safe=':/')}" if pairs else "")
+
+
+def written(view: View) -> str:
+    """The window as it was written, or the default one."""
+    return (view.asked.get("window") or (DEFAULT_WINDOW,))[0]
+
+
+def read_view(
+    path: str, pairs: Iterable[tuple[str, str]], now_seconds: float, prefix: str = "", zone: tzinfo = UTC
+) -> View:
+    """Understand the parameters of a page; unknown ones are passed over.
+
+    Raises:
+        ConfigError: With every parameter that cannot be understood.
+    """
+    known = {"window", "currency", "share", "shareUnallocated", *_OF_A_TABLE, *DIMENSIONS}
+    asked: dict[str, tuple[str, ...]] = {}
+    for name, value in pairs:
+        if (name in known or (name.startswith(LABEL) and not label_problem(name))) and value.strip():
+            # Bytes of an address that are no UTF-8 come as surrogates, which no link can have.
+            text = value.strip()[:_LONGEST].encode("utf-8", "replace").decode()
+            asked[name] = (*asked.get(name, ()), text)
+    problems = too_many_labels("the page's address", asked)
+    window = _window(asked, Now(now_seconds, zone), problems)
+    share, page = _share(asked, problems), _page(asked, problems)
+    if problems:
+        raise ConfigError(*problems)
+    wanted = {name: frozenset("" if value == NONE else value for value in asked[name]) for name in dimensions_in(asked)}
+    return View(
+        prefix=prefix,
+        path=path,
+        window=window,
+        now_seconds=now_seconds,
+        asked=asked,
+        filters=Filters(wanted=wanted),
+        share_idle=share,
+        share_unallocated=asked.get("shareUnallocated", ("",))[0] in {"true", "1", "on"},
+        sort=asked.get("sort", ("",))[0],
+        page=page,
+        search=asked.get("q", ("",))[0],
+    )
+
+
+def plain_view(path: str, now_seconds: float, prefix: str = "", zone: tzinfo = UTC) -> View:
+    """The page with nothing asked for; what an error is shown on."""
+    return read_view(path, (), now_seconds, prefix, zone)
+
+
+def _window(asked: Asked, now: Now, problems: list[str]) -> Window:
+    try:
+        return parse_window(asked.get("window", (DEFAULT_WINDOW,))[0], now.seconds, now.zone)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return parse_window(DEFAULT_WINDOW, now.seconds, now.zone)
+
+
+def _share(asked: Asked, problems: list[str]) -> ShareIdle:
+    text = asked.get("share", ("none",))[0]
+    for known in get_args(ShareIdle):
+        if text == known:
+            return known  # type: ignore[no-any-return]
+    problems.append(f"share: '{text}' is no way to share idle money; allowed: none, even, weighted")
+    return "none"
+
+
+def _page(asked: Asked, problems: list[str]) -> int:
+    text = asked.get("page", ("1",))[0]
+    if text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and int(text) > 0:  # noqa: PLR2004 - of a million
+        return int(text)
+    problems.append(f"page: '{text}' is no page; allowed: a whole number from 1")
+    return 1
+
+
+GROUPS: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
+"""Few enough lines in any fleet to be had with their days, and what the filters of every page offer."""
+MOST_CHOICES = 500
+_OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
+
+
+async def groups(book: Book, view: View) -> FleetReport:
+    """What is asked for by ``GROUPS``, day by day."""
+    return await read(book, view, GROUPS, with_series=True)
+
+
+async def read(book: Book, view: View, by: Sequence[Dimension], *, with_series: bool = False) -> FleetReport:
+    """What is asked for by any dimensions."""
+    return await book.report(
+        view.window,
+        tuple(by),
+        view.filters,
+        share_idle=view.share_idle,
+        share_unallocated=view.share_unallocated,
+        with_series=with_series,
+    )
+
+
+async def everything(book: Book, view: View) -> FleetReport:
+    """All of the window by ``GROUPS``, whatever is asked for."""
+    return await book.report(view.window, GROUPS, Filters(), with_series=True)
+
+
+def usual_currency(report: FleetReport) -> str:
+    """The currency that most GPU-hours were paid in; empty where nothing has a price."""
+    seconds = dict.fromkeys(report.currencies, 0.0)
+    for line in report.held:
+        for currency in line.figures.money:
+            seconds[currency] += line.figures.allocated_seconds
+    return max(seconds, key=lambda currency: seconds[currency], default="")
+
+
+def choices(report: FleetReport) -> Mapping[Dimension, tuple[str, ...]]:
+    """What the filters can be set to: what there is in a report by ``GROUPS``, in the order of the alphabet."""
+    lines = (*report.held, *report.apart)
+    found: dict[Dimension, list[str]] = {
+        name: sorted({str(getattr(line.key, name)) for line in lines}) for name in GROUPS
+    }
+    return {name: tuple(value or NONE for value in values[:MOST_CHOICES]) for name, values in found.items()}
+
+
+async def summed(book: Book, view: View, by: Sequence[Dimension]) -> FleetReport:
+    """The report day by day at some of ``GROUPS``, summed from the one at all of them where that is the same."""
+    if view.share_idle != "none" or not set(by) <= set(GROUPS):
+        # What is spread evenly depends on how many lines there are.
+        return await read(book, view, by, with_series=True)
+    report = await groups(book, view)
+    return replace(report, by=tuple(by), held=_regrouped(report.held, by), apart=_regrouped(report.apart, by))
+
+
+async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence[ReportLine]) -> list[ReportLine]:
+    """Lines of a report on workloads that was read without days, now with them, in the same order.
+
+    Thousands of workloads with their days would be a lot to read for the few that are shown.
+    """
+    if not lines:
+        return []
+    wanted = dict(view.filters.wanted)
+    for name in _OF_A_WORKLOAD:
+        wanted[name] = frozenset(str(getattr(line.key, name)) for line in lines)
+    some = await book.report(view.window, report.by, Filters(wanted=wanted), with_series=True)
+    series = {line.key: line.series for line in some.held}
+    return [replace(line, series=series.get(line.key, ())) for line in lines]
+
+
+def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[ReportLine, ...]:
+    found: dict[LineKey, list[ReportLine]] = {}
+    for line in lines:
+        found.setdefault(group_of(line.key, by), []).append(line)
+    summed_lines = [sum_line(key, many) for key, many in found.items()]
+    if lines and is_apart(next(iter(found))):
+        return tuple(summed_lines)
+    return tuple(sorted(summed_lines, key=_rank))
+
+
+def _rank(line: ReportLine) -> tuple[float, float, LineKey]:
+    cost = sum(money.total for money in line.figures.money.values())
+    return (-cost, -line.figures.allocated_seconds, line.key)
+
+
+def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
+    """One line for several, with what was shared onto them or taken from them, and their days where all have them."""
+    if len(lines) == 1:
+        return replace(lines[0], key=key)
+    periods = zip(*(line.series for line in lines), strict=True)
+    shared: dict[str, float] = {}
+    for line in lines:
+        for currency, money in line.shared.items():
+            shared[currency] = shared.get(currency, 0.0) + money
+    return ReportLine(
+        key=key,
+        figures=total_of(line.figures for line in lines),
+        shared=shared,
+        series=tuple(total_of(figures) for figures in periods),
+    )
+
+
+_STALE_SECONDS = 3 * HOUR_SECONDS
+_WITHOUT_MONEY = ("/recommendations", "/budgets", "/about")
+"""Pages whose money, if any, is in a currency of its own."""
+_FORM: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
+SHARING: Mapping[str, str] = {"none": "no", "even": "evenly", "weighted": "by own cost"}
+_MENU = (
+    ("/", "Overview"),
+    ("/by/team", "Teams"),
+    ("/by/namespace", "Namespaces"),
+    ("/by/workload", "Workloads"),
+    ("/by/model", "Models"),
+    ("/by/pool", "Node pools"),
+    ("/by/cluster", "Clusters"),
+    ("/by/node", "Nodes"),
+    ("/recommendations", "Recommendations"),
+    ("/budgets", "Budgets"),
+    ("/about", "About"),
+)
+_AFTER_OWNERS = 4
+
+
+class Link(NamedTuple):
+    """A link, and whether it leads to what is shown now."""
+
+    words: str
+    href: str
+    current: bool = False
+
+
+class Field(NamedTuple):
+    """A field of the filter form."""
+
+    name: str
+    words: str
+    value: str
+    offered: tuple[str, ...]
+
+
+class Notice(NamedTuple):
+    """What a reader must know first. The tone is ``warn`` or ``bad``."""
+
+    tone: str
+    words: str
+
+
+class Fact(NamedTuple):
+    """One line of how far to trust the page. The tone is ``ok``, ``warn`` or ``bad``."""
+
+    words: str
+    value: str
+    tone: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """All of it."""
+
+    site: str
+    menu: tuple[Link, ...]
+    windows: tuple[Link, ...]
+    window_text: str
+    window_words: str
+    fields: tuple[Field, ...]
+    kept: tuple[tuple[str, str], ...]
+    """Parameters that the form carries along unseen."""
+    chips: tuple[Link, ...]
+    """Filters that are set; each link takes one away."""
+    currencies: tuple[Link, ...]
+    currency: str
+    """What money is shown in; empty where nothing has a price."""
+    facts: tuple[Fact, ...]
+    notices: tuple[Notice, ...]
+    notes: tuple[str, ...]
+    simulated: bool
+    sharing: Mapping[str, str]
+    """Ways to share what nobody held, in words."""
+
+
+def chosen_currency(report: FleetReport | None, view: View) -> str:
+    """The first in which there is money of the one that was asked for, the usual one, and any."""
+    there = report.currencies if report else ()
+    return next((one for one in (view.currency, view.usual_currency) if one in there), there[0] if there else "")
+
+
+def make_frame(
+    view: View,
+    freshness: Freshness,
+    report: FleetReport | None,
+    offered: Mapping[Dimension, tuple[str, ...]],
+    settings: ServeSettings,
+) -> Frame:
+    """The frame of a page; ``report`` is of what it shows, ``None`` where nothing could be read."""
+    currency = chosen_currency(report, view)
+    subject = view.path == "/owner"
+    labels = [name for name in (*offered, *view.asked) if name.startswith(LABEL)]
+    form = tuple(dict.fromkeys((*_FORM, *labels)))
+    values = {name: view.asked.get(name, ("",))[0] for name in form}
+    carried = [name for name in dimensions_in(view.asked) if subject or name not in form]
+    return Frame(
+        site=settings.title or "GPU cost",
+        menu=tuple(Link(words, view.menu(path), path == view.path) for path, words in _menu(labels)),
+        windows=_windows(view),
+        window_text=written(view),
+        window_words=window_words(view.window),
+        fields=() if subject else tuple(Field(name, title(name), values[name], offered.get(name, ())) for name in form),
+        kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
+        chips=() if subject else _chips(view),
+        currencies=tuple(
+            Link(one, view.link(None, currency=one), one == currency)
+            for one in (report.currencies if report and view.path not in _WITHOUT_MONEY else ())
+        ),
+        currency=currency,
+        facts=(*(_trust(report) if report else ()), *_age(freshness)),
+        notices=(*_notices(view, freshness, report), *_not_known(view, offered)),
+        notes=report.trust.notes if report else (),
+        simulated=freshness.simulated or bool(report and report.simulated),
+        sharing=SHARING,
+    )
+
+
+def _menu(labels: Sequence[Dimension]) -> list[tuple[str, str]]:
+    """The pages, those of labels after those of other properties of an owner."""
+    of_labels = [(f"/by/{name}", title(name)) for name in dict.fromkeys(labels)]
+    return [*_MENU[:_AFTER_OWNERS], *of_labels, *_MENU[_AFTER_OWNERS:]]
+
+
+def window_words(window: Window) -> str:
+    """``2026-10-22 to 2026-11-20``: days, both within; with hours where an end is in the middle of a day."""
+    days = not window.start_seconds % 86_400 and not window.end_seconds % 86_400
+    if days:
+        return f"{day(window.start_seconds)} to {day(window.end_seconds - 1)}"
+    return f"{moment(window.start_seconds)} to {moment(window.end_seconds)}"
+
+
+def _windows(view: View) -> tuple[Link, ...]:
+    today = datetime.fromtimestamp(view.now_seconds, tz=UTC)
+    last = f"{today.replace(day=1) - timedelta(days=1):%Y-%m}"
+    offered = [("7 days", "7d"), ("30 days", "30d"), ("90 days", "90d"), ("Last month", last)]
+    if today.day > 1 or today.hour:
+        # In its first hour a month has no hour yet.
+        offered.insert(3, ("This month", f"{today:%Y-%m}"))
+    return tuple(Link(words, view.link(None, window=text), text == written(view)) for words, text in offered)
+
+
+def _chips(view: View) -> tuple[Link, ...]:
+    chips = [
+        Link(f"{title(name)} {' or '.join(view.asked[name])}", view.without(name)) for name in dimensions_in(view.asked)
+    ]
+    if view.share_idle != "none":
+        what = "Unallocated and Unattributed" if view.share_unallocated else "Unallocated"
+        words = f"{what} shared {SHARING[view.share_idle]}"
+        chips.append(Link(words, view.without("share", "shareUnallocated")))
+    return tuple(chips)
+
+
+def _trust(report: FleetReport) -> tuple[Fact, ...]:
+    trust = report.trust
+    return (
+        _ratio(
+            "Coverage",
+            trust.activity_coverage_ratio,
+            "Part of the held GPU-hours whose activity was measured; the rest is unknown, not idle.",
+        ),
+        _ratio(
+            "Priced", trust.price_coverage_ratio, "Part of all GPU-hours that had a price; the rest is in no money."
+        ),
+        Fact(
+            "Hours recorded",
+            f"{trust.recorded_hours:,} of {trust.expected_hours:,}",
+            "ok" if trust.recorded_hours >= trust.expected_hours else "warn",
+            "Hours of the window that are over, times clusters (a new one from its first day on), and those recorded.",
+        ),
+        _sum_fact(report),
+    )
+
+
+def _sum_fact(report: FleetReport) -> Fact:
+    meaning = (
+        "Active, idle, unknown, unattributed and unallocated GPU-hours must sum to the GPU-hours that were metered."
+    )
+    if report.trust.missing_seconds:
+        missing = report.trust.missing_seconds / HOUR_SECONDS
+        return Fact("Sum", f"{missing:+,.2f} GPU-hours missing", "bad", meaning)
+    if report.filters.wanted:
+        return Fact("Sum", "a part of the fleet", "ok", meaning)
+    return Fact("Sum", "all of the capacity", "ok", meaning)
+
+
+def _ratio(words: str, ratio: float | None, meaning: str) -> Fact:
+    if ratio is None:
+        return Fact(words, "nothing held" if words == "Coverage" else "nothing metered", "warn", meaning)
+    tone = "ok" if ratio >= 0.95 else "warn" if ratio >= 0.5 else "bad"  # noqa: PLR2004 - where a reader must take care
+    return Fact(words, coverage(ratio), tone, meaning)
+
+
+def _age(freshness: Freshness) -> tuple[Fact, ...]:
+    facts = []
+    until = freshness.read_until_seconds or freshness.closed_until_seconds
+    if until is None:
+        facts.append(Fact("Newest hour", "none yet", "warn", "No hour of the ledger has been read."))
+    else:
+        age = freshness.now_seconds - until
+        tone = "warn" if age > _STALE_SECONDS else "ok"
+        facts.append(
+            Fact("Newest hour", f"{moment(until)} UTC, {duration(age)} ago", tone, "Newer hours are not in here.")
+        )
+    if freshness.closed_until_seconds is not None:
+        last = day(freshness.closed_until_seconds - 1)
+        facts.append(Fact("Closed until", last, "ok", "Days that are in the store, and change no more."))
+    return tuple(facts)
+
+
+def _notices(view: View, freshness: Freshness, report: FleetReport | None) -> tuple[Notice, ...]:
+    notices = [Notice("bad", freshness.problem)] if freshness.problem else []
+    if report is None:
+        return tuple(notices)
+    notices += [Notice("bad", words) for words in _grouped(report)]
+    if report.trust.missing_seconds:
+        lost = report.trust.missing_seconds / HOUR_SECONDS
+        notices.append(
+            Notice("bad", f"The lines and the capacity differ by {lost:+,.2f} GPU-hours: please report this as a bug.")
+        )
+    if view.currency and report.currencies and view.currency not in report.currencies:
+        there = ", ".join(report.currencies)
+        notices.append(Notice("warn", f"Nothing here was priced in {view.currency}; there is: {there}."))
+    unpriced = report.total.unpriced_seconds
+    if unpriced > 0:
+        lacking = "no row of the price book matches their model, node and time"
+        notices.append(Notice("warn", f"{hours(unpriced)} GPU-hours are in no money here: {lacking}."))
+    return tuple(notices)
+
+
+def _not_known(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> list[Notice]:
+    """Filters with a value that nothing in the period has, and those that come near."""
+    notices = []
+    for name, known in offered.items():
+        if name.startswith(LABEL):
+            continue  # offered are those of the last day, not of this period
+        for value in view.asked.get(name, ()):
+            if value in known or len(known) >= MOST_CHOICES:
+                continue
+            near = get_close_matches(value, known, n=3, cutoff=0.5) or known[:5]
+            there = f"; there is: {', '.join(near)}" if near else ""
+            notices.append(Notice("warn", f"{TITLES[name]} {value} had no GPU in this period{there}."))
+    return notices
+
+
+def _grouped(report: FleetReport) -> list[str]:
+    """Failures by reason: a server that is away fails every day's question alike."""
+    reasons: dict[str, list[Window]] = {}
+    for failure in report.trust.failures:
+        reasons.setdefault(failure.reason, []).append(failure.window)
+    return [f"Not whole: {_span(windows)} could not be read: {reason}" for reason, windows in reasons.items()]
+
+
+def _span(windows: Sequence[Window]) -> str:
+    days = sorted({day(window.start_seconds) for window in windows})
+    return days[0] if len(days) == 1 else f"{plural(len(days), 'day')} from {days[0]} to {days[-1]}"
+
+
+_ENVIRONMENT = environment("exporter.service")
+_ENVIRONMENT.filters.update(
+    {
+        "money": charts.money,
+        "amount": charts.amount,
+        "hours": charts.hours,
+        "gpus": charts.gpus,
+        "percent": charts.percent,
+        "coverage": charts.coverage,
+        "duration": charts.duration,
+        "moment": charts.moment,
+        "day": charts.day,
+        "gib": charts.gib,
+        "model": charts.model,
+        "plural": charts.plural,
+    }
+)
+_ENVIRONMENT.globals.update({"version": __version__, "dash": charts.DASH})
+
+
+def render(template: str, values: Mapping[str, object]) -> bytes:
+    """The page as UTF-8; what cannot be encoded (half a surrogate pair in a name) is shown as a question mark."""
+    return _ENVIRONMENT.get_template(template).render(values).encode("utf-8", "replace")

@@ -1,0 +1,477 @@
+"""The pages of the cost service: each is read from the book, rendered here, and works without a script."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from http import HTTPStatus
+from typing import NamedTuple
+
+from aiohttp import hdrs, web
+
+from exporter.cost.budgets import BudgetState
+from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, LABEL, Dimension, Figures, label_problem
+from exporter.cost.live import LivePod
+from exporter.cost.render_rows import noun, title
+from exporter.cost.report import FleetReport, ReportLine, is_part, total_of
+from exporter.errors import ConfigError, PrometheusError, StoreError
+from exporter.service import page_tables, responses
+from exporter.service.charts import largest, uses
+from exporter.service.data import Book, Funnel
+from exporter.service.page_frame import (
+    DEFAULT_WINDOW,
+    GROUPS,
+    MOST_CHOICES,
+    NONE,
+    Link,
+    View,
+    choices,
+    chosen_currency,
+    dimensions_in,
+    everything,
+    groups,
+    make_frame,
+    plain_view,
+    read,
+    read_view,
+    render,
+    summed,
+    usual_currency,
+    with_days,
+)
+from exporter.service.page_tables import (
+    SUBJECTS,
+    WORKLOADS,
+    Row,
+    Subject,
+    advised,
+    make_row,
+    make_table,
+    name_of,
+    standing,
+    subject_of,
+)
+from exporter.service.report_cache import Question
+from exporter.service.responses import assets, packed
+from exporter.service.settings import ServeSettings
+from exporter.web.responses import Body, accepts_gzip
+
+_LARGEST, _WASTE, _ADVICE = 5, 8, 5
+_AT_WORK_RATIO = 0.05
+_TOLD_GPUS = 0.05
+"""A day with less activity than this was one of waste."""
+_WASTE_LEAST_SECONDS = HOUR_SECONDS
+_RANKED = ("team", "namespace", "model")
+
+
+class Step(NamedTuple):
+    """A step of the funnel."""
+
+    words: str
+    meaning: str
+    gpus: float
+    ratio: float
+    """Of the first step."""
+    look: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waste:
+    """An owner whose GPUs were idle."""
+
+    row: Row
+    idle_ratio: float
+    """Of what it held and was measured."""
+    since_seconds: float | None
+    """Start of the first day of the window on which it held GPUs; ``None``: longer than the window."""
+    until_seconds: float | None
+    """Start of the last such day; ``None``: it held GPUs on the window's last day, too."""
+    at_work_seconds: float | None
+    """Start of the last day on which its GPUs were at work; ``None``: on none."""
+
+
+class Ranking(NamedTuple):
+    """The dearest of a sort."""
+
+    title: str
+    href: str
+    rows: tuple[Row, ...]
+    more: int
+
+
+def questions() -> tuple[Question, ...]:
+    """What the page of a first visit asks the book for, and takes long."""
+    return tuple(
+        Question(
+            name=DEFAULT_WINDOW,
+            by=by,
+            filters=frozenset(),
+            share_idle="none",
+            share_unallocated=False,
+            with_series=with_series,
+        )
+        for by, with_series in ((GROUPS, True), (WORKLOADS.by, False))
+    )
+
+
+async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+    """The fleet's report, and what the template shows."""
+    total, workloads = await asyncio.gather(groups(book, view), read(book, view, WORKLOADS.by))
+    currency = chosen_currency(total, view)
+    wasteful = await with_days(book, view, workloads, _wasteful(workloads, currency))
+    ranked = await asyncio.gather(*(summed(book, view, SUBJECTS[name].by) for name in _RANKED))
+    at_work = await book.at_work_ratio(total.window, total.filters)
+    starts = [period.start_seconds for period in total.periods]
+    months = [] if view.filters.wanted else await book.months()
+    advice = advised(book.recommendations(), view)
+    return total, {
+        "month": next((month for month in months if month.currency == currency or not currency), None),
+        "budgets": [] if view.filters.wanted else [standing(state, view) for state in _budgets(book.budgets())],
+        "cost": total.total.money.get(currency),
+        "figures": total.total,
+        "idle_cost": sum(line.figures.money_in(currency).idle for line in total.held),
+        "funnel": _steps(funnel(total, view.now_seconds, at_work), whole=not is_part(view.filters)),
+        "chart": uses(total, currency, with_apart=True),
+        "waste": [_waste(line, starts, workloads, view, currency) for line in wasteful],
+        "advice": advice[:_ADVICE],
+        "advice_more": max(0, len(advice) - _ADVICE),
+        "rankings": [_ranking(report, view, currency, name) for name, report in zip(_RANKED, ranked, strict=True)],
+    }
+
+
+def _budgets(states: Sequence[BudgetState]) -> list[BudgetState]:
+    """Those nearest to their end first."""
+    return sorted(states, key=lambda state: -_used(state))[:_LARGEST]
+
+
+def _used(state: BudgetState) -> float:
+    largest = max(state.spent, state.projected or 0.0)
+    return largest / state.budget.amount if state.budget.amount > 0 else 0.0
+
+
+def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None) -> Funnel | None:
+    """Mean numbers of GPUs over the recorded hours; ``None`` where there are none."""
+    trust, window = report.trust, report.window
+    over = min(window.end_seconds, now_seconds) - window.start_seconds
+    if not trust.recorded_hours or not trust.expected_hours or over <= 0:
+        return None
+    # Hours of several clusters run side by side: what counts is the part of all expected hours.
+    seconds = over // HOUR_SECONDS * HOUR_SECONDS * (trust.recorded_hours / trust.expected_hours)
+    if seconds <= 0:
+        return None
+    held = [line.figures for line in report.held]
+    allocated = sum(figures.allocated_seconds for figures in held) / seconds
+    return Funnel(
+        total=trust.capacity_seconds / seconds,
+        allocated=allocated,
+        at_work=None if at_work_ratio is None else allocated * at_work_ratio,
+        effective=sum(figures.active_seconds for figures in held) / seconds,
+        unknown=sum(figures.unknown_seconds for figures in held) / seconds,
+    )
+
+
+def _steps(of: Funnel | None, *, whole: bool) -> list[Step]:
+    """From all GPUs to those at work; without the first step where only a part of the fleet is shown."""
+    if of is None:
+        return []
+    unknown = f"; what {of.unknown:.1f} of them did is not known" if of.unknown >= _TOLD_GPUS else ""
+    steps = [("Allocated", f"held by owners{unknown}", of.allocated, "held")]
+    if of.at_work is not None:
+        steps.append(("Active", "at work for 5 % of the time or more", of.at_work, "measured"))
+    steps.append(("Effective", "active in the tables: half busy counts half", of.effective, "active"))
+    if whole:
+        steps.insert(0, ("Total", "there and metered, on average", of.total, "total"))
+    first = steps[0][2]
+    return [
+        Step(words, meaning, count, min(1.0, count / first) if first > 0 else 0.0, look)
+        for words, meaning, count, look in steps
+    ]
+
+
+def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
+    """Owners with the most idle money, or idle hours where nothing has a price."""
+
+    def size(line: ReportLine) -> float:
+        money = line.figures.money.get(currency)
+        return money.idle if money else 0.0 if currency else line.figures.idle_seconds
+
+    lines = [line for line in report.held if line.figures.idle_seconds >= _WASTE_LEAST_SECONDS and size(line) > 0]
+    return sorted(lines, key=size, reverse=True)[:_WASTE]
+
+
+def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: View, currency: str) -> Waste:
+    figures = line.figures
+    held = [start for start, of_day in zip(starts, line.series, strict=False) if of_day.allocated_seconds > 0]
+    at_work = [start for start, of_day in zip(starts, line.series, strict=False) if _was_at_work(of_day)]
+    first = held[0] if held else None
+    last = held[-1] if held and starts and held[-1] < starts[-1] else None
+    return Waste(
+        row=make_row(line, report, view, currency, WORKLOADS),
+        idle_ratio=figures.idle_seconds / (figures.active_seconds + figures.idle_seconds),
+        since_seconds=None if first is None or first < report.window.start_seconds + DAY_SECONDS else first,
+        until_seconds=last,
+        at_work_seconds=at_work[-1] if at_work else None,
+    )
+
+
+def _was_at_work(figures: Figures) -> bool:
+    measured = figures.active_seconds + figures.idle_seconds
+    return measured > 0 and figures.active_seconds / measured >= _AT_WORK_RATIO
+
+
+def _ranking(report: FleetReport, view: View, currency: str, name: str) -> Ranking:
+    subject = SUBJECTS[name]
+    priced = [line for line in report.held if not currency or currency in line.figures.money]
+    rows = [make_row(line, report, view, currency, subject) for line in priced]
+    if currency:
+        rows.sort(key=lambda row: -(row.cost or 0.0))
+    shown = tuple(rows[:_LARGEST])
+    return Ranking(subject.title, view.link(f"/by/{name}"), shown, max(0, len(report.held) - len(shown)))
+
+
+_DRAWN, _FEW, _PODS = 8, 25, 200
+_PLACES = Subject(title="Models and node pools", by=("model", "pool", "mode"), name="model")
+_SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
+"""What a page can be on, the narrowest first, labels between pool and team."""
+_OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
+"""Whose pods are asked for: a whole team or cluster would be a list that nobody reads."""
+
+
+async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
+    """A page of ``SUBJECTS``."""
+    subject = subject_of(name)
+    if subject is WORKLOADS:
+        report, whole = await asyncio.gather(read(book, view, subject.by), summed(book, view, ()))
+    else:
+        report = whole = await summed(book, view, subject.by)
+    currency = chosen_currency(report, view)
+    drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
+    if subject is WORKLOADS and drawn:
+        drawn = await with_days(book, view, report, drawn)
+    names = _drawn_names(drawn, subject)
+    return report, {
+        "subject": subject,
+        # Thousands of lines are not to keep other visitors waiting.
+        "table": await asyncio.to_thread(make_table, report, view, currency, subject),
+        "chart": largest(whole, currency, names, more=len(report.held) > len(names)),
+    }
+
+
+def _drawn_names(lines: Sequence[ReportLine], subject: Subject) -> list[tuple[str, ReportLine]]:
+    """Names in a legend, with the cluster where two would be the same."""
+    names = [_drawn_name(line, name_of(line.key, subject.name)) for line in lines]
+    return [
+        (f"{name} ({line.key.cluster})" if names.count(name) > 1 and line.key.cluster else name, line)
+        for name, line in zip(names, lines, strict=True)
+    ]
+
+
+def _drawn_name(line: ReportLine, name: str) -> str:
+    """A name in a legend, where nothing stands beside it."""
+    return f"{line.key.namespace}/{name}" if line.key.workload and line.key.namespace else name
+
+
+async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+    """The page on what the filters say."""
+    report, places, days, (pods, problem) = await asyncio.gather(
+        read(book, view, WORKLOADS.by),
+        read(book, view, _PLACES.by),
+        read(book, view, (), with_series=True),
+        _pods(book, view),
+    )
+    currency = chosen_currency(report, view)
+    held = total_of(line.figures for line in report.held)
+    return report, {
+        "title": _title(view),
+        "crumbs": _crumbs(view),
+        "team": _team(report),
+        "figures": held,
+        "recorded": report.total.allocated_seconds > 0,
+        "cost": held.money.get(currency),
+        "apart": total_of(line.figures for line in report.apart),
+        "idle_cost": sum(line.figures.money_in(currency).idle for line in report.held),
+        "shared": sum(line.shared.get(currency, 0.0) for line in report.held),
+        "chart": uses(days, currency, with_apart=True),
+        "table": None
+        if "workload" in view.asked
+        else await asyncio.to_thread(make_table, report, view, currency, WORKLOADS, lines=_FEW),
+        "all_href": view.link("/by/workload"),
+        "places": [
+            (line.key, make_row(line, places, view, currency, _PLACES)) for line in (*places.held, *places.apart)
+        ],
+        "pods": pods[:_PODS],
+        "pods_more": max(0, len(pods) - _PODS),
+        "pods_asked": _asks_pods(view),
+        "pods_problem": problem,
+        "advice": advised(book.recommendations(), view),
+    }
+
+
+async def _pods(book: Book, view: View) -> tuple[Sequence[LivePod], str]:
+    if not _asks_pods(view):
+        return (), ""
+    try:
+        return await book.pods(view.filters), ""
+    except PrometheusError as error:
+        return (), str(error)
+
+
+def _asks_pods(view: View) -> bool:
+    return any(name in view.filters.wanted for name in _OF_PODS)
+
+
+def _named(view: View, name: Dimension) -> str:
+    return " or ".join(f"(no {noun(name)})" if value == NONE else value for value in view.asked[name])
+
+
+def _title(view: View) -> tuple[str, str]:
+    """What it is, and its name."""
+    for name in _subjects(view):
+        kind = view.asked.get("kind") if name == "workload" else None
+        return (kind[0] if kind and kind[0] != NONE else title(name), _named(view, name))
+    return "Fleet", "Everything"
+
+
+def _subjects(view: View) -> list[Dimension]:
+    """What the page is on, the narrowest first."""
+    labels = (name for name in view.asked if name.startswith(LABEL))
+    return [name for name in (*_SUBJECTS[:5], *labels, *_SUBJECTS[5:]) if name in view.asked]
+
+
+def _crumbs(view: View) -> list[Link]:
+    """The way here, from the fleet inwards."""
+    crumbs = [Link("Overview", view.menu("/"))]
+    so_far: dict[str, str | None] = dict.fromkeys(dimensions_in(view.asked))
+    here = _subjects(view)[::-1]
+    for name in here[:-1]:
+        so_far[name] = view.asked[name][0]
+        crumbs.append(Link(f"{title(name)} {_named(view, name)}", view.link(None, **so_far)))
+    return crumbs
+
+
+def _team(report: FleetReport) -> str:
+    teams = {line.key.team for line in report.held}
+    return teams.pop() if len(teams) == 1 else ""
+
+
+# Plotly makes two style elements: one without content, to which it adds its rules, and one for maps, which nothing here
+# shows. These are their hashes; were the second one another version's, it would be refused, at no loss.
+_OF_PLOTLY = (
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' 'sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o='"
+)
+_POLICY = (
+    f"default-src 'none'; script-src 'self'; style-src 'self' {_OF_PLOTLY}; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
+)
+"""Only what this service serves may run or be loaded: a pod's name that smuggles in markup would still do nothing."""
+_A_YEAR = "public, max-age=31536000, immutable"
+
+_Make = Callable[[Book, View], Awaitable[tuple[FleetReport, dict[str, object]]]]
+
+
+def add_pages(app: web.Application, book: Book, settings: ServeSettings) -> None:
+    """Add every page, and what they load, to the application."""
+    face = _Pages(book=book, settings=settings)
+    pages: tuple[tuple[str, str, _Make], ...] = (
+        ("/", "overview.html", overview),
+        ("/owner", "owner.html", owner),
+        ("/recommendations", "recommendations.html", page_tables.recommendations),
+        ("/budgets", "budgets.html", page_tables.budgets),
+        ("/about", "about.html", page_tables.about),
+        *((f"/by/{name}", "table.html", partial(table, name=name)) for name in SUBJECTS),
+    )
+    for path, template, make in pages:
+        app.router.add_get(path, partial(face.page, path=path, template=template, make=make))
+    app.router.add_get("/by/{dimension:label:.+}", face.label)
+    app.router.add_get("/runbook", face.runbook)
+    app.router.add_get("/static/{name}", face.static)
+    app[responses.ERROR_PAGE] = face.error_page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pages:
+    """What all handlers share."""
+
+    book: Book
+    settings: ServeSettings
+
+    async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
+        now = self.book.freshness().now_seconds
+        try:
+            view = read_view(path, request.query.items(), now, self.settings.path_prefix, self.settings.timezone)
+        except ConfigError as error:
+            plain = plain_view(path, now, self.settings.path_prefix, self.settings.timezone)
+            return await self._failed(request, plain, HTTPStatus.BAD_REQUEST, error.problems)
+        try:
+            whole = await everything(self.book, view)
+            view = replace(view, usual_currency=usual_currency(whole))
+            report, values = await make(self.book, view)
+        except (PrometheusError, StoreError) as error:
+            return await self._failed(request, view, HTTPStatus.SERVICE_UNAVAILABLE, (str(error),))
+        offered = {**choices(whole), **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels().items()}}
+        return await self._respond(request, template, view, values, report=report, offered=offered)
+
+    async def label(self, request: web.Request) -> web.Response:
+        """Answer with the table of a label's values."""
+        dimension = request.match_info["dimension"]
+        if label_problem(dimension):
+            raise web.HTTPNotFound
+        make = partial(table, name=dimension)
+        return await self.page(request, path=f"/by/{dimension}", template="table.html", make=make)
+
+    async def runbook(self, request: web.Request) -> web.Response:
+        """Answer with the runbook, to which alerts link; it needs no Prometheus."""
+        view = plain_view("/runbook", self.book.freshness().now_seconds, self.settings.path_prefix)
+        return await self._respond(request, "runbook.html", view, {})
+
+    async def error_page(self, request: web.Request, status: int, what: str, mend: str) -> web.Response:
+        """An error of any path, for people."""
+        now = self.book.freshness().now_seconds
+        view = plain_view("", now, self.settings.path_prefix, self.settings.timezone)
+        return await self._failed(request, view, status, (f"{what}; {mend}" if mend else what,))
+
+    async def static(self, request: web.Request) -> web.Response:
+        found = [(plain, asset) for plain, asset in assets().items() if asset.name == request.match_info["name"]]
+        if not found:
+            raise web.HTTPNotFound
+        plain, asset = found[0]
+        headers = {
+            hdrs.CONTENT_TYPE: asset.content_type,
+            hdrs.CACHE_CONTROL: _A_YEAR,
+            hdrs.VARY: "Accept-Encoding",
+        }
+        body = asset.body
+        if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
+            body = await asyncio.to_thread(packed, plain)
+            headers[hdrs.CONTENT_ENCODING] = "gzip"
+        return web.Response(body=body, headers=headers)
+
+    async def _failed(self, request: web.Request, view: View, status: int, problems: tuple[str, ...]) -> web.Response:
+        values = {"problems": problems, "status": int(status)}
+        return await self._respond(request, "error.html", view, values, status=int(status))
+
+    async def _respond(
+        self,
+        request: web.Request,
+        template: str,
+        view: View,
+        values: Mapping[str, object],
+        *,
+        report: FleetReport | None = None,
+        offered: Mapping[Dimension, tuple[str, ...]] | None = None,
+        status: int = 200,
+    ) -> web.Response:
+        frame = make_frame(view, self.book.freshness(), report, offered or {}, self.settings)
+        shown = {
+            "view": view,
+            "frame": frame,
+            "report": report,
+            "static": {plain: f"{view.prefix}/static/{asset.name}" for plain, asset in assets().items()},
+            **values,
+        }
+        body = Body(await asyncio.to_thread(render, template, shown), responses.HTML)
+        headers = {"Content-Security-Policy": _POLICY}
+        response = await responses.respond(request, body, status=status, headers=headers)
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            response.headers[hdrs.RETRY_AFTER] = "15"
+        return response

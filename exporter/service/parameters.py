@@ -1,0 +1,288 @@
+"""Parameters of the API: one table says what each is, how it is read and how OpenAPI tells of it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from exporter.cost.ledger import (
+    DIMENSIONS,
+    LABEL,
+    MOST_LABELS,
+    Dimension,
+    Filters,
+    Now,
+    label_problem,
+    parse_window,
+    too_many_labels,
+)
+from exporter.cost.report import ShareIdle
+from exporter.errors import ConfigError
+
+FILTER = "filter."
+MOST_LINES = 100_000
+_LONGEST = 2000
+_MOST_PROBLEMS = 20
+_POOLS = {"node pool", "node-pool", "nodepool"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of the query.
+
+    ``parse`` turns its text, and the time, into the value; it raises ConfigError, whose words name the
+    parameter, or ValueError, for which ``allowed`` is told.
+    """
+
+    name: str
+    about: str
+    """One sentence or two."""
+    parse: Callable[[str, Now], Any]
+    allowed: str
+    default: str | None = None
+    """As a client would write it; ``None``: the value is ``None`` where the parameter is not given."""
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
+    repeatable: bool = False
+    """May be given several times: the value is a tuple. An empty text is a value, too."""
+    prefix: str = ""
+    """Begins the names that it stands for, each of which is a value of its own; empty for one that has one name."""
+
+
+def read(
+    parameters: Sequence[Parameter],
+    pairs: Iterable[tuple[str, str]],
+    now: Now,
+    ignored: list[str] | None = None,
+) -> dict[str, Any]:
+    """Return the values by name.
+
+    Args:
+        parameters: The parameters of the endpoint.
+        pairs: Names and texts of the query.
+        now: The time, and the time zone of days and months.
+        ignored: Receives one warning for each unknown parameter; ``None`` refuses unknown parameters.
+
+    Raises:
+        ConfigError: With every parameter that is unknown (the first 20), given twice or cannot be understood.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    given: dict[str, list[str]] = {}
+    problems: list[str] = []
+    unknown: dict[str, None] = {}
+    for name, text in pairs:
+        if any(one.prefix and name.startswith(one.prefix) for one in parameters):
+            known[name] = replace(next(one for one in parameters if one.prefix), name=name)
+        if name in known:
+            given.setdefault(name, []).append(text)
+        else:
+            unknown[name] = None
+    # Each is compared with all known names and reported: the cap keeps an answer from growing with its question.
+    told = [_unknown(name, known, refused=ignored is None) for name in list(unknown)[:_MOST_PROBLEMS]]
+    if len(unknown) > _MOST_PROBLEMS:
+        told.append(f"{len(unknown) - _MOST_PROBLEMS} more unknown parameters")
+    (problems if ignored is None else ignored).extend(told)
+    labels = [name.removeprefix(FILTER) for name in given if name.startswith(FILTER + LABEL)]
+    problems += too_many_labels("filter", labels)
+    problems += [f"{FILTER}{shown(name)}: {words}" for name in labels[:MOST_LABELS] if (words := label_problem(name))]
+    values: dict[str, Any] = {}
+    for name, parameter in known.items():
+        texts = given.get(name, [])
+        if not parameter.repeatable:
+            texts = [text for text in texts if text.strip()]
+        if len(texts) > 1 and not parameter.repeatable:
+            problems.append(f"{name}: is given {len(texts)} times; allowed: once")
+        values[name] = _value(parameter, texts, now, problems)
+    if problems:
+        raise ConfigError(*problems)
+    return values
+
+
+def _value(parameter: Parameter, texts: Sequence[str], now: Now, problems: list[str]) -> Any:  # noqa: ANN401 - of any parameter
+    try:
+        if parameter.repeatable:
+            return tuple(part for text in texts for part in _checked(parameter, text, now))
+        text = texts[0] if texts else parameter.default
+        return None if text is None else _checked(parameter, text, now)
+    except ConfigError as error:
+        problems += error.problems
+    except ValueError:
+        problems.append(f"{parameter.name}: value '{shown(texts[0])}' is not known; allowed: {parameter.allowed}")
+    return None
+
+
+def _checked(parameter: Parameter, text: str, now: Now) -> Any:  # noqa: ANN401 - of any parameter
+    if len(text) > _LONGEST:
+        raise ConfigError(f"{parameter.name}: is longer than {_LONGEST} characters; allowed: {parameter.allowed}")
+    return parameter.parse(text, now)
+
+
+def _unknown(name: str, known: Mapping[str, Parameter], *, refused: bool) -> str:
+    close = get_close_matches(name, known, n=1)
+    if refused:
+        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(known) or 'none'}"
+        return f"{shown(name)}: unknown parameter; {hint}"
+    return f"{shown(name)}: unknown parameter, ignored" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def shown(text: str) -> str:
+    """Somebody's text as it may stand in a message."""
+    return "".join(character if character.isprintable() else "?" for character in text[:80])
+
+
+def _dimensions(text: str, _now: Now) -> tuple[Dimension, ...]:
+    found: list[Dimension] = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name = "pool" if part.lower() in _POOLS else part
+        if name.startswith(LABEL):
+            if problem := label_problem(name):
+                raise ConfigError(f"by: '{shown(part)}' {problem}")
+            found.append(name)
+            continue
+        match = [dimension for dimension in DIMENSIONS if dimension == name]
+        if not match:
+            close = get_close_matches(name, DIMENSIONS, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise ConfigError(f"by: '{shown(part)}' is no dimension; allowed: {', '.join(DIMENSIONS)}, label:KEY{hint}")
+        found += match
+    if problems := too_many_labels("by", found):
+        raise ConfigError(*problems)
+    return tuple(dict.fromkeys(found))
+
+
+def _filter(text: str, _now: Now) -> tuple[str, ...]:
+    """Values between commas; a backslash takes its meaning from a comma or a backslash after it."""
+    values = [""]
+    escaped = False
+    for character in text:
+        if escaped:
+            values[-1] += character if character in "\\," else "\\" + character
+        elif character == ",":
+            values.append("")
+        elif character != "\\":
+            values[-1] += character
+        escaped = character == "\\" and not escaped
+    return tuple(values if not escaped else [*values[:-1], values[-1] + "\\"])
+
+
+def filter_text(value: str) -> str:
+    """A value as it is written in the parameter of a filter."""
+    return value.replace("\\", "\\\\").replace(",", "\\,")
+
+
+def _one_of(*words: str) -> Callable[[str, Now], str]:
+    def parse(text: str, _now: Now) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _switch(text: str, now: Now) -> bool:
+    return {"true": True, "1": True, "on": True, "yes": True, "false": False, "0": False, "off": False, "no": False}[
+        _one_of("true", "1", "on", "yes", "false", "0", "off", "no")(text.strip().lower(), now)
+    ]
+
+
+def _count(most: int) -> Callable[[str, Now], int]:
+    def parse(text: str, _now: Now) -> int:
+        number = text.strip()
+        if not (number.isascii() and number.isdecimal()) or int(number) > most:
+            raise ValueError(text)
+        return int(number)
+
+    return parse
+
+
+def switch(name: str, about: str, *, default: bool = False) -> Parameter:
+    """True or false."""
+    return Parameter(
+        name=name,
+        about=about,
+        parse=_switch,
+        allowed="true, false",
+        default="true" if default else "false",
+        schema={"type": "boolean"},
+    )
+
+
+def choice(name: str, about: str, *words: str) -> Parameter:
+    """One of a few words, the first by default."""
+    return Parameter(
+        name=name,
+        about=about,
+        parse=_one_of(*words),
+        allowed=", ".join(words),
+        default=words[0],
+        schema={"type": "string", "enum": list(words)},
+    )
+
+
+WINDOW = Parameter(
+    name="window",
+    about="Period: 30d, 12h, today, yesterday, week, lastweek, month, lastmonth, 2026-10, 2026-Q3, 2026, 2026-10-03,"
+    " 2026-10-01..2026-10-15 (both days), two RFC 3339 times, or two Unix times with a comma; days and months of the"
+    " service's time zone. Begins and ends on whole hours UTC;"
+    " a period that has begun is cut at the last recorded hour.",
+    parse=lambda text, now: parse_window(text, now.seconds, now.zone),
+    allowed="such as 30d, month, 2026-10, 2026-10-01..2026-10-15",
+    default="30d",
+)
+BY = Parameter(
+    name="by",
+    about="What lines are told apart by, separated by commas; empty: one line for all that is held.",
+    parse=_dimensions,
+    allowed=f"{', '.join(DIMENSIONS)}, label:KEY",
+    default="namespace",
+)
+FILTERS = tuple(
+    Parameter(
+        name=f"{FILTER}{dimension}",
+        about=f"Only lines of this {dimension}; several with commas (one within a value is written \\,) or by giving it"
+        " again. Empty: of those without one.",
+        parse=_filter,
+        allowed="values separated by commas",
+        repeatable=True,
+    )
+    for dimension in DIMENSIONS
+)
+LABEL_FILTER = Parameter(
+    name=f"{FILTER}{LABEL}KEY",
+    prefix=f"{FILTER}{LABEL}",
+    about="Only lines with this value of a cost label, as filter.label:project=llm; values as of the other filters.",
+    parse=_filter,
+    allowed=f"values separated by commas; at most {MOST_LABELS} labels",
+    repeatable=True,
+)
+SHARE_IDLE = choice(
+    "shareIdle", "How Unallocated money is spread over owners: not, evenly, or by their own cost.", *get_args(ShareIdle)
+)
+SHARE_UNALLOCATED = switch("shareUnallocated", "Spread Unattributed money, too, in the manner of shareIdle.")
+SERIES = switch("series", "Each line also has its figures day by day.")
+OFFSET = Parameter(
+    name="offset",
+    about="How many owners' lines are left out at the beginning.",
+    parse=_count(1_000_000_000),
+    allowed="a whole number from 0",
+    default="0",
+    schema={"type": "integer", "minimum": 0},
+)
+LIMIT = Parameter(
+    name="limit",
+    about="How many owners' lines there are at most; what is nobody's, and the total, always are there.",
+    parse=_count(MOST_LINES),
+    allowed=f"a whole number from 0 to {MOST_LINES}",
+    default=str(MOST_LINES),
+    schema={"type": "integer", "minimum": 0, "maximum": MOST_LINES},
+)
+
+
+def filters_of(values: Mapping[str, Any]) -> Filters:
+    """The filters among the values that ``read`` gave."""
+    return Filters(
+        wanted={
+            name.removeprefix(FILTER): frozenset(value)
+            for name, value in values.items()
+            if name.startswith(FILTER) and value
+        }
+    )

@@ -1,0 +1,284 @@
+"""Reports as they were last read: asked once however many ask, kept while they hold, and shown old rather than not."""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from exporter.cost.ledger import Dimension, Filters, Window
+from exporter.cost.report import FleetReport, ShareIdle
+from exporter.errors import ExporterError, PrometheusError
+
+LOG = logging.getLogger("exporter.service")
+
+AT_ONCE = 3
+"""Readings at the same time: one answers Prometheus' questions in parallel itself."""
+MOST_WAITING, MOST_OF_ONE = 30, 15
+"""Different questions that may wait for their turn, of all clients and of one; more are refused for now."""
+CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
+"""The client whose request is answered, by its address; empty for the service's own questions, which none limits."""
+MOST_FIGURES = 300_000
+"""Lines times periods that are kept: some 100 MiB."""
+_FIGURES_OF_NONE = 300
+"""What a report weighs besides: one without a line has its question and its notes, too."""
+_MOST_LOOKED = 100
+OLDEST_SECONDS = 86_400.0
+"""An old report is shown in the place of one that cannot be read now, unless it is older than this."""
+REST_SECONDS = 30.0
+"""A report that could not be read is not tried again for so long where an older one is at hand."""
+PATIENCE_SECONDS = 20.0
+"""How long a reading is waited for where an older report is at hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a report was asked for by. ``name`` stands for the window: a label such as ``30d``, or its two ends."""
+
+    name: str
+    by: tuple[Dimension, ...]
+    filters: frozenset[tuple[Dimension, frozenset[str]]]
+    share_idle: ShareIdle
+    share_unallocated: bool
+    with_series: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    report: FleetReport
+    generation: int
+    read_at_seconds: float
+
+    @property
+    def weight(self) -> int:
+        lines = len(self.report.held) + len(self.report.apart)
+        return _FIGURES_OF_NONE + lines * (1 + len(self.report.periods))
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A reading under way."""
+
+    task: "asyncio.Task[FleetReport]"
+    client: str
+    """Who asked first."""
+    waiting: int = 0
+    """Requests that wait for it."""
+
+
+class Readings:
+    """Keeps reports by question. For one event loop.
+
+    Args:
+        clock: Unix seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[Question, _Kept] = OrderedDict()
+        self._running: dict[tuple[Question, Window], _Running] = {}
+        self._looked: dict[Question, float] = {}
+        self._failed: dict[Question, tuple[float, str]] = {}
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._places: Counter[str] = Counter()
+        """Readings that are under way or wait, by client."""
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._generation = 0
+        self.begun = 0
+        """Readings since the start."""
+
+    def expire(self) -> None:
+        """From now on every report is read anew; what is kept stays as the old one."""
+        self._generation += 1
+
+    def look(self, question: Question) -> None:
+        """Somebody asks: it is one of those that are read again by themselves for a while."""
+        self._looked.pop(question, None)
+        self._looked[question] = self._clock()
+        while len(self._looked) > _MOST_LOOKED:
+            self._looked.pop(next(iter(self._looked)))
+
+    def lately(self, since_seconds: float) -> tuple[Question, ...]:
+        """Questions of which there is a report and that somebody asked since then, the newest last."""
+        return tuple(
+            question for question, at in self._looked.items() if at >= since_seconds and question in self._kept
+        )
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A turn for a reading that is not kept.
+
+        Raises:
+            PrometheusError: Too many wait already.
+        """
+        client = CLIENT.get()
+        if self._is_full(client):
+            raise _busy()
+        self._take_place(client)
+        try:
+            async with self._turns[client], self._turn:
+                yield
+        finally:
+            self._leave_place(client)
+
+    def _is_full(self, client: str) -> bool:
+        """Whether no more readings are begun for a client: one leaves half of the places to the others."""
+        return self._places.total() >= MOST_WAITING or bool(client and self._places[client] >= MOST_OF_ONE)
+
+    def _take_place(self, client: str) -> None:
+        self._places[client] += 1
+        # One client's readings leave a turn to those of the others.
+        self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE - 1 if client else AT_ONCE))
+
+    def _leave_place(self, client: str) -> None:
+        self._places[client] -= 1
+        if not self._places[client]:
+            del self._places[client], self._turns[client]
+
+    async def get(
+        self, question: Question, window: Window, read: Callable[[], Awaitable[FleetReport]], trouble: str = ""
+    ) -> FleetReport:
+        """The report for a question.
+
+        Args:
+            question: What is asked for.
+            window: Its window now: that of ``30d`` moves from hour to hour.
+            read: Reads it; called by the first who asks.
+            trouble: Why Prometheus is known not to answer now: then an old report is not waited for.
+
+        Raises:
+            PrometheusError: It cannot be read and no older one is there, or too many questions wait already.
+            StoreError: As above.
+        """
+        kept = self._kept.get(question)
+        if kept and kept.report.window == window and kept.generation == self._generation:
+            self._kept.move_to_end(question)
+            if not kept.report.trust.failures or self._resting(question):
+                return kept.report
+        old = kept if kept and self._clock() - kept.read_at_seconds < OLDEST_SECONDS else None
+        trouble = trouble or self._resting(question)
+        if old is not None and trouble:
+            return _aged(old, trouble)
+        running = self._running.get((question, window))
+        if running is None:
+            client = CLIENT.get()
+            if self._is_full(client):
+                if old is not None:
+                    return _aged(old, "too many reports are being read now")
+                raise _busy()
+            self._take_place(client)
+            running = _Running(asyncio.ensure_future(self._read(question, read, self._turns[client])), client)
+            self._running[question, window] = running
+            running.task.add_done_callback(lambda _: self._over(question, window, running))
+        running.waiting += 1
+        try:
+            return await self._wait(running.task, old)
+        except asyncio.CancelledError:
+            if running.waiting == 1 and not running.task.done():
+                # All who asked have left. Whoever asks from now on begins a reading of his own.
+                self._running.pop((question, window), None)
+                running.task.cancel()
+            raise
+        finally:
+            running.waiting -= 1
+
+    def _resting(self, question: Question) -> str:
+        """Why the question is not asked again yet; empty where it may be."""
+        at, why = self._failed.get(question, (0.0, ""))
+        return why if 0 <= self._clock() - at < REST_SECONDS else ""  # less than 0: the clock was set back
+
+    async def _wait(self, task: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetReport:
+        if old is None:
+            return await asyncio.shield(task)
+        try:
+            report = await asyncio.wait_for(asyncio.shield(task), PATIENCE_SECONDS)
+        except TimeoutError:
+            return _aged(old, "a newer report is still being read")
+        except ExporterError as error:
+            return _aged(old, str(error))
+        if report.trust.failures and not old.report.trust.failures:
+            return _aged(old, report.trust.failures[0].reason)
+        return report
+
+    async def _read(
+        self, question: Question, read: Callable[[], Awaitable[FleetReport]], of_client: asyncio.Semaphore
+    ) -> FleetReport:
+        async with of_client, self._turn:
+            generation = self._generation
+            self.begun += 1
+            try:
+                report = await read()
+            except ExporterError as error:
+                self._fail(question, str(error))
+                raise
+        before, failures = self._kept.get(question), report.trust.failures
+        good = before is not None and not before.report.trust.failures
+        if before is None or not (failures and good) or self._clock() - before.read_at_seconds >= OLDEST_SECONDS:
+            self._keep(question, _Kept(report=report, generation=generation, read_at_seconds=self._clock()))
+        if failures:
+            self._fail(question, failures[0].reason)
+        else:
+            self._failed.pop(question, None)
+        return report
+
+    def _fail(self, question: Question, why: str) -> None:
+        """Remember it where it matters: a question without an older report is asked again at once."""
+        if question in self._kept:
+            self._failed[question] = (self._clock(), why)
+
+    def _keep(self, question: Question, kept: _Kept) -> None:
+        self._kept[question] = kept
+        self._kept.move_to_end(question)
+        weight = sum(one.weight for one in self._kept.values())
+        while weight > MOST_FIGURES and len(self._kept) > 1:
+            last, gone = self._kept.popitem(last=False)
+            self._failed.pop(last, None)
+            weight -= gone.weight
+
+    def _over(self, question: Question, window: Window, running: _Running) -> None:
+        if self._running.get((question, window)) is running:
+            del self._running[question, window]
+        self._leave_place(running.client)
+        task = running.task
+        if not task.cancelled() and (error := task.exception()):
+            LOG.info("a report could not be read", extra={"window": window.label, "reason": str(error)})
+
+    async def stop(self) -> None:
+        """End what is being read."""
+        tasks = [running.task for running in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def question_of(
+    window: Window,
+    by: tuple[Dimension, ...],
+    filters: Filters,
+    *,
+    share_idle: ShareIdle,
+    share_unallocated: bool,
+    with_series: bool,
+) -> Question:
+    """The question; two that are the same but for the hour at which they are asked are one."""
+    return Question(
+        name=window.label or f"{window.start_seconds},{window.end_seconds}",
+        by=by,
+        filters=frozenset(filters.wanted.items()),
+        share_idle=share_idle,
+        share_unallocated=share_unallocated,
+        with_series=with_series,
+    )
+
+
+def _busy() -> PrometheusError:
+    return PrometheusError("busy", "too many reports are being read now; ask again soon", retriable=True)
+
+
+def _aged(old: _Kept, why: str) -> FleetReport:
+    at = datetime.fromtimestamp(old.read_at_seconds, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+    note = f"figures as read at {at}; newer ones cannot be had now: {why}"
+    return replace(old.report, trust=replace(old.report.trust, notes=(note, *old.report.trust.notes)))

@@ -1,0 +1,194 @@
+"""Starts the service's parts in the right order, serves until told to end, and ends them all."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from aiohttp import web
+
+from exporter.config import web_config
+from exporter.cost.budgets import BudgetState, load, standings
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.live import at_work_ratio, live_pods
+from exporter.cost.prometheus import PrometheusClient
+from exporter.cost.query_rows import LedgerSource
+from exporter.cost.recommend import read_recommendations
+from exporter.cost.store import DayStore
+from exporter.cost.store_ledger import CombinedLedger, StoreLedger
+from exporter.metrics.process import ProcessMetrics
+from exporter.service import pages
+from exporter.service.data import LiveBook, Sources, label_values, newest_hour
+from exporter.service.metrics import ServiceFigures, render
+from exporter.service.refresh import Count, Keeping, Questions, Refreshing, keep, rounds
+from exporter.service.routes import Face, create_app
+from exporter.service.settings import ServeSettings
+from exporter.web.access import WebAccess
+from exporter.web.http_server import HttpServer, bind
+from exporter.web.responses import Body
+
+LOG = logging.getLogger("exporter.service")
+
+SHUTDOWN_SECONDS = 1.5
+"""How long open requests may take to finish when the service is told to end."""
+
+
+async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
+    """Run the service until SIGTERM or SIGINT; its exit code.
+
+    Args:
+        settings: What the user wants.
+        clock: Unix seconds.
+
+    Raises:
+        ConfigError: The budgets have mistakes; nothing has been started then.
+        ExporterError: The port cannot be bound; nothing has been started then.
+        StoreError: The store can neither be read nor written.
+    """
+    access = None
+    if settings.web_config:
+        access = WebAccess(partial(web_config.load, settings.web_config), settings.path_prefix)
+    listener = bind(settings.listen_host, settings.listen_port)
+    # Days are closed one question at a time, so that filling the store does not keep people waiting.
+    for_pages = replace(settings.prometheus, concurrency=max(1, settings.prometheus.concurrency - 1))
+    async with (
+        PrometheusClient(for_pages) as client,
+        PrometheusClient(replace(settings.prometheus, concurrency=1)) as closing,
+    ):
+        service = Service(settings, client, closing, clock, access)
+        try:
+            service.refreshing.load_budgets()
+            await asyncio.to_thread(service.refreshing.keeping.open, clock())
+            return await service.run(listener)
+        finally:
+            listener.close()
+            service.refreshing.keeping.close()
+
+
+class Service:
+    """A running service.
+
+    Args:
+        settings: What the user wants.
+        client: Asks Prometheus for what is shown.
+        closing: Asks it for the days that are to be closed.
+        clock: Unix seconds.
+        access: Who may ask; ``None``: everybody, by plain HTTP.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        client: PrometheusClient,
+        closing: PrometheusClient,
+        clock: Callable[[], float],
+        access: WebAccess | None = None,
+    ) -> None:
+        self._settings = settings
+        self._access = access
+        self._clock = clock
+        self._process = ProcessMetrics()
+        self._wake = asyncio.Event()
+        label = settings.prometheus.cluster_label
+        ledger = _ledger(settings, PrometheusLedger(client))
+        self.book = LiveBook(
+            Sources(
+                ledger=ledger,
+                pods=partial(live_pods, client, cluster_label=label),
+                at_work_ratio=partial(at_work_ratio, client, cluster_label=label),
+            ),
+            clock,
+            settings.timezone,
+        )
+        self.refreshing = Refreshing(
+            book=self.book,
+            questions=Questions(
+                newest_hour=partial(newest_hour, client),
+                labels=partial(label_values, client),
+                recommendations=partial(read_recommendations, client, ledger, cluster_label=label),
+                load_budgets=partial(_budgets, settings, ledger),
+            ),
+            keeping=Keeping(
+                prometheus=PrometheusLedger(closing),
+                path=settings.store,
+                history_days=settings.history_days,
+                changed=self._wake.set,
+            ),
+            first=pages.questions(),
+        )
+
+    def app(self) -> web.Application:
+        """Its HTTP face."""
+        face = Face(clock=self._clock, metrics=self._metrics, ready=lambda: self.refreshing.looked)
+        return create_app(self.book, self._settings, face)
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve until told to end."""
+        stop = asyncio.Event()
+        self._install_signals(stop)
+        server = HttpServer(
+            app=self.app(),
+            listener=listener,
+            access=self._access,
+            count=self._count_error,
+            shutdown_seconds=SHUTDOWN_SECONDS,
+        )
+        parts = (
+            partial(rounds, self.refreshing, self._clock, self._settings.refresh_seconds, self._wake),
+            partial(keep, self.refreshing.keeping, self._clock, self.refreshing.failed),
+        )
+        await server.serve(stop, parts, self.book.readings.stop)
+        return 0
+
+    def _metrics(self, accept: str) -> Body:
+        keeping = self.refreshing.keeping
+        months, coverage = self.book.known_months()
+        figures = ServiceFigures(
+            freshness=self.book.freshness(),
+            budgets=self.book.budgets(),
+            months=months,
+            days_closed=None if keeping.path is None else len(keeping.days),
+            days_not_closed=keeping.not_closed,
+            last_read_seconds=self.refreshing.last_read_seconds,
+            coverage_ratio=coverage,
+            read_errors=self.refreshing.errors,
+        )
+        return Body(*render(figures, accept, self._process))
+
+    def _count_error(self, part: str, _reason: str) -> None:
+        if part == "web":
+            self.refreshing.errors["web_config"] += 1
+
+    def _install_signals(self, stop: asyncio.Event) -> None:
+        """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    def _reload(self) -> None:
+        self.refreshing.load_budgets()
+        self._wake.set()
+
+
+def _ledger(settings: ServeSettings, prometheus: LedgerSource) -> LedgerSource:
+    if settings.store is None:
+        return prometheus
+    return CombinedLedger(StoreLedger(DayStore(settings.store.absolute())), prometheus)
+
+
+def _budgets(settings: ServeSettings, ledger: LedgerSource) -> Count:
+    """What counts the budgets of the file as it is now.
+
+    Raises:
+        ConfigError: It has mistakes.
+    """
+    budgets = load(settings.budgets) if settings.budgets else ()
+
+    async def count(now: float) -> Sequence[BudgetState]:
+        return await standings(budgets, ledger, now)
+
+    return count

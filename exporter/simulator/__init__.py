@@ -1,1 +1,0 @@
-"""Nodes and fleets that do not exist, for demo, documentation and tests."""

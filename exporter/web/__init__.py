@@ -1,0 +1,1 @@
+"""Serves HTTP: connections, access, the agent's page and its API."""

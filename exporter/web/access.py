@@ -1,0 +1,220 @@
+"""Protects an HTTP server: TLS, passwords, headers, and new files of all three without a restart."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import bcrypt
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from exporter.config.web_config import WebSettings, server_context
+from exporter.errors import ConfigError
+
+LOG = logging.getLogger("exporter.web")
+POLL_SECONDS = 5.0
+"""Between two checks of the files."""
+ALIVE, READY = "/healthz", "/readyz"
+ALIVE_TOO = "/health"
+"""What the probes of dcgm-exporter's own DaemonSet ask, in which the agent may run."""
+MOST_REMEMBERED = 100
+MOST_WAITING = 16
+_READINESS = {200: "ready", 503: "not ready; the reasons need a password"}
+_CHALLENGE = 'Basic realm="gpu-cost-exporter", charset="UTF-8"'
+_MOST_BYTES = 72
+"""Of a password: all that bcrypt reads, and Go's toolkit as well."""
+# Of a random password. An unknown user's is compared with it, so that the answer takes as long.
+_DECOY = "Ro0CUfOqk6cXEKf3dyaM7OhSCvnwM9s4wIX9JeLapKK5YdLCKxBlm"
+
+Verdict = Literal["right", "wrong", "busy"]
+
+
+class Passwords:
+    """Users with their hashes. A password that was right is recognised later without bcrypt.
+
+    Args:
+        users: Bcrypt hash by user, as ``$2y$10$...``; not empty.
+    """
+
+    def __init__(self, users: Mapping[str, bytes]) -> None:
+        self._users = dict(users)
+        self._cost = max(_cost(known) for known in users.values())
+        self._decoy = _decoy(self._cost)
+        self._key = secrets.token_bytes(32)
+        self._right: dict[bytes, None] = {}
+        self._waiting = 0
+        self._one_at_a_time = asyncio.Semaphore(1)
+
+    async def verify(self, header: str) -> Verdict:
+        """Check an Authorization header."""
+        scheme, _, encoded = header.partition(" ")
+        try:
+            user, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return "wrong"
+        if scheme.lower() != "basic" or not colon:
+            return "wrong"
+        return await self.check(user.decode("utf-8", "replace"), password)
+
+    async def check(self, user: str, password: bytes) -> Verdict:
+        """Check whether the user has this password; busy while too many others wait for the same."""
+        known = self._users.get(user, self._decoy)
+        mark = self._mark(user, known, password)
+        if mark in self._right:
+            return "right"
+        if self._waiting >= MOST_WAITING:
+            return "busy"
+        self._waiting += 1
+        try:
+            async with self._one_at_a_time:
+                is_equal = await asyncio.to_thread(_is_equal, password, known, self._cost)
+        finally:
+            self._waiting -= 1
+        if not (is_equal and user in self._users):
+            return "wrong"
+        if len(self._right) >= MOST_REMEMBERED:
+            del self._right[next(iter(self._right))]
+        self._right[mark] = None
+        return "right"
+
+    def _mark(self, user: str, known: bytes, password: bytes) -> bytes:
+        """Return what is remembered: with a key of this process, so that its memory has no digest to guess from."""
+        parts = (user.encode("utf-8", "surrogatepass"), known, password)
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._key, message, hashlib.sha256)
+
+
+def _is_equal(password: bytes, known: bytes, most_cost: int) -> bool:
+    """Return whether the hash is of this password, after the work of the most expensive hash, whichever this is."""
+    asked = password[:_MOST_BYTES]
+    try:
+        is_equal = bcrypt.checkpw(asked, known)
+        # A cost is a power of two: 2^n + (2^n + 2^(n+1) + ... + 2^(most-1)) = 2^most.
+        for cost in range(_cost(known), most_cost):
+            bcrypt.checkpw(asked, _decoy(cost))
+    except ValueError:
+        return False
+    return is_equal
+
+
+def _cost(known: bytes) -> int:
+    return int(known[4:6])
+
+
+def _decoy(cost: int) -> bytes:
+    return f"$2b${cost:02d}${_DECOY}".encode()
+
+
+class WebAccess:
+    """The web configuration as it is now.
+
+    Args:
+        load: Reads the file and all that it names; raises ConfigError.
+        prefix: Of the application's paths behind a proxy.
+
+    Raises:
+        ConfigError: It has mistakes.
+    """
+
+    def __init__(self, load: Callable[[], WebSettings], prefix: str = "") -> None:
+        self._load = load
+        self._prefix = prefix
+        self._logged: tuple[str, ...] = ()
+        self._seen: object = None
+        self.settings: WebSettings
+        self.context: ssl.SSLContext | None
+        """Secures the next connections; those that are open keep theirs. ``None``: plain HTTP."""
+        self._passwords: Passwords | None
+        self._take(*self._read())
+
+    def _read(self) -> tuple[WebSettings, object, ssl.SSLContext | None]:
+        # The file itself names the files to check: it is read twice, so that no change in between goes unseen.
+        seen = _state(self._load().files)
+        settings = self._load()
+        return settings, seen, server_context(settings.tls) if settings.tls else None
+
+    def _take(self, settings: WebSettings, seen: object, context: ssl.SSLContext | None) -> None:
+        self.settings, self._seen, self.context = settings, seen, context
+        self._passwords = Passwords(settings.users) if settings.users else None
+        for warning in settings.warnings:
+            LOG.warning("%s", warning)
+
+    async def watch(self, failed: Callable[[], None], interval_seconds: float = POLL_SECONDS) -> None:
+        """Read the files again whenever they have changed, until cancelled; ``failed`` counts a broken one."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            seen = await asyncio.to_thread(_state, self.settings.files)
+            if seen == self._seen and not self._logged:
+                continue
+            try:
+                self._take(*await asyncio.to_thread(self._read))
+            except ConfigError as error:
+                if error.problems != self._logged:
+                    self._logged = error.problems
+                    failed()
+                    for problem in error.problems:
+                        LOG.warning("the web configuration stays as it was: %s", problem)
+            else:
+                self._logged = ()
+                LOG.info("the web configuration was read again")
+
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer only clients that may ask; a middleware of an application."""
+        path = request.path.removeprefix(self._prefix)
+        refused = None if path in {ALIVE, ALIVE_TOO} else await self._refusal(request)
+        response = await handler(request) if refused is None or path == READY else refused
+        if refused is not None and path == READY and response.status in _READINESS:
+            # The kubelet has no password, and needs the status alone.
+            response = _plain(response.status, _READINESS[response.status])
+        for name, value in self.settings.headers.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    async def _refusal(self, request: web.Request) -> web.Response | None:
+        tls = self.settings.tls
+        if tls is not None and tls.allowed_sans and not tls.allowed_sans & _names(request):
+            return _plain(403, "your certificate has none of the names that are allowed here")
+        if self._passwords is None:
+            return None
+        verdict = await self._passwords.verify(request.headers.get(hdrs.AUTHORIZATION, ""))
+        if verdict == "right":
+            return None
+        if verdict == "busy":
+            response = _plain(503, "too many passwords are being looked at; ask again in a second")
+            response.headers[hdrs.RETRY_AFTER] = "1"
+            return response
+        response = _plain(401, "a user and a password are needed here, and those given are not right, if any")
+        response.headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE
+        return response
+
+
+def _names(request: web.Request) -> frozenset[str]:
+    """Return the alternative names of the client's certificate."""
+    found = request.transport.get_extra_info("peercert") if request.transport else None
+    names = found.get("subjectAltName", ()) if isinstance(found, dict) else ()
+    return frozenset(str(name) for _, name in names)
+
+
+def _plain(status: int, words: str) -> web.Response:
+    return web.Response(text=f"{words}\n", status=status)
+
+
+def _state(files: tuple[Path, ...]) -> object:
+    return tuple(_file_state(path) for path in files)
+
+
+def _file_state(path: Path) -> object:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_ino, state.st_size

@@ -1,0 +1,301 @@
+"""The node as JSON: what the page shows, for programs. Units are in the keys; what is unknown is null."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from exporter.metrics.catalog import alerts_off_until_seconds, owner_of
+from exporter.metrics.ledger_collector import energy_joules
+from exporter.model import (
+    Account,
+    Activity,
+    DeviceView,
+    Field,
+    Money,
+    NodeFacts,
+    Owner,
+    PodAccount,
+    PodUse,
+    Price,
+    Snapshot,
+    SourceStatus,
+    Totals,
+)
+
+API_VERSION = 1
+_MIB = 1024 * 1024
+
+
+def device_document(snapshot: Snapshot) -> bytes:
+    """The body of ``/api/v1/devices``: one JSON object in UTF-8, keys as ``document`` has them."""
+    text = json.dumps(node_document(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")  # one odd name may not cost the answer
+
+
+def node_document(snapshot: Snapshot) -> dict[str, Any]:
+    """The node as plain values. Times are Unix seconds; ratios are 0..1; ``None`` is unknown, never 0."""
+    return {
+        "api_version": API_VERSION,
+        "node": snapshot.node,
+        "simulated": snapshot.simulated,
+        "taken_at_seconds": snapshot.taken_at_seconds,
+        "sample_at_seconds": snapshot.sample_at_seconds,
+        "ready": snapshot.ready,
+        "not_ready_reasons": list(snapshot.not_ready_reasons),
+        "driver_version": snapshot.driver_version,
+        "nvml_version": snapshot.nvml_version,
+        "dcgm_version": snapshot.dcgm_version,
+        "expected_devices": snapshot.expected_devices,
+        "advertised_devices": snapshot.advertised_devices,
+        "allocated_devices": snapshot.allocated_devices,
+        "node_facts": _node_facts(snapshot.node_facts),
+        "sources": [_source(source) for source in snapshot.sources],
+        "attribution": {
+            "enabled": snapshot.attribution_enabled,
+            "known": snapshot.attribution_known,
+            "answered_at_seconds": snapshot.attribution_at_seconds,
+            "problem": snapshot.attribution_problem or None,
+        },
+        "metadata": {
+            "enabled": snapshot.metadata_enabled,
+            "known": snapshot.metadata_known,
+            "answered_at_seconds": snapshot.metadata_at_seconds,
+            "problem": snapshot.metadata_problem or None,
+        },
+        "devices": [_device(view, snapshot.prices.get(view.gpu.uuid)) for view in snapshot.devices],
+        "unresolved": [
+            {
+                "namespace": item.namespace,
+                "pod": item.pod,
+                "container": item.container,
+                "resource": item.resource,
+                "device_id": item.device_id,
+                "reason": item.reason,
+            }
+            for item in snapshot.unresolved
+        ],
+    }
+
+
+def mebibytes(values: Mapping[Field, int | float], field: Field) -> int | None:
+    """Bytes of a field that is carried in MiB; ``None`` where it was not measured."""
+    value = values.get(field)
+    return None if value is None else round(value * _MIB)
+
+
+def _node_facts(facts: NodeFacts) -> dict[str, str | None]:
+    return {
+        "instance_type": facts.instance_type or None,
+        "capacity_type": facts.capacity_type or None,
+        "region": facts.region or None,
+        "gpu_product": facts.gpu_product or None,
+    }
+
+
+def _source(source: SourceStatus) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "state": source.state.value,
+        "reason": source.reason or None,
+        "message": source.message or None,
+        "restarts": source.restarts,
+    }
+
+
+def _activity(activity: Activity | None) -> dict[str, Any]:
+    return {
+        "activity_ratio": activity.ratio if activity else None,
+        "activity_source": activity.source.value if activity else None,
+    }
+
+
+def _device(view: DeviceView, price: Price | None) -> dict[str, Any]:
+    instance = view.instance
+    energy_millijoules = view.values.get(Field.TOTAL_ENERGY_CONSUMPTION)
+    return {
+        "uuid": view.uuid,
+        "kind": "mig_instance" if instance else "gpu",
+        "gpu_uuid": view.gpu.uuid,
+        "gpu_index": view.gpu.index,
+        "model": view.gpu.model,
+        "pci_bus_id": view.gpu.pci_bus_id,
+        "mig_enabled": view.gpu.mig_enabled,
+        "mig_profile": instance.profile if instance else None,
+        "gpu_instance_id": instance.gpu_instance_id if instance else None,
+        "compute_instance_id": instance.compute_instance_id if instance else None,
+        "state": view.state.value,
+        "state_reason": view.reason or None,
+        "allocation": view.allocation.value if view.allocation else None,
+        **_activity(view.activity),
+        "activity_measured_by": view.activity.measured_by if view.activity else None,
+        "activity_unknown_reason": view.activity_unknown_reason or None,
+        "profiling": view.profiling.value if view.profiling else None,
+        "memory_used_bytes": mebibytes(view.values, Field.FB_USED),
+        "memory_total_bytes": mebibytes(view.values, Field.FB_TOTAL),
+        "power_watts": view.values.get(Field.POWER_USAGE),
+        "energy_joules": None if energy_millijoules is None else energy_millijoules / 1000,
+        "temperature_celsius": view.values.get(Field.GPU_TEMP),
+        "gpu_price_per_hour": price.per_hour if price else None,
+        "price_currency": price.currency if price else None,
+        "price_source": price.source if price else None,
+        "holders": [_holder(use) for use in view.pods],
+        "unattributed": {
+            "activity_ratio": view.unattributed_activity_ratio,
+            "memory_used_bytes": view.unattributed_memory_bytes,
+            "processes": view.unattributed_processes,
+        },
+        "xid_errors": [
+            {"xid": xid, "count": count, "last_seen_at_seconds": view.xid_last_seen_seconds.get(xid)}
+            for xid, count in sorted(view.xids.items())
+        ],
+    }
+
+
+def _holder(use: PodUse) -> dict[str, Any]:
+    holder = use.holder
+    return {
+        "namespace": holder.namespace,
+        "pod": holder.pod,
+        "container": holder.container or None,
+        "pod_uid": holder.pod_uid,
+        "mode": holder.mode.value,
+        "resource": holder.resource,
+        "source": holder.source,
+        "gpu_share_ratio": holder.share_ratio,
+        "device_share_ratio": holder.device_share_ratio,
+        "share_estimated": holder.share_estimated,
+        "replicas": holder.replicas,
+        "age_seconds": use.age_seconds,
+        **_activity(use.activity),
+        "idle_for_seconds": use.idle_for_seconds,
+        "memory_used_bytes": use.memory_used_bytes,
+        **_whose(use),
+    }
+
+
+def _whose(use: PodUse) -> dict[str, Any]:
+    facts, owner = use.facts, owner_of(use)
+    return {
+        "owner_namespace": owner.namespace or None,
+        "owner_kind": owner.kind or None,
+        "owner_name": owner.name or None,
+        "team": owner.team or None,
+        "queue": facts.queue or None if facts else None,
+        "workload_class": facts.workload_class or None if facts else None,
+        "alerts_off_until_seconds": alerts_off_until_seconds(facts),
+        "exported": dict(facts.exported) if facts else None,
+        "metadata_problems": list(facts.problems) if facts else None,
+    }
+
+
+def ledger_document(snapshot: Snapshot) -> bytes:
+    """The body of ``/api/v1/ledger``: one JSON object in UTF-8, keys as ``document`` has them."""
+    text = json.dumps(node_ledger_document(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")  # one odd name may not cost the answer
+
+
+def node_ledger_document(snapshot: Snapshot) -> dict[str, Any]:
+    """The ledger as plain values.
+
+    Seconds are share-weighted GPU-seconds, times Unix seconds; ``None`` is unknown, never 0. ``metered`` is False and
+    there are no accounts before the first reading was metered. Accounts are summed over the ledgers.
+    """
+    ledger = snapshot.ledger
+    accounts = ledger.accounts if ledger else {}
+    pods = ledger.pods if ledger else {}
+    return {
+        "api_version": API_VERSION,
+        "node": snapshot.node,
+        "simulated": snapshot.simulated,
+        "taken_at_seconds": snapshot.taken_at_seconds,
+        "metered": bool(ledger and ledger.ledgers),
+        "ledgers": [
+            {"id": one.identity, "created_at_seconds": one.created_at_seconds}
+            for one in (ledger.ledgers if ledger else ())
+        ],
+        "started_at_seconds": ledger.started_at_seconds if ledger else None,
+        "saved_at_seconds": ledger.saved_at_seconds if ledger else None,
+        "state_problem": (ledger.state_problem or None) if ledger else None,
+        "capacity_seconds": ledger.capacity_seconds if ledger else None,
+        "withheld_seconds": ledger.withheld_seconds if ledger else None,
+        "conservation_error_seconds": ledger.conservation_error_seconds if ledger else None,
+        "price_book": snapshot.price_book or None,
+        "unpriced_gpus": snapshot.unpriced_gpus,
+        "prices": _prices(snapshot),
+        "accounts": [{**_account(account), **totals_keys(totals)} for account, totals in accounts.items()],
+        "pods": [{**_pod(pod), **totals_keys(totals)} for pod, totals in pods.items()],
+    }
+
+
+def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
+    gpus = [view.gpu for view in snapshot.devices if view.instance is None]
+    return [
+        {"gpu_uuid": gpu.uuid, "gpu_index": gpu.index, "model": gpu.model, **price_keys(snapshot.prices[gpu.uuid])}
+        for gpu in gpus
+        if gpu.uuid in snapshot.prices
+    ]
+
+
+def price_keys(price: Price) -> dict[str, Any]:
+    """How a price is spelt in JSON, in every document."""
+    return {
+        "per_hour": price.per_hour,
+        "per_kwh": price.per_kwh,
+        "currency": price.currency,
+        "source": price.source,
+        "as_of": price.as_of,
+        "fallback": price.fallback,
+    }
+
+
+def _account(account: Account) -> dict[str, Any]:
+    keys = account_keys(account.owner, account.model, account.mode.value)
+    return {**keys, "cost_labels": account.owner.cost_labels or None}
+
+
+def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:
+    """How an account, or a sum over accounts, is spelt in JSON; ``None`` is not known, or summed over."""
+    return {
+        "owner_namespace": owner.namespace or None,
+        "owner_kind": owner.kind or None,
+        "owner_name": owner.name or None,
+        "team": owner.team or None,
+        "model": model or None,
+        "mode": mode or None,
+    }
+
+
+def _pod(pod: PodAccount) -> dict[str, Any]:
+    return {
+        "namespace": pod.namespace,
+        "pod": pod.pod,
+        "container": pod.container or None,
+        "pod_uid": pod.pod_uid,
+        "device_uuid": pod.device_uuid,
+        "gpu_uuid": pod.gpu_uuid,
+        "gpu_index": pod.gpu_index,
+        "gpu_instance": pod.gpu_instance or None,
+        "mig_profile": pod.mig_profile or None,
+        "model": pod.model,
+    }
+
+
+def totals_keys(totals: Totals) -> dict[str, Any]:
+    """How totals are spelt in JSON, in every document; share-weighted GPU-seconds, ``None`` is not measured."""
+    return {
+        "allocated_seconds": totals.allocated_seconds,
+        "active_seconds": totals.active_seconds,
+        "idle_seconds": totals.idle_seconds,
+        "unknown_seconds": totals.unknown_seconds,
+        "unpriced_seconds": totals.unpriced_seconds,
+        "energy_joules": energy_joules(totals),
+        "energy_unknown_seconds": totals.energy_unknown_seconds,
+        "money": _money(totals.money),
+    }
+
+
+def _money(money: Mapping[str, Money]) -> list[dict[str, Any]]:
+    return [
+        {"currency": currency, "cost": one.total, "idle_cost": one.idle, "unknown_cost": one.unknown}
+        for currency, one in sorted(money.items())
+    ]

@@ -1,0 +1,312 @@
+"""A simulated Kubernetes API server: real HTTP, list, watch and get over whatever objects there are at the instant."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import ssl
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from gpu_simulator import api_answers
+from gpu_simulator.api_store import ApiObjects, Json, Store
+from gpu_simulator.api_watch import Watch
+from gpu_simulator.truth import Fault
+
+__all__ = ["ApiObjects", "ApiServer"]
+
+TICK_SECONDS = 0.1
+BOOKMARK_SECONDS = 60.0
+_LONGEST_WATCH_SECONDS = 1800.0
+_DRA = "/apis/resource.k8s.io"
+_GARBAGE = "<html>simulated proxy error</html>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """A certificate that is its own authority, and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class ApiServer:
+    """Serves the objects on loopback, to those who show the bearer token, and follows the faults ``API_*``.
+
+    Args:
+        objects: What there is now; returning the same object says that nothing changed.
+        faults: The faults now, with their parameters.
+        token_file: Where the token is written, for clients to read; a new one when API_UNAUTHORISED begins.
+        kubeconfig: Where a kubeconfig is written that points to the server and the token's file.
+        port: 0 for a free one, which is kept from then on.
+        metadata_forms: Whether the metadata-only form is known; a proxy may answer in plain form.
+        bookmark_seconds: Between two bookmarks of one watch.
+        tls: Without it the server speaks plain HTTP.
+    """
+
+    def __init__(
+        self,
+        objects: Callable[[], ApiObjects],
+        faults: Callable[[], Mapping[Fault, float]],
+        *,
+        token_file: Path,
+        kubeconfig: Path,
+        port: int = 0,
+        metadata_forms: bool = True,
+        bookmark_seconds: float = BOOKMARK_SECONDS,
+        tls: Tls | None = None,
+    ) -> None:
+        self._objects = objects
+        self._faults = faults
+        self._token_file = token_file
+        self._kubeconfig = kubeconfig
+        self._port = port
+        self._metadata_forms = metadata_forms
+        self._bookmark_seconds = bookmark_seconds
+        self._tls = tls
+        self._store = Store()
+        self._token = ""
+        self._refused_before = False
+        self._runner: web.AppRunner | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self._ticked = asyncio.Condition()
+        self._streams: set[web.StreamResponse] = set()
+        self.requests: Counter[str] = Counter()
+        """By verb and resource: ``list pods``, ``watch pods``, ``get node``; refused ones too."""
+        self.without_token = 0
+        """Requests that came without any token."""
+        self.most_streams = 0
+        """The most that were open at once."""
+        self.forbidden: set[str] = set()
+        """Resources that the role leaves out, named as in ``requests``: ``pods``, ``node``, ``resourceclaim``."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens, or listened last."""
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self._port}"
+
+    @property
+    def open_streams(self) -> int:
+        """Watches that are open now."""
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Listen, write token and kubeconfig, and follow objects and faults from now on."""
+        if self._follower is not None:
+            return
+        if not self._token:
+            self.rotate()
+        self._store.follow(self._objects())
+        if Fault.API_DOWN not in self._faults() or not self._port:
+            await self._open()  # also to get a port that the kubeconfig can name
+        self._write_kubeconfig()
+        await self._tick()
+        self._follower = asyncio.create_task(self._follow(), name="simulated API server")
+
+    async def stop(self) -> None:
+        """Close the port and break all streams."""
+        if self._follower is not None:
+            self._follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._follower
+            self._follower = None
+        await self._close()
+
+    async def restart(self) -> None:
+        """Stop and start, as an upgrade of the server does: the objects stay, what happened before is forgotten."""
+        await self.stop()
+        self._store.follow(self._objects())
+        self._store.forget()
+        await self.start()
+
+    def rotate(self) -> None:
+        """Accept another token from now on, and write it to its file."""
+        self._token = secrets.token_hex(16)
+        self._token_file.parent.mkdir(parents=True, exist_ok=True)
+        self._token_file.write_text(self._token + "\n", encoding="utf-8")
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            await self._tick()
+
+    async def _tick(self) -> None:
+        faults = self._look()
+        if Fault.API_DOWN in faults and self._runner is not None:
+            await self._close()
+        elif Fault.API_DOWN not in faults and self._runner is None:
+            await self._open()
+        async with self._ticked:
+            self._ticked.notify_all()
+
+    def _look(self) -> Mapping[Fault, float]:
+        """Take what there is now."""
+        self._store.follow(self._objects())
+        faults = self._faults()
+        if Fault.API_UNAUTHORISED in faults and not self._refused_before:
+            self.rotate()
+        self._refused_before = Fault.API_UNAUTHORISED in faults
+        return faults
+
+    async def _open(self) -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._handle)
+        # Without cancellation a watch would outlive its client until the next event.
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05)
+        await runner.setup()
+        context = None
+        if self._tls is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(self._tls.certificate, self._tls.key)
+        await web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=context).start()
+        self._port = int(runner.addresses[0][1])
+        self._runner = runner
+
+    async def _close(self) -> None:
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    def _write_kubeconfig(self) -> None:
+        cluster = {"server": self.url}
+        if self._tls is not None:
+            cluster["certificate-authority-data"] = b64encode(self._tls.certificate.read_bytes()).decode()
+        written = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "simulated",
+            "contexts": [{"name": "simulated", "context": {"cluster": "simulated", "user": "simulated"}}],
+            "clusters": [{"name": "simulated", "cluster": cluster}],
+            "users": [{"name": "simulated", "user": {"tokenFile": str(self._token_file.absolute())}}],
+        }
+        self._kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        self._kubeconfig.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")  # JSON is YAML too
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        faults = self._look()
+        verb, resource = _name(request)
+        self.requests[f"{verb} {resource}"] += 1
+        if Fault.API_SILENT in faults:
+            await asyncio.Event().wait()
+        if Fault.API_SLOW in faults:
+            await asyncio.sleep(faults[Fault.API_SLOW] or 1.0)
+        refusal = self._refusal(request, resource, faults)
+        if refusal is not None:
+            return refusal
+        if resource == "resourceslices" and request.path.split("/")[3] != self._objects().dra_version:
+            return _refuse(404, "NotFound", "the server could not find the requested resource")
+        if verb == "watch":
+            return await self._watch(request, resource)
+        if verb == "list":
+            return self._list(request, resource)
+        return self._get(request)
+
+    def _refusal(self, request: web.Request, resource: str, faults: Mapping[Fault, float]) -> web.Response | None:
+        shown = request.headers.get("Authorization", "")
+        self.without_token += not shown
+        if Fault.API_ERROR in faults:
+            return web.Response(status=500, text=_GARBAGE, content_type="text/html")
+        if Fault.API_TOO_MANY in faults:
+            seconds = faults[Fault.API_TOO_MANY] or 1.0
+            answer = _refuse(429, "TooManyRequests", "the server has received too many requests")
+            answer.headers["Retry-After"] = f"{seconds:g}"
+            return answer
+        if shown.partition(" ")[0].lower() != "bearer" or shown.partition(" ")[2] != self._token:
+            return _refuse(401, "Unauthorized", "Unauthorized")
+        if Fault.API_FORBIDDEN in faults or resource in self.forbidden:
+            return _refuse(403, "Forbidden", f'User "simulated" cannot get path "{request.path}"')
+        return None
+
+    def _list(self, request: web.Request, resource: str) -> web.Response:
+        try:
+            wanted = api_answers.selector(resource, request.query.get("fieldSelector", ""))
+        except ValueError as error:
+            return _refuse(400, "BadRequest", str(error))
+        parts = request.path.strip("/").split("/")
+        namespace = parts[3] if "namespaces" in parts else None
+        found = (each for each in self._store.list(resource) if namespace in {None, each["metadata"].get("namespace")})
+        return web.json_response(
+            api_answers.listed(
+                resource,
+                filter(wanted, found),
+                self._store.version,
+                metadata_only=self._metadata_only(request),
+                dra_version=self._objects().dra_version,
+            )
+        )
+
+    def _metadata_only(self, request: web.Request) -> bool:
+        return self._metadata_forms and "as=PartialObjectMetadata" in request.headers.get("Accept", "")
+
+    def _get(self, request: web.Request) -> web.Response:
+        parts = request.path.strip("/").split("/")
+        version = self._objects().dra_version
+        if request.path == _DRA and version:
+            preferred = {"groupVersion": f"resource.k8s.io/{version}", "version": version}
+            body = {"kind": "APIGroup", "apiVersion": "v1", "name": "resource.k8s.io", "versions": [preferred]}
+            return web.json_response({**body, "preferredVersion": preferred})
+        found: Json | None = None
+        match parts:
+            case ["api", "v1", "namespaces" | "nodes" as resource, name]:
+                found = self._store.get(resource, "", name)
+            case ["api", "v1", "namespaces", namespace, "pods", name]:
+                found = self._store.get("pods", namespace, name)
+            case ["apis", "resource.k8s.io", asked, "namespaces", namespace, "resourceclaims", name]:
+                found = self._store.get("resourceclaims", namespace, name) if asked == version else None
+        if found is None:
+            return _refuse(404, "NotFound", f"{request.path} not found")
+        return web.json_response(api_answers.one(found, metadata_only=self._metadata_only(request)))
+
+    async def _watch(self, request: web.Request, resource: str) -> web.StreamResponse:
+        try:
+            watch = Watch(
+                resource=resource,
+                wanted=api_answers.selector(resource, request.query.get("fieldSelector", "")),
+                version=int(request.query.get("resourceVersion") or 0),
+                metadata_only=self._metadata_only(request),
+                bookmark_seconds=self._bookmark_seconds if request.query.get("allowWatchBookmarks") == "true" else None,
+                lifetime_seconds=min(float(request.query.get("timeoutSeconds", "inf")), _LONGEST_WATCH_SECONDS),
+            )
+        except ValueError as error:
+            return _refuse(400, "BadRequest", str(error))
+        if Fault.API_GONE in self._faults() or 0 < watch.version < self._store.oldest:
+            return web.json_response(api_answers.expired(watch.version, self._store.oldest), status=410)
+        stream = web.StreamResponse(headers={"Content-Type": "application/json"})
+        stream.enable_chunked_encoding()
+        await stream.prepare(request)
+        self._streams.add(stream)
+        self.most_streams = max(self.most_streams, len(self._streams))
+        try:
+            await watch.serve(stream, self._store, self._faults, self._ticked)
+        except ConnectionResetError:
+            pass  # the client went away
+        finally:
+            self._streams.discard(stream)
+        return stream
+
+
+def _refuse(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response(api_answers.status(code, reason, message), status=code)
+
+
+def _name(request: web.Request) -> tuple[str, str]:
+    """Name a request for the count: verb, and resource in the plural for lists."""
+    match request.path.strip("/").split("/"):
+        case (
+            ["api", "v1", "pods" as resource]
+            | ["api", "v1", "namespaces", _, "pods" as resource]
+            | ["apis", "resource.k8s.io", _, "resourceslices" as resource]
+        ):
+            return "watch" if request.query.get("watch") in {"1", "true"} else "list", resource
+        case ["api", "v1", "namespaces" | "nodes" as resource, _]:
+            return "get", resource.removesuffix("s")
+        case [*_, resource, _] if resource in {"pods", "resourceclaims"}:
+            return "get", resource.removesuffix("s")
+        case ["apis", group]:
+            return "get", group
+    return "get", request.path

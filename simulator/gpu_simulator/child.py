@@ -1,0 +1,39 @@
+"""The child process of a simulated node: the sources' own child on a fake driver, or on a fake host engine."""
+
+import argparse
+import sys
+import time
+
+from exporter.errors import ConfigError
+from exporter.gpu import child
+from gpu_simulator import dcgm, driver, scenario
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Install the scenario's driver, or its host engine, and sample it; exit code 2 for one that cannot be loaded.
+
+    Args:
+        argv: ``--scenario NAME --epoch UNIX_SECONDS``, and whatever ``exporter.gpu.child`` takes.
+    """
+    parser = argparse.ArgumentParser(prog="gpu_simulator.child", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--scenario", required=True, help="a shipped scenario or a file")
+    parser.add_argument("--epoch", type=float, required=True, help="Unix time at which the scenario began")
+    arguments, rest = parser.parse_known_args(argv)
+    try:
+        loaded = scenario.load(arguments.scenario)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    install = dcgm.install if _asks_dcgm(rest) else driver.install
+    install(lambda: loaded.at(time.time() - arguments.epoch), epoch_seconds=arguments.epoch)
+    return child.main(rest)
+
+
+def _asks_dcgm(argv: list[str]) -> bool:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dcgm-address", default="")
+    return bool(parser.parse_known_args(argv)[0].dcgm_address)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

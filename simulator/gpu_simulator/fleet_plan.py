@@ -1,0 +1,227 @@
+"""A fleet that does not exist: how large it is, over which time, of which nodes, and what their GPUs cost."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, NamedTuple
+
+from exporter.errors import ConfigError
+from exporter.model import NodeFacts
+from gpu_simulator.models import MODELS
+from gpu_simulator.truth import ModelSpec
+
+HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
+DAY_HOURS = 24
+RECORDED_AFTER_SECONDS = 900
+"""After its end, when an hour of the ledger is recorded: the rules do so 5 to 20 minutes later."""
+Use = Literal["train", "serve", "interactive", "batch", "parts"]
+"""What a pool of nodes is for."""
+
+
+class TraceTask(NamedTuple):
+    """A pod of a trace: how long it ran, and how much of how many GPUs it had."""
+
+    seconds: int
+    gpus: int
+    share_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """All that a simulated fleet depends on; two equal plans are one fleet."""
+
+    nodes: int
+    gpus_per_node: int = 8
+    days: int = 30
+    end_seconds: int
+    """Unix time of a whole hour: the end."""
+    seed: int = 1
+    clusters: tuple[str, ...] = ("",)
+    """Names; the nodes are dealt out in blocks. An empty one is a fleet whose series have no such label."""
+    currencies: tuple[str, ...] = ("USD",)
+    """The first is the usual one; the others take turns in what is on premises."""
+    one_shot_ratio: float = 0.05
+    """Part of the short tasks that are Jobs of a name of their own: what makes the number of owners grow."""
+    outages: bool = True
+    """Nodes that were away, and hours in which Prometheus was."""
+    trace: tuple[TraceTask, ...] = ()
+    """Short tasks are drawn from these; empty: lifetimes of the shape of a production trace."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no fleet.
+
+        Raises:
+            ConfigError: Names each field that is wrong.
+        """
+        problems = [
+            f"{name}: {value}; allowed: {least:,} to {most:,}"
+            for name, value, least, most in (
+                ("nodes", self.nodes, 1, 100_000),
+                ("gpus", self.gpus_per_node, 1, 64),
+                ("days", self.days, 1, 3660),
+                ("number of clusters", len(self.clusters), 1, max(1, self.nodes)),
+                ("number of currencies", len(self.currencies), 1, 10),
+                ("one-shot", self.one_shot_ratio, 0, 1),
+            )
+            if not least <= value <= most
+        ]
+        if len(set(self.clusters)) < len(self.clusters):
+            problems.append(f"clusters: {','.join(self.clusters)}; allowed: each name once")
+        if self.end_seconds % HOUR_SECONDS:
+            problems.append(f"end: {self.end_seconds}; allowed: whole hours, such as 2026-10-01T14:00Z")
+        if problems:
+            raise ConfigError(*problems)
+
+    @property
+    def start_seconds(self) -> int:
+        """Unix time at which it begins."""
+        return self.end_seconds - self.days * DAY_SECONDS
+
+    @property
+    def hours(self) -> int:
+        """How many hours it has; hour ``h`` ends at ``stamp(h)``."""
+        return self.days * DAY_HOURS
+
+    def stamp(self, hour: int) -> int:
+        """Unix time of an hour's end: of the samples of its live series."""
+        return self.start_seconds + (hour + 1) * HOUR_SECONDS
+
+
+class Slot(NamedTuple):
+    """What one container can hold: a GPU, an instance, or a replica of a shared GPU."""
+
+    gpu: int
+    share_ratio: float
+    """Part of the physical GPU."""
+    mode: str
+    instance: str = ""
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetNode:
+    """A simulated node; all that is random on it is drawn from its own seed."""
+
+    plan: FleetPlan
+    index: int
+    cluster: str
+    name: str
+    group: str
+    """Nodes of one group run the same multi-node trainings."""
+    use: Use
+    spec: ModelSpec
+    facts: NodeFacts
+    slots: tuple[Slot, ...]
+    measured: bool
+    """Whether the activity of its GPUs can be measured at all."""
+    currency: str
+    price_per_hour: float
+    """Of a physical GPU, before ``price``; 0 where there is none."""
+    priced_from_hour: int
+    """Before it there was no price."""
+
+    def device(self, slot: int) -> int:
+        """The first slot of the device that a slot is on: replicas of a shared GPU are one device."""
+        if self.slots[slot].mode != "shared":
+            return slot
+        return next(number for number, part in enumerate(self.slots) if part.gpu == self.slots[slot].gpu)
+
+    def random(self, purpose: str) -> Random:
+        """A generator that gives the same numbers each time."""
+        return Random(f"{self.plan.seed}/{self.index}/{purpose}")  # noqa: S311 - a simulation, repeatable on purpose
+
+    def price(self, hour: int) -> float | None:
+        """What an hour of a GPU cost then; spot prices move from day to day."""
+        if hour < self.priced_from_hour or not self.price_per_hour:
+            return None
+        if self.facts.capacity_type != "spot":
+            return self.price_per_hour
+        return round(self.price_per_hour * (1 + 0.02 * ((hour // DAY_HOURS + self.index) % 10)), 4)
+
+
+class _Pool(NamedTuple):
+    use: Use
+    model: str
+    instance_type: str
+    capacity_type: str
+    price: float
+    parts: int = 1
+    """Instances or replicas of a GPU."""
+    profile: str = ""
+    instance_ratio: float = 1.0
+    """Part of a GPU that an instance is: the larger of its parts of compute and memory slices, as the agent has it."""
+
+
+_DOZEN = 12
+_MIXED_DOZENS = 4
+"""One dozen of nodes in so many has everything; the others train and serve, as most of a large fleet does."""
+_MIXED = (
+    _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
+    _Pool("train", "h100", "p5.48xlarge", "reserved", 4.92),
+    _Pool("serve", "h100", "p5.48xlarge", "on-demand", 6.88),
+    _Pool("interactive", "h100", "p5.48xlarge", "on-demand", 6.88, 2, "3g.40gb", 4 / 8),
+    _Pool("train", "a100-80gb", "p4de.24xlarge", "reserved", 2.7),
+    _Pool("batch", "a100-80gb", "p4de.24xlarge", "spot", 1.39),
+    _Pool("interactive", "a100-80gb", "p4de.24xlarge", "on-demand", 2.7, 7, "1g.10gb", 1 / 7),
+    _Pool("serve", "l40s", "g6e.48xlarge", "on-demand", 2.25),
+    _Pool("batch", "l40s", "g6e.48xlarge", "spot", 1.1),
+    _Pool("interactive", "t4", "g4dn.metal", "on-demand", 0.53, 4),
+    _Pool("parts", "t4", "g4dn.metal", "on-demand", 0.53, 4),
+    _Pool("batch", "h200", "", "", 3.5),
+)
+_COMMON = (*_MIXED[:3], *_MIXED[:3], *_MIXED[4:6], _MIXED[4], *_MIXED[7:9], _MIXED[7])
+_REGIONS = ("us-east-1", "eu-central-1", "us-west-2")
+_LARGE_GROUP = 2 * _DOZEN
+"""Nodes that are next to each other, of which those of one model train together: up to eight."""
+
+
+def fleet_nodes(plan: FleetPlan) -> tuple[FleetNode, ...]:
+    """All nodes; two clusters have nodes of the same names."""
+    firsts: dict[int, int] = {}
+    nodes = []
+    for index in range(plan.nodes):
+        place = index * len(plan.clusters) // plan.nodes
+        nodes.append(_node(plan, index, place, index - firsts.setdefault(place, index)))
+    return tuple(nodes)
+
+
+def _node(plan: FleetPlan, index: int, place: int, number: int) -> FleetNode:
+    dozen, member = divmod(index, _DOZEN)
+    mixed, common = divmod(dozen, _MIXED_DOZENS)
+    pool = _COMMON[member] if common else _MIXED[member]
+    on_premises = not pool.instance_type
+    turn = 1 + mixed % max(1, len(plan.currencies) - 1)
+    currency = plan.currencies[turn % len(plan.currencies)] if on_premises else plan.currencies[0]
+    # On premises the price book was written late, and of every second node forgotten.
+    price = 0.0 if on_premises and mixed % 2 else pool.price
+    spec = MODELS[pool.model]
+    return FleetNode(
+        plan=plan,
+        index=index,
+        cluster=plan.clusters[place],
+        name=f"sim-node-{number:04d}",
+        group=f"{place}/{index // _LARGE_GROUP}/{pool.model}",
+        use=pool.use,
+        spec=spec,
+        facts=NodeFacts(
+            instance_type=pool.instance_type,
+            capacity_type=pool.capacity_type,
+            region="" if on_premises else _REGIONS[place % len(_REGIONS)],
+            gpu_product=spec.name.replace(" ", "-"),
+        ),
+        slots=tuple(slot for gpu in range(plan.gpus_per_node) for slot in _slots(pool, gpu)),
+        # What A100's NVML does not tell of instances.
+        measured=not (pool.profile and pool.model == "a100-80gb"),
+        currency=currency,
+        price_per_hour=price,
+        priced_from_hour=plan.hours // 4 if on_premises else 0,
+    )
+
+
+def _slots(pool: _Pool, gpu: int) -> tuple[Slot, ...]:
+    if pool.profile:
+        return tuple(
+            Slot(gpu, pool.instance_ratio, "mig", str(instance + 1), pool.profile) for instance in range(pool.parts)
+        )
+    if pool.parts > 1:
+        return tuple(Slot(gpu, 1 / pool.parts, "shared") for _ in range(pool.parts))
+    return (Slot(gpu, 1.0, "exclusive"),)

@@ -1,0 +1,180 @@
+"""A simulated node at work: kubelet's socket, Kubernetes API, ``/proc`` and pod logs, all in step with one scenario."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from exporter.errors import ConfigError
+from exporter.model import Field
+from gpu_simulator import api_objects, filesystem, identities
+from gpu_simulator.api_server import ApiServer
+from gpu_simulator.api_store import ApiObjects
+from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.scenario import Scenario
+from gpu_simulator.truth import NodeTruth, PodTruth
+
+REFRESH_SECONDS = 1.0
+"""How often ``/proc`` and the pod logs are brought up to date."""
+_SAME_INSTANT_SECONDS = 0.02
+
+
+class SimulatedNode:
+    """Everything of a scenario that is not the driver; that one lives in the child process.
+
+    Args:
+        scenario: What the node is like, as a function of time.
+        directory: Where socket and trees are made; empty, or one that was made here before.
+        clock: Unix time in seconds.
+        epoch_seconds: Unix time of the scenario's start; now, at ``start``, where it is not given.
+        agent: Namespace and name of the pod that the agent runs in, which is then a pod of this node too.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        directory: Path,
+        clock: Callable[[], float],
+        epoch_seconds: float | None = None,
+        agent: tuple[str, str] | None = None,
+    ) -> None:
+        self._agent = agent
+        self._scenario = scenario
+        self._clock = clock
+        self._epoch_seconds = epoch_seconds
+        self._directory = directory
+        self._truth: NodeTruth | None = None
+        self._kubelet = KubeletServer(self.kubelet_socket, self.truth)
+        self._api = ApiServer(
+            self._objects,
+            lambda: self.truth().faults,
+            token_file=directory / "api" / "token",
+            kubeconfig=self.kubeconfig,
+        )
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Unix time of the scenario's start; fixed from the first question on."""
+        if self._epoch_seconds is None:
+            self._epoch_seconds = self._clock()
+        return self._epoch_seconds
+
+    @property
+    def kubelet_socket(self) -> Path:
+        """Socket of the pod-resources API."""
+        return self._directory / "pod-resources" / "kubelet.sock"
+
+    @property
+    def proc_root(self) -> Path:
+        """What stands for ``/proc``."""
+        return self._directory / "proc"
+
+    @property
+    def pod_log_root(self) -> Path:
+        """What stands for ``/var/log/pods``."""
+        return self._directory / "pods"
+
+    @property
+    def kubelet(self) -> KubeletServer:
+        """The kubelet's server, for tests that restart it."""
+        return self._kubelet
+
+    @property
+    def kubeconfig(self) -> Path:
+        """How to reach the Kubernetes API of the node's cluster; there from ``start`` on."""
+        return self._directory / "api" / "kubeconfig"
+
+    @property
+    def api(self) -> ApiServer:
+        """The API server, for tests that restart it or count requests."""
+        return self._api
+
+    def truth(self) -> NodeTruth:
+        """The node now, give or take the hundredths of a second in which all servers ask."""
+        t = self._clock() - self.epoch_seconds
+        if self._truth is None or abs(t - self._truth.at_seconds) > _SAME_INSTANT_SECONDS:
+            self._truth = _with_agent(self._scenario.at(t), self._agent)
+        return self._truth
+
+    def _objects(self) -> ApiObjects:
+        return api_objects.objects_of(self.truth())
+
+    async def start(self) -> None:
+        """Make socket, API and trees; they follow the scenario until ``stop``.
+
+        Raises:
+            ConfigError: when the directory has something in it that is not ours.
+        """
+        self.kubelet_socket.parent.mkdir(parents=True, exist_ok=True)
+        self._refresh()
+        self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        await self._kubelet.start()
+        await self._api.start()
+        self._refreshing = asyncio.create_task(self._keep_fresh(), name="simulated-filesystem")
+
+    async def stop(self) -> None:
+        """End the servers and the refreshing; the directory stays."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._refreshing
+            self._refreshing = None
+        await self._api.stop()
+        await self._kubelet.stop()
+
+    def child_command(
+        self, interval_seconds: float, fields: Iterable[Field], dcgm_address: str = ""
+    ) -> tuple[str, ...]:
+        """Command of the child process with this scenario's driver, for ``sources.worker.Worker``.
+
+        Args:
+            interval_seconds: Between samples.
+            fields: What to sample.
+            dcgm_address: Of the host engine, to have its child; the simulated one is at ``localhost:5555``.
+
+        Raises:
+            ConfigError: for a scenario that was made in memory, which no other process can load.
+        """
+        if not self._scenario.source:
+            raise ConfigError(f"scenario {self._scenario.name!r} has no file; a child process can load only a file's")
+        return (
+            sys.executable,
+            "-m",
+            "gpu_simulator.child",
+            "--scenario",
+            self._scenario.source,
+            "--epoch",
+            repr(self.epoch_seconds),
+            "--interval",
+            repr(interval_seconds),
+            "--fields",
+            ",".join(str(int(field)) for field in sorted(fields)),
+            *(("--dcgm-address", dcgm_address) if dcgm_address else ()),
+        )
+
+    def _refresh(self) -> None:
+        filesystem.write(self.truth(), self.proc_root, self.pod_log_root)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            self._refresh()
+
+
+def _with_agent(truth: NodeTruth, agent: tuple[str, str] | None) -> NodeTruth:
+    if agent is None:
+        return truth
+    namespace, name = agent
+    pod = PodTruth(
+        namespace=namespace,
+        name=name,
+        uid=identities.stable_uuid(truth.node, namespace, name),
+        owner_kind="DaemonSet",
+        owner_name="gpu-cost-exporter",
+        owner_api="apps/v1",
+        containers=("agent",),
+    )
+    return replace(truth, other_pods=(*truth.other_pods, (namespace, name, "agent")), pods=(*truth.pods, pod))
