@@ -87,8 +87,8 @@ _PROMISED = ("gpu_ledger_", "gpu_exporter_ledger_capacity_")
 """Counters under an identity: no agent that shows it again shows less."""
 _KEPT = "gpu_pod_"
 """Counters that outlive an agent that has saved them."""
-SAVE_SECONDS, HUNG_SAVE_SECONDS = 1.0, 6.0
-"""How often the agent saves, and how long it waits for a disk that hangs."""
+SAVE_SECONDS = 1.0
+"""How often the agent saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +197,12 @@ class Judge:
     _last: dict[str, float] = field(default_factory=dict)
     _ledgers: dict[str, float] = field(default_factory=dict)
     """The most seconds that were shown under each identity."""
-    _page_at: float = 0.0
-    _sampled_at: float | None = None
-    """When the newest sample was taken that a page has shown."""
-    _withheld: float = 0.0
-    """Seconds that the page before had not entered yet, as their owner was not known."""
+    _gpus: set[str] = field(default_factory=set)
+    """GPUs that a page has shown."""
+    _samples: deque[tuple[float, float]] = field(default_factory=deque)
+    """When a page was seen and when its sample was taken; pages after the last save that is known."""
+    _never: float = 0.0
+    """GPU-seconds of the world's time that no ledger can have any more."""
     _believed_until: float | None = None
     """Until when the agent's first answer and those like it were given; ``None`` before it has one."""
     _believed_at: float = -math.inf
@@ -251,8 +252,7 @@ class Judge:
         self.checks["page valid"] += 1
         took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
         sampled = self.world_time(page.one("gpu_exporter_sample_timestamp_seconds"), seen_at, took)
-        self._identities(page, seen_at)
-        self._sampled_at = self._sampled_at if sampled is None else sampled
+        self._identities(page, sampled, seen_at)
         self._counters(page, seen_at)
         self._conservation(page, seen_at)
         answered = self.world_time(page.one("gpu_exporter_attribution_timestamp_seconds"), seen_at)
@@ -340,35 +340,47 @@ class Judge:
             "faults are counted", restarts > 0 or not children_killed, t, f"{children_killed} killed, none told"
         )
 
-    def _identities(self, page: Page, t: float) -> None:
+    def _identities(self, page: Page, sampled: float | None, t: float) -> None:
         """Hold every ledger to its promise: it begins at 0, and none of them has a second of another."""
         sums = Counter[str]()
         for carried, value in page.rows("gpu_ledger_seconds_total"):
             sums[carried["ledger"]] += value
-        created = {carried["ledger"]: value for carried, value in page.rows("gpu_ledger_created_timestamp_seconds")}
-        told = f"{sorted(sums.keys() - created.keys())}"
-        self.expect("every ledger has a beginning", sums.keys() <= created.keys(), t, told)
-        shown = bool(sums or created)
-        right = page.one("gpu_exporter_ledger_writer") != 0 or not shown
-        self.expect("only the writer shows the ledger", right, t)
-        for identity in sums.keys() & created.keys() - self._ledgers.keys():
-            # Its first charges are those since the last save that the page before can have shown.
-            began = self.world_time(created[identity], t)
-            # The time after a sample is charged with the next one: where the driver was away, seconds later.
-            shown = self._page_at if self._sampled_at is None else min(self._page_at, self._sampled_at)
-            since = min(shown - SAVE_SECONDS - HUNG_SAVE_SECONDS, began or self._page_at)
-            if any(at >= since for at in self.late):
-                continue  # a save that gets no time comes later, with more to enter
-            # What waited for its owner is entered in the ledger that is open when the owner is known.
-            most = GPUS * (t - max(0.0, since) + AROUND_SECONDS) + self._withheld
-            self.expect("a ledger begins at 0", sums[identity] <= most, t, f"{sums[identity]:.3f} s of {most:.3f}")
+        created = {carried["ledger"] for carried, _ in page.rows("gpu_ledger_created_timestamp_seconds")}
+        self.expect("every ledger has a beginning", sums.keys() <= created, t, f"{sorted(sums.keys() - created)}")
+        writes = page.one("gpu_exporter_ledger_writer") != 0
+        self.expect("only the writer shows the ledger", writes or not (sums or created), t)
+        most = GPUS * (t + AROUND_SECONDS) - self._never
+        left = most - sum(self._ledgers.values())
+        for identity in (sums.keys() & created) - self._ledgers.keys():
+            self.expect("a ledger begins at 0", sums[identity] <= left, t, f"{sums[identity]:.3f} s of {left:.3f}")
+            left -= sums[identity]
         for identity, seconds in sums.items():
             self._ledgers[identity] = max(seconds, self._ledgers.get(identity, 0.0))
-        withheld = page.one("gpu_exporter_ledger_withheld_seconds") or 0.0
-        total = sum(self._ledgers.values()) + withheld
-        most = GPUS * (t + AROUND_SECONDS + self.unsaved_ends * 2 * SAVE_SECONDS)
+        total = sum(self._ledgers.values()) + (page.one("gpu_exporter_ledger_withheld_seconds") or 0.0)
+        most += GPUS * self.unsaved_ends * 2 * SAVE_SECONDS
         self.expect("no second is in two ledgers", total <= most, t, f"{total:.3f} s of {most:.3f}")
-        self._page_at, self._withheld = t, withheld
+        if writes:
+            self._note_never(page, sampled, total, t)
+
+    def _note_never(self, page: Page, sampled: float | None, total: float, t: float) -> None:
+        """Note how much time no ledger can have any more: all up to an instant, without the total of the pages so far.
+
+        A page with a sample does not prove that the time up to the sample is charged. After a restart the agent charges
+        nothing before the kubelet has answered; then one charge has all time since the last save of the agent before,
+        and waits for a save. Only a save proves it, for the samples of the pages that were seen before the save began.
+        """
+        gpus = {carried.get("uuid", "") for carried, _ in page.rows("gpu_up")}
+        self._gpus |= gpus
+        begun = self._ledgers or page.one("gpu_ledger_created_timestamp_seconds") is not None
+        if not begun and page.one("gpu_exporter_sample_timestamp_seconds") is None:
+            # The first sample is charged nothing, and is no older than this when it comes.
+            self._never = max(self._never, GPUS * (t - STALE_SECONDS))
+        saved = self.world_time(page.one("gpu_exporter_state_saved_timestamp_seconds"), t)
+        while saved is not None and self._samples and self._samples[0][0] <= saved - AROUND_SECONDS:
+            self._never = max(self._never, GPUS * self._samples.popleft()[1] - total)
+        # A GPU that an agent has not seen yet is charged when it appears, for all time since the agent before.
+        if sampled is not None and gpus == self._gpus:
+            self._samples.append((t, sampled))
 
     def _counters(self, page: Page, t: float) -> None:
         wrong = []

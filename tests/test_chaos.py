@@ -1,5 +1,6 @@
 """Chaos: a short piece of it with real processes, and whether its judge sees what it must not miss."""
 
+import copy
 import math
 import re
 import subprocess
@@ -329,22 +330,114 @@ def test_judge_identity_that_goes_back_is_a_violation_in_any_agent() -> None:
         assert kinds(judge) == {"counters never go back"}
 
 
+def saved(t: float) -> str:
+    """The instant of the world at which the save that a page shows began."""
+    return f"gpu_exporter_state_saved_timestamp_seconds {1000.0 + t!r}"
+
+
+def without_sample(page: str) -> str:
+    return page.replace("gpu_exporter_sample_timestamp_seconds", "gpu_exporter_no_sample")
+
+
+def begins_too_high(judge: Judge, page: str, t: float) -> bool:
+    """Whether a ledger of one more page begins with too much; the judge itself is left as it is."""
+    other = copy.deepcopy(judge)
+    other.violations.clear()
+    other.look(page, t)
+    assert kinds(other) <= {"a ledger begins at 0", "no second is in two ledgers"}
+    return "a ledger begins at 0" in kinds(other)
+
+
 def test_judge_ledger_that_begins_with_more_than_has_passed_is_a_violation() -> None:
     judge = judge_of()
-    judge.look(page_at(20.0, seconds(7.0)), 20.1)
-    judge.look(page_at(21.0, seconds(7.0), seconds(35.0, ledger="b2", created=20.5)), 21.1)
-    assert kinds(judge) == {"a ledger begins at 0"}
+    judge.look(page_at(19.0, seconds(7.0)), 19.1)
+    judge.look(page_at(20.0, seconds(7.0), saved(19.9)), 20.1)
+    assert not judge.violations
+    for value, wrong in ((9.5, False), (9.7, True), (35.0, True)):  # 4 GPUs from 19.0 to 21.1 + 0.3
+        page = page_at(21.0, seconds(7.0), seconds(value, ledger="b2", created=20.5))
+        assert begins_too_high(judge, page, 21.1) is wrong
+
+
+def test_judge_first_ledger_holds_at_most_the_time_since_the_last_page_without_a_sample() -> None:
+    judge = judge_of()
+    judge.look(without_sample(page_at(19.0)), 19.1)
+    for value, wrong in ((13.9, False), (14.1, True)):  # 4 GPUs from 19.1 - 2.2 to 20.1 + 0.3
+        assert begins_too_high(judge, page_at(20.0, seconds(value, created=19.5)), 20.1) is wrong
 
 
 def test_judge_ledger_may_begin_with_the_time_since_the_last_sample() -> None:
     judge = judge_of()
-    before = page_at(20.0, seconds(7.0)).replace("sample_timestamp_seconds 1020.0", "sample_timestamp_seconds 1010.0")
-    assert before != page_at(20.0, seconds(7.0))
-    judge.look(before, 20.1)
+    judge.look(page_at(10.0, seconds(7.0)), 10.1)
+    judge.look(page_at(10.0, seconds(7.0), saved(10.5)), 10.6)
+    judge.look(page_at(10.0, seconds(7.0), saved(19.5)), 20.1)
     judge.look(page_at(21.0, seconds(7.0), seconds(40.0, ledger="b2", created=20.5)), 21.1)
     assert not judge.violations
     judge.look(page_at(22.0, seconds(7.0), seconds(40.0, ledger="b2"), seconds(40.0, ledger="b3")), 22.1)
     assert "a ledger begins at 0" in kinds(judge)
+
+
+def test_judge_sample_on_a_page_is_no_proof_that_its_time_is_charged() -> None:
+    """As with seed 79: no agent has a sample from 3.0 to 17.5, and the kubelet answers at 17.7."""
+    for charged_before in (False, True):
+        judge = judge_of()
+        judge.look(page_at(3.0, seconds(6.4)), 3.1)
+        judge.agent_began(4.0, all_was_saved=True)
+        judge.look(without_sample(page_at(5.0, seconds(6.4), saved(3.5))), 5.1)
+        judge.agent_began(14.4, all_was_saved=True)
+        judge.look(page_at(17.5, seconds(6.4), saved(3.5)), 17.6)
+        of_gap = seconds(6.4 + 58.4 * charged_before)
+        judge.look(page_at(17.8, of_gap, saved(18.0 if charged_before else 3.5)), 18.05)
+        assert not judge.violations
+        for value, wrong in ((59.6, charged_before), (62.1, True)):  # 4 GPUs from 3.0 to 18.2 + 0.3
+            page = page_at(18.1, of_gap, seconds(value, ledger="b2", created=17.8))
+            assert begins_too_high(judge, page, 18.2) is wrong
+
+
+def test_judge_ledger_has_no_second_that_another_one_has_shown_since_the_save() -> None:
+    judge = judge_of()
+    judge.look(page_at(10.0, seconds(7.0)), 10.1)
+    judge.look(page_at(10.2, seconds(7.0), saved(10.5)), 10.6)
+    in_memory = seconds(20.0, ledger="b2", created=10.6)
+    judge.look(page_at(15.0, seconds(7.0), in_memory), 15.1)
+    assert not judge.violations
+    for value, wrong in ((5.5, False), (5.7, True)):  # 4 GPUs from 10.0 to 16.1 + 0.3, without 20 s
+        page = page_at(16.0, seconds(7.0), in_memory, seconds(value, ledger="b3", created=15.5))
+        assert begins_too_high(judge, page, 16.1) is wrong
+
+
+def test_judge_ledger_may_begin_with_what_was_withheld_when_saved() -> None:
+    judge = judge_of()
+    judge.look(page_at(10.0, seconds(7.0)), 10.1)
+    judge.look(page_at(10.2, seconds(7.0), saved(10.5), "gpu_exporter_ledger_withheld_seconds 9"), 10.6)
+    for value, wrong in ((14.5, False), (14.7, True)):  # 4 GPUs from 10.0 to 11.1 + 0.3, and 9 s
+        page = page_at(11.0, seconds(7.0), seconds(value, ledger="b2", created=10.8))
+        assert begins_too_high(judge, page, 11.1) is wrong
+
+
+def test_judge_gpu_that_an_agent_has_not_seen_is_charged_for_its_absence_when_it_appears() -> None:
+    judge = judge_of()
+    others = [f'gpu_up{{uuid="{uuid_of(judge, gpu)}"}} 0' for gpu in (1, 2, 3)]
+    first = f'gpu_up{{uuid="{uuid_of(judge, 0)}"}} 0'
+    judge.look(page_at(10.0, seconds(4.0), first, *others), 10.1)
+    judge.look(page_at(10.2, seconds(4.0), saved(10.5), first, *others), 10.6)
+    judge.agent_began(11.0, all_was_saved=True)
+    judge.look(page_at(19.0, seconds(4.0), saved(10.5), *others), 19.1)
+    judge.look(page_at(20.0, seconds(31.0), saved(19.9), *others), 20.1)
+    assert not judge.violations
+    for value, wrong in ((18.5, False), (18.7, True)):  # 4 GPUs from 10.0 to 21.1 + 0.3, without 27 s
+        page = page_at(21.0, seconds(31.0), seconds(value, ledger="b2", created=20.5), first, *others)
+        assert begins_too_high(judge, page, 21.1) is wrong
+
+
+def test_judge_agent_that_waits_proves_nothing_of_the_ledger() -> None:
+    judge = judge_of()
+    judge.look(page_at(10.0, seconds(7.0)), 10.1)
+    judge.look(page_at(10.2, seconds(7.0), saved(10.5)), 10.6)
+    judge.look(page_at(15.0, "gpu_exporter_ledger_writer 0"), 15.1)
+    judge.look(page_at(16.0, seconds(7.0), saved(15.5)), 16.1)
+    for value, wrong in ((28.7, False), (28.9, True)):  # 4 GPUs from 10.2 to 17.1 + 0.3
+        page = page_at(17.0, seconds(7.0), seconds(value, ledger="b2", created=16.5))
+        assert begins_too_high(judge, page, 17.1) is wrong
 
 
 def test_judge_second_in_two_ledgers_is_a_violation() -> None:
