@@ -71,6 +71,7 @@ check: .venv/.develop .tools/.demo .tools/.deploy ## Lint, types, layers, rules,
 	$(RUN) dashboards/build.py --check
 	$(RUN) scripts/rules.py --check
 	$(RUN) scripts/openapi_doc.py --check
+	$(RUN) scripts/architecture_doc.py --check
 	promtool check rules rules/prometheus-rules.yaml rules/prometheus-rules-dcgm-exporter.yaml
 	.venv/bin/hadolint Dockerfile
 	$(RUN) scripts/chart.py --check
@@ -110,6 +111,7 @@ golden: .venv/.develop ## Write the golden files anew from what the program says
 	$(RUN) scripts/metrics_doc.py
 	$(RUN) scripts/configuration_doc.py
 	$(RUN) scripts/openapi_doc.py
+	$(RUN) scripts/architecture_doc.py
 	$(RUN) dashboards/build.py
 	$(RUN) scripts/rules.py
 	$(RUN) scripts/chart.py

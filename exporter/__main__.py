@@ -1,4 +1,4 @@
-"""``python -m exporter`` is ``gpu-cost-exporter``."""
+"""Runs ``gpu-cost-exporter`` as ``python -m exporter``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Everything this program raises on purpose; each message says what is wrong, where, and how to mend it."""
+"""Errors that the program raises on purpose; each message says what is wrong, where, and how to fix it."""
 
 
 class ExporterError(Exception):

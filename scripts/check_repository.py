@@ -1,16 +1,22 @@
-"""Holds what no linter holds: sizes of modules and functions, and nothing of one machine in the tree."""
+"""Checks what no linter checks: sizes of modules, functions and trees, and names of one machine in the tree."""
 
 import ast
+import io
 import re
 import socket
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES = 600
 FUNCTION_LINES = 50
+CEILINGS = {"exporter": (152, 34_100), "simulator": (67, 7_970)}
+"""Modules and lines of code of a tree, ``__init__`` not counted. They only go down."""
+LEAST_WORDS_RATIO = 0.17
+"""Docstrings and comments per line of code in ``exporter``."""
 ADDRESS = re.compile(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host")
 
 
@@ -31,6 +37,36 @@ def oversized(path: Path) -> Iterator[str]:
             length = node.end_lineno - node.lineno + 1
             if length >= FUNCTION_LINES:
                 yield f"{path}:{node.lineno}: {node.name} has {length} lines; allowed are fewer than {FUNCTION_LINES}"
+
+
+def lines_of(path: Path) -> tuple[int, int]:
+    """Return how many lines of a module are code, and how many are docstrings or comments."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code, comments = set(), set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            comments.add(token.start[0])
+        elif token.string.strip() and token.type != tokenize.ENDMARKER:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings), len(docstrings | (comments - code))
+
+
+def overgrown(files: list[Path]) -> Iterator[str]:
+    """Say which tree has more modules or code than its ceiling, or too few words of explanation."""
+    for tree, (most_modules, most_code) in CEILINGS.items():
+        modules = [path for path in files if path.parts[0] == tree and path.suffix == ".py"]
+        sizes = [lines_of(path) for path in modules if path.name != "__init__.py"]
+        code, words = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+        if len(sizes) > most_modules:
+            yield f"{tree}/: {len(sizes)} modules; at most {most_modules}: put it into the module of its subject"
+        if code > most_code:
+            yield f"{tree}/: {code} lines of code; at most {most_code}: remove as much as you add"
+        if tree == "exporter" and words < LEAST_WORDS_RATIO * code:
+            yield f"{tree}/: {words} lines of docstrings and comments; at least {LEAST_WORDS_RATIO:.0%} of the code"
 
 
 def machine_words() -> list[str]:
@@ -66,6 +102,7 @@ def main() -> int:
     findings += [
         line for path in files if path.parts[0] == "exporter" and path.suffix == ".py" for line in oversized(path)
     ]
+    findings += overgrown(files)
     for line in findings:
         print(line)
     return 1 if findings else 0

@@ -1,1 +1,1 @@
-"""From readings and holders to activity, idleness, metered seconds, energy and money."""
+"""Computes activity, idle time, metered seconds, energy and money from readings and holders; pure."""

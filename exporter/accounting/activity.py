@@ -1,4 +1,4 @@
-"""Judge how busy a device is: which engines it has, what measures them, and when its activity is unknown."""
+"""Judges how busy a device is: its engines, what measures them, and when its activity is unknown."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Divides GPUs among their holders, such that the parts of every GPU are all of it."""
+"""Divides each GPU among its holders; the parts of a GPU always sum to the whole."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""For how long a holder has had its device, and for how long it has left it idle."""
+"""Tracks how long a holder has held its device and how long it has left it idle."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""A ledger: sums per owner under an identity, which begin at 0 and never go back."""
+"""Sums seconds, joules and money per owner under one ledger identity; totals start at 0 and never decrease."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

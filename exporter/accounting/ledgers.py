@@ -1,4 +1,4 @@
-"""The ledgers of a node: which one is charged, which ones are shown, and what goes to disk."""
+"""Manages the ledgers of a node: which one takes charges, which are shown, and what is written to disk."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Meters: from pictures of a node to seconds and joules, each of which has an owner."""
+"""Meters samples of a node into seconds and joules, each charged to one owner."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Judge what owners hold and use now, and which shared devices are idle as a whole."""
+"""Computes what owners hold and use now, and which shared devices are idle as a whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What an hour of a GPU costs, and how that is known: a price book's rows, and which of them holds."""
+"""Prices an hour of a GPU: the rows of a price book and which of them applies."""
 
 import re
 from collections.abc import Collection, Iterator

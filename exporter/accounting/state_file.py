@@ -1,4 +1,4 @@
-"""The state file: what the ledger must not lose, on disk, replaced as a whole or not at all."""
+"""Stores the ledger on disk, replaced atomically, and holds the locks of the node's only writer."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""The per-node agent: starts its parts, ticks, serves, and ends cleanly."""
+"""The agent of a node: starts its parts, ticks, serves and stops."""
 
 from exporter.agent.run import run
 

@@ -1,4 +1,4 @@
-"""Joins what the driver sees with what kubelet and Kubernetes API say, again only when one of them has changed."""
+"""Joins the driver's devices with the kubelet's and the Kubernetes API's answers, whenever one of them changes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

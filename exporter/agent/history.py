@@ -1,4 +1,4 @@
-"""What the agent remembers of its readings between ticks: the newest, every GPU ever seen, Xid counts."""
+"""Keeps what the agent remembers between ticks: the newest readings, every GPU ever seen, and event counts."""
 
 import logging
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""Metering in the agent: every sample becomes counters, and a saved ledger shows only what is on the disk."""
+"""Meters every sample, saves the ledger in a thread, and publishes only what is saved."""
 
 import logging
 from collections import Counter

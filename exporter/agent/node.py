@@ -1,4 +1,4 @@
-"""The agent's tick: sources and attribution joined into one immutable snapshot. The only place where they meet."""
+"""Runs the agent's tick: joins sources and attribution into one immutable snapshot."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Who pays for a holder: one pod, one owner, from when it is first known until the pod's end."""
+"""Resolves the owner of each pod once and keeps it until the pod ends."""
 
 import logging
 from collections import Counter

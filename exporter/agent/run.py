@@ -1,4 +1,4 @@
-"""Starts the agent's parts in the right order, ticks at the sample interval, and ends them all."""
+"""Starts the agent's parts in order, ticks at the sample interval, and stops them."""
 
 import asyncio
 import contextlib

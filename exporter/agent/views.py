@@ -1,4 +1,4 @@
-"""Turns one reading and one attribution into what is shown of each device."""
+"""Computes what is shown of each device from one reading and one attribution."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,1 +1,1 @@
-"""Who holds which device, and whose that is: kubelet, Kubernetes API, Slurm, device ids, processes and cgroups."""
+"""Attributes devices to holders and holders to owners."""

@@ -1,4 +1,4 @@
-"""From how many GPUs each layer of a node knows to the layer that has failed, and how to mend it; pure."""
+"""Finds the failed layer of a node from the number of GPUs that each layer reports, and says how to fix it."""
 
 from dataclasses import dataclass
 from enum import StrEnum

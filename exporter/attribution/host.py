@@ -1,4 +1,4 @@
-"""What the host's ``/proc`` says of the processes that a driver lists: their cgroups and whose they are."""
+"""Attributes devices outside Kubernetes: users and systemd units by the processes on a device."""
 
 import re
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The devices of a node, found by any of the names that an id can use."""
+"""Finds the devices of a node by any name that an id can use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The pure join: what the kubelet lists and what the driver sees become holders of devices."""
+"""Joins the kubelet's allocations and the driver's devices into holders of devices; pure."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Whose a pod is: one table of rules over its labels and its controller, first hit wins, no further question asked."""
+"""Derives the owner of a pod from its labels and controller: one table of rules, first match wins."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

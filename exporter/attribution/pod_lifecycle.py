@@ -1,4 +1,4 @@
-"""What the Kubernetes API says that the kubelet does not: one value, the same object while nothing changes."""
+"""Collects what the Kubernetes API adds to the kubelet's answer, and decides which pods have ended."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

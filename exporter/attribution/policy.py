@@ -1,4 +1,4 @@
-"""What a pod's makers say about alerts: its class, and until when waste alerts leave it alone."""
+"""Reads the alert policy of a pod from its annotations: workload class and opt-out."""
 
 import re
 from collections.abc import Iterator, Mapping

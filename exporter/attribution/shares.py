@@ -1,4 +1,4 @@
-"""How a device that several containers hold is divided among them."""
+"""Divides a device that several containers hold into their shares."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Slurm's jobs as holders: by the job-mapping directory of a prolog, else by who runs in a job's cgroup."""
+"""Attributes devices to Slurm jobs, by the job-mapping directory of a prolog or by the cgroups of processes."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Shares that a scheduler wrote into a pod's annotations, as ids are mere placeholders there: HAMi and volcano."""
+"""Reads shares that a scheduler wrote into pod annotations: HAMi, volcano and KAI."""
 
 import json
 import re

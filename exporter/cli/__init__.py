@@ -1,4 +1,4 @@
-"""The command line: reads which command is meant, has its module run it, and tells how it ended."""
+"""The command line: selects the command, runs its module and returns the exit code."""
 
 import os
 import signal

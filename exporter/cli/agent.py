@@ -1,4 +1,4 @@
-"""`agent` and `doctor`: this node, or a simulated one in its place."""
+"""`agent` and `doctor`: run on this node, or on a simulated one."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What every command is made of: its parser, its options, where it writes, and how mistakes are told."""
+"""Shared parts of all commands: parser, options, output, progress and error messages."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`digest`: a week of a fleet's GPUs in a mail or a chat: money, movers, waste, savings, budgets."""
+"""`digest`: the week of a fleet as text, HTML mail or Slack message."""
 
 # Imports inside functions keep `--help` and `--version` fast: aiohttp takes a second.
 # ruff: noqa: PLC0415

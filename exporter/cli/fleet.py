@@ -1,4 +1,4 @@
-"""The report of a fleet: from what the user wrote to a written report."""
+"""Runs `report` on a fleet: from options to a written report."""
 
 import argparse
 import asyncio

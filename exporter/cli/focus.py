@@ -1,4 +1,4 @@
-"""`focus`: the columns of a FOCUS version; and the options of `report --format focus`."""
+"""`focus`: the columns of a FOCUS version; also the options of `report --format focus`."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415

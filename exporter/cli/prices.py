@@ -1,4 +1,4 @@
-"""`prices`: reads price books and says what is in them."""
+"""`prices`: reads price books and shows their rows."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`recommend`: which GPUs could be given back, shared or made smaller, and what that would save."""
+"""`recommend`: GPUs to return, share or make smaller, and the savings."""
 
 # Imports inside functions keep `--help` and `--version` fast: aiohttp takes a second.
 # ruff: noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`report`: who used GPUs, how well, and what it cost: of one node from its agent, of a fleet from Prometheus."""
+"""`report`: use and cost of GPUs, of one node from its agent or of a fleet from Prometheus."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`serve`: the cost of a fleet as pages, as JSON and as series."""
+"""`serve`: the cost service with pages, API and metrics."""
 
 # Imports inside functions keep `--help` and `--version` fast: aiohttp and jinja2 take a second.
 # ruff: noqa: PLC0415

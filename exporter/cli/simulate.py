@@ -1,4 +1,4 @@
-"""`simulate`: nodes that do not exist."""
+"""`simulate`: nodes and fleets that do not exist."""
 
 import argparse
 import asyncio

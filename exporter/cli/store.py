@@ -1,4 +1,4 @@
-"""`store`: fills the store of closed days, closes and reopens days, and tells what is in it."""
+"""`store`: fills, closes, reopens and lists the store of closed days."""
 
 # Imports inside functions keep `--help` and `--version` fast: SQLite and aiohttp take a second.
 # ruff: noqa: PLC0415

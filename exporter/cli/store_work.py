@@ -1,4 +1,4 @@
-"""What `store` does: a function for each of its commands, from flags to an exit code."""
+"""Implements the subcommands of `store`, from options to an exit code."""
 
 import argparse
 import asyncio

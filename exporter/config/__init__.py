@@ -1,4 +1,4 @@
-"""What a user may set, and how it is read: one table of options, and the settled ``AgentConfig``."""
+"""Every option in one table, and how flags, environment and files are resolved."""
 
 from exporter.config.paths import kubelet_socket_problem, read_collectors
 from exporter.config.resolve import AgentConfig, load_agent

@@ -1,4 +1,4 @@
-"""dcgm-exporter's flags and variables in one table: what each becomes here, and how its command line is read."""
+"""Maps dcgm-exporter's flags and variables to options of the agent."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

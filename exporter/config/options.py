@@ -1,4 +1,4 @@
-"""Every option of the agent, one value each: flags, environment, file, help and defaults are made from this table."""
+"""Every option of the agent and the cost service, one value each; flags, help and docs are made from this table."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""Looks at what a configuration names - files, directories, sockets - before anything is started."""
+"""Checks files, directories and sockets that a configuration names, before anything starts."""
 
 import os
 import stat

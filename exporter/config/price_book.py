@@ -1,4 +1,4 @@
-"""Reads price books: the user's YAML file, with all its mistakes at once, and the bundled list prices behind it."""
+"""Reads price books: the user's YAML file with all its mistakes at once, and the bundled list prices."""
 
 import re
 from collections.abc import Iterator

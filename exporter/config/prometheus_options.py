@@ -1,4 +1,4 @@
-"""Where Prometheus is and how to get in: the options of every command that asks it."""
+"""Options of every command that queries Prometheus: address, credentials, TLS and limits."""
 
 import argparse
 import os

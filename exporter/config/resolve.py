@@ -1,4 +1,4 @@
-"""Settles the agent's configuration: flags, environment, dcgm-exporter's of both, file, defaults, in this order."""
+"""Resolves the agent's configuration from flags, environment, dcgm-exporter's settings, file and defaults."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""How a text becomes a value: one ``Kind`` per sort of option, each saying what it allows."""
+"""Option types: how a text becomes a value, and what each type allows."""
 
 import ipaddress
 import math

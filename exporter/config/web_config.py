@@ -1,4 +1,4 @@
-"""Reads a web configuration file in the format of Prometheus' exporter-toolkit, all mistakes at once."""
+"""Reads a web configuration file (TLS, users, headers) in the format of Prometheus' exporter-toolkit."""
 
 import re
 import ssl

@@ -1,4 +1,4 @@
-"""Mappings of a YAML file, read field by field so that every mistake can name its line and its key."""
+"""Reads YAML mappings field by field, so that every mistake names its line and key."""
 
 import math
 from collections.abc import Collection, Iterator

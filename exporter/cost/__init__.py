@@ -1,1 +1,1 @@
-"""Turns recorded ledgers into money: reports, advice, budgets, exports, the store of closed days."""
+"""Turns recorded ledgers into money: reports, recommendations, budgets, exports and the store of closed days."""

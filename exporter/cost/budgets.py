@@ -1,4 +1,4 @@
-"""Budgets from their file, read so that every mistake is told at once with its line and key."""
+"""Budgets: reads the budgets file and compares spending with it, with a forecast."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The weekly digest: spend, movers, waste, savings and budgets of a week, as sections that every form shows alike."""
+"""Collects the sections of the weekly digest: spend, movers, waste, savings and budgets."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Write a digest as text, as the body of a mail and as a message of Slack, and post that to a webhook.
+"""Renders a digest as text, HTML mail or Slack message, and posts it to a webhook.
 
 The address of a webhook is a secret: messages have its host alone. Mattermost and Rocket.Chat take the same JSON.
 """

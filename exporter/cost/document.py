@@ -1,4 +1,4 @@
-"""A fleet's report as JSON, for programs; the service's API answers with the same document."""
+"""Converts a fleet's report to its one JSON document, for the command and the API."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

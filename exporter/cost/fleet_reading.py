@@ -1,4 +1,4 @@
-"""Reads the ledger of a fleet from Prometheus: the recorded hourly series, in days, summed by the server."""
+"""Reads the ledger of a fleet from Prometheus: recorded hourly series, summed by the server."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence

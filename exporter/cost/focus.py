@@ -1,4 +1,4 @@
-"""What an export takes and what it tells beside its rows."""
+"""FOCUS exports: settings, columns and values of a row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A fleet's ledger as FOCUS charges: a GPU that several held is split among them, and what nobody held stays apart."""
+"""Converts a fleet's ledger to FOCUS charges, split among the holders of a GPU."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Writes a FOCUS file and, beside it, the metadata that say what the file is and how far it can be trusted."""
+"""Writes a FOCUS file and its metadata file."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Reads from Prometheus how each workload used each of its devices: hourly evidence over days, in a few questions."""
+"""Reads from Prometheus how each workload used its devices over days: the evidence of recommendations."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The ledger of a fleet over a window: who held GPUs, for how long and for how much, and what could not be read."""
+"""The ledger of a fleet over a window: holders, seconds, money, and what could not be read."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Pods on their devices, from the live series: who holds what now, and who did within the last day."""
+"""Reads pods and their devices from the live series."""
 
 import asyncio
 from collections.abc import Iterable, Mapping

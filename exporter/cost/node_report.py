@@ -1,4 +1,4 @@
-"""One node's ledger as a report: owners by cost, what nobody held apart, and the sum against capacity."""
+"""Reports one node's ledger, read from its agent: owners by cost against capacity."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Writes a node's report: a table for people, CSV for spreadsheets, JSON for programs."""
+"""Renders a node's report as a table, CSV or JSON."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Asks Prometheus, or what speaks its API: the one door to HTTP, with retries, limits and words for what goes wrong."""
+"""Queries Prometheus or a compatible engine over HTTP, with retries, limits and clear errors."""
 
 import asyncio
 import gc

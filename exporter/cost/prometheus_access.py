@@ -1,4 +1,4 @@
-"""How to get in to Prometheus: tokens, passwords and certificates, read again whenever they may have changed."""
+"""Credentials and TLS for Prometheus, re-read when files change, and the wording of its errors."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What Prometheus is asked: PromQL over the recorded hourly ledger, the same for every engine."""
+"""Builds PromQL over the recorded hourly ledger, the same for every engine."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Adds up what Prometheus answers, chunk by chunk, and makes lines of it."""
+"""Sums the answers of Prometheus, chunk by chunk, into lines of a ledger."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence

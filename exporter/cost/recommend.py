@@ -1,4 +1,4 @@
-"""Recommendations of a fleet, from its evidence and its ledger over the last days."""
+"""Recommends GPUs to return, share or resize, from evidence and ledger of the last days."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

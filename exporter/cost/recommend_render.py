@@ -1,4 +1,4 @@
-"""Recommendations as a table for people, as CSV for spreadsheets and as JSON for programs."""
+"""Renders recommendations as a table, CSV or JSON."""
 
 import csv
 import json

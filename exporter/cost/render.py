@@ -1,4 +1,4 @@
-"""A fleet's report as a table, CSV, JSON or HTML; conservation and coverage are at the foot of each."""
+"""Renders a fleet's report as a table, CSV, JSON or HTML."""
 
 import csv
 from collections.abc import Callable, Iterator, Sequence

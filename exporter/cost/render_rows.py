@@ -1,4 +1,4 @@
-"""A fleet's report as rows of text: what the table and the page for mails show alike."""
+"""Rows, footer and formatting that the forms of a fleet's report share."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

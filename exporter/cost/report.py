@@ -1,4 +1,4 @@
-"""The report of a fleet's ledger: lines summed by what is asked for, nobody's apart, and how far to trust it."""
+"""Builds the report of a fleet's ledger: lines per dimension, Unallocated apart, coverage."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Works a ledger's money out anew from its seconds and joules, at the prices of a book."""
+"""Recomputes the money of a ledger from seconds and joules with another price book."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

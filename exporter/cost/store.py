@@ -1,4 +1,4 @@
-"""Days that are closed: kept as they were found, replaced only for a reason, and never half."""
+"""Stores closed days in SQLite: each day as it was recorded, replaced only with a reason."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""The store as a source of the ledger: closed days, summed as they are asked for."""
+"""Reads ledgers from the store, combines them with Prometheus, and closes days that are due."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence

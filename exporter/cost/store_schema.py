@@ -1,4 +1,4 @@
-"""The tables of the store and the steps by which an older file comes to them."""
+"""Tables of the store, migrations of older files, and the lock of its only writer."""
 
 import fcntl
 import json

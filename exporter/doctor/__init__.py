@@ -1,4 +1,4 @@
-"""Looks whether a node is fit for the agent, and says what to mend."""
+"""Checks whether a node is ready for the agent, and says what to fix."""
 
 from exporter.doctor.examine import Surroundings, examine, interval_seconds
 from exporter.doctor.report import Finding, Level, worst, write_json, write_text

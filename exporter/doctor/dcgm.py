@@ -1,4 +1,4 @@
-"""Checks of DCGM, where it is in use: library, host engine, its devices against NVML's, profiling, fields."""
+"""Checks DCGM: library, host engine, devices against NVML's, profiling and fields."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Runs all checks, in the order in which they build on each other."""
+"""Runs all checks in the order in which they depend on each other."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Checks of the host and the container around the agent: packages, device nodes, /proc, directories, clock, port."""
+"""Checks the host and container: packages, driver, device nodes, /proc, directories, clock and port."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Checks of the Kubernetes API: settings, way to it, each right that the agent needs, token and clock."""
+"""Checks the kubelet and the Kubernetes API: socket, rights, devices and workload manager."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Findings of checks, and their text and JSON forms."""
 
 import json
 from collections.abc import Sequence

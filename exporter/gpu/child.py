@@ -1,4 +1,4 @@
-"""The process that owns the driver: samples in step and writes one line per reading, until told to stop."""
+"""Runs the child process that owns the driver: samples at the interval and writes one line per reading."""
 
 import argparse
 import ctypes

@@ -1,4 +1,4 @@
-"""The parent's side of a source: keeps a child process alive, kills it when it hangs, and never blocks."""
+"""Parent side of a source: keeps a child process alive, kills it when it hangs, and never blocks."""
 
 import asyncio
 import contextlib

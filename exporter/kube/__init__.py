@@ -1,1 +1,1 @@
-"""Asks the kubelet and the Kubernetes API; all of their input and output is here."""
+"""Reads the kubelet and the Kubernetes API."""

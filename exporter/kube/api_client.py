@@ -1,4 +1,4 @@
-"""The Kubernetes API over HTTP: one object, one list, one watch; every failure in words."""
+"""Requests objects, lists and watches of the Kubernetes API over HTTP, with clear errors."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the API says of devices that pods hold by DRA claims: slices of this node, and the claims; asked once seen."""
+"""Reads DRA ResourceSlices of this node and the claims of its pods."""
 
 import asyncio
 import logging

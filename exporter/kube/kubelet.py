@@ -1,4 +1,4 @@
-"""The kubelet's pod-resources API over its unix socket: who is listed with which device, asked beside the scrape."""
+"""Asks the kubelet's pod-resources API over its unix socket."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Keeps a map of objects of the Kubernetes API up to date: one list, then one watch, and again what fails."""
+"""Keeps a map of Kubernetes objects up to date by list and watch, and caches single objects."""
 
 import asyncio
 import contextlib

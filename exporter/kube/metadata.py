@@ -1,4 +1,4 @@
-"""What the Kubernetes API says of this node: its pods, whose they are, their claims, and the node; in one place."""
+"""Follows what the Kubernetes API says of this node: pods, owners, claims and node labels."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Pods as the Kubernetes API writes them, whole or metadata only: what anybody here reads, bounded and printable."""
+"""Parses pods, claims and slices of the Kubernetes API, with limits on every size."""
 
 import re
 from collections.abc import Iterable, Mapping

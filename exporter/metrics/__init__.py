@@ -1,1 +1,1 @@
-"""Turns a snapshot into metrics in the text formats of Prometheus and OpenMetrics."""
+"""Renders a snapshot as metrics, in the text formats of Prometheus and OpenMetrics."""

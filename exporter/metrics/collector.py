@@ -1,4 +1,4 @@
-"""Turns a snapshot into the families of a page: devices, pods, ledger, the drop-in family, the exporter itself."""
+"""Converts a snapshot to the metric families of a page."""
 
 import platform
 from collections import Counter

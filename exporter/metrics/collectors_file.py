@@ -1,4 +1,4 @@
-"""dcgm-exporter's collectors file: which DCGM fields are shown, under which names; and its default contents."""
+"""Reads dcgm-exporter's collectors file: the DCGM fields to export and their names."""
 
 import csv
 import difflib

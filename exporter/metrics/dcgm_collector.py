@@ -1,4 +1,4 @@
-"""The drop-in ``DCGM_FI_*`` family: dcgm-exporter's names, types, units and labels, and no copied values."""
+"""Collects the drop-in `DCGM_FI_*` family with dcgm-exporter's names, types, units and labels."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

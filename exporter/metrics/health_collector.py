@@ -1,4 +1,4 @@
-"""What a board tells of its health: errors, remapped memory, links, temperatures, and what holds its clocks down."""
+"""Collects the health of a board: errors, remapped memory, links, temperatures and clock limits."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The series of the ledger: seconds, joules and money per pod and per owner, and whether they add up."""
+"""Collects the series of ledgers and owners."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter

@@ -1,4 +1,4 @@
-"""Memory, CPU and garbage collection of this process, through prometheus_client's own collectors."""
+"""Collects memory, CPU and garbage collection of this process by prometheus_client."""
 
 from collections.abc import Iterable
 

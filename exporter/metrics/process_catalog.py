@@ -1,4 +1,4 @@
-"""The metrics of the agent's own process, under the names that Prometheus' clients have for them."""
+"""Metrics of the agent's own process, under the usual names of Prometheus clients."""
 
 from exporter.metrics.text_format import Kind, Metric
 from exporter.metrics.text_format import plain as _own

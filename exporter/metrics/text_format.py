@@ -1,4 +1,4 @@
-"""The two text formats of Prometheus; our own, because prometheus_client appends ``_total`` to DCGM's counters."""
+"""Renders the two text formats of Prometheus; prometheus_client would append `_total` to DCGM's counters."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Values that pass between the layers; frozen, and free of any library."""
+"""Immutable values that pass between the layers; no libraries."""
 
 from exporter.model.attribution import (
     Allocations,

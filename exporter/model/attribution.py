@@ -1,4 +1,4 @@
-"""Who holds what: the kubelet's answer and what attribution makes of it."""
+"""Values of attribution: the kubelet's allocations, holders, shares and what is unresolved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

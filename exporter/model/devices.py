@@ -1,4 +1,4 @@
-"""What a driver says: physical GPUs, MIG instances, their readings and their events."""
+"""Values of devices: GPUs, MIG instances, their readings and events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Numeric identities of what can be measured, shared by every source and by the exposition."""
+"""Fields that sources can measure, with stable numeric identities."""
 
 from enum import IntEnum
 from typing import Self

@@ -1,4 +1,4 @@
-"""Who is charged for what: owners, accounts, and the seconds, joules and money that stand on them."""
+"""Values of the ledger: owners, accounts, seconds, joules and money."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What the Kubernetes API adds to what a node knows by itself: pods with their labels, whose they are, and the node."""
+"""Values of pods: labels, owner and node, as the Kubernetes API reports them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

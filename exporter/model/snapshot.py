@@ -1,4 +1,4 @@
-"""What is shown: one immutable picture of a node, made by the agent's tick and only read from then on."""
+"""Values of a snapshot: one immutable picture of a node, made by each tick."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

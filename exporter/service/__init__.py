@@ -1,1 +1,1 @@
-"""The cost service: pages, API, budgets and metrics over the recorded ledgers of a fleet."""
+"""The cost service: pages, API, budgets and metrics of a fleet."""

@@ -1,1 +1,1 @@
-"""Serves HTTP: connections, access, the agent's page and its API."""
+"""Serves HTTP: connections, access control, and the agent's page and API."""

@@ -1,4 +1,4 @@
-"""A connection to a DCGM host engine: finding it, what its return codes mean, and what to do when it cannot be had."""
+"""Connects to a DCGM host engine: finds it, interprets its return codes, and handles its absence."""
 
 import ctypes
 import socket

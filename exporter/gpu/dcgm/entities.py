@@ -1,4 +1,4 @@
-"""Which GPUs and MIG instances the engine has, who they are, and in which condition: identities as NVML tells them."""
+"""Lists the engine's GPUs and MIG instances with identity and state."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

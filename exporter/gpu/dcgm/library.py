@@ -1,4 +1,4 @@
-"""The ABI of libdcgm from DCGM 3.3 to 4.7, and nothing of its meaning: layouts, version words, codes, signatures."""
+"""Binds libdcgm 3.3 to 4.7 by ctypes: structures, version words, codes and signatures."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Says which libdcgm there is and which fields it does not know, in a process of its own, which it may take along."""
+"""Reports the libdcgm of this machine from a process of its own, which the library may crash."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What a record of DCGM's is worth: blanks, codes, values that stopped moving, ratios that are none."""
+"""Converts DCGM records to values: blanks, codes, stale timestamps and impossible ratios are no values."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

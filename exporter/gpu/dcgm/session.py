@@ -1,4 +1,4 @@
-"""Readings of all GPUs through a DCGM host engine, near or far."""
+"""Reads all GPUs through a DCGM host engine, local or remote."""
 
 import logging
 import math

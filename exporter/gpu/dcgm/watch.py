@@ -1,4 +1,4 @@
-"""The watches of one connection: made as planned, kept while they fit, halved where one field is refused, read."""
+"""Keeps the watches of one connection: plans fields, splits refused ones, and reads values."""
 
 import math
 import secrets

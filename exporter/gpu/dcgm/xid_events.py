@@ -1,4 +1,4 @@
-"""Xid events as the engine has noted them: each is told once, and those from before we came not at all."""
+"""Reads Xid events from the engine, each once, without those before the agent's start."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping

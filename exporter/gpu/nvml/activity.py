@@ -1,4 +1,4 @@
-"""GPU Performance Monitoring (Hopper and later): true means of engine activity between two samples."""
+"""Measures activity through NVML: GPM means of engines, and samples of processes."""
 
 import ctypes
 import math

@@ -1,4 +1,4 @@
-"""Which NVML call or field-value id gives which field, in which unit, and how often it is worth asking."""
+"""Maps NVML calls and field values to fields with unit and pace, and reads identities."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

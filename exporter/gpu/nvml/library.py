@@ -1,4 +1,4 @@
-"""Opening and closing the NVIDIA driver's management library, and what its error codes mean."""
+"""Loads and unloads NVML, and interprets its error codes."""
 
 import ctypes
 from collections.abc import Callable

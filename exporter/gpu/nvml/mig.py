@@ -1,4 +1,4 @@
-"""MIG: whether a GPU is partitioned, how it can be, and into which instances it is now."""
+"""Reads MIG mode, profiles and instances of a GPU."""
 
 import re
 from dataclasses import dataclass

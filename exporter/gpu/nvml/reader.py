@@ -1,4 +1,4 @@
-"""One attached GPU with all that is read of it: numbers, engines, MIG instances, processes."""
+"""Reads one GPU: values, engines, MIG instances and processes."""
 
 import ctypes
 import math

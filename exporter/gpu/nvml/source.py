@@ -1,4 +1,4 @@
-"""Readings of all GPUs of a node through NVML, and the states of GPUs that do not answer."""
+"""Reads all GPUs of a node through NVML, and the state of GPUs that do not answer."""
 
 import time
 from collections import Counter

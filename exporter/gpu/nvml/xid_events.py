@@ -1,4 +1,4 @@
-"""Driver events, waited for on a thread of their own: Xids and changes of the MIG layout."""
+"""Waits for driver events in a thread: Xids and changes of the MIG layout."""
 
 import threading
 import time
