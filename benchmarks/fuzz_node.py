@@ -17,7 +17,7 @@ from exporter.attribution.slurm import SlurmJobs
 from exporter.errors import AttributionError, SourceError
 from exporter.gpu import wire
 from exporter.gpu.dcgm.library import FieldValueV1
-from exporter.gpu.dcgm.readings import Inbox, Movement
+from exporter.gpu.dcgm.readings import RecordBuffer, TimestampMovement
 from exporter.kube.kubelet import LIST_METHOD, KubeletClient
 from exporter.model import Allocations, ContainerAllocation, DeviceIds, Reading
 
@@ -194,8 +194,8 @@ def _records(data: bytes) -> None:
     shorts = [data[start : start + _SHORT].ljust(_SHORT, b"\0") for start in range(0, len(data), _SHORT)][:8]
     memory = ctypes.create_string_buffer(b"".join(short.ljust(_RECORD, b"\0") for short in shorts), _RECORD * 8)
     counted: list[str] = []
-    inbox = Inbox(counted.append)
-    inbox.expect(Movement(3.0, counted.append), 0.0)
+    inbox = RecordBuffer(counted.append)
+    inbox.expect(TimestampMovement(3.0, counted.append), 0.0)
     inbox.callback(1, 0, ctypes.addressof(memory), len(shorts), None)
     values, _ = inbox.delivered()
     for value in values.get((1, 0), {}).values():

@@ -15,7 +15,7 @@ from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.ledger import Dimension, Figures, Filters, LineKey, Window
 from exporter.cost.live import live_pods
 from exporter.cost.node_report_render import FORMATS, write
-from exporter.cost.prometheus import Answer, PrometheusClient
+from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.render import FLEET_FORMATS, write_fleet
 from exporter.errors import ExporterError, PrometheusError
 
@@ -34,7 +34,7 @@ class FedPrometheus(PrometheusClient):
         self._bodies = [line for line in data.split(b"\n") if line] or [b""]
         self._asked = 0
 
-    async def _attempt(self, path: str, form: Mapping[str, str] | None) -> Answer:  # noqa: ARG002 - any question
+    async def _attempt(self, path: str, form: Mapping[str, str] | None) -> PrometheusAnswer:  # noqa: ARG002 - any question
         self._asked += 1
         return self._decoded(self._bodies[(self._asked - 1) % len(self._bodies)], {})
 

@@ -16,7 +16,7 @@ from yarl import URL
 
 from exporter.config.web_config import WebSettings
 from exporter.cost.ledger import Now
-from exporter.cost.prometheus import Answer, PrometheusClient
+from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.prometheus_access import Refusal
 from exporter.errors import ConfigError
 from exporter.metrics import text_format
@@ -117,7 +117,7 @@ def _agent_face(*, guarded: bool) -> _Face:
 class _NoPrometheus(PrometheusClient):
     """One that cannot be reached."""
 
-    async def _attempt(self, path: str, form: object) -> Answer:  # noqa: ARG002 - any question
+    async def _attempt(self, path: str, form: object) -> PrometheusAnswer:  # noqa: ARG002 - any question
         raise Refusal("unreachable", "http://prometheus:9090: cannot connect; is it running there?")
 
 

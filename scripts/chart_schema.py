@@ -11,7 +11,7 @@ import yaml
 from exporter.config import types
 from exporter.config.options import OPTIONS, Option
 from exporter.config.resolve import MOST_KEYS
-from exporter.config.types import Kind
+from exporter.config.types import OptionType
 from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 
 Schema = dict[str, Any]
@@ -173,7 +173,7 @@ METAVARS: dict[str, Schema] = {
 """Kinds of options by the word that their help has for the value; of others any text will do here."""
 
 
-def of_kind(kind: Kind) -> Schema:
+def of_kind(kind: OptionType) -> Schema:
     """What the chart takes for a kind of option: what Helm's YAML makes of it, too."""
     if kind.is_list:
         return {"type": ["array", "string"], "items": TEXT | {"minLength": 1}, "minItems": 1, "minLength": 1}

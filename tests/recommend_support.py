@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from exporter.cost.holdings import DeviceUse
+from exporter.cost.holdings import HeldDevice
 from exporter.cost.ledger import Chunk, Figures, FleetLedger, LineKey, Window
 from exporter.cost.recommend import DIMENSIONS
 from exporter.model import Money
@@ -14,7 +14,7 @@ H100, A100, L40S, T4 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA
 GB = 1e9
 
 
-def use(number: int = 0, activity: float = 0.5, /, **others: object) -> DeviceUse:
+def use(number: int = 0, activity: float = 0.5, /, **others: object) -> HeldDevice:
     """A device that was held all the week; ``activity`` is its mean, its 95 % and its peak."""
     figures: dict[str, object] = {
         "cluster": "",
@@ -34,7 +34,7 @@ def use(number: int = 0, activity: float = 0.5, /, **others: object) -> DeviceUs
         "peak_memory_bytes": 70 * GB,
         "memory_total_bytes": 85 * GB,
     }
-    return DeviceUse(**(figures | others))  # type: ignore[arg-type]
+    return HeldDevice(**(figures | others))  # type: ignore[arg-type]
 
 
 def ledger(*lines: tuple[LineKey, Figures]) -> FleetLedger:
@@ -49,7 +49,7 @@ def paid(per_hour: float, hours: float, *, currency: str = "USD", **key: str) ->
     return LineKey(**names), Figures(active_seconds=hours * 3600, money=money)
 
 
-def prices_of(uses: Iterable[DeviceUse], per_hour: float) -> FleetLedger:
+def prices_of(uses: Iterable[HeldDevice], per_hour: float) -> FleetLedger:
     """What those would have paid at one price."""
     hours: dict[LineKey, float] = {}
     for one in uses:

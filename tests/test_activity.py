@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from exporter.accounting.activity import (
     ActivityJudge,
-    Engine,
+    DeviceLevel,
+    EngineClass,
     Judgement,
-    Level,
     Observation,
     SampledUse,
     Split,
@@ -177,7 +177,7 @@ def test_rare_samples_that_meet_the_begin_of_a_job_are_no_contradiction(interval
 
 
 def test_a_partitioned_gpu_without_utilisation_cannot_contradict_itself() -> None:
-    device = Track(level=Level.PARTITIONED_GPU, model="NVIDIA H100 80GB HBM3")
+    device = Track(level=DeviceLevel.PARTITIONED_GPU, model="NVIDIA H100 80GB HBM3")
     assert {judged.reason for judged in device.see({Field.PROF_GR_ENGINE_ACTIVE: 0.0}, 300)} == {""}
 
 
@@ -213,7 +213,7 @@ def test_a_contradiction_of_a_device_that_is_forgotten_counts_again() -> None:
     assert device.counted("contradiction") == 2
 
 
-INSTANCE = {"level": Level.INSTANCE, "uuid": "MIG-0"}
+INSTANCE = {"level": DeviceLevel.INSTANCE, "uuid": "MIG-0"}
 IDLE_ENGINE = {Field.PROF_GR_ENGINE_ACTIVE: 0.01}
 
 
@@ -286,23 +286,27 @@ def test_a_codec_that_is_no_longer_measured_is_unknown_only_if_it_was_in_use() -
 @pytest.mark.parametrize(
     ("model", "lacks"),
     [
-        ("Tesla T4", {Engine.JPEG, Engine.OPTICAL_FLOW}),
-        ("Tesla V100-SXM2-32GB", {Engine.JPEG, Engine.OPTICAL_FLOW}),
-        ("NVIDIA A10", {Engine.JPEG}),
-        ("NVIDIA A100-SXM4-40GB", {Engine.ENCODE}),
-        ("NVIDIA H100 80GB HBM3", {Engine.ENCODE}),
+        ("Tesla T4", {EngineClass.JPEG, EngineClass.OPTICAL_FLOW}),
+        ("Tesla V100-SXM2-32GB", {EngineClass.JPEG, EngineClass.OPTICAL_FLOW}),
+        ("NVIDIA A10", {EngineClass.JPEG}),
+        ("NVIDIA A100-SXM4-40GB", {EngineClass.ENCODE}),
+        ("NVIDIA H100 80GB HBM3", {EngineClass.ENCODE}),
         ("NVIDIA L40S", set()),
-        ("NVIDIA RTX A4000", {Engine.JPEG}),
+        ("NVIDIA RTX A4000", {EngineClass.JPEG}),
         ("NVIDIA RTX 6000 Ada Generation", set()),
         ("NVIDIA RTX 4000 SFF Ada Generation", set()),
     ],
 )
-def test_engines_that_a_model_lacks_are_not_awaited(model: str, lacks: set[Engine]) -> None:
-    has = {row.engine for row in engines_of(Level.GPU, model)}
-    assert set(Engine) - has == lacks
+def test_engines_that_a_model_lacks_are_not_awaited(model: str, lacks: set[EngineClass]) -> None:
+    has = {row.engine for row in engines_of(DeviceLevel.GPU, model)}
+    assert set(EngineClass) - has == lacks
     device = Track(model=model)
     fields = {Field.GPU_UTIL: 0, **CODECS_AT_REST}
-    names = {Engine.ENCODE: Field.ENC_UTIL, Engine.JPEG: Field.JPG_UTIL, Engine.OPTICAL_FLOW: Field.OFA_UTIL}
+    names = {
+        EngineClass.ENCODE: Field.ENC_UTIL,
+        EngineClass.JPEG: Field.JPG_UTIL,
+        EngineClass.OPTICAL_FLOW: Field.OFA_UTIL,
+    }
     for engine in lacks:
         del fields[names[engine]]
     assert {judged.reason for judged in device.see(fields, 300)} == {""}

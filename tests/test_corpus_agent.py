@@ -8,7 +8,7 @@ from corpus_owners import OwnedNode
 from corpus_support import Shape, load, shape_of
 from metering_support import holder, use, whole
 
-from exporter.accounting.activity import ActivityJudge, Level, Observation
+from exporter.accounting.activity import ActivityJudge, DeviceLevel, Observation
 from exporter.accounting.meter import Meter
 from exporter.accounting.windows import Windows
 from exporter.model import DECODERS, DeviceView, Field, Holder, Owner, ShareMode
@@ -111,7 +111,7 @@ def test_the_corpus_shows_the_windows_that_the_meter_fills(raw: dict[str, object
 
 ENGINE = Field.PROF_GR_ENGINE_ACTIVE
 AT_REST = {Field.ENC_UTIL: 0, Field.DEC_UTIL: 0, Field.JPG_UTIL: 0, Field.OFA_UTIL: 0}
-A100 = {"model": "NVIDIA A100-SXM4-80GB", "level": Level.INSTANCE, "values": {ENGINE: 0.0}, "process_count": 1}
+A100 = {"model": "NVIDIA A100-SXM4-80GB", "level": DeviceLevel.INSTANCE, "values": {ENGINE: 0.0}, "process_count": 1}
 L40S = {"model": "NVIDIA L40S", "values": {ENGINE: 0.0, Field.GPU_UTIL: 0, Field.ENC_UTIL: 0, Field.DEC_UTIL: 0}}
 TELEMETRY: dict[str, dict[str, object]] = {
     "a100-mig-idle-with-dcgm": A100,

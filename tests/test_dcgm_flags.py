@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.config import AgentConfig, dcgm_flags, load_agent
-from exporter.config.dcgm_flags import TABLE, Given, Setting
+from exporter.config.dcgm_flags import TABLE, GivenFlag, Setting
 from exporter.config.options import BY_KEY
 from exporter.errors import ConfigError
 
@@ -316,4 +316,4 @@ def test_no_word_is_lost_and_any_command_line_is_settled_or_refused_by_name(word
 
 @given(st.sampled_from([setting for setting in TABLE if setting.form == "milliseconds"]), st.integers(0, 10**12))
 def test_any_number_of_milliseconds_can_be_used(setting: Setting, number: int) -> None:
-    load_agent({}, {}, dcgm_flags=[Given(setting=setting, origin="-c", text=str(number))], check_paths=False)
+    load_agent({}, {}, dcgm_flags=[GivenFlag(setting=setting, origin="-c", text=str(number))], check_paths=False)

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
-from exporter.gpu.dcgm.entities import Device, Instance, Layout
+from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Instance
 from exporter.gpu.dcgm.readings import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling
-from exporter.gpu.dcgm.watch import OF_INSTANCES, Pace, plan
+from exporter.gpu.dcgm.watch import OF_INSTANCES, WatchPace, plan
 from exporter.model import DeviceState, Gpu, MigInstance
 
 LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))
 IDS = st.one_of(st.integers(90, 600), st.sampled_from((250, 251, 252, 1001, 1002, 1005, 1009, 1011, 1096)))
 
 
-def device(number: int, state: DeviceState, shapes: tuple[tuple[bool, bool], ...]) -> Device:
+def device(number: int, state: DeviceState, shapes: tuple[tuple[bool, bool], ...]) -> DcgmDevice:
     gpu = Gpu(uuid=f"GPU-{number}", index=number, minor=number, model="m", pci_bus_id=f"{number}")
     instances = tuple(
         Instance(
@@ -33,15 +33,15 @@ def device(number: int, state: DeviceState, shapes: tuple[tuple[bool, bool], ...
         )
         for place, (whole, alone) in enumerate(shapes)
     )
-    return Device(gpu_id=number, gpu=gpu, state=state, instances=instances)
+    return DcgmDevice(gpu_id=number, gpu=gpu, state=state, instances=instances)
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> DcgmLayout:
     shapes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=7).map(tuple)
     states = st.sampled_from((DeviceState.UP, DeviceState.UP, DeviceState.LOST))
     count = draw(st.integers(0, 8))
-    return Layout(devices=tuple(device(number, draw(states), draw(shapes)) for number in range(count)))
+    return DcgmLayout(devices=tuple(device(number, draw(states), draw(shapes)) for number in range(count)))
 
 
 @given(
@@ -51,7 +51,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     unwilling=st.frozensets(IDS, max_size=5),
 )
 def test_each_entity_has_what_it_can_have_once(
-    layout: Layout, levels: dict[int, int], profiled: dict[int, frozenset[int]], unwilling: frozenset[int]
+    layout: DcgmLayout, levels: dict[int, int], profiled: dict[int, frozenset[int]], unwilling: frozenset[int]
 ) -> None:
     def can(gpu_id: int) -> frozenset[int]:
         return profiled.get(gpu_id, frozenset())
@@ -60,7 +60,7 @@ def test_each_entity_has_what_it_can_have_once(
     for one in plan(layout, levels, can, lambda _, field_id: field_id in unwilling):
         assert 0 < len(one.field_ids) <= abi.MAX_FIELDS_PER_GROUP
         assert 0 < len(one.members) <= abi.MAX_ENTITIES_PER_GROUP
-        assert {is_profiling(field_id) for field_id in one.field_ids} == {one.pace is Pace.PROFILING}
+        assert {is_profiling(field_id) for field_id in one.field_ids} == {one.pace is WatchPace.PROFILING}
         assert len({group for group, _ in one.members}) == 1
         watched.update((entity, field_id) for entity in one.members for field_id in one.field_ids)
     assert set(watched.values()) <= {1}
@@ -79,7 +79,7 @@ def test_each_entity_has_what_it_can_have_once(
 
 
 def test_gpus_of_one_kind_are_in_one_watch_and_one_that_differs_is_apart() -> None:
-    layout = Layout(devices=tuple(device(number, DeviceState.UP, ()) for number in range(8)))
+    layout = DcgmLayout(devices=tuple(device(number, DeviceState.UP, ()) for number in range(8)))
     levels = {150: abi.GPU, 1001: abi.COMPUTE_INSTANCE}
     found = plan(layout, levels, lambda gpu: frozenset({1001} if gpu else ()), lambda _entity, _field: False)
     assert sorted((one.pace.name, len(one.members)) for one in found) == [("FAST", 8), ("PROFILING", 7)]
@@ -87,7 +87,7 @@ def test_gpus_of_one_kind_are_in_one_watch_and_one_that_differs_is_apart() -> No
 
 def test_more_entities_than_a_group_of_dcgm_3_takes_are_in_several() -> None:
     whole = ((True, True),) * 7
-    layout = Layout(devices=tuple(device(number, DeviceState.UP, whole) for number in range(16)))
+    layout = DcgmLayout(devices=tuple(device(number, DeviceState.UP, whole) for number in range(16)))
     found = plan(layout, {252: abi.COMPUTE_INSTANCE}, lambda _gpu: frozenset(), lambda _entity, _field: False)
     assert sorted(len(one.members) for one in found) == [16, 48, 64]
     assert len({entity for one in found for entity in one.members}) == 16 + 16 * 7

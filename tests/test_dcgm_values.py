@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm import readings
 from exporter.gpu.dcgm.library import Record
-from exporter.gpu.dcgm.readings import Inbox, Movement, decode, in_range
+from exporter.gpu.dcgm.readings import RecordBuffer, TimestampMovement, decode, in_range
 from exporter.model import CODECS, Field
 
 INT64_BLANK, INT32_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 0x7FFFFFF0, 2.0**47
@@ -108,12 +108,12 @@ def counted() -> list[str]:
 
 
 @pytest.fixture
-def inbox(counted: list[str]) -> Inbox:
-    return Inbox(counted.append)
+def inbox(counted: list[str]) -> RecordBuffer:
+    return RecordBuffer(counted.append)
 
 
 def test_a_value_that_stops_moving_is_good_for_a_while_and_then_absent_and_counted_once(counted: list[str]) -> None:
-    movement = Movement(3.0, counted.append)
+    movement = TimestampMovement(3.0, counted.append)
     good = [movement.is_fresh(GPU, TEMPERATURE, 7, now) for now in (0.0, 1.0, 3.0, 3.5, 4.0, 9.0)]
     assert good == [True, True, True, False, False, False]
     assert counted == ["dcgm_stale"]
@@ -125,7 +125,7 @@ def test_a_value_that_stops_moving_is_good_for_a_while_and_then_absent_and_count
 @given(st.lists(st.integers(min_value=0, max_value=2**62), unique=True, min_size=1, max_size=20))
 def test_a_value_that_moves_is_good_whatever_the_engines_clock_says(times: list[int]) -> None:
     """Hours ahead, behind, or set back: another machine's clock is no measure."""
-    movement = Movement(1.0, pytest.fail)
+    movement = TimestampMovement(1.0, pytest.fail)
     assert all(movement.is_fresh(GPU, TEMPERATURE, at, 100.0 * index) for index, at in enumerate(times))
 
 
@@ -141,9 +141,9 @@ def records(*given_records: tuple[int, int, float, int]) -> "ctypes.Array[abi.Fi
     return array
 
 
-def test_what_was_delivered_stays_though_the_library_writes_over_its_records(inbox: Inbox) -> None:
+def test_what_was_delivered_stays_though_the_library_writes_over_its_records(inbox: RecordBuffer) -> None:
     array = records((TEMPERATURE, abi.INTEGER, 51, 1), (ACTIVE, abi.DOUBLE, 0.25, 1))
-    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
     assert inbox.callback(*GPU, ctypes.addressof(array), 2, None) == 0
     ctypes.memset(array, 0xFF, ctypes.sizeof(array))
     values, codes = inbox.delivered()
@@ -151,8 +151,8 @@ def test_what_was_delivered_stays_though_the_library_writes_over_its_records(inb
     assert codes == {}
 
 
-def test_values_of_an_entity_may_come_one_by_one(inbox: Inbox) -> None:
-    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+def test_values_of_an_entity_may_come_one_by_one(inbox: RecordBuffer) -> None:
+    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
     for entity in (GPU, (abi.GPU_INSTANCE, 0)):
         for one in ((TEMPERATURE, abi.INTEGER, 51, 1), (ENERGY, abi.INTEGER, 9, 1)):
             array = records(one)
@@ -163,28 +163,28 @@ def test_values_of_an_entity_may_come_one_by_one(inbox: Inbox) -> None:
     }
 
 
-def test_a_lost_gpu_is_told_by_its_code(inbox: Inbox) -> None:
+def test_a_lost_gpu_is_told_by_its_code(inbox: RecordBuffer) -> None:
     array = records((TEMPERATURE, abi.INTEGER, INT64_BLANK, 1))
     array[0].status = abi.GPU_IS_LOST
-    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
     inbox.callback(*GPU, ctypes.addressof(array), 1, None)
     assert inbox.delivered() == ({GPU: {}}, {GPU: abi.GPU_IS_LOST})
 
 
-def test_clamped_values_are_counted(inbox: Inbox, counted: list[str]) -> None:
+def test_clamped_values_are_counted(inbox: RecordBuffer, counted: list[str]) -> None:
     array = records((ACTIVE, abi.DOUBLE, 1.3, 1))
-    inbox.expect(Movement(1.0, pytest.fail), 0.0)
+    inbox.expect(TimestampMovement(1.0, pytest.fail), 0.0)
     inbox.callback(*GPU, ctypes.addressof(array), 1, None)
     assert inbox.delivered()[0] == {GPU: {ACTIVE: 1.0}}
     assert counted == ["dcgm_clamped"]
 
 
-def test_a_mistake_in_the_callback_is_not_lost_in_c(inbox: Inbox) -> None:
+def test_a_mistake_in_the_callback_is_not_lost_in_c(inbox: RecordBuffer) -> None:
     array = records((TEMPERATURE, abi.INTEGER, 51, 1))
-    inbox.expect(Movement(1.0, _fail), -math.inf)
+    inbox.expect(TimestampMovement(1.0, _fail), -math.inf)
     inbox.callback(*GPU, ctypes.addressof(array), 1, None)
-    inbox.expect(Movement(1.0, _fail), 1.0)
-    broken = Movement(-1.0, _fail)
+    inbox.expect(TimestampMovement(1.0, _fail), 1.0)
+    broken = TimestampMovement(-1.0, _fail)
     broken.is_fresh(GPU, TEMPERATURE, 1, 0.0)
     inbox.expect(broken, 1.0)
     assert inbox.callback(*GPU, ctypes.addressof(array), 1, None) == -1
@@ -196,7 +196,7 @@ def _fail(_reason: str) -> None:
     raise ZeroDivisionError
 
 
-def test_events_come_oldest_first_and_are_not_thinned_out(inbox: Inbox) -> None:
+def test_events_come_oldest_first_and_are_not_thinned_out(inbox: RecordBuffer) -> None:
     array = records((230, abi.INTEGER, 43, 20), (230, abi.INTEGER, 31, 10), (230, abi.INTEGER, 31, 15))
     inbox.expect_events()
     inbox.callback(*GPU, ctypes.addressof(array), 3, None)

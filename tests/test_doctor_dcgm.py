@@ -19,7 +19,7 @@ from exporter.config import AgentConfig, load_agent
 from exporter.doctor import dcgm, host, kubernetes
 from exporter.doctor import dcgm as dcgm_library
 from exporter.doctor import host as driver
-from exporter.doctor.dcgm import Library
+from exporter.doctor.dcgm import LibraryReport
 from exporter.doctor.report import Finding, Level
 from exporter.gpu import wire
 from exporter.gpu.merge import joined
@@ -144,7 +144,7 @@ def test_nothing_is_said_of_profiling_that_was_not_asked_for() -> None:
 
 def test_fields_of_the_file_that_the_library_or_the_gpus_do_not_have_are_named() -> None:
     rows = {Field(1700): "DCGM_FI_DEV_NEW", Field(300): "DCGM_FI_DEV_ECC_CURRENT", Field(63): "CAPABILITY"}
-    library = Library(soname="libdcgm.so.4", version="4.6.0", unknown=frozenset({Field(1700)}))
+    library = LibraryReport(soname="libdcgm.so.4", version="4.6.0", unknown=frozenset({Field(1700)}))
     found = dcgm.fields(rows, library, reading(one(values={Field(63): 8})))
     assert found is not None
     assert found.level is Level.WARN
@@ -157,8 +157,8 @@ def test_fields_of_the_file_that_the_library_or_the_gpus_do_not_have_are_named()
 def test_a_profiling_field_is_not_told_twice_while_nothing_is_profiled() -> None:
     rows = {Field(1013): "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE"}
     paused = reading(one(profiling=ProfilingState.PAUSED))
-    assert dcgm.fields(rows, Library(), paused) is None
-    running = dcgm.fields(rows, Library(), reading(one(profiling=ProfilingState.RUNNING)))
+    assert dcgm.fields(rows, LibraryReport(), paused) is None
+    running = dcgm.fields(rows, LibraryReport(), reading(one(profiling=ProfilingState.RUNNING)))
     assert running is not None
     assert running.level is Level.WARN
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.agent.history import DeviceXid, EventLog, Window
+from exporter.agent.history import DeviceXid, EventLog, EventWindow
 from exporter.model import CLOCK_EVENTS, Field, Gpu, GpuReading, Reading
 
 IDLE, POWER_CAP, SW_THERMAL = 0x1, 0x4, 0x20
@@ -86,7 +86,7 @@ def test_no_window_is_kept_where_no_page_shows_one() -> None:
 
 
 def test_a_storm_of_events_does_not_grow_a_window() -> None:
-    window = Window(seconds=300.0)
+    window = EventWindow(seconds=300.0)
     for number in range(20_000):
         window.add(31, number / 20)
     assert 295 * 20 <= window.counts(1000.0)[31] <= 300 * 20
@@ -101,7 +101,7 @@ def test_a_storm_of_events_does_not_grow_a_window() -> None:
 def test_a_window_has_what_is_surely_in_it_and_nothing_that_is_surely_not(
     added: list[tuple[float, int]], seconds: float, later: float
 ) -> None:
-    window = Window(seconds=seconds)
+    window = EventWindow(seconds=seconds)
     added = sorted(added)
     for at, key in added:
         window.add(key, at)
@@ -115,7 +115,7 @@ def test_a_window_has_what_is_surely_in_it_and_nothing_that_is_surely_not(
 
 
 def test_an_instant_before_the_last_one_is_still_counted() -> None:
-    window = Window(seconds=60.0)
+    window = EventWindow(seconds=60.0)
     window.add(1, 30.0)
     window.add(1, 10.0)
     assert window.counts(31.0) == {1: 2}

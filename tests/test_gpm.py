@@ -159,10 +159,10 @@ def test_codecs_of_an_instance_are_read_whatever_is_asked_for() -> None:
 
 
 def test_a_compute_instance_beside_others_has_no_memory_bandwidth_of_its_own() -> None:
-    level = activity.Level.COMPUTE_INSTANCE
+    level = activity.GpmLevel.COMPUTE_INSTANCE
     assert Field.PROF_DRAM_ACTIVE not in activity.fields_at(level, EVERYTHING)
     assert ENGINE in activity.fields_at(level, EVERYTHING)
-    assert Field.PROF_DRAM_ACTIVE in activity.fields_at(activity.Level.GPU_INSTANCE, EVERYTHING)
+    assert Field.PROF_DRAM_ACTIVE in activity.fields_at(activity.GpmLevel.GPU_INSTANCE, EVERYTHING)
 
 
 def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:

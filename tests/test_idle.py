@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.accounting.idle import IdleClock, Standing, memories_of
+from exporter.accounting.idle import IdleClock, IdleState, memories_of
 
 KEY = ("GPU-0", "ml", "notebook-0", "main")
 
@@ -22,7 +22,7 @@ def clock(tolerated_gap_seconds: float = 3.0) -> IdleClock:
 
 def observed(
     idle: IdleClock, begin: int, end: int, bounds: tuple[float, float] | None, uid: str | None = "uid-1", step: int = 1
-) -> Standing:
+) -> IdleState:
     """Sample every ``step`` seconds from ``begin`` up to and with ``end``."""
     for second in range(begin, end + 1, step):
         standing = idle.observe(KEY, float(second), bounds, uid)
@@ -39,7 +39,7 @@ def restarted(idle: IdleClock, now: float) -> IdleClock:
 def test_idle_time_runs_from_the_last_busy_sample() -> None:
     idle = clock()
     observed(idle, 100, 100, BUSY)
-    assert observed(idle, 101, 160, IDLE) == Standing(age_seconds=60.0, idle_for_seconds=60.0)
+    assert observed(idle, 101, 160, IDLE) == IdleState(age_seconds=60.0, idle_for_seconds=60.0)
     assert idle.observe(KEY, 161.0, (0.05, 0.05), "uid-1").idle_for_seconds == 0.0
 
 
@@ -49,13 +49,13 @@ def test_time_that_two_agents_saw_counts_once_for_the_one_that_takes_over() -> N
     observed(first, 101, 200, IDLE)
     observed(second, 160, 203, IDLE)
     second.restore(memories_of(json.loads(json.dumps(first.dump()))), 203.0)
-    assert observed(second, 204, 204, IDLE) == Standing(age_seconds=104.0, idle_for_seconds=104.0)
+    assert observed(second, 204, 204, IDLE) == IdleState(age_seconds=104.0, idle_for_seconds=104.0)
 
 
 def test_unknown_activity_is_unknown_idleness() -> None:
     idle = clock()
     observed(idle, 100, 100, IDLE)
-    assert observed(idle, 101, 101, None) == Standing(age_seconds=1.0, idle_for_seconds=None)
+    assert observed(idle, 101, 101, None) == IdleState(age_seconds=1.0, idle_for_seconds=None)
 
 
 def test_a_short_unknown_time_neither_counts_nor_restarts() -> None:
@@ -116,7 +116,7 @@ def test_the_clock_gets_through_a_hiccup_every_hour() -> None:
 def test_another_pod_under_the_same_name_is_another_holder() -> None:
     idle = clock()
     observed(idle, 100, 100, IDLE, "uid-1")
-    assert observed(idle, 101, 101, IDLE, "uid-2") == Standing(age_seconds=0.0, idle_for_seconds=0.0)
+    assert observed(idle, 101, 101, IDLE, "uid-2") == IdleState(age_seconds=0.0, idle_for_seconds=0.0)
 
 
 def test_a_uid_that_is_learnt_later_does_not_make_a_new_holder() -> None:
@@ -136,7 +136,7 @@ def test_a_restart_of_the_agent_keeps_age_and_idle_time() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
-    assert observed(after, 720, 720, IDLE) == Standing(age_seconds=620.0, idle_for_seconds=600.0)
+    assert observed(after, 720, 720, IDLE) == IdleState(age_seconds=620.0, idle_for_seconds=600.0)
     assert observed(after, 721, 730, IDLE).idle_for_seconds == 610.0
 
 
@@ -144,26 +144,26 @@ def test_a_restart_keeps_nothing_of_another_pod_of_the_same_name() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
-    assert observed(after, 720, 721, IDLE, "uid-2") == Standing(age_seconds=1.0, idle_for_seconds=1.0)
+    assert observed(after, 720, 721, IDLE, "uid-2") == IdleState(age_seconds=1.0, idle_for_seconds=1.0)
 
 
 def test_after_a_restart_a_pod_is_the_same_only_once_its_uid_is_known() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
-    assert observed(after, 720, 730, IDLE, None) == Standing(age_seconds=10.0, idle_for_seconds=10.0)
+    assert observed(after, 720, 730, IDLE, None) == IdleState(age_seconds=10.0, idle_for_seconds=10.0)
     assert after.dump() == idle.dump(), "another restart in the meantime loses nothing"
-    assert observed(after, 731, 731, IDLE) == Standing(age_seconds=631.0, idle_for_seconds=611.0)
+    assert observed(after, 731, 731, IDLE) == IdleState(age_seconds=631.0, idle_for_seconds=611.0)
     busy = restarted(idle, 720.0)
     observed(busy, 720, 720, BUSY, None)
-    assert observed(busy, 721, 725, IDLE) == Standing(age_seconds=625.0, idle_for_seconds=5.0)
+    assert observed(busy, 721, 725, IDLE) == IdleState(age_seconds=625.0, idle_for_seconds=5.0)
 
 
 def test_a_long_time_between_two_processes_restarts_the_clock_and_not_the_age() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 1001.0)
-    assert observed(after, 1001, 1002, IDLE) == Standing(age_seconds=902.0, idle_for_seconds=1.0)
+    assert observed(after, 1001, 1002, IDLE) == IdleState(age_seconds=902.0, idle_for_seconds=1.0)
 
 
 def test_a_restart_forgets_a_holder_that_holds_nothing_any_more() -> None:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpu.nvml import activity
-from exporter.gpu.nvml.activity import Poller, Sample, good_samples
+from exporter.gpu.nvml.activity import Poller, ProcessSample, good_samples
 from exporter.model import ProcessUse
 from gpu_simulator import driver as simulated_driver
 
 SAMPLES = st.builds(
-    Sample,
+    ProcessSample,
     pid=st.integers(0, 5),
     timestamp_us=st.integers(0, 20),
     sm=st.integers(0, 40_000),
@@ -40,7 +40,7 @@ def by_pid(found: tuple[ProcessUse, ...] | None) -> dict[int, ProcessUse]:
 
 
 @given(st.lists(SAMPLES), st.integers(0, 20))
-def test_unfilled_slots_and_old_samples_never_count(samples: list[Sample], last_us: int) -> None:
+def test_unfilled_slots_and_old_samples_never_count(samples: list[ProcessSample], last_us: int) -> None:
     good = good_samples(samples, last_us)
     assert all(one.pid and one.timestamp_us > last_us and one.sm <= 100 for one in good)
     assert all(one in samples for one in good)

@@ -18,7 +18,7 @@ from prometheus_support import Server, failure, serving, success, vector
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost import prometheus
 from exporter.cost import prometheus as engine
-from exporter.cost.prometheus import MEMORY, Memory, PrometheusClient, Sample, memory_budget_bytes
+from exporter.cost.prometheus import MEMORY, MemoryBudget, PrometheusClient, SeriesSample, memory_budget_bytes
 from exporter.errors import PrometheusError
 
 ONE = vector(({"team": "a"}, "1.5"))
@@ -29,7 +29,7 @@ async def one(request: web.Request) -> web.Response:  # noqa: ARG001 - answers e
 
 
 def client(
-    url: str, waits: list[float] | None = None, *, memory: Memory = MEMORY, **settings: object
+    url: str, waits: list[float] | None = None, *, memory: MemoryBudget = MEMORY, **settings: object
 ) -> PrometheusClient:
     """A client that does not wait, but keeps how long it would have."""
 
@@ -57,7 +57,7 @@ async def refused(
 
 async def test_a_question_is_posted_as_a_form_with_a_time_limit() -> None:
     async with serving(one) as server, client(server.url + "/prefix/prometheus") as asked:
-        assert await asked.instant("sum(x)", 1_790_000_000.001) == (Sample({"team": "a"}, 1.5),)
+        assert await asked.instant("sum(x)", 1_790_000_000.001) == (SeriesSample({"team": "a"}, 1.5),)
     (request,), (form,) = server.requests, server.forms
     assert (request.method, request.path) == ("POST", "/prefix/prometheus/api/v1/query")
     assert (form["query"], form["time"], form["timeout"]) == ("sum(x)", "1790000000.001", "60000ms")
@@ -72,7 +72,7 @@ async def test_values_that_are_no_number_are_left_out() -> None:
         return success(rows, "matrix")
 
     async with serving(answer) as server, client(server.url) as asked:
-        assert await asked.instant("x", 1) == (Sample({"a": "3"}, 3.0),)
+        assert await asked.instant("x", 1) == (SeriesSample({"a": "3"}, 3.0),)
         assert await asked.range("x", 0, 9, 1) == (prometheus.Series({"a": "1"}, ((2.5, 4.0),)),)
 
 
@@ -208,7 +208,7 @@ def test_memory_budget_is_half_of_the_containers_limit(limit: str, budget: int |
 
 
 async def test_memory_is_bounded_for_all_answers_of_a_process_together() -> None:
-    memory = Memory(8 << 20)
+    memory = MemoryBudget(8 << 20)
     packed = gzip.compress(b'{"status":"success","data":{"resultType":"vector","result":[]}}' + b" " * (1 << 20))
 
     async def answer(_: web.Request) -> web.Response:
@@ -230,7 +230,7 @@ async def test_memory_is_bounded_for_all_answers_of_a_process_together() -> None
 
 @pytest.mark.parametrize("row", [b"[],", b"{},", b'"",', b'"\\ud800",'])
 async def test_memory_counts_what_decoding_takes(row: bytes) -> None:
-    memory = Memory(64 << 20)
+    memory = MemoryBudget(64 << 20)
     body = b'{"status":"success","data":{"resultType":"vector","result":[' + row * (1 << 20) + b"0]}}"
     assert len(body) < memory.most_bytes // 6
 
@@ -412,7 +412,7 @@ async def test_real_servers_take_the_questions_and_are_known(
         async with client(server.url) as asked:
             found = await engine.detect(asked)
             assert (found.name, found.version) == (name, version)
-            assert await asked.instant("vector(3)", 1_790_000_000) == (Sample({}, 3.0),)
+            assert await asked.instant("vector(3)", 1_790_000_000) == (SeriesSample({}, 3.0),)
             (series,) = await asked.range("vector(3)", 1_789_990_000, 1_790_000_000, 5000)
             assert [value for _, value in series.points] == [3.0, 3.0, 3.0]
             with pytest.raises(PrometheusError) as caught:

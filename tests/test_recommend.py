@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.cost.holdings import AdviceSettings, DeviceUse, Recommendation, profiles_of
+from exporter.cost.holdings import AdviceSettings, HeldDevice, Recommendation, profiles_of
 from exporter.cost.ledger import Figures, LineKey
 from exporter.cost.recommend import recommend
 from exporter.model import Money
@@ -14,7 +14,7 @@ MIG = {"uuid": "MIG-1", "gpu_instance": "3", "memory_total_bytes": 40 * GB}
 SMALL = {"peak_memory_bytes": 12 * GB}
 
 
-def advice_on(*uses: DeviceUse, per_hour: float = 4.0, settings: AdviceSettings | None = None) -> list[Recommendation]:
+def advice_on(*uses: HeldDevice, per_hour: float = 4.0, settings: AdviceSettings | None = None) -> list[Recommendation]:
     return list(recommend(uses, prices_of(uses, per_hour), settings))
 
 
@@ -269,7 +269,7 @@ USES = st.builds(
 
 @given(st.lists(USES, max_size=12, unique_by=lambda one: one.uuid), st.floats(0.01, 100))
 def test_savings_never_exceed_what_the_devices_cost_and_no_device_saves_twice(
-    uses: list[DeviceUse], per_hour: float
+    uses: list[HeldDevice], per_hour: float
 ) -> None:
     found = advice_on(*uses, per_hour=per_hour)
     named = [device for one in found for device in one.devices]
@@ -283,7 +283,7 @@ def test_savings_never_exceed_what_the_devices_cost_and_no_device_saves_twice(
 
 
 @given(st.lists(USES, max_size=12, unique_by=lambda one: one.uuid))
-def test_nothing_is_ever_suggested_from_what_is_estimated_or_was_hardly_measured(uses: list[DeviceUse]) -> None:
+def test_nothing_is_ever_suggested_from_what_is_estimated_or_was_hardly_measured(uses: list[HeldDevice]) -> None:
     named = {device for one in advice_on(*uses) for device in one.devices}
     for one in uses:
         if one.estimated or one.measured_hours < 0.9 * one.held_hours or one.held_hours < 24 or not one.still_held:

@@ -15,7 +15,7 @@ from exporter.cli import main
 from exporter.cli.common import EXIT_FAILED, EXIT_USAGE
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.fleet_reading import PrometheusLedger
-from exporter.cost.holdings import DeviceUse, Recommendation, read_evidence
+from exporter.cost.holdings import HeldDevice, Recommendation, read_evidence
 from exporter.cost.ledger import Filters
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
@@ -54,7 +54,7 @@ def labels(**pairs: str) -> str:
     return ",".join(f'{name}="{value}"' for name, value in pairs.items() if value)
 
 
-def samples(one: DeviceUse, extra: dict[str, str]) -> Iterator[tuple[str, str, float, int]]:
+def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, float, int]]:
     """What rules recorded of one device: name, labels, value, time."""
     device = {"cluster": one.cluster, "node": one.node, "gpu": "0", "uuid": one.uuid, "model": one.model, **extra}
     owner = {
@@ -121,7 +121,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return found
 
 
-async def uses_at(address: str, filters: Filters | None = None) -> tuple[DeviceUse, ...]:
+async def uses_at(address: str, filters: Filters | None = None) -> tuple[HeldDevice, ...]:
     async with PrometheusClient(PrometheusSettings(url=address)) as client:
         return await read_evidence(client, WEEK, "cluster", filters)
 

@@ -53,7 +53,7 @@ _CODEC_NOISE = 0.005
 """Activity of a codec below this is no evidence of use."""
 
 
-class Engine(StrEnum):
+class EngineClass(StrEnum):
     """A part of a device that works by itself."""
 
     COMPUTE = auto()
@@ -63,7 +63,7 @@ class Engine(StrEnum):
     OPTICAL_FLOW = auto()
 
 
-class Level(StrEnum):
+class DeviceLevel(StrEnum):
     """What activity is judged of."""
 
     GPU = auto()
@@ -74,7 +74,7 @@ class Level(StrEnum):
     """A MIG instance."""
 
 
-_Found = dict[Engine, tuple[float, Field]]
+_Found = dict[EngineClass, tuple[float, Field]]
 """Activity (0..1) of each engine that was measured, and the field that says so."""
 
 
@@ -82,14 +82,14 @@ _Found = dict[Engine, tuple[float, Field]]
 class EngineRow:
     """One engine: which devices have it, and what measures it."""
 
-    engine: Engine
+    engine: EngineClass
     fields: tuple[tuple[Field, ...], ...]
     """Alternatives, best first; the first one with a value counts. Of several units the busiest one counts."""
     of_process: Callable[[ProcessUse], float | None]
     """Its use by a process; ``None`` where the driver's samples do not cover it."""
     lacking_models: re.Pattern[str] | None = None
     """GPU models without it, from NVIDIA's video codec support matrix."""
-    levels: frozenset[Level] = frozenset({Level.GPU, Level.INSTANCE})
+    levels: frozenset[DeviceLevel] = frozenset({DeviceLevel.GPU, DeviceLevel.INSTANCE})
 
     def measured(self, values: Mapping[Field, int | float]) -> tuple[float, Field] | None:
         """Return its activity (0..1) and the field that says so; ``None`` where it was not measured."""
@@ -111,35 +111,35 @@ _WITHOUT_FLOW = re.compile(_BEFORE_AMPERE)
 
 ENGINES = (
     EngineRow(
-        engine=Engine.COMPUTE,
+        engine=EngineClass.COMPUTE,
         # The engine counter: GPM (NVML on Hopper and later, MIG instances included), or DCGM. Else NVML's utilisation,
         # which MIG instances do not have.
         fields=((Field.PROF_GR_ENGINE_ACTIVE,), (Field.GPU_UTIL,)),
         of_process=lambda use: use.sm_ratio,
-        levels=frozenset(Level),
+        levels=frozenset(DeviceLevel),
     ),
     EngineRow(
-        engine=Engine.ENCODE,
+        engine=EngineClass.ENCODE,
         # NVML and DCGM, whole GPUs only.
         fields=((Field.ENC_UTIL,),),
         of_process=lambda use: use.enc_ratio,
         lacking_models=_WITHOUT_ENCODER,
     ),
     EngineRow(
-        engine=Engine.DECODE,
+        engine=EngineClass.DECODE,
         # The utilisation: NVML and DCGM, whole GPUs only. The units: GPM of NVML (MIG instances), or DCGM.
         fields=((Field.DEC_UTIL,), DECODERS),
         of_process=lambda use: use.dec_ratio,
     ),
     EngineRow(
-        engine=Engine.JPEG,
+        engine=EngineClass.JPEG,
         # The utilisation: NVML, whole GPUs only. The units as of decoders.
         fields=((Field.JPG_UTIL,), JPEG_DECODERS),
         of_process=lambda use: use.jpg_ratio,
         lacking_models=_WITHOUT_JPEG,
     ),
     EngineRow(
-        engine=Engine.OPTICAL_FLOW,
+        engine=EngineClass.OPTICAL_FLOW,
         fields=((Field.OFA_UTIL,), FLOW_ENGINES),
         of_process=lambda use: use.ofa_ratio,
         lacking_models=_WITHOUT_FLOW,
@@ -149,7 +149,7 @@ ENGINES = (
 
 
 @lru_cache(maxsize=64)
-def engines_of(level: Level, model: str) -> tuple[EngineRow, ...]:
+def engines_of(level: DeviceLevel, model: str) -> tuple[EngineRow, ...]:
     """Return the engines that a device has.
 
     Args:
@@ -194,7 +194,7 @@ class Observation:
     at_seconds: float
     """Instant of the sample; only differences count."""
     values: Mapping[Field, int | float]
-    level: Level = Level.GPU
+    level: DeviceLevel = DeviceLevel.GPU
     model: str = ""
     from_dcgm: frozenset[Field] = frozenset()
     """The fields in ``values`` that DCGM measured."""
@@ -238,7 +238,7 @@ class _Memory:
     """Of engine activity and utilisation."""
     unexplained: _Means = field(default_factory=lambda: _Means((0.0,)))
     """Of utilisation without a process or memory in use."""
-    measured: dict[Engine, tuple[float, float]] = field(default_factory=dict)
+    measured: dict[EngineClass, tuple[float, float]] = field(default_factory=dict)
     """When each engine was last measured, and its activity then."""
     counted: set[str] = field(default_factory=set)
     """Reasons that were counted and still hold."""
@@ -284,8 +284,8 @@ class _Memory:
             return False
         last = self.measured.get(row.engine)
         new = sample.at_seconds - self.first_seen_seconds < SETTLING_SECONDS
-        reported = sample.level is Level.GPU or (
-            sample.level is Level.INSTANCE and nvml_reads and not _INSTANCE_WITHOUT_CODECS.search(sample.model)
+        reported = sample.level is DeviceLevel.GPU or (
+            sample.level is DeviceLevel.INSTANCE and nvml_reads and not _INSTANCE_WITHOUT_CODECS.search(sample.model)
         )
         if last is None and new and reported and sample.from_dcgm:
             return True
@@ -354,11 +354,11 @@ def _measured(values: Mapping[Field, int | float]) -> _Found:
 
 
 def _busiest(found: _Found, from_dcgm: frozenset[Field]) -> Judgement:
-    if Engine.COMPUTE not in found:
+    if EngineClass.COMPUTE not in found:
         return Judgement(activity=None, reason="no_source")
     engine = max(found, key=lambda one: found[one][0])
     ratio, by = found[engine]
-    if engine is not Engine.COMPUTE:
+    if engine is not EngineClass.COMPUTE:
         source = ActivitySource.CODEC
     else:
         source = ActivitySource.UTILISATION if by is Field.GPU_UTIL else ActivitySource.ENGINE

@@ -76,7 +76,7 @@ def slot_of(data: Mapping[str, Any]) -> Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class GpuPart:
     """A slot and how it is used; the three shares sum to the slot's."""
 
     slot: Slot
@@ -88,7 +88,7 @@ class Part:
     estimated: bool = False
     """Whether the activity is divided by share, for want of process data."""
 
-    def scaled(self, factor: float) -> "Part":
+    def scaled(self, factor: float) -> "GpuPart":
         """Return the same part made larger or smaller."""
         return replace(
             self,
@@ -107,7 +107,7 @@ class Division:
     model: str
     mode: ShareMode
     """Of what nobody holds."""
-    parts: tuple[Part, ...]
+    parts: tuple[GpuPart, ...]
     foreign_ratio: float = 0.0
     """Activity on held devices that belongs to no holder, as part of the GPU."""
 
@@ -125,7 +125,7 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
             held[slot.key] = slot
         elif slot.account.owner == UNALLOCATED:
             free_before += slot.share_ratio
-    parts: list[Part] = []
+    parts: list[GpuPart] = []
     for part in after.parts:
         if part.pod:
             earlier = held.get(part.slot.key)
@@ -137,13 +137,13 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
             share = min(part.slot.share_ratio, free_before) if part.slot.account.owner == UNALLOCATED else 0.0
         if share > DUST:
             parts.append(
-                Part(slot=replace(part.slot, share_ratio=share), pod=part.pod, unknown_ratio=share),
+                GpuPart(slot=replace(part.slot, share_ratio=share), pod=part.pod, unknown_ratio=share),
             )
     lost = 1 - sum(part.unknown_ratio for part in parts)
     if lost > DUST:
         account = Account(owner=UNATTRIBUTED, model=after.model, mode=after.mode)
         slot = Slot(device_uuid=after.gpu_uuid, gpu_uuid=after.gpu_uuid, account=account, share_ratio=lost)
-        parts.append(Part(slot=slot, unknown_ratio=lost))
+        parts.append(GpuPart(slot=slot, unknown_ratio=lost))
     return replace(after, parts=tuple(parts), foreign_ratio=0.0)
 
 
@@ -166,9 +166,9 @@ class _Remainder:
     def share(self) -> float:
         return self.active + self.idle + self.unknown
 
-    def part(self, gpu_uuid: str, account: Account) -> Part:
+    def part(self, gpu_uuid: str, account: Account) -> GpuPart:
         slot = Slot(device_uuid=gpu_uuid, gpu_uuid=gpu_uuid, account=account, share_ratio=self.share)
-        return Part(slot=slot, active_ratio=self.active, idle_ratio=self.idle, unknown_ratio=self.unknown)
+        return GpuPart(slot=slot, active_ratio=self.active, idle_ratio=self.idle, unknown_ratio=self.unknown)
 
 
 @dataclass(slots=True)
@@ -201,7 +201,7 @@ class Divider:
         # Somebody holds the GPU, others instances of it: their shares were made to fit and leave nothing free.
         overlapping = len(devices) > 1 and devices[0].instance is None
         free, lost = _Remainder(), _Remainder()
-        parts: list[Part] = []
+        parts: list[GpuPart] = []
         foreign = covered = 0.0
         for device in devices:
             ratio = device.activity.ratio if device.activity and device.state is DeviceState.UP else None
@@ -234,17 +234,17 @@ class Divider:
             parts = [part.scaled(1 / covered) for part in parts]
         return Division(gpu_uuid=gpu.uuid, model=gpu.model, mode=mode, parts=tuple(parts), foreign_ratio=foreign)
 
-    def _part(self, view: DeviceView, use: PodUse) -> Part:
+    def _part(self, view: DeviceView, use: PodUse) -> GpuPart:
         holder = use.holder
         slot, pod = self._describe(view, holder)
         share = slot.share_ratio
         if use.activity is None or view.state is not DeviceState.UP:
-            return Part(slot=slot, pod=pod, unknown_ratio=share)
+            return GpuPart(slot=slot, pod=pod, unknown_ratio=share)
         # All of a quarter is all that a sharer can use: it is wholly active, not idle for three quarters.
         of_its_share = use.activity.ratio / holder.device_share_ratio if holder.device_share_ratio > 0 else 0.0
         active = share * min(1.0, max(0.0, of_its_share))
         estimated = use.activity.source is ActivitySource.ESTIMATED
-        return Part(slot=slot, pod=pod, active_ratio=active, idle_ratio=share - active, estimated=estimated)
+        return GpuPart(slot=slot, pod=pod, active_ratio=active, idle_ratio=share - active, estimated=estimated)
 
     def _describe(self, view: DeviceView, holder: Holder) -> tuple[Slot, PodAccount]:
         key = (view.uuid, holder.namespace, holder.pod, holder.container)

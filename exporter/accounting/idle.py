@@ -17,7 +17,7 @@ _FIGURES = ("first_seen", "last_seen", "idle_seconds", "unmeasured_seconds")
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class IdleMemory:
     """What the clock remembers of one holder; instants are seconds of the monotonic clock."""
 
     pod_uid: str | None
@@ -34,7 +34,7 @@ class Memory:
         """Start to measure idle time from 0."""
         self.idle_seconds = self.unmeasured_seconds = 0.0
 
-    def resume(self, earlier: "Memory") -> None:
+    def resume(self, earlier: "IdleMemory") -> None:
         """Go on from what an earlier process remembered of the same pod.
 
         An agent that waited for the ledger has seen some of that process's time itself: that part counts once.
@@ -47,20 +47,20 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class IdleState:
     """What is known of a holder now, in seconds; ``None`` is unknown."""
 
     age_seconds: float
     idle_for_seconds: float | None
 
 
-def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, Memory]:
+def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, IdleMemory]:
     """Read what ``IdleClock.dump`` returned.
 
     Raises:
         KeyError, TypeError, ValueError: It is something else.
     """
-    memories: dict[HolderKey, Memory] = {}
+    memories: dict[HolderKey, IdleMemory] = {}
     for row in rows:
         device, namespace, pod, container = row["holder"]
         figures = {name: float(row[name]) for name in _FIGURES}
@@ -69,7 +69,7 @@ def memories_of(rows: Iterable[Mapping[str, Any]]) -> dict[HolderKey, Memory]:
         ordered = figures["first_seen"] <= figures["last_seen"]
         if not (ordered and all(0 <= figure < math.inf for figure in figures.values())):
             raise ValueError(f"not the figures of an idle clock: {row!r}")
-        memories[device, namespace, pod, container] = Memory(
+        memories[device, namespace, pod, container] = IdleMemory(
             pod_uid=row["pod_uid"],
             first_seen=figures["first_seen"],
             last_seen=figures["last_seen"],
@@ -94,11 +94,11 @@ class IdleClock:
 
     threshold_ratio: float
     tolerated_gap_seconds: float
-    _memory: dict[HolderKey, Memory] = field(default_factory=dict)
-    _earlier: dict[HolderKey, Memory] = field(default_factory=dict)
+    _memory: dict[HolderKey, IdleMemory] = field(default_factory=dict)
+    _earlier: dict[HolderKey, IdleMemory] = field(default_factory=dict)
     """Of the process before, until the pod's UID shows whether it is the same pod."""
 
-    def observe(self, key: HolderKey, now: float, bounds: tuple[float, float] | None, pod_uid: str | None) -> Standing:
+    def observe(self, key: HolderKey, now: float, bounds: tuple[float, float] | None, pod_uid: str | None) -> IdleState:
         """Count the time since the holder's last sample.
 
         Args:
@@ -125,15 +125,15 @@ class IdleClock:
         if is_busy or memory.unmeasured_seconds > UNMEASURED_SECONDS:
             memory.was_busy = memory.was_busy or is_busy
             memory.restart()
-        return Standing(
+        return IdleState(
             age_seconds=now - memory.first_seen,
             idle_for_seconds=memory.idle_seconds if is_idle or is_busy else None,
         )
 
-    def _memory_of(self, key: HolderKey, now: float, pod_uid: str | None) -> Memory:
+    def _memory_of(self, key: HolderKey, now: float, pod_uid: str | None) -> IdleMemory:
         memory = self._memory.get(key)
         if memory is None or (pod_uid and memory.pod_uid and pod_uid != memory.pod_uid):
-            memory = self._memory[key] = Memory(pod_uid=pod_uid, first_seen=now, last_seen=now)
+            memory = self._memory[key] = IdleMemory(pod_uid=pod_uid, first_seen=now, last_seen=now)
         memory.pod_uid = memory.pod_uid or pod_uid
         if pod_uid and self._earlier:
             earlier = self._earlier.pop(key, None)
@@ -156,7 +156,7 @@ class IdleClock:
             for key, memory in {**self._earlier, **known}.items()
         ]
 
-    def restore(self, memories: Mapping[HolderKey, Memory], now: float) -> None:
+    def restore(self, memories: Mapping[HolderKey, IdleMemory], now: float) -> None:
         """Go on from an earlier process of the same boot; the clock of another boot means nothing.
 
         Args:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import fsum, inf, isnan
 
 from exporter.accounting.gpu_split import DUST
-from exporter.accounting.windows import HolderKey, Reading, Sums, owner_shown
+from exporter.accounting.windows import HolderKey, Sums, WindowSample, owner_shown
 from exporter.model import (
     PLATFORM_NAMESPACES,
     WINDOWS,
@@ -69,7 +69,7 @@ class _Draft:
         if price is not None:
             _plus(self.cost_per_hour, price.currency, share * price.per_hour)
 
-    def judge(self, use: PodUse, key: HolderKey, windows: Reading, price: Price | None) -> None:
+    def judge(self, use: PodUse, key: HolderKey, windows: WindowSample, price: Price | None) -> None:
         """Add a holder by its own activity; one whose activity is only estimated says nothing."""
         holder = use.holder
         share = holder.share_ratio
@@ -131,7 +131,7 @@ class _Draft:
 
 def owners_view(
     views: Sequence[DeviceView],
-    windows: Reading,
+    windows: WindowSample,
     prices: Mapping[str, Price],
     free_shares: Mapping[str, float],
     now: float,
@@ -160,7 +160,7 @@ def owners_view(
     )
 
 
-def _ended(windows: Reading, held: Iterable[Owner]) -> Iterable[OwnerUse]:
+def _ended(windows: WindowSample, held: Iterable[Owner]) -> Iterable[OwnerUse]:
     """Yield owners that hold nothing now: their next pods may run elsewhere and are judged with these seconds."""
     for owner in windows.owners() - set(held):
         seconds = {name: sums for name, sums in windows.of_owner(owner).items() if sums[1]}
@@ -193,7 +193,7 @@ def _pools(
         )
 
 
-def _shared_idle(view: DeviceView, windows: Reading, now: float) -> SharedIdle | None:
+def _shared_idle(view: DeviceView, windows: WindowSample, now: float) -> SharedIdle | None:
     """Return a device whose holders' activity is only estimated if it was idle for 2 h; ``None`` for any other."""
     estimated = fsum(use.holder.share_ratio for use in view.pods if windows.is_estimated(_key(view, use)))
     if not estimated or any(_is_left_alone(use, now) for use in view.pods):

@@ -230,7 +230,7 @@ class _Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class WindowSample:
     """Windows as of one instant."""
 
     steady: float
@@ -375,11 +375,11 @@ class Windows:
                 break
             del self.owners[owner]
 
-    def at(self, steady: float) -> Reading:
+    def at(self, steady: float) -> WindowSample:
         """Return the windows that end at an instant, in seconds of the monotonic clock."""
         fine = tuple(self.fine.place(steady - WINDOWS[name], steady) for name in FINE_WINDOWS)
         coarse = tuple(self.coarse.place(steady - WINDOWS[name], steady) for name in COARSE_WINDOWS)
-        return Reading(steady, self, fine, coarse)
+        return WindowSample(steady, self, fine, coarse)
 
     def dump(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""

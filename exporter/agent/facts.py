@@ -67,7 +67,7 @@ class Names(Protocol):
         ...
 
 
-class Metadata(Protocol):
+class MetadataSource(Protocol):
     """What the Kubernetes API says: ``attribution.metadata.Metadata``."""
 
     @property
@@ -129,7 +129,7 @@ class Attributor:
     pids: Pids
     names: Names
     expiry_seconds: float
-    metadata: Metadata | None = None
+    metadata: MetadataSource | None = None
     """``None`` where the Kubernetes API is not asked."""
     metadata_wait_seconds: float = 75.0
     """For so long after the start it is waited for the API, where holders cannot be told without it."""

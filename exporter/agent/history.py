@@ -179,7 +179,7 @@ _STEPS = 60
 
 
 @dataclass(slots=True, kw_only=True)
-class Window:
+class EventWindow:
     """How often each key was added in the last ``seconds``. Instants are of a clock that nobody sets."""
 
     seconds: float
@@ -219,7 +219,7 @@ class _Clocks:
 
     mask: int
     began: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CLOCK_EVENTS, 0)))
-    recent: Window | None = None
+    recent: EventWindow | None = None
     """Of masks."""
 
 
@@ -230,7 +230,7 @@ class EventLog:
     with_windows: bool = False
     xid_window_seconds: float = 300.0
     clock_events_window_seconds: float = 300.0
-    _xids: dict[str, Window] = field(default_factory=dict)
+    _xids: dict[str, EventWindow] = field(default_factory=dict)
     """By UUID of the device."""
     _clocks: dict[str, _Clocks] = field(default_factory=dict)
 
@@ -244,7 +244,7 @@ class EventLog:
         """
         if self.with_windows:
             for event in xids:
-                self._xids.setdefault(event.uuid, Window(seconds=self.xid_window_seconds)).add(event.xid, at)
+                self._xids.setdefault(event.uuid, EventWindow(seconds=self.xid_window_seconds)).add(event.xid, at)
         for gpu in reading.gpus:
             mask = gpu.values.get(Field.CLOCK_THROTTLE_REASONS)
             if mask is not None:
@@ -254,7 +254,7 @@ class EventLog:
         clocks = self._clocks.get(uuid)
         if clocks is None:
             # What holds clocks down at the first reading began before it, nobody knows when.
-            recent = Window(seconds=self.clock_events_window_seconds) if self.with_windows else None
+            recent = EventWindow(seconds=self.clock_events_window_seconds) if self.with_windows else None
             clocks = self._clocks[uuid] = _Clocks(mask, recent=recent)
         clocks.began.update(_events(mask & ~clocks.mask))
         clocks.mask = mask
@@ -312,7 +312,7 @@ class LargerCounts:
         return events
 
 
-def _recent(masks: Window | None, now: float) -> dict[str, int] | None:
+def _recent(masks: EventWindow | None, now: float) -> dict[str, int] | None:
     seen = masks.counts(now) if masks else None
     if not seen:
         return None

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from exporter.accounting.activity import (
     ActivityJudge,
+    DeviceLevel,
     Judgement,
-    Level,
     Observation,
     SampledUse,
     partitioned_activity,
@@ -335,10 +335,10 @@ class Viewer:
         )
 
 
-def _level(gpu: GpuReading, part: MigReading | None) -> Level:
+def _level(gpu: GpuReading, part: MigReading | None) -> DeviceLevel:
     if part is not None:
-        return Level.INSTANCE
-    return Level.PARTITIONED_GPU if gpu.gpu.mig_enabled or gpu.instances else Level.GPU
+        return DeviceLevel.INSTANCE
+    return DeviceLevel.PARTITIONED_GPU if gpu.gpu.mig_enabled or gpu.instances else DeviceLevel.GPU
 
 
 def _own_processes(gpu: GpuReading, part: MigReading | None) -> tuple[ProcessUse, ...] | None:

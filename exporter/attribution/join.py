@@ -435,7 +435,7 @@ def _holders(
     }
 
 
-def _holder(uuid: str, part: shares.Part, excess: float, inventory: Inventory, evidence: Evidence) -> Holder:
+def _holder(uuid: str, part: shares.SharePart, excess: float, inventory: Inventory, evidence: Evidence) -> Holder:
     namespace, pod, container = part.holder
     whole = inventory.part_of_gpu(uuid)
     known = evidence.pods.get((namespace, pod)) if evidence.pods is not None else None

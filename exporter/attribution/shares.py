@@ -35,7 +35,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SharePart:
     """What one container holds of one device, all its replicas together."""
 
     holder: tuple[str, str, str]
@@ -107,7 +107,7 @@ def _numbers(replicas: Iterable[Replica]) -> dict[ReplicaKey, set[int]]:
     return numbers
 
 
-def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[Part, ...]:
+def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[SharePart, ...]:
     """Divide one device among the containers that hold it.
 
     Args:
@@ -125,7 +125,7 @@ def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[P
     excess = max(sum(weights.values()), 1.0)
     fitted = excess > WHOLE_WITHIN_ROUNDING
     return tuple(
-        Part(
+        SharePart(
             holder=holder,
             resource=group[0].resource,
             source=group[0].source,
@@ -138,7 +138,7 @@ def divide(uuid: str, claims: Sequence[Claim], counts: ReplicaCounts) -> tuple[P
     )
 
 
-def mode(part: Part, *, is_instance: bool) -> ShareMode:
+def mode(part: SharePart, *, is_instance: bool) -> ShareMode:
     """Say how a part is held: shared wins over MIG, as a replica of an instance is both."""
     if part.shared:
         return ShareMode.SHARED

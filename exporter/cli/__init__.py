@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.Given], list[str]]:
+def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag], list[str]]:
     """The words without dcgm-exporter's flags, these, and problems of one line each.
 
     Words that begin with one of its flags are those of its image, whose arguments name no command.

@@ -18,7 +18,6 @@ from exporter.errors import ConfigError, ExporterError
 if TYPE_CHECKING:
     from exporter.config.prometheus_options import PrometheusSettings
     from exporter.cost.ledger import Filters, Window
-    from exporter.cost.recommend import Read
 
 _DEFAULT_WINDOW = "7d"
 _EPILOG = (
@@ -102,7 +101,9 @@ def _settle(
     return window, filters, settings
 
 
-async def _read(window: "Window", filters: "Filters", settings: "PrometheusSettings", *, servers: bool) -> "Read":
+async def _read(
+    window: "Window", filters: "Filters", settings: "PrometheusSettings", *, servers: bool
+) -> "AdviceReading":
     from exporter.cost.fleet_reading import PrometheusLedger
     from exporter.cost.holdings import AdviceSettings
     from exporter.cost.prometheus import PrometheusClient

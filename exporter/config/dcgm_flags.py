@@ -43,7 +43,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class GivenFlag:
     """A setting that somebody wrote: ``origin`` is the name that was written, ``text`` its value."""
 
     setting: Setting
@@ -142,7 +142,7 @@ def is_flag(word: str) -> bool:
     return _setting(word) is not None
 
 
-def take(words: Sequence[str], ours: frozenset[str]) -> tuple[list[str], list[Given], list[str]]:
+def take(words: Sequence[str], ours: frozenset[str]) -> tuple[list[str], list[GivenFlag], list[str]]:
     """Take dcgm-exporter's flags out of a command line: what is left, what was given, problems of one line each.
 
     Read as Go reads them: a long one has one hyphen or two; a switch stands alone or has ``=true`` or ``=false``; the
@@ -153,7 +153,7 @@ def take(words: Sequence[str], ours: frozenset[str]) -> tuple[list[str], list[Gi
         ours: Names of our own flags, without hyphens.
     """
     rest: list[str] = []
-    given: list[Given] = []
+    given: list[GivenFlag] = []
     problems: list[str] = []
     queue = list(words)
     while queue:
@@ -172,7 +172,7 @@ def take(words: Sequence[str], ours: frozenset[str]) -> tuple[list[str], list[Gi
             continue
         elif not has_value:
             text = queue.pop(0)
-        given.append(Given(setting=setting, origin=origin, text=text))
+        given.append(GivenFlag(setting=setting, origin=origin, text=text))
     return rest, given, problems
 
 
@@ -215,7 +215,7 @@ class Translation:
 
 
 def translate(
-    environ: Mapping[str, str], flags: Sequence[Given] = (), ours: frozenset[str] = frozenset()
+    environ: Mapping[str, str], flags: Sequence[GivenFlag] = (), ours: frozenset[str] = frozenset()
 ) -> Translation:
     """Translate flags and, where a setting has none, its variable.
 
@@ -246,20 +246,20 @@ def image_file_warning(path: str) -> str:
     return f"collectors: {path} is in dcgm-exporter's image only; its default set, which is built in, is used"
 
 
-def _settled(environ: Mapping[str, str], flags: Sequence[Given]) -> list[Given]:
+def _settled(environ: Mapping[str, str], flags: Sequence[GivenFlag]) -> list[GivenFlag]:
     """What counts of each setting, in the order of the table: of its flags the last, or all of a list."""
-    settled: list[Given] = []
+    settled: list[GivenFlag] = []
     for setting in TABLE:
         own = [given for given in flags if given.setting is setting]
         if not own and environ.get(setting.env):
-            own = [Given(setting=setting, origin=setting.env, text=environ[setting.env])]
+            own = [GivenFlag(setting=setting, origin=setting.env, text=environ[setting.env])]
         if own:
             text = ",".join(given.text for given in own) if setting.form == "list" else own[-1].text
-            settled.append(Given(setting=setting, origin=own[-1].origin, text=text))
+            settled.append(GivenFlag(setting=setting, origin=own[-1].origin, text=text))
     return settled
 
 
-def _translate_one(given: Given, done: Translation) -> None:
+def _translate_one(given: GivenFlag, done: Translation) -> None:
     setting, text = given.setting, given.text
     if setting is EXTRA_RESOURCES:
         done.resources.append((given.origin, text))
@@ -274,7 +274,7 @@ def _translate_one(given: Given, done: Translation) -> None:
         done.values[setting.key] = (given.origin, _text(given, done.warnings))
 
 
-def _text(given: Given, warnings: list[str]) -> str:
+def _text(given: GivenFlag, warnings: list[str]) -> str:
     if given.setting.form == "milliseconds":
         return _milliseconds(given, warnings)
     return _switch(given.text) if given.setting.form == "switch" else given.text
@@ -286,7 +286,7 @@ def _switch(text: str) -> str:
     return "off" if text in _GO_FALSE else text
 
 
-def _milliseconds(given: Given, warnings: list[str]) -> str:
+def _milliseconds(given: GivenFlag, warnings: list[str]) -> str:
     text = given.text.strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         return given.text
@@ -305,7 +305,7 @@ def _milliseconds(given: Given, warnings: list[str]) -> str:
     return f"{used}ms"
 
 
-def _settle_manager(settings: Iterable[Given], done: Translation) -> None:
+def _settle_manager(settings: Iterable[GivenFlag], done: Translation) -> None:
     """Jobs where it maps jobs and no pods; and without pods there is nothing to ask their API for."""
     kubernetes = done.values.get("attribution", ("", ""))[1]
     job_mapping = next((given for given in settings if given.setting is JOB_MAPPING), None)
@@ -316,7 +316,7 @@ def _settle_manager(settings: Iterable[Given], done: Translation) -> None:
         done.values.pop("kube-metadata", None)
 
 
-def _tell_labels(settings: Iterable[Given], done: Translation) -> None:
+def _tell_labels(settings: Iterable[GivenFlag], done: Translation) -> None:
     """Pod labels are asked for by pattern there, and by name here."""
     asked = next((given for given in settings if given.setting is POD_LABELS), None)
     if asked is None or _switch(asked.text) != "on":
@@ -349,7 +349,7 @@ def _label_keys(patterns: str) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(keys)), unclear
 
 
-def _tell_others(settings: Iterable[Given], environ: Mapping[str, str], done: Translation) -> None:
+def _tell_others(settings: Iterable[GivenFlag], environ: Mapping[str, str], done: Translation) -> None:
     """One line that names what has no equivalent, and what to do instead."""
     told = [
         f"{given.origin} ({given.setting.instead})"

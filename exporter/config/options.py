@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from exporter.config import types
 from exporter.config.dcgm_flags import HOSTNAME_LABEL
-from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, Kind
+from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, OptionType
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
 
@@ -21,7 +21,7 @@ class Option:
     """
 
     key: str
-    kind: Kind
+    kind: OptionType
     default: str | None
     help: str
     group: str
@@ -426,14 +426,16 @@ def _parse_currency(text: str) -> str:
 
 
 _MOST_DAYS = 3650
-URL = Kind(
+URL = OptionType(
     parse=_parse_url,
     noun="an address",
     allowed="http:// or https:// with a host, a port and a path if need be, no password and no query",
     metavar="URL",
 )
-CURRENCY = Kind(parse=_parse_currency, noun="a currency", allowed="an ISO 4217 code such as USD or EUR", metavar="CODE")
-DAYS = Kind(parse=_parse_days, noun="a number of days", allowed="0d to 3650d", metavar="DAYS")
+CURRENCY = OptionType(
+    parse=_parse_currency, noun="a currency", allowed="an ISO 4217 code such as USD or EUR", metavar="CODE"
+)
+DAYS = OptionType(parse=_parse_days, noun="a number of days", allowed="0d to 3650d", metavar="DAYS")
 
 SERVE_OPTIONS: tuple[Option, ...] = (
     Option(

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 from exporter.config import types
 from exporter.config.options import Option
 from exporter.config.resolve import CONFIG_ENV, settle
-from exporter.config.types import Kind
+from exporter.config.types import OptionType
 from exporter.errors import ConfigError
 
 GROUP = "Prometheus"
@@ -54,8 +54,8 @@ def _parse_header(text: str) -> tuple[str, str]:
 
 
 # Whatever is wrong with an address is told by ``settings``, which never repeats a password that stands in it.
-URL = Kind(parse=str.strip, noun="an address", allowed=_ADDRESS, metavar="URL")
-HEADERS = Kind(
+URL = OptionType(parse=str.strip, noun="an address", allowed=_ADDRESS, metavar="URL")
+HEADERS = OptionType(
     parse=_parse_header,
     noun="a header",
     allowed="NAME=VALUE of headers that HTTP itself does not need, separated by commas",

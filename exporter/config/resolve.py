@@ -16,9 +16,9 @@ from exporter.attribution import owners
 from exporter.config import dcgm_flags, paths, types, yaml_file
 from exporter.config import dcgm_flags as dcgm_settings
 from exporter.config import dcgm_flags as hostname_label
-from exporter.config.dcgm_flags import Given
+from exporter.config.dcgm_flags import GivenFlag
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
-from exporter.config.types import Kind
+from exporter.config.types import OptionType
 from exporter.errors import ConfigError
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
@@ -95,7 +95,7 @@ def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: lis
     return None if option.default is None else _parse(option.kind, option.default)
 
 
-def _parse(kind: Kind, raw: Raw) -> object:
+def _parse(kind: OptionType, raw: Raw) -> object:
     """The value; ValueError where it is not one, with the text of the item in a list that is not."""
     if kind.is_list:
         items = raw.split(",") if isinstance(raw, str) else raw
@@ -209,7 +209,7 @@ def load_agent(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
     *,
-    dcgm_flags: Sequence[Given] = (),
+    dcgm_flags: Sequence[GivenFlag] = (),
     check_paths: bool = True,
     extra: tuple[str, ...] = (),
 ) -> AgentConfig:

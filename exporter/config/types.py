@@ -21,7 +21,7 @@ _MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class OptionType:
     """A sort of value.
 
     ``parse`` turns a text into the value and raises ValueError; ``noun`` and ``allowed`` complete the message
@@ -61,7 +61,7 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
 
 
-def duration(minimum_seconds: float, maximum_seconds: float) -> Kind:
+def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
     """A duration with a unit, within bounds; the value is in seconds."""
 
     def parse(text: str) -> float:
@@ -72,7 +72,7 @@ def duration(minimum_seconds: float, maximum_seconds: float) -> Kind:
 
     low, high = format_duration(minimum_seconds), format_duration(maximum_seconds)
     allowed = f"a number with ms, s, m or h, from {low} to {high}"
-    return Kind(parse=parse, noun="a duration in range", allowed=allowed, metavar="DURATION")
+    return OptionType(parse=parse, noun="a duration in range", allowed=allowed, metavar="DURATION")
 
 
 def _parse_switch(text: str) -> bool:
@@ -82,7 +82,7 @@ def _parse_switch(text: str) -> bool:
     return value
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str) -> OptionType:
     """One of a few words."""
 
     def parse(text: str) -> str:
@@ -90,7 +90,7 @@ def choice(*words: str) -> Kind:
             raise ValueError(text)
         return text
 
-    return Kind(parse=parse, noun="a known choice", allowed=", ".join(words), metavar="{" + ",".join(words) + "}")
+    return OptionType(parse=parse, noun="a known choice", allowed=", ".join(words), metavar="{" + ",".join(words) + "}")
 
 
 def _parse_ratio(text: str) -> float:
@@ -100,7 +100,7 @@ def _parse_ratio(text: str) -> float:
     return value
 
 
-def count(minimum: int, maximum: int) -> Kind:
+def count(minimum: int, maximum: int) -> OptionType:
     """A whole number within bounds."""
 
     def parse(text: str) -> int:
@@ -109,7 +109,7 @@ def count(minimum: int, maximum: int) -> Kind:
             raise ValueError(text)
         return value
 
-    return Kind(parse=parse, noun="a whole number in range", allowed=f"{minimum} to {maximum}", metavar="NUMBER")
+    return OptionType(parse=parse, noun="a whole number in range", allowed=f"{minimum} to {maximum}", metavar="NUMBER")
 
 
 def _parse_listen(text: str) -> Listen:
@@ -175,33 +175,39 @@ def _parse_label_key(text: str) -> str:
     return key
 
 
-SWITCH = Kind(parse=_parse_switch, noun="a switch", allowed="on, off", metavar="{on,off}")
-RATIO = Kind(parse=_parse_ratio, noun="a ratio", allowed="a number from 0 up to, not including, 1", metavar="RATIO")
-LISTEN = Kind(
+SWITCH = OptionType(parse=_parse_switch, noun="a switch", allowed="on, off", metavar="{on,off}")
+RATIO = OptionType(
+    parse=_parse_ratio, noun="a ratio", allowed="a number from 0 up to, not including, 1", metavar="RATIO"
+)
+LISTEN = OptionType(
     parse=_parse_listen,
     noun="an address to listen on",
     allowed=":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535",
     metavar="HOST:PORT",
 )
-PATH = Kind(parse=_parse_path, noun="a path", allowed="a path that is not empty", metavar="PATH")
-SOCKET = Kind(parse=_parse_socket, noun="a socket path", allowed="an absolute path, or unix:///path", metavar="PATH")
-NAME = Kind(parse=_parse_name, noun="a name", allowed="printable text that is not empty", metavar="NAME")
-LABEL = Kind(parse=_parse_label, noun="a label name", allowed="letters, digits and _, no digit first", metavar="LABEL")
-RESOURCES = Kind(
+PATH = OptionType(parse=_parse_path, noun="a path", allowed="a path that is not empty", metavar="PATH")
+SOCKET = OptionType(
+    parse=_parse_socket, noun="a socket path", allowed="an absolute path, or unix:///path", metavar="PATH"
+)
+NAME = OptionType(parse=_parse_name, noun="a name", allowed="printable text that is not empty", metavar="NAME")
+LABEL = OptionType(
+    parse=_parse_label, noun="a label name", allowed="letters, digits and _, no digit first", metavar="LABEL"
+)
+RESOURCES = OptionType(
     parse=_parse_pattern,
     noun="a resource name",
     allowed="resource names or patterns such as nvidia.com/mig-*, separated by commas",
     metavar="PATTERN,...",
     is_list=True,
 )
-KEYS = Kind(
+KEYS = OptionType(
     parse=_parse_pattern,
     noun="a key",
     allowed="names such as team or example.com/cost-center, separated by commas",
     metavar="KEY,...",
     is_list=True,
 )
-LABEL_KEYS = Kind(
+LABEL_KEYS = OptionType(
     parse=_parse_label_key,
     noun="a Kubernetes label key",
     allowed="label keys such as project or example.com/cost-center, separated by commas",
@@ -254,7 +260,7 @@ def _is_on_hours(zone: tzinfo) -> bool:
 
 
 _ZONE_YEAR = 2026
-ZONE = Kind(
+ZONE = OptionType(
     parse=parse_zone,
     noun="a time zone",
     allowed="an IANA name such as Europe/Berlin",
@@ -323,7 +329,7 @@ def _why(text: str) -> str:
     return ""
 
 
-ENGINE_ADDRESS = Kind(
+ENGINE_ADDRESS = OptionType(
     parse=parse,
     noun="an engine's address",
     allowed="HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded",

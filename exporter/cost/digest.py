@@ -53,7 +53,7 @@ class Digest:
     """Address of the cost service, for links; empty where there is none."""
 
 
-class Row(NamedTuple):
+class DigestRow(NamedTuple):
     """One row of a section."""
 
     texts: tuple[str, ...]
@@ -73,7 +73,7 @@ class Section:
     columns: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     """Places of the columns that have numbers."""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[DigestRow, ...] = ()
     more: str = ""
     """What is not shown."""
 
@@ -280,7 +280,7 @@ def _spend(digest: Digest) -> Section:
         for line in digest.teams.apart:
             apart[line.key.kind == UNATTRIBUTED] += line.figures.money_in(currency).total
         before = _money(_total(digest.teams_before, currency), currency) if digest.teams_before else "not known"
-        rows.append(Row((f"Total {clean(currency)}", _money(total, currency), "", before)))
+        rows.append(DigestRow((f"Total {clean(currency)}", _money(total, currency), "", before)))
         for title, amount in (
             ("Active", own.active),
             ("Idle, held without work", own.idle),
@@ -290,7 +290,7 @@ def _spend(digest: Digest) -> Section:
         ):
             if amount > 0:
                 share = percent(amount / total, 1) if total else ""
-                rows.append(Row((title, _money(amount, currency), share, "")))
+                rows.append(DigestRow((title, _money(amount, currency), share, "")))
     return Section(
         title="Spend",
         href=_link(digest, "/"),
@@ -323,7 +323,7 @@ def _movers(digest: Digest) -> Iterator[Section]:
             columns=("Team", "Change", "This week", "Before"),
             numbers=(1, 2, 3),
             rows=tuple(
-                Row(
+                DigestRow(
                     (
                         _cut(team) or "(no team)",
                         f"{'+' if sign > 0 else '-'}{_money(abs(change), currency)}",
@@ -356,7 +356,7 @@ def _waste(digest: Digest) -> Section:
         columns=("Owner", "Team", "Idle", "Part of its cost", "Idle GPU-hours") if shown else (),
         numbers=(2, 3, 4),
         rows=tuple(
-            Row(
+            DigestRow(
                 (
                     _owner(line.key),
                     _cut(line.key.team) or ("(no team)" if line.key.namespace else "-"),
@@ -397,7 +397,7 @@ def _advice(digest: Digest) -> Section:
         columns=("Owner", "Team", "What", "A month", "Risk"),
         numbers=(3,),
         rows=tuple(
-            Row(
+            DigestRow(
                 (
                     _owner(one),
                     _cut(one.team) or "(no team)",
@@ -433,12 +433,12 @@ def _will_be_over(state: BudgetState) -> bool:
     return state.projected is not None and state.projected > state.budget.amount
 
 
-def _budget_row(state: BudgetState) -> Row:
+def _budget_row(state: BudgetState) -> DigestRow:
     budget = state.budget
     ratio = state.spent / budget.amount
     spent = f"{_money(state.spent, budget.currency)}, {percent(ratio, 0)}" if state.known else "not known"
     projected = "not known" if state.projected is None else _money(state.projected, budget.currency)
-    return Row(
+    return DigestRow(
         (_cut(budget.name), state.period.label, spent, _money(budget.amount, budget.currency), projected),
         bad=(*((2,) if state.known and ratio >= 1 else ()), *((4,) if _will_be_over(state) else ())),
     )
@@ -446,25 +446,25 @@ def _budget_row(state: BudgetState) -> Row:
 
 def _trust(digest: Digest) -> Section:
     trust, unpriced_seconds = digest.teams.trust, digest.teams.total.unpriced_seconds
-    rows: list[Row] = []
+    rows: list[DigestRow] = []
     if trust.period_coverage_ratio is not None:
         hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
-        rows.append(Row(("Hours recorded", f"{percent(trust.period_coverage_ratio)} ({hours})")))
+        rows.append(DigestRow(("Hours recorded", f"{percent(trust.period_coverage_ratio)} ({hours})")))
     if trust.activity_coverage_ratio is not None:
-        rows.append(Row(("Activity measured", f"{percent(trust.activity_coverage_ratio)} of held GPU-hours")))
+        rows.append(DigestRow(("Activity measured", f"{percent(trust.activity_coverage_ratio)} of held GPU-hours")))
     if trust.price_coverage_ratio is not None:
-        rows.append(Row(("Price known", f"{percent(trust.price_coverage_ratio)} of GPU-hours")))
+        rows.append(DigestRow(("Price known", f"{percent(trust.price_coverage_ratio)} of GPU-hours")))
     if unpriced_seconds > 0:
-        rows.append(Row(("Unpriced", f"{decimal(unpriced_seconds / HOUR, 1)} GPU-hours are in no cost")))
+        rows.append(DigestRow(("Unpriced", f"{decimal(unpriced_seconds / HOUR, 1)} GPU-hours are in no cost")))
     if trust.missing_seconds:
-        rows.append(Row(("Missing", f"{decimal(abs(trust.missing_seconds) / HOUR, 3)} GPU-hours do not add up")))
+        rows.append(DigestRow(("Missing", f"{decimal(abs(trust.missing_seconds) / HOUR, 3)} GPU-hours do not add up")))
     left = 0
     for label, notes in (
         ("Budget", [f"{state.budget.name}: {note}" for state in digest.budgets for note in state.notes[:1]]),
         ("Not read", [failure_words(failure) for failure in trust.failures]),
         ("Note", digest.notes),
     ):
-        rows += [Row((label, _cut(" ".join(note.split()), _LONGEST_NOTE))) for note in notes[:MOST_NOTES]]
+        rows += [DigestRow((label, _cut(" ".join(note.split()), _LONGEST_NOTE))) for note in notes[:MOST_NOTES]]
         left += max(0, len(notes) - MOST_NOTES) if label != "Budget" else 0
     return Section(
         title="How far to trust it",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from exporter.cost.digest import Digest, Row, Section, headline, period, sections
+from exporter.cost.digest import Digest, DigestRow, Section, headline, period, sections
 from exporter.cost.prometheus_access import NoRedirects
 from exporter.cost.render_rows import clean, encodable, render
 from exporter.errors import ConfigError, ExporterError
@@ -123,7 +123,7 @@ def _texts(section: Section) -> list[str]:
     return texts
 
 
-def _row(row: Row, section: Section) -> str:
+def _row(row: DigestRow, section: Section) -> str:
     """Return ``• name: 12 USD, of its cost: 40 %``: a chat has no tables."""
     head = _code(row.texts[0], row.href if len(row.href) < _MOST_OF_ADDRESS else "")
     told = []

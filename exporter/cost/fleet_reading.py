@@ -20,18 +20,18 @@ from exporter.cost.ledger import (
     pairs,
     stretches,
 )
-from exporter.cost.prometheus import Engine, PrometheusClient
+from exporter.cost.prometheus import PrometheusClient, QueryEngine
 from exporter.cost.queries import ENERGY, MEASURES, Measure, Scope
 from exporter.cost.query_rows import (
     STEP_SECONDS,
     Asking,
     Block,
     Cells,
-    Facts,
     Key,
     Progress,
     Recorded,
     Rows,
+    WindowFacts,
     blocks,
     line_keys,
     moments,
@@ -91,7 +91,7 @@ _LOOK_BACK_DAYS = 400
 
 
 async def coverage_notes(
-    client: PrometheusClient, windows: Sequence[Window], recorded: Recorded, engine: Engine
+    client: PrometheusClient, windows: Sequence[Window], recorded: Recorded, engine: QueryEngine
 ) -> list[str]:
     """One line for each thing that a reader must know.
 
@@ -231,7 +231,7 @@ class _Reading:
         self._held = client.memory.hold()
         # Not divisible: some of the rows have been added.
         self._cells = Cells(keep, len(self._windows), lambda count: self._held.grow(count, "too_many_lines"))
-        self._facts = Facts(self._windows)
+        self._facts = WindowFacts(self._windows)
         self._recorded = Recorded(self._windows, self._cluster_label)
         self._simulated = False
         questions = len(self._blocks) * (len(MEASURES) + 2 + self._with_nodes) + 1

@@ -77,7 +77,7 @@ DEFAULT_VERSION = "1.4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class FocusColumn:
     """One column."""
 
     name: str
@@ -178,9 +178,9 @@ Tags tags C N 1.0
 """
 
 
-def _read(line: str) -> Column:
+def _read(line: str) -> FocusColumn:
     name, kind, level, null, since, *until = line.split()
-    return Column(
+    return FocusColumn(
         name=name,
         kind=cast("Kind", kind),
         level=_LEVELS[level],
@@ -191,7 +191,7 @@ def _read(line: str) -> Column:
     )
 
 
-COLUMNS: tuple[Column, ...] = tuple(_read(line) for line in _TABLE.split("\n") if line)
+COLUMNS: tuple[FocusColumn, ...] = tuple(_read(line) for line in _TABLE.split("\n") if line)
 """Every column that some version from 1.2 on has, in the order of the alphabet."""
 
 # In 1.2, which has no split charges, our files say the same in columns of their own.
@@ -226,6 +226,6 @@ OWN_COLUMNS: dict[str, Kind] = {
 
 
 @cache
-def columns_of(version: str) -> dict[str, Column]:
+def columns_of(version: str) -> dict[str, FocusColumn]:
     """The columns of one of ``VERSIONS``, by name, in the order of the alphabet."""
     return {column.name: column for column in COLUMNS if column.is_in(version)}

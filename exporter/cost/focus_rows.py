@@ -107,7 +107,7 @@ class OwnerKey(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
+class ChargePart:
     """What one owner has of a charge. Seconds are share-weighted GPU-seconds, money is in the origin's currency."""
 
     owner: OwnerKey
@@ -144,7 +144,7 @@ class Origin:
     model: str
     currency: str
     facts: NodeFacts
-    parts: tuple[Part, ...]
+    parts: tuple[ChargePart, ...]
 
 
 def origins(ledger: FleetLedger, summary: FocusSummary) -> Iterator[Origin]:
@@ -164,9 +164,9 @@ def _place(line: tuple[LineKey, Figures]) -> tuple[str, str, str]:
 
 def _parts(
     lines: tuple[tuple[LineKey, Figures], ...], place: tuple[str, str, str], summary: FocusSummary
-) -> dict[str, dict[OwnerKey, Part]]:
+) -> dict[str, dict[OwnerKey, ChargePart]]:
     """By currency and owner."""
-    found: dict[str, dict[OwnerKey, Part]] = {}
+    found: dict[str, dict[OwnerKey, ChargePart]] = {}
     for key, figures in lines:
         summary.ledger_gpu_hours += figures.allocated_seconds / 3600
         if not figures.money:
@@ -177,7 +177,7 @@ def _parts(
         owner = OwnerKey(key.namespace, key.kind, key.workload, key.team, key.labels)
         for number, currency in enumerate(sorted(figures.money)):
             parts = found.setdefault(currency, {})
-            part = parts.setdefault(owner, Part(owner=owner))
+            part = parts.setdefault(owner, ChargePart(owner=owner))
             part.add(figures, key.mode, currency, with_seconds=not number)
     return found
 
@@ -189,7 +189,7 @@ def _origin(
     model: str,
     currency: str,
     facts: NodeFacts,
-    parts: dict[OwnerKey, Part],
+    parts: dict[OwnerKey, ChargePart],
 ) -> Origin:
     ordered = sorted(parts.values(), key=lambda part: (_rank(part.owner), part.owner))
     return Origin(
@@ -349,7 +349,7 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
     }
 
 
-def _own(part: Part, cost: Decimal) -> FocusRow:
+def _own(part: ChargePart, cost: Decimal) -> FocusRow:
     """The columns that FOCUS has no place for."""
     kinds = [exact(amount) for amount in (part.money.active, part.money.idle, part.money.unknown)]
     active_cost, idle_cost, unknown_cost = parts_of(cost, kinds)

@@ -16,7 +16,7 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
-from exporter.cost.prometheus import Sample
+from exporter.cost.prometheus import SeriesSample
 from exporter.model import PLATFORM_NAMESPACES
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model"]
@@ -24,7 +24,7 @@ RiskLevel = Literal["low", "medium", "high"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
+class HeldDevice:
     """How a workload used one device over the window, from the hourly evidence series."""
 
     cluster: str
@@ -103,7 +103,7 @@ _Key = tuple[str, ...]
 class Asks(Protocol):
     """What answers instant queries."""
 
-    async def instant(self, query: str, at_seconds: float | None) -> tuple[Sample, ...]:
+    async def instant(self, query: str, at_seconds: float | None) -> tuple[SeriesSample, ...]:
         """Labels and values."""
         ...
 
@@ -126,7 +126,7 @@ class _Answers(NamedTuple):
 
 async def read_evidence(
     client: Asks, window: Window, cluster_label: str = "cluster", filters: Filters | None = None
-) -> tuple[DeviceUse, ...]:
+) -> tuple[HeldDevice, ...]:
     """How each workload that holds a device when the window ends used each that it held in it.
 
     Empty where no evidence was recorded. Workloads whose owners want no waste alerts now are left out. Filters may name
@@ -187,7 +187,7 @@ async def _ask(client: Asks, question: str, at_seconds: float, labels: Iterable[
     return {tuple(labels.get(name, "") for name in wanted): value for labels, value in samples}
 
 
-def _uses(answers: _Answers) -> Iterable[DeviceUse]:
+def _uses(answers: _Answers) -> Iterable[HeldDevice]:
     for key, held_hours in answers.held.items():
         cluster, node, _, uuid, gpu_instance, mig_profile, model, namespace, kind, workload, team = key
         owner = (cluster, namespace, kind, workload, team)
@@ -195,7 +195,7 @@ def _uses(answers: _Answers) -> Iterable[DeviceUse]:
         if share <= 0 or owner in answers.muted:
             continue
         measured = answers.measured.get(key, 0.0)
-        yield DeviceUse(
+        yield HeldDevice(
             cluster=cluster,
             node=node,
             uuid=uuid,
@@ -228,7 +228,7 @@ def _of_share(gpus: float, share: float, measured: float) -> float | None:
     return min(1.0, gpus / share) if measured > 0 else None
 
 
-def _line(use: DeviceUse) -> LineKey:
+def _line(use: HeldDevice) -> LineKey:
     mode = "mig" if use.gpu_instance or use.mig_profile else "exclusive" if use.share_ratio >= _WHOLE else "shared"
     return LineKey(
         cluster=use.cluster,
@@ -347,7 +347,7 @@ def is_big(model: str) -> bool:
 _NO_OWNER = frozenset({UNALLOCATED, UNATTRIBUTED})
 
 
-class Price(NamedTuple):
+class MeanPrice(NamedTuple):
     """Mean money of a GPU-hour."""
 
     currency: str
@@ -370,12 +370,12 @@ class _Sum:
     priced_hours: float = 0.0
     money: dict[str, float] = field(default_factory=dict)
 
-    def price(self) -> Price | None:
+    def price(self) -> MeanPrice | None:
         """The mean; ``None`` without money, and in several currencies, of which none is the price."""
         paid = [(currency, total) for currency, total in self.money.items() if total > 0]
         if len(paid) != 1 or self.priced_hours <= 0:
             return None
-        return Price(paid[0][0], paid[0][1] / self.priced_hours)
+        return MeanPrice(paid[0][0], paid[0][1] / self.priced_hours)
 
 
 class Prices:
@@ -398,12 +398,12 @@ class Prices:
             payer = Payer(key.cluster, key.namespace, key.kind, key.workload, key.team, key.model)
             yield self._payers.setdefault(payer, _Sum())
 
-    def paid(self, payer: Payer) -> Price | None:
+    def paid(self, payer: Payer) -> MeanPrice | None:
         """What a workload paid; where the ledger knows it by no name, what GPUs of the model cost in its cluster."""
         known = self._payers.get(payer)
         return known.price() if known is not None else self.of_model(payer.cluster, payer.model)
 
-    def of_model(self, cluster: str, model: str) -> Price | None:
+    def of_model(self, cluster: str, model: str) -> MeanPrice | None:
         """What GPUs of a model cost in a cluster, whoever held them."""
         known = self._models.get((cluster, model))
         return None if known is None else known.price()
@@ -422,11 +422,11 @@ _SERVER_NAMES = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
+class HeldDevices:
     """Devices of one sort that a workload still holds: of one model, and whole, of one MIG profile, or shared parts."""
 
     payer: Payer
-    uses: tuple[DeviceUse, ...]
+    uses: tuple[HeldDevice, ...]
 
     @property
     def model(self) -> str:
@@ -492,24 +492,24 @@ class Lot:
             return True
         return _SERVER_NAMES.search(self.payer.workload) is not None
 
-    def part(self, uses: Iterable[DeviceUse]) -> "Lot":
+    def part(self, uses: Iterable[HeldDevice]) -> "HeldDevices":
         """Some of its devices."""
-        return Lot(self.payer, tuple(uses))
+        return HeldDevices(self.payer, tuple(uses))
 
 
-def lots(uses: Sequence[DeviceUse]) -> Iterator[Lot]:
+def lots(uses: Sequence[HeldDevice]) -> Iterator[HeldDevices]:
     """What is still held of one workload's uses, in a settled order."""
-    sorts: dict[tuple[str, str, bool], list[DeviceUse]] = {}
+    sorts: dict[tuple[str, str, bool], list[HeldDevice]] = {}
     for use in uses:
         if use.still_held:
             sorts.setdefault(_sort(use), []).append(use)
     for (model, _, _), of_sort in sorted(sorts.items()):
         first = of_sort[0]
         payer = Payer(first.cluster, first.namespace, first.kind, first.workload, first.team, model)
-        yield Lot(payer, tuple(sorted(of_sort, key=lambda use: (use.node, use.uuid))))
+        yield HeldDevices(payer, tuple(sorted(of_sort, key=lambda use: (use.node, use.uuid))))
 
 
-def trusted(use: DeviceUse, settings: AdviceSettings) -> bool:
+def trusted(use: HeldDevice, settings: AdviceSettings) -> bool:
     """Whether its figures say enough: measured for itself, for most of the time, over a day at least."""
     known = None not in (use.mean_ratio, use.p95_ratio, use.peak_ratio)
     return (
@@ -520,7 +520,7 @@ def trusted(use: DeviceUse, settings: AdviceSettings) -> bool:
     )
 
 
-def idle(use: DeviceUse, settings: AdviceSettings) -> bool:
+def idle(use: HeldDevice, settings: AdviceSettings) -> bool:
     """Whether it was known to do nothing, hour by hour."""
     return (
         not use.estimated
@@ -530,7 +530,7 @@ def idle(use: DeviceUse, settings: AdviceSettings) -> bool:
     )
 
 
-def _sort(use: DeviceUse) -> tuple[str, str, bool]:
+def _sort(use: HeldDevice) -> tuple[str, str, bool]:
     instance = bool(use.gpu_instance or use.mig_profile)
     return use.model, plain_name(use.mig_profile), not instance and use.share_ratio >= _WHOLE
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from exporter.cost import queries
 from exporter.cost.ledger import Filters, Window
-from exporter.cost.prometheus import PrometheusClient, Sample
+from exporter.cost.prometheus import PrometheusClient, SeriesSample
 
 _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
@@ -103,7 +103,7 @@ def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "")
     return f"max by ({', '.join(labels)}) ({f'last_over_time({selector}[{lookback}])' if lookback else selector})"
 
 
-def _place(sample: Sample, labels: Iterable[str]) -> Place:
+def _place(sample: SeriesSample, labels: Iterable[str]) -> Place:
     return tuple(sample.labels.get(label, "") for label in labels)
 
 
@@ -121,7 +121,7 @@ def _of_nodes(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
     return queries.matches("node", nodes) if len(nodes) <= _MOST_NAMES else ""
 
 
-def _prices(samples: Iterable[Sample], cluster_label: str) -> dict[tuple[str, str, str], dict[str, float]]:
+def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[str, str, str], dict[str, float]]:
     """Price of an hour by currency, by cluster, node and index of the physical GPU."""
     found: dict[tuple[str, str, str], dict[str, float]] = {}
     for sample in samples:

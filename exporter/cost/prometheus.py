@@ -40,7 +40,7 @@ _OK = 200
 _FORM = {"partial_response": "false", "dedup": "true", "deny_partial_response": "1", "nocache": "1"}
 
 
-class Sample(NamedTuple):
+class SeriesSample(NamedTuple):
     """A value of an instant query."""
 
     labels: dict[str, str]
@@ -55,7 +55,7 @@ class Series(NamedTuple):
     """Unix seconds and value, in the order of time."""
 
 
-class Memory:
+class MemoryBudget:
     """The memory that answers may take, those of all clients of a process together.
 
     Args:
@@ -75,7 +75,7 @@ class Memory:
 class Held:
     """Memory that one answer takes, or the sums of one reading."""
 
-    def __init__(self, memory: Memory, most_bytes: int) -> None:
+    def __init__(self, memory: MemoryBudget, most_bytes: int) -> None:
         self._memory = memory
         self._most_bytes = most_bytes
         self.bytes = 0
@@ -118,12 +118,12 @@ def memory_budget_bytes(cgroup_limits: Sequence[str] = _CGROUP_LIMITS) -> int:
     return max(_LEAST_MEMORY_BYTES, min(min(limits) // 2, _MOST_MEMORY_BYTES))
 
 
-MEMORY = Memory(memory_budget_bytes())
+MEMORY = MemoryBudget(memory_budget_bytes())
 """Of this process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PrometheusAnswer:
     """An answer as it was decoded; ``headers`` are by name in small letters."""
 
     data: Any
@@ -153,7 +153,7 @@ class PrometheusClient:
         *,
         random: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        memory: Memory = MEMORY,
+        memory: MemoryBudget = MEMORY,
     ) -> None:
         self.settings = settings
         self.memory = memory
@@ -179,7 +179,7 @@ class PrometheusClient:
         if session is not None:
             await session.close()
 
-    async def instant(self, query: str, at_seconds: float | None) -> tuple[Sample, ...]:
+    async def instant(self, query: str, at_seconds: float | None) -> tuple[SeriesSample, ...]:
         """Ask an instant query; values that are no number within ``MOST_FIGURE`` are left out.
 
         Args:
@@ -192,7 +192,7 @@ class PrometheusClient:
         answer = await self.ask_instant(query, at_seconds)
         with prometheus_access.rows_read(self.settings):
             pairs = [(_labels(row), float(row["value"][1])) for row in answer.data]
-        return tuple(Sample(labels, value) for labels, value in pairs if abs(value) <= MOST_FIGURE)
+        return tuple(SeriesSample(labels, value) for labels, value in pairs if abs(value) <= MOST_FIGURE)
 
     async def range(
         self, query: str, start_seconds: float, end_seconds: float, step_seconds: float
@@ -212,7 +212,7 @@ class PrometheusClient:
                     found.append(Series(_labels(row), usable))
         return tuple(found)
 
-    async def ask_instant(self, query: str, at_seconds: float | None) -> Answer:
+    async def ask_instant(self, query: str, at_seconds: float | None) -> PrometheusAnswer:
         """As ``instant``, undecoded: a list of ``{"metric": {...}, "value": [seconds, text]}``."""
         form = {"query": query} if at_seconds is None else {"query": query, "time": _number(at_seconds)}
         return await self._query("/api/v1/query", form, "vector")
@@ -225,7 +225,7 @@ class PrometheusClient:
         step_seconds: float,
         *,
         retry_timeouts: bool = True,
-    ) -> Answer:
+    ) -> PrometheusAnswer:
         """As ``range``, undecoded: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``.
 
         Without ``retry_timeouts`` a timeout is told at once, to who can ask for less at a time.
@@ -235,7 +235,7 @@ class PrometheusClient:
             "/api/v1/query_range", {"query": query, **times}, "matrix", retry_timeouts=retry_timeouts
         )
 
-    async def status(self, path: str) -> Answer:
+    async def status(self, path: str) -> PrometheusAnswer:
         """Something below ``/api/v1/status``, such as ``buildinfo``.
 
         Raises:
@@ -243,7 +243,9 @@ class PrometheusClient:
         """
         return await self._retried(f"/api/v1/status/{path}", None)
 
-    async def _query(self, path: str, form: dict[str, str], result_type: str, *, retry_timeouts: bool = True) -> Answer:
+    async def _query(
+        self, path: str, form: dict[str, str], result_type: str, *, retry_timeouts: bool = True
+    ) -> PrometheusAnswer:
         timeout = {"timeout": f"{int(self.settings.timeout_seconds * 1000)}ms"}
         answer = await self._retried(path, {**form, **timeout, **_FORM}, retry_timeouts=retry_timeouts)
         data = answer.data
@@ -255,7 +257,9 @@ class PrometheusClient:
             raise prometheus_access.not_prometheus(self.settings, f"no {result_type} in the answer of {path}")
         return replace(answer, data=data["result"])
 
-    async def _retried(self, path: str, form: Mapping[str, str] | None, *, retry_timeouts: bool = True) -> Answer:
+    async def _retried(
+        self, path: str, form: Mapping[str, str] | None, *, retry_timeouts: bool = True
+    ) -> PrometheusAnswer:
         """Ask, and ask again where that can help."""
         failures = 0
         while True:
@@ -288,7 +292,7 @@ class PrometheusClient:
         ceiling = min(_FIRST_BACKOFF_SECONDS * 2.0**failures, _LONGEST_BACKOFF_SECONDS)
         return max(ceiling * self._random(), 0.1 * _FIRST_BACKOFF_SECONDS)
 
-    async def _attempt(self, path: str, form: Mapping[str, str] | None) -> Answer:
+    async def _attempt(self, path: str, form: Mapping[str, str] | None) -> PrometheusAnswer:
         headers = {**prometheus_access.headers(self.settings), "Accept-Encoding": "gzip"}
         held = self.memory.hold(MOST_BYTES)
         tls = self._tls.context()
@@ -349,7 +353,7 @@ class PrometheusClient:
             ) from None
         return body
 
-    def _decoded(self, body: bytearray, headers: Mapping[str, str]) -> Answer:
+    def _decoded(self, body: bytearray, headers: Mapping[str, str]) -> PrometheusAnswer:
         if body[:_PIECE_BYTES].lstrip()[:1] == b"<":
             raise prometheus_access.not_prometheus(self.settings, "it is a web page, perhaps of a login")
         try:
@@ -375,7 +379,7 @@ class PrometheusClient:
             if isinstance(warnings, list)
             else ()
         )
-        return Answer(whole["data"], notes, headers)
+        return PrometheusAnswer(whole["data"], notes, headers)
 
 
 @contextmanager
@@ -495,7 +499,7 @@ _FATAL = frozenset({"unreachable", "no_such_name", "tls", "unauthorised", "forbi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class QueryEngine:
     """What answers."""
 
     name: str
@@ -511,7 +515,7 @@ class Engine:
         return f"{self.name} {self.version}".rstrip()
 
 
-async def detect(client: PrometheusClient) -> Engine:
+async def detect(client: PrometheusClient) -> QueryEngine:
     """Ask what answers.
 
     Raises:
@@ -522,17 +526,17 @@ async def detect(client: PrometheusClient) -> Engine:
     except PrometheusError as error:
         if error.reason in _FATAL:
             raise
-        return Engine(name="Prometheus API")
+        return QueryEngine(name="Prometheus API")
     data = answer.data if isinstance(answer.data, dict) else {}
     version = str(data.get("version", "")).removeprefix("v").partition("+")[0][:40]
     if answer.headers and "x-server-hostname" in answer.headers:
-        return Engine(name="VictoriaMetrics")
+        return QueryEngine(name="VictoriaMetrics")
     application = str(data.get("application", ""))[:40]
     if application:
-        return Engine(name=application, version=version)
+        return QueryEngine(name=application, version=version)
     if version.startswith("0."):
-        return Engine(name="Thanos", version=version)
-    return Engine(name="Prometheus", version=version, retention_seconds=await _retention_seconds(client))
+        return QueryEngine(name="Thanos", version=version)
+    return QueryEngine(name="Prometheus", version=version, retention_seconds=await _retention_seconds(client))
 
 
 async def _retention_seconds(client: PrometheusClient) -> float | None:

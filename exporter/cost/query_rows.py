@@ -20,7 +20,7 @@ from exporter.cost.ledger import (
     LineKey,
     Window,
 )
-from exporter.cost.prometheus import Answer, PrometheusClient
+from exporter.cost.prometheus import PrometheusAnswer, PrometheusClient
 from exporter.cost.queries import (
     COST,
     COST_LABELS,
@@ -213,7 +213,7 @@ def moments(first: Window, last: Window) -> tuple[int, int, str]:
     return last.end_seconds - steps * STEP_SECONDS, last.end_seconds, f"{min(seconds, STEP_SECONDS) * 1000 - 1}ms"
 
 
-class Facts:
+class WindowFacts:
     """Facts by chunk, and the last of the whole window."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
@@ -428,7 +428,7 @@ class Asking:
             )
         await self._taken(question, take)
 
-    async def _taken(self, question: Coroutine[Any, Any, Answer], take: Take) -> None:
+    async def _taken(self, question: Coroutine[Any, Any, PrometheusAnswer], take: Take) -> None:
         if self._hopeless is not None:
             question.close()
             raise self._hopeless

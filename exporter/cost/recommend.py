@@ -9,9 +9,9 @@ from exporter.cost.holdings import (
     Advice,
     AdviceSettings,
     Asks,
-    DeviceUse,
-    Lot,
-    Price,
+    HeldDevice,
+    HeldDevices,
+    MeanPrice,
     Prices,
     Profile,
     Recommendation,
@@ -38,7 +38,7 @@ def short(model: str) -> str:
     return first if any(letter.isdigit() for letter in first) else bare
 
 
-def devices(lot: Lot, count: int | None = None) -> str:
+def devices(lot: HeldDevices, count: int | None = None) -> str:
     """``8 H100``, ``3 instances 1g.10gb of A100``, ``2 parts of T4``."""
     number = len(lot.uses) if count is None else count
     many = "s" if number != 1 else ""
@@ -47,7 +47,7 @@ def devices(lot: Lot, count: int | None = None) -> str:
     return f"{number} {short(lot.model)}" if lot.whole else f"{number} part{many} of {short(lot.model)}"
 
 
-def each(lot: Lot) -> str:
+def each(lot: HeldDevices) -> str:
     """``the H100``, ``each of 8 H100``."""
     return f"the {devices(lot).removeprefix('1 ')}" if len(lot.uses) == 1 else f"each of {devices(lot)}"
 
@@ -67,7 +67,7 @@ def memory(size: float) -> str:
     return f"{decimal(size / GIGABYTE, 1)} GB"
 
 
-def activity(lot: Lot) -> str:
+def activity(lot: HeldDevices) -> str:
     """How busy it was."""
     return (
         f"{devices(lot)}: {ratio(lot.mean_ratio)} active on the mean, {ratio(lot.p95_ratio)} or less in 95 % of the"
@@ -75,7 +75,7 @@ def activity(lot: Lot) -> str:
     )
 
 
-def coverage(lot: Lot, window: Window) -> str:
+def coverage(lot: HeldDevices, window: Window) -> str:
     """How far that can be trusted."""
     return (
         f"Activity was measured for {ratio(lot.coverage_ratio)} of {decimal(lot.held_hours, 0)} device-hours held from"
@@ -83,7 +83,7 @@ def coverage(lot: Lot, window: Window) -> str:
     )
 
 
-def memories(lot: Lot) -> Iterator[str]:
+def memories(lot: HeldDevices) -> Iterator[str]:
     """How much memory it took, where that is known."""
     peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
     if peak is not None and total is not None:
@@ -91,14 +91,14 @@ def memories(lot: Lot) -> Iterator[str]:
         yield f"At most {memory(peak)} of {memory(total)} of memory was in use{where}."
 
 
-def paid(price: Price | None) -> str:
+def paid(price: MeanPrice | None) -> str:
     """What it has cost."""
     if price is None:
         return "There is no one price for it in the window, so that no money is told."
     return f"{money(price)} was paid for a GPU-hour on the mean of the window."
 
 
-def money(price: Price) -> str:
+def money(price: MeanPrice) -> str:
     """``4.10 USD``; cents of a cent where it is that little."""
     return f"{decimal(price.per_hour, 2 if price.per_hour >= _CENTS_FROM else 4)} {price.currency}"
 
@@ -127,14 +127,14 @@ class Change(NamedTuple):
 class Market:
     """Models in the fleet, the memory of a whole GPU of each, and what one costs."""
 
-    def __init__(self, uses: Iterable[DeviceUse], prices: Prices) -> None:
+    def __init__(self, uses: Iterable[HeldDevice], prices: Prices) -> None:
         self._prices = prices
         self._memory: dict[tuple[str, str], float] = {}
         for use in uses:
             if not use.gpu_instance and not use.mig_profile and use.memory_total_bytes is not None:
                 self._memory[use.cluster, use.model] = use.memory_total_bytes
 
-    def cheapest(self, cluster: str, least_bytes: float, below: Price) -> tuple[str, Price] | None:
+    def cheapest(self, cluster: str, least_bytes: float, below: MeanPrice) -> tuple[str, MeanPrice] | None:
         """The cheapest smaller model of a cluster that has so much memory and costs less; ``None`` where none does."""
         found = [
             (price.per_hour, model, price)
@@ -146,7 +146,7 @@ class Market:
         return min(found)[1:] if found else None
 
 
-def change(lot: Lot, price: Price | None, market: Market, settings: AdviceSettings) -> Change | None:
+def change(lot: HeldDevices, price: MeanPrice | None, market: Market, settings: AdviceSettings) -> Change | None:
     """The exchange that saves most, where there is one; of equal ones the first that keeps the model."""
     peak = lot.peak_memory_bytes
     if peak is None or lot.memory_total_bytes is None or not (lot.whole or lot.profile):
@@ -155,7 +155,7 @@ def change(lot: Lot, price: Price | None, market: Market, settings: AdviceSettin
     return max(found, key=lambda one: -1.0 if one.per_month is None else one.per_month) if found else None
 
 
-def _same_model(lot: Lot, peak: float, price: Price | None, settings: AdviceSettings) -> Iterator[Change]:
+def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, settings: AdviceSettings) -> Iterator[Change]:
     if lot.is_server and not settings.judge_servers:
         return
     room = 1 + settings.headroom_ratio
@@ -174,7 +174,7 @@ def _same_model(lot: Lot, peak: float, price: Price | None, settings: AdviceSett
             yield _kept(lot, "share", title, 1 / sharers, fact, price)
 
 
-def _smallest(profiles: tuple[Profile, ...], lot: Lot, need_bytes: float, busy_ratio: float) -> Profile | None:
+def _smallest(profiles: tuple[Profile, ...], lot: HeldDevices, need_bytes: float, busy_ratio: float) -> Profile | None:
     now: Mapping[str, Profile] = {profile.name: profile for profile in profiles}
     compute = now[lot.profile].compute_ratio if lot.profile else 1.0
     share = now[lot.profile].share_ratio if lot.profile else 1.0
@@ -192,7 +192,9 @@ def _sharers(memory_ratio: float, busy_ratio: float, settings: AdviceSettings) -
     return int(1 / need + _ROUNDING)
 
 
-def _kept(lot: Lot, advice: Advice, title: str, share_ratio: float, fact: str, price: Price | None) -> Change:
+def _kept(
+    lot: HeldDevices, advice: Advice, title: str, share_ratio: float, fact: str, price: MeanPrice | None
+) -> Change:
     gpus = sum(max(0.0, use.share_ratio - share_ratio) for use in lot.uses)
     several = len(lot.uses) > 1
     isolation = (
@@ -204,7 +206,7 @@ def _kept(lot: Lot, advice: Advice, title: str, share_ratio: float, fact: str, p
 
 
 def _smaller_model(
-    lot: Lot, peak: float, price: Price | None, market: Market, settings: AdviceSettings
+    lot: HeldDevices, peak: float, price: MeanPrice | None, market: Market, settings: AdviceSettings
 ) -> Iterator[Change]:
     small = lot.mean_ratio <= settings.small_use_ratio and peak <= settings.small_use_bytes
     gpu_hours = sum(use.share_ratio * use.held_hours for use in lot.uses)
@@ -229,7 +231,7 @@ def _smaller_model(
     yield Change("smaller-model", title, lot.gpus, per_month, fact, risk, "high" if lot.is_server else "medium")
 
 
-def _per_month(price: Price | None, gpus: float) -> float | None:
+def _per_month(price: MeanPrice | None, gpus: float) -> float | None:
     return None if price is None else price.per_hour * gpus * MONTH_HOURS
 
 
@@ -238,7 +240,7 @@ _Workload = tuple[str, str, str, str, str]
 
 
 def recommend(
-    uses: Iterable[DeviceUse], ledger: FleetLedger, settings: AdviceSettings | None = None
+    uses: Iterable[HeldDevice], ledger: FleetLedger, settings: AdviceSettings | None = None
 ) -> tuple[Recommendation, ...]:
     """What could be given back, shared or made smaller, dearest first; those without a price last, the largest first.
 
@@ -251,7 +253,7 @@ def recommend(
     """
     settings = settings or AdviceSettings()
     prices = Prices(ledger)
-    workloads: dict[_Workload, list[DeviceUse]] = {}
+    workloads: dict[_Workload, list[HeldDevice]] = {}
     for use in (every := tuple(uses)):
         workloads.setdefault((use.cluster, use.namespace, use.kind, use.workload, use.team), []).append(use)
     market = Market(every, prices)
@@ -270,7 +272,7 @@ def _rank(one: Recommendation) -> tuple[bool, float, float, str, str, str, str, 
 
 
 def _of_workload(
-    uses: Sequence[DeviceUse], window: Window, prices: Prices, market: Market, settings: AdviceSettings
+    uses: Sequence[HeldDevice], window: Window, prices: Prices, market: Market, settings: AdviceSettings
 ) -> Iterator[Recommendation]:
     held = [use for use in uses if use.still_held]
     if any(use.policy == "reserved" for use in uses) or not all(trusted(use, settings) for use in held):
@@ -290,7 +292,7 @@ def _of_workload(
             yield _written(lot, found, window, price)
 
 
-def _give_back(lot: Lot, price: Price | None) -> Change:
+def _give_back(lot: HeldDevices, price: MeanPrice | None) -> Change:
     loaded = lot.is_server or (lot.peak_memory_bytes is not None and lot.peak_memory_bytes >= _LOADED_BYTES)
     if loaded:
         risk = "Something is loaded and may wait for requests or for its owner: ask, scale it to 0, and back if missed."
@@ -301,7 +303,7 @@ def _give_back(lot: Lot, price: Price | None) -> Change:
     return Change("give-back", title, lot.gpus, _money(price, lot), fact, risk, "medium" if loaded else "low")
 
 
-def _fewer(unused: Lot, lot: Lot, held: Sequence[DeviceUse], price: Price | None) -> Change:
+def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], price: MeanPrice | None) -> Change:
     others = [use for use in held if not any(use is gone for gone in unused.uses)]
     busiest = max(use.peak_ratio or 0.0 for use in others)
     rest = "Its other device" if len(others) == 1 else f"Of its other {len(others)} devices the busiest"
@@ -315,11 +317,11 @@ def _fewer(unused: Lot, lot: Lot, held: Sequence[DeviceUse], price: Price | None
     return Change("fewer-gpus", title, unused.gpus, _money(price, unused), fact, risk, "medium")
 
 
-def _money(price: Price | None, lot: Lot) -> float | None:
+def _money(price: MeanPrice | None, lot: HeldDevices) -> float | None:
     return None if price is None else price.per_hour * lot.gpus * MONTH_HOURS
 
 
-def _written(lot: Lot, found: Change, window: Window, price: Price | None) -> Recommendation:
+def _written(lot: HeldDevices, found: Change, window: Window, price: MeanPrice | None) -> Recommendation:
     payer = lot.payer
     return Recommendation(
         advice=found.advice,
@@ -353,11 +355,11 @@ WINDOW_DAYS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class AdviceReading:
     """What was suggested, and from what."""
 
     recommendations: tuple[Recommendation, ...]
-    uses: tuple[DeviceUse, ...]
+    uses: tuple[HeldDevice, ...]
     """Empty: no evidence was recorded, or it was filtered out."""
     ledger: FleetLedger
 
@@ -370,7 +372,7 @@ async def read(
     cluster_label: str = "cluster",
     filters: Filters | None = None,
     settings: AdviceSettings | None = None,
-) -> Read:
+) -> AdviceReading:
     """Recommendations over a window with what they rest on, dearest first.
 
     Raises:
@@ -380,7 +382,7 @@ async def read(
     # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
     uses = await read_evidence(client, window, cluster_label, filters)
     ledger = await source.ledger(window, DIMENSIONS)
-    return Read(recommendations=recommend(uses, ledger, settings), uses=uses, ledger=ledger)
+    return AdviceReading(recommendations=recommend(uses, ledger, settings), uses=uses, ledger=ledger)
 
 
 async def read_recommendations(

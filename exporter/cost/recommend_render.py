@@ -9,9 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.holdings import DeviceUse, Recommendation
+from exporter.cost.holdings import HeldDevice, Recommendation
 from exporter.cost.ledger import FleetLedger
-from exporter.cost.recommend import Read
+from exporter.cost.recommend import AdviceReading
 from exporter.cost.render import LABEL_WIDTH, console_for, widen
 from exporter.cost.render_rows import clean, csv_stream, decimal, encodable, guarded, iso, minute
 
@@ -21,7 +21,7 @@ _LEVELS = {"low": "green", "medium": "yellow", "high": "red"}
 _COLUMNS = ("advice", "cluster", "owner_namespace", "owner_kind", "owner_name", "team", "model", "title", "gpus")
 
 
-def write(read: Read, form: Form, stream: TextIO) -> None:
+def write(read: AdviceReading, form: Form, stream: TextIO) -> None:
     """Write them, dearest first."""
     {"table": _write_table, "csv": _write_csv, "json": _write_json}[form](read, stream)
 
@@ -35,7 +35,7 @@ def totals(found: Sequence[Recommendation]) -> dict[str, float]:
     return dict(sorted(sums.items()))
 
 
-def _write_table(read: Read, stream: TextIO) -> None:
+def _write_table(read: AdviceReading, stream: TextIO) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, show_lines=False)
     for title in ("Workload", "Team", "What to do and why"):
         table.add_column(title, overflow="fold")
@@ -68,7 +68,7 @@ def _owner(one: Recommendation) -> str:
     return f"{place}{one.kind} {one.namespace}/{one.workload}"
 
 
-def _foot(read: Read) -> Iterator[tuple[str, str]]:
+def _foot(read: AdviceReading) -> Iterator[tuple[str, str]]:
     held = [use for use in read.uses if use.still_held]
     found = read.recommendations
     yield "Looked at", f"{len(held):,} devices that {len({_workload(use) for use in held}):,} workloads still hold"
@@ -85,11 +85,11 @@ def _foot(read: Read) -> Iterator[tuple[str, str]]:
         yield "Note", clean(note)
 
 
-def _workload(use: DeviceUse) -> tuple[str, ...]:
+def _workload(use: HeldDevice) -> tuple[str, ...]:
     return (use.cluster, use.namespace, use.kind, use.workload, use.team)
 
 
-def _write_csv(read: Read, stream: TextIO) -> None:
+def _write_csv(read: AdviceReading, stream: TextIO) -> None:
     head = ("from", "to", *_COLUMNS, "per_month", "currency", "risk_level", "risk", "evidence", "devices")
     writer = csv.DictWriter(csv_stream(stream), head, lineterminator="\n")
     writer.writeheader()
@@ -112,7 +112,7 @@ def _write_csv(read: Read, stream: TextIO) -> None:
 _FIELDS = ("advice", "cluster", "namespace", "kind", "workload", "team", "model")
 
 
-def _write_json(read: Read, stream: TextIO) -> None:
+def _write_json(read: AdviceReading, stream: TextIO) -> None:
     stream.write(encodable(json.dumps(document(read.recommendations, read.ledger), ensure_ascii=False, indent=2)))
     stream.write("\n")
 

@@ -16,7 +16,7 @@ from exporter.cost.ledger import DIMENSIONS, LABEL, UNATTRIBUTED, Dimension, Fig
 from exporter.cost.render_rows import (
     HOUR,
     JOULES_PER_KWH,
-    Row,
+    ReportRow,
     Tone,
     active_ratio,
     charged,
@@ -292,7 +292,7 @@ def _piece(name: str, css: str, value: float, whole: float, shown: str) -> _Piec
     return _Piece(name=name, css=css, width_percent=round(100 * part, 2), value=f"{shown} ({percent(part, 1)})")
 
 
-def _weight(row: Row, report: FleetReport) -> float:
+def _weight(row: ReportRow, report: FleetReport) -> float:
     """How long a row's bar is: its money where there is one currency, else its hours."""
     if len(report.currencies) == 1:
         money = row.figures.money.get(report.currencies[0])
@@ -300,7 +300,7 @@ def _weight(row: Row, report: FleetReport) -> float:
     return row.figures.allocated_seconds
 
 
-def _row_pieces(row: Row, report: FleetReport, dearest: float) -> tuple[_Piece, ...]:
+def _row_pieces(row: ReportRow, report: FleetReport, dearest: float) -> tuple[_Piece, ...]:
     whole = row.figures.allocated_seconds
     if row.sort not in _WITH_BARS or not dearest or not whole:
         return ()

@@ -122,7 +122,7 @@ _UNKNOWN: Mapping[Dimension, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ReportRow:
     """One row."""
 
     names: tuple[str, ...]
@@ -151,13 +151,13 @@ def number_titles(report: FleetReport) -> tuple[str, ...]:
     return ("GPU-hours", "Active", "Idle", "Unknown", "Active %", *money)
 
 
-def rows(report: FleetReport, top: int | None = None) -> list[Row]:
+def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
     """Owners' rows, dearest first, what is nobody's, and the total; beyond ``top`` owners one row has the rest."""
     names = [naming for _, naming in _columns(report.by)]
     lines = (*report.held, *report.apart)
     charges = charged(report)
     made = [
-        Row(
+        ReportRow(
             names=tuple(naming(line.key) for naming in names),
             figures=line.figures,
             sort="apart" if is_apart(line.key) else "held",
@@ -170,7 +170,7 @@ def rows(report: FleetReport, top: int | None = None) -> list[Row]:
     if top is not None and len(held) > top:
         rest = f"({len(held) - top:,} more)"
         held = [*held[:top], _summed(held[top:], (rest, *("" for _ in names[1:])), "more")]
-    total = Row(
+    total = ReportRow(
         names=("Total", *("" for _ in names[1:])),
         figures=report.total,
         sort="total",
@@ -201,8 +201,8 @@ def _own(line: ReportLine, currency: str) -> float:
     return money.total if money else 0.0
 
 
-def _summed(many: Sequence[Row], names: tuple[str, ...], sort: Sort) -> Row:
-    return Row(
+def _summed(many: Sequence[ReportRow], names: tuple[str, ...], sort: Sort) -> ReportRow:
+    return ReportRow(
         names=names,
         figures=total_of(row.figures for row in many),
         sort=sort,
@@ -216,7 +216,7 @@ def _sums(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {currency: round(sum(one.get(currency, 0.0) for one in many), 2) for currency in currencies}
 
 
-def numbers(row: Row, report: FleetReport, digits: int) -> list[str]:
+def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
     """The row's numbers as text, in the order of ``number_titles``; empty where they are not known."""
     figures = row.figures
     seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)

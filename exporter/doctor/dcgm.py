@@ -24,7 +24,7 @@ _REINSTALL = "install DCGM's client library anew, of the host engine's major ver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class LibraryReport:
     """What there is of libdcgm; ``problem`` is empty when it works."""
 
     soname: str = ""
@@ -34,7 +34,7 @@ class Library:
     problem: str = ""
 
 
-async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Library:
+async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> LibraryReport:
     """Which library the agent would load, and which of the fields it does not know."""
     ids = ",".join(str(int(field)) for field in sorted(fields))
     process = await asyncio.create_subprocess_exec(
@@ -48,7 +48,7 @@ async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Libr
         async with asyncio.timeout(_DEADLINE_SECONDS):
             out, _ = await process.communicate()
     except TimeoutError:
-        return Library(problem=f"loading libdcgm did not end within {_DEADLINE_SECONDS:g} s; {_REINSTALL}")
+        return LibraryReport(problem=f"loading libdcgm did not end within {_DEADLINE_SECONDS:g} s; {_REINSTALL}")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -56,14 +56,14 @@ async def look(fields: Collection[Field], env: Mapping[str, str] | None) -> Libr
     code = process.returncode or 0
     if code:
         how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
-        return Library(problem=f"loading libdcgm ended its process with {how}; {_REINSTALL}")
+        return LibraryReport(problem=f"loading libdcgm ended its process with {how}; {_REINSTALL}")
     told = _told(out)
     if told is None:
-        return Library(problem=f"loading libdcgm ended its process without a word; {_REINSTALL}")
+        return LibraryReport(problem=f"loading libdcgm ended its process without a word; {_REINSTALL}")
     if "problem" in told:
-        return Library(problem=told["problem"])
+        return LibraryReport(problem=told["problem"])
     unknown = frozenset(Field(one) for one in told["unknown"])
-    return Library(soname=told["soname"], version=told["version"], unknown=unknown)
+    return LibraryReport(soname=told["soname"], version=told["version"], unknown=unknown)
 
 
 def _told(out: bytes) -> dict[str, Any] | None:
@@ -125,7 +125,7 @@ async def examine(
     interval_seconds: float,
     deadline_seconds: float,
     clock: Callable[[], float],
-) -> tuple[list[Finding], Library, Reading | None]:
+) -> tuple[list[Finding], LibraryReport, Reading | None]:
     """Whether library and engine work, and the engine's last reading; ``None`` where there was none.
 
     Args:
@@ -140,7 +140,7 @@ async def examine(
     """
     # Alone it is all there is; beside NVML the agent goes on without it.
     bad = fail if config.source == "dcgm" else warn
-    library, found = Library(), []
+    library, found = LibraryReport(), []
     if not simulated:
         library = await look(fields, env)
         if library.problem:
@@ -186,7 +186,7 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", mend)
 
 
-def _trouble(config: AgentConfig, heard: host.Heard, deadline_seconds: float) -> tuple[str, str]:
+def _trouble(config: AgentConfig, heard: host.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
     """What is wrong with the engine, and its mend where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
@@ -196,7 +196,7 @@ def _trouble(config: AgentConfig, heard: host.Heard, deadline_seconds: float) ->
     return f"{config.dcgm_address}: {cause}", "it takes connections and does not answer: restart nvidia-dcgm"
 
 
-def _engine(config: AgentConfig, heard: host.Heard, now: float) -> Finding:
+def _engine(config: AgentConfig, heard: host.ProbeAnswer, now: float) -> Finding:
     last = heard.last
     if last is None:
         raise ValueError("an engine that has said nothing has no version")
@@ -287,7 +287,7 @@ def _has_engine(reading: GpuReading) -> bool:
     return all(Field.PROF_GR_ENGINE_ACTIVE in values for values in parts)
 
 
-def fields(rows: Mapping[Field, str], library: Library, dcgm: Reading) -> Finding | None:
+def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> Finding | None:
     """Whether what the collectors file has for DCGM alone can be had; ``None`` where it has nothing of that kind.
 
     Args:

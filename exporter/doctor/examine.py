@@ -15,7 +15,7 @@ from exporter.config import AgentConfig, price_book, read_collectors
 from exporter.doctor import dcgm, host, kubernetes
 from exporter.doctor import host as driver
 from exporter.doctor import host as web
-from exporter.doctor.dcgm import Library
+from exporter.doctor.dcgm import LibraryReport
 from exporter.doctor.report import Finding, Level, fail, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.dcgm.readings import alone, supplement
@@ -270,12 +270,12 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     return found, reading
 
 
-async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], Library, Reading | None]:
+async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], LibraryReport, Reading | None]:
     """Library and engine, where DCGM is in use; which library there is, and the engine's last reading."""
     config = around.config
     if not config.dcgm_address:
         hint = await dcgm.hint() if config.source == "auto" and not around.simulated else None
-        return [hint] if hint else [], Library(), None
+        return [hint] if hint else [], LibraryReport(), None
     fields = (alone if config.source == "dcgm" else supplement)(made.fields)
     return await dcgm.examine(
         config,

@@ -239,7 +239,7 @@ _BAD_STATES = frozenset({SourceState.FAILED, SourceState.HUNG, SourceState.DIED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class ProbeAnswer:
     """What a child has said."""
 
     last: Reading | None
@@ -264,7 +264,7 @@ async def listen(
     deadline_seconds: float,
     enough: int,
     clock: Callable[[], float],
-) -> Heard:
+) -> ProbeAnswer:
     """Start a source's child, and end it after so many readings, at its first trouble or at the deadline.
 
     Args:
@@ -297,7 +297,9 @@ async def listen(
     errors: Counter[str] = Counter()
     for reading in readings:
         errors.update(reading.errors)
-    return Heard(last=readings[-1] if readings else None, first_after_seconds=first_after, status=status, errors=errors)
+    return ProbeAnswer(
+        last=readings[-1] if readings else None, first_after_seconds=first_after, status=status, errors=errors
+    )
 
 
 async def _readings(

@@ -197,7 +197,7 @@ Place = tuple[str, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DcgmDevice:
     """One GPU as the engine has it; ``gpu_id`` is the engine's own number and holds for one connection."""
 
     gpu_id: int
@@ -213,10 +213,10 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class DcgmLayout:
     """All devices, and of which GPU and GPU instance an entity is a part: for events."""
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DcgmDevice, ...] = ()
     places: Mapping[Entity, Place] = field(default_factory=dict)
     listed: int = 0
     """GPUs that the engine lists, also those of which it gives no UUID."""
@@ -247,7 +247,7 @@ class Entities:
         self.node_values: Mapping[int, Value] = {}
         """What is the same for all devices, by field id."""
 
-    def look(self, *, anew: bool = False) -> Layout:
+    def look(self, *, anew: bool = False) -> DcgmLayout:
         """Return the devices as they are now; who they are is read again where it may have changed.
 
         Args:
@@ -269,7 +269,7 @@ class Entities:
             if gpu_id in self._gpus:
                 places[entity] = (self._gpus[gpu_id].uuid, instance_id, part)
         ordered = tuple(sorted(devices, key=lambda one: one.gpu.index))
-        return Layout(devices=ordered, places=places, listed=len(present))
+        return DcgmLayout(devices=ordered, places=places, listed=len(present))
 
     def _read_node(self, present: Sequence[int]) -> Mapping[int, Value]:
         """Ask the engine, or its first GPU where it knows no entity for what is nobody's."""
@@ -278,13 +278,13 @@ class Entities:
                 return told
         return {}
 
-    def _device(self, gpu_id: int, present: Sequence[int]) -> Device:
+    def _device(self, gpu_id: int, present: Sequence[int]) -> DcgmDevice:
         gpu, status = self._gpus[gpu_id], self._engine.gpu_status(gpu_id)
         state, reason = _STATES.get(1 if status is None else status, (DeviceState.FAILED, "unknown_status"))
         if state is DeviceState.UP and gpu_id not in present:
             state, reason = DeviceState.MISSING, "not_enumerated"
         instances = self._instances.of(gpu_id) if state is DeviceState.UP and gpu.mig_enabled else ()
-        return Device(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
+        return DcgmDevice(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
 
     def _follow_gpus(self, present: Sequence[int], *, anew: bool) -> bool:
         """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back, or anew."""

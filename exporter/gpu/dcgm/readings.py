@@ -160,7 +160,7 @@ def in_range(field_id: int, value: float) -> tuple[int | float | None, bool]:
     return round(min(1.0, max(0.0, value)), _RATIO_DIGITS), not -_ROUNDING <= value <= 1 + _ROUNDING
 
 
-class Movement:
+class TimestampMovement:
     """Tells a value that is measured anew from one that a dead watch left: its time moves, by our own clock.
 
     Args:
@@ -195,7 +195,7 @@ class Movement:
         return False
 
 
-class Inbox:
+class RecordBuffer:
     """Takes in what the engine delivers by callback; one for the source's life, for the library is given its address.
 
     It and its callback hold each other, so that one per connection would stay in memory for good.
@@ -209,12 +209,12 @@ class Inbox:
         self._count = count
         self._error: Exception | None = None
         self._now = 0.0
-        self._movement = Movement(0.0, count)
+        self._movement = TimestampMovement(0.0, count)
         self._values: dict[Entity, dict[int, Value]] = {}
         self._codes: dict[Entity, int] = {}
         self._events: list[tuple[Entity, int, int]] | None = None
 
-    def expect(self, movement: Movement, now: float) -> None:
+    def expect(self, movement: TimestampMovement, now: float) -> None:
         """Get ready for the latest values of one watch."""
         self._movement, self._now, self._events = movement, now, None
         self._values, self._codes, self._error = {}, {}, None
@@ -350,7 +350,7 @@ _OF_GPUS = frozenset({_libdcgm.GPU, _VGPU, _libdcgm.GPU_INSTANCE, _libdcgm.COMPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SessionFields:
     """The fields of one session by how they are read."""
 
     levels: Mapping[int, int]
@@ -364,7 +364,7 @@ class Wanted:
     """Field id to the reason why it is not read."""
 
 
-def sort(fields: Iterable[Field], library: Library) -> Wanted:
+def sort(fields: Iterable[Field], library: Library) -> SessionFields:
     """Return how each field is read; of NVML's own and of Xid events there is nothing to read here.
 
     Args:
@@ -390,7 +390,7 @@ def sort(fields: Iterable[Field], library: Library) -> Wanted:
             texts.append(field_id)
         else:
             levels[field_id] = meta.entityLevel
-    return Wanted(
+    return SessionFields(
         levels=levels,
         texts=tuple(texts),
         of_the_node=tuple(of_the_node),

@@ -21,8 +21,8 @@ from exporter.gpu.dcgm.engine import (
     no_room,
     no_values,
 )
-from exporter.gpu.dcgm.entities import Device, Entities, Layout
-from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, Value, Wanted, is_profiling
+from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities
+from exporter.gpu.dcgm.readings import Entity, Profiling, RecordBuffer, SessionFields, Value, is_profiling
 from exporter.gpu.dcgm.watch import Watches, plan
 from exporter.gpu.dcgm.xid_events import Xids
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
@@ -52,10 +52,15 @@ class Session:
     """
 
     def __init__(
-        self, engine: Engine, wanted: Wanted, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]
+        self,
+        engine: Engine,
+        wanted: SessionFields,
+        interval_seconds: float,
+        inbox: RecordBuffer,
+        count: Callable[[str], None],
     ) -> None:
         self.engine = engine
-        self.layout = Layout()
+        self.layout = DcgmLayout()
         self._wanted = wanted
         self._interval_seconds = interval_seconds
         self._entities = Entities(engine, texts=wanted.texts, node_fields=wanted.of_the_node, count=count)
@@ -155,12 +160,12 @@ class Session:
         if up and all(self._is_silent(one, now) for one in up):
             raise NoValuesError(NO_VALUES, no_values(self.engine.address, len(up)))
 
-    def _is_silent(self, device: Device, now: float) -> bool:
+    def _is_silent(self, device: DcgmDevice, now: float) -> bool:
         spoke_at = self._spoke_at.get(device.gpu.uuid, now)
         silent = now - spoke_at > _SILENT_INTERVALS * self._interval_seconds
         return silent and bool(self._wanted.levels)
 
-    def _reading(self, device: Device, values: Values, codes: Mapping[Entity, int], now: float) -> GpuReading:
+    def _reading(self, device: DcgmDevice, values: Values, codes: Mapping[Entity, int], now: float) -> GpuReading:
         gpu, state, reason = self._gpu(device), device.state, device.reason
         if state is DeviceState.UP and device.entity in codes:
             state, reason = _DOWN[codes[device.entity]]
@@ -184,7 +189,7 @@ class Session:
             profiling=profiling,
         )
 
-    def _gpu(self, device: Device) -> Gpu:
+    def _gpu(self, device: DcgmDevice) -> Gpu:
         told = self._entities.node_values
         texts = {
             Field(one): text
@@ -260,7 +265,7 @@ class DcgmSource:
         self._is_first_library = is_first_library
         self._errors: Counter[str] = Counter()
         self._logged: set[str] = set()
-        self._inbox = Inbox(self._count)
+        self._inbox = RecordBuffer(self._count)
         self._session: Session | None = None
         self._known: dict[str, Gpu] = {}
         self._left_out: frozenset[int] = frozenset()
@@ -356,7 +361,7 @@ class DcgmSource:
             self._logged.add(reason)
             _log.warning("DCGM at %s: %s: %s", self._address, reason, advice_of(reason))
 
-    def _tell_left_out(self, wanted: dcgm_wanted.Wanted, version: str | None) -> None:
+    def _tell_left_out(self, wanted: dcgm_wanted.SessionFields, version: str | None) -> None:
         """Say once which fields cannot be read, not at every connection."""
         new = wanted.left_out.keys() - self._left_out
         self._left_out |= new

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine, reason_of
-from exporter.gpu.dcgm.entities import Instance, Layout
+from exporter.gpu.dcgm.entities import DcgmLayout, Instance
 from exporter.gpu.dcgm.library import (
     COMPUTE_INSTANCE,
     GPU_INSTANCE,
@@ -22,8 +22,8 @@ from exporter.gpu.dcgm.readings import (
     MEMORY,
     NOT_OF_INSTANCES,
     Entity,
-    Inbox,
-    Movement,
+    RecordBuffer,
+    TimestampMovement,
     Value,
     is_profiling,
     is_slow,
@@ -40,7 +40,7 @@ class RefusedError(Exception):
         self.code = code
 
 
-class Group:
+class FieldGroup:
     """A watch that stands; ``close`` takes it back.
 
     Args:
@@ -137,7 +137,7 @@ OF_INSTANCES = frozenset({GPU_INSTANCE, COMPUTE_INSTANCE})
 """Levels of fields of which a MIG instance has its own value, and not its GPU's."""
 
 
-class Pace(Enum):
+class WatchPace(Enum):
     """How often the engine measures, and apart from what else."""
 
     FAST = auto()
@@ -154,13 +154,13 @@ class Pace(Enum):
 class Watching:
     """Entities of one kind that are watched for the same fields."""
 
-    pace: Pace
+    pace: WatchPace
     members: tuple[Entity, ...]
     field_ids: tuple[int, ...]
 
 
 def plan(
-    layout: Layout,
+    layout: DcgmLayout,
     levels: Mapping[int, int],
     profiled: Callable[[int], frozenset[int]],
     refused: Callable[[Entity, int], bool],
@@ -175,9 +175,9 @@ def plan(
         refused: Tells what the engine would not watch a while ago.
         most_fields: How many fields the engine takes in one watch.
     """
-    members: dict[tuple[Pace, int, tuple[int, ...]], list[Entity]] = {}
+    members: dict[tuple[WatchPace, int, tuple[int, ...]], list[Entity]] = {}
     for entity, field_ids in _wanted(layout, levels, profiled):
-        by_pace: dict[Pace, list[int]] = {}
+        by_pace: dict[WatchPace, list[int]] = {}
         for one in field_ids:
             if not refused(entity, one):
                 by_pace.setdefault(_pace(one), []).append(one)
@@ -193,7 +193,7 @@ def plan(
 
 
 def _wanted(
-    layout: Layout, levels: Mapping[int, int], profiled: Callable[[int], frozenset[int]]
+    layout: DcgmLayout, levels: Mapping[int, int], profiled: Callable[[int], frozenset[int]]
 ) -> Iterator[tuple[Entity, list[int]]]:
     for device in layout.devices:
         if device.state is not DeviceState.UP:
@@ -214,10 +214,10 @@ def _of_instance(instance: Instance, levels: Mapping[int, int], can: frozenset[i
     return [one for one in own if not is_profiling(one) or one in can]
 
 
-def _pace(field_id: int) -> Pace:
+def _pace(field_id: int) -> WatchPace:
     if is_profiling(field_id):
-        return Pace.CODECS if field_id in CODECS else Pace.PROFILING
-    return Pace.SLOW if is_slow(Field(field_id)) else Pace.FAST
+        return WatchPace.CODECS if field_id in CODECS else WatchPace.PROFILING
+    return WatchPace.SLOW if is_slow(Field(field_id)) else WatchPace.FAST
 
 
 _SLOW_SECONDS = 10.0
@@ -240,9 +240,9 @@ Values = Mapping[Entity, Mapping[int, Value]]
 class _Watch:
     """A watch that stands, and what was last read of it."""
 
-    group: Group
-    pace: Pace
-    movement: Movement
+    group: FieldGroup
+    pace: WatchPace
+    movement: TimestampMovement
     every_seconds: float
     begun_at: float
     read_at: float = -math.inf
@@ -256,7 +256,7 @@ class _Watch:
         """Whether a first value should be there by now, and the engine's own beat may be a little behind ours."""
         age = now - self.begun_at
         begun = (1 - _EARLY) * self.every_seconds <= age <= _MISSED_UPDATES * self.every_seconds
-        return self.pace is Pace.PROFILING and not self.spoke and begun
+        return self.pace is WatchPace.PROFILING and not self.spoke and begun
 
     def is_due(self, now: float) -> bool:
         # At first as often as samples are taken: the first values come when they come.
@@ -275,7 +275,9 @@ class Watches:
         count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, interval_seconds: float, inbox: Inbox, count: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: Engine, interval_seconds: float, inbox: RecordBuffer, count: Callable[[str], None]
+    ) -> None:
         self._engine = engine
         self._count = count
         self._inbox = inbox
@@ -287,10 +289,10 @@ class Watches:
         self.profiling_stopped = False
         """Whether profiled values were there before the last read and are not now."""
         self._every_seconds = {
-            Pace.FAST: interval_seconds,
-            Pace.SLOW: max(interval_seconds, _SLOW_SECONDS),
-            Pace.PROFILING: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
-            Pace.CODECS: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
+            WatchPace.FAST: interval_seconds,
+            WatchPace.SLOW: max(interval_seconds, _SLOW_SECONDS),
+            WatchPace.PROFILING: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
+            WatchPace.CODECS: max(interval_seconds, _QUICKEST_PROFILING_SECONDS),
         }
 
     def is_refused(self, entity: Entity, field_id: int) -> bool:
@@ -355,7 +357,7 @@ class Watches:
         """Refuse codec units that give no value: GPUs have fewer than DCGM has fields, and engines log each miss."""
         for watching, watch in self._standing.items():
             patience = max(_SILENT_SECONDS, _MISSED_UPDATES * watch.every_seconds)
-            if watch.pace is not Pace.CODECS or not watch.spoke or now - watch.begun_at < patience:
+            if watch.pace is not WatchPace.CODECS or not watch.spoke or now - watch.begun_at < patience:
                 continue
             for entity, values in watch.values.items():
                 for unit in set(watching.field_ids) - values.keys() if values else ():
@@ -387,7 +389,7 @@ class Watches:
         for watching, watch in self._standing.items():
             if watch.is_due(now):
                 self._read(watch, now)
-                if watch.pace is Pace.CODECS:
+                if watch.pace is WatchPace.CODECS:
                     self._carry_codecs(watching, watch, now)
             for entity, some in watch.values.items():
                 values.setdefault(entity, {}).update(some)
@@ -397,7 +399,7 @@ class Watches:
     def speaks(self, entity: Entity) -> bool:
         """Tell whether an entity said anything at the last read that is not carried over from an earlier one."""
         own = [watch for watching, watch in self._standing.items() if entity in watching.members]
-        quick = [watch for watch in own if watch.pace is Pace.FAST]
+        quick = [watch for watch in own if watch.pace is WatchPace.FAST]
         return any(watch.values.get(entity) for watch in quick or own)
 
     @property
@@ -413,7 +415,7 @@ class Watches:
         watch.values, watch.codes = self._inbox.delivered()
         watch.read_at = now
         speaks = any(watch.values.values())
-        if watch.spoke and not speaks and watch.pace is Pace.PROFILING:
+        if watch.spoke and not speaks and watch.pace is WatchPace.PROFILING:
             self.profiling_stopped = True
         watch.spoke = speaks
         if code == library.NOT_CONFIGURED:
@@ -425,14 +427,14 @@ class Watches:
         """Make a watch; where it is refused, find out of whom and for which fields, and return False."""
         every_seconds = self._every_seconds[watching.pace]
         try:
-            group = Group(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
+            group = FieldGroup(self._engine, watching.members, watching.field_ids, every_seconds=every_seconds)
         except RefusedError as refusal:
             self._settle(watching, refusal.code, every_seconds, now)
             return False
         self._standing[watching] = _Watch(
             group=group,
             pace=watching.pace,
-            movement=Movement(_MISSED_UPDATES * every_seconds, self._count),
+            movement=TimestampMovement(_MISSED_UPDATES * every_seconds, self._count),
             every_seconds=every_seconds,
             begun_at=now,
             values={},
@@ -477,7 +479,7 @@ class Watches:
 
     def _try(self, members: Sequence[Entity], field_ids: Sequence[int], every_seconds: float) -> int:
         try:
-            Group(self._engine, members, field_ids, every_seconds=every_seconds).close()
+            FieldGroup(self._engine, members, field_ids, every_seconds=every_seconds).close()
         except RefusedError as refusal:
             return refusal.code
         return library.OK

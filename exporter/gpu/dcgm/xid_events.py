@@ -9,8 +9,8 @@ from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine, reason_of
 from exporter.gpu.dcgm.entities import Place
 from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP
-from exporter.gpu.dcgm.readings import Entity, Inbox
-from exporter.gpu.dcgm.watch import Group, RefusedError
+from exporter.gpu.dcgm.readings import Entity, RecordBuffer
+from exporter.gpu.dcgm.watch import FieldGroup, RefusedError
 from exporter.model import Field, XidEvent
 
 _FIELD = int(Field.XID_ERRORS)
@@ -26,7 +26,7 @@ _Event = tuple[Entity, int, int]
 class _Watch:
     """Entities whose events the engine keeps."""
 
-    group: Group
+    group: FieldGroup
     members: tuple[Entity, ...]
 
 
@@ -40,7 +40,7 @@ class Xids:
         count: Called with the reason of everything that goes wrong.
     """
 
-    def __init__(self, engine: Engine, every_seconds: float, inbox: Inbox, count: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, every_seconds: float, inbox: RecordBuffer, count: Callable[[str], None]) -> None:
         self._engine = engine
         self._every_seconds = every_seconds
         self._count = count
@@ -69,7 +69,7 @@ class Xids:
         for start in range(0, len(members), MAX_ENTITIES_PER_GROUP):
             some = tuple(members[start : start + MAX_ENTITIES_PER_GROUP])
             try:
-                group = Group(
+                group = FieldGroup(
                     self._engine,
                     some,
                     (_FIELD,),

@@ -54,7 +54,7 @@ _RATES = frozenset(
 )
 
 
-class Level(Enum):
+class GpmLevel(Enum):
     """What a sampler watches; decides which metrics mean something."""
 
     GPU = auto()
@@ -98,15 +98,15 @@ class Support:
         return bool(self._answer)
 
 
-def fields_at(level: Level, fields: Iterable[Field]) -> dict[Field, int]:
+def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
     """Return the wanted fields that exist at a level, with their metric ids.
 
     The codecs of an instance are always wanted: nothing else measures them. Of a whole GPU NVML has their utilisation;
     rows of a collectors file for each of their units are DCGM's.
     """
     wanted = frozenset(fields)
-    wanted = wanted - CODECS if level is Level.GPU else (wanted | CODECS) - _RATES
-    if level is Level.COMPUTE_INSTANCE:
+    wanted = wanted - CODECS if level is GpmLevel.GPU else (wanted | CODECS) - _RATES
+    if level is GpmLevel.COMPUTE_INSTANCE:
         wanted -= {Field.PROF_DRAM_ACTIVE}
     return {field: metric for field, metric in METRICS.items() if field in wanted}
 
@@ -295,7 +295,7 @@ class _LongProcessInfo(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ProcessSample:
     """One record of the driver's utilisation ring: percent, and microseconds of the driver's clock."""
 
     pid: int
@@ -326,7 +326,7 @@ def record_type() -> type[ctypes.Structure]:
     return layout
 
 
-def good_samples(samples: Iterable[Sample], last_us: int) -> list[Sample]:
+def good_samples(samples: Iterable[ProcessSample], last_us: int) -> list[ProcessSample]:
     """Drop what the driver left unfilled: it answers with more slots than it has samples, and with garbage in them."""
     return [
         one
@@ -420,12 +420,12 @@ class Poller:
             )
         return tuple(result)
 
-    def _ratios(self, pid: int, samples: dict[int, Sample] | None) -> tuple[float | None, ...]:
+    def _ratios(self, pid: int, samples: dict[int, ProcessSample] | None) -> tuple[float | None, ...]:
         """Return the use of every engine by one process; 0 without a sample, as the ring leaves out who did nothing."""
         if samples is None:
             return (None,) * 5
         unseen = 0 if self._with_jpg_ofa else None
-        idle = Sample(pid=pid, timestamp_us=0, sm=0, enc=0, dec=0, jpg=unseen, ofa=unseen)
+        idle = ProcessSample(pid=pid, timestamp_us=0, sm=0, enc=0, dec=0, jpg=unseen, ofa=unseen)
         percents = samples.get(pid, idle).percents
         return tuple(None if percent is None else percent / _PERCENT for percent in percents)
 
@@ -477,7 +477,7 @@ class Poller:
             self._room[name] = min(size.value * 2 + 5, _MOST_ROOM)
         raise pynvml.NVMLError(code)
 
-    def _samples(self, now: float) -> dict[int, Sample] | None:
+    def _samples(self, now: float) -> dict[int, ProcessSample] | None:
         """Return the samples since the last poll by pid; ``None`` where the driver has none to give."""
         if now < self._no_utilisation_before:
             return None
@@ -492,7 +492,7 @@ class Poller:
         # The first answer is the whole ring, that is the mean of ten seconds nobody asked about.
         return None if first else {one.pid: one for one in samples}
 
-    def _ask_samples(self) -> list[Sample]:
+    def _ask_samples(self) -> list[ProcessSample]:
         code = library.NOT_SUPPORTED
         newer = pynvml.nvmlDeviceGetProcessesUtilizationInfo
         for call in (newer, pynvml.nvmlDeviceGetProcessUtilization):
@@ -512,7 +512,7 @@ class Poller:
                         break
                     raise
                 return [
-                    Sample(
+                    ProcessSample(
                         pid=row.pid,
                         timestamp_us=row.timeStamp,
                         sm=row.smUtil,

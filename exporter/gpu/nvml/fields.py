@@ -403,7 +403,7 @@ def read(handle: Any, index: int) -> Gpu:  # noqa: ANN401 - a handle is whatever
     )
 
 
-class Facts:
+class DeviceFacts:
     """Facts of one GPU that do not change: each is asked for until the driver has answered.
 
     Args:

@@ -30,7 +30,7 @@ class Shape:
     """Of the largest profile."""
 
 
-class Layout(NamedTuple):
+class MigLayout(NamedTuple):
     """What a GPU told of its MIG instances."""
 
     found: tuple["Found", ...]
@@ -101,7 +101,7 @@ def enabled(handle: Any) -> bool | None:  # noqa: ANN401 - a handle is whatever 
         return None
 
 
-def instances(handle: Any, parent_uuid: str, of: Shape) -> Layout:  # noqa: ANN401 - a handle is whatever pynvml gave
+def instances(handle: Any, parent_uuid: str, of: Shape) -> MigLayout:  # noqa: ANN401 - a handle is whatever pynvml gave
     """Return every compute instance of a GPU, in the driver's order; one that vanishes meanwhile is left out.
 
     Raises:
@@ -126,7 +126,7 @@ def instances(handle: Any, parent_uuid: str, of: Shape) -> Layout:  # noqa: ANN4
             _reraise_fatal(error)
             if library.code_of(error) not in _VANISHED:
                 failed.append(Failed(slot, uuid, error))
-    return Layout(tuple(found), tuple(failed))
+    return MigLayout(tuple(found), tuple(failed))
 
 
 def profile_name(*, compute_slices: int, instance_slices: int, memory_mib: int, total_mib: int) -> str:

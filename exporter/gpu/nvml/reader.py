@@ -92,7 +92,7 @@ def _answer(item: FieldValue, slot: Any) -> tuple[int, Number]:  # noqa: ANN401 
     return 0, value if item.convert is None else item.convert(value)
 
 
-class Device:
+class NvmlDevice:
     """The numbers of one GPU from sample to sample; what it does not support is asked again only rarely.
 
     Args:
@@ -231,7 +231,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReadPlan:
     """What is read of every GPU of this driver."""
 
     fields: frozenset[Field]
@@ -249,7 +249,7 @@ class Wanted:
 class _Instance:
     """One MIG instance and what is kept of it between samples."""
 
-    def __init__(self, found: mig.Found, parent: Any, wanted: Wanted, has_gpm: Callable[[float], bool]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, found: mig.Found, parent: Any, wanted: ReadPlan, has_gpm: Callable[[float], bool]) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.found = found
         self.processes: tuple[ProcessUse, ...] | None = None
         self.has_memory = True
@@ -257,12 +257,12 @@ class _Instance:
         self._fields = wanted.fields
         self._no_memory_before = -math.inf
         self.poller = Poller(found.handle, utilisation=False, record=wanted.record, count=wanted.count)
-        level = activity.Level.GPU_INSTANCE if found.fills_its_gpu_instance else activity.Level.COMPUTE_INSTANCE
+        level = activity.GpmLevel.GPU_INSTANCE if found.fills_its_gpu_instance else activity.GpmLevel.COMPUTE_INSTANCE
         fields = activity.fields_at(level, wanted.fields)
         gpu_instance_id = found.instance.gpu_instance_id
 
         def take(sample: Any) -> None:  # noqa: ANN401 - a GPM sample is whatever pynvml gave
-            if level is activity.Level.GPU_INSTANCE:
+            if level is activity.GpmLevel.GPU_INSTANCE:
                 pynvml.nvmlGpmMigSampleGet(parent, gpu_instance_id, sample)
             else:
                 pynvml.nvmlGpmSampleGet(found.handle, sample)
@@ -314,9 +314,9 @@ class Unit:
         wanted: What to read.
     """
 
-    def __init__(self, handle: Any, gpu: Gpu, wanted: Wanted) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
+    def __init__(self, handle: Any, gpu: Gpu, wanted: ReadPlan) -> None:  # noqa: ANN401 - a handle is whatever pynvml gave
         self.handle = handle
-        self._facts = identity.Facts(handle, wanted.count)
+        self._facts = identity.DeviceFacts(handle, wanted.count)
         self.gpu = self._facts.complete(gpu, -math.inf)
         """With the facts and the MIG shape that are known by now."""
         self._wanted = wanted
@@ -324,7 +324,7 @@ class Unit:
         self._gpm = activity.Support(handle, wanted.count)
         self._sampler = activity.Sampler(
             lambda sample: pynvml.nvmlGpmSampleGet(handle, sample),
-            activity.fields_at(activity.Level.GPU, wanted.fields),
+            activity.fields_at(activity.GpmLevel.GPU, wanted.fields),
             wanted.count,
             oldest_seconds=wanted.oldest_seconds,
             took=wanted.took,
@@ -337,8 +337,8 @@ class Unit:
         self._lacks_instances = False
         self._layout_at = -math.inf
 
-    def _new_device(self) -> Device:
-        return Device(self.handle, self._wanted.plan, self._wanted.count, self._wanted.took)
+    def _new_device(self) -> NvmlDevice:
+        return NvmlDevice(self.handle, self._wanted.plan, self._wanted.count, self._wanted.took)
 
     def _new_poller(self) -> Poller | None:
         """Begin to follow processes; of a partitioned GPU only the instances say who uses them."""
@@ -433,7 +433,7 @@ class Unit:
             if not (self.gpu.mig_enabled or mig.enabled(self.handle)):
                 return
             shape = mig.shape(self.handle)
-            layout = mig.instances(self.handle, self.gpu.uuid, shape) if shape.enabled else mig.Layout(())
+            layout = mig.instances(self.handle, self.gpu.uuid, shape) if shape.enabled else mig.MigLayout(())
         except pynvml.NVMLError as error:
             # No answer is no change: the instances of before are still held. But there may be others by now.
             self._lacks_instances = self.gpu.mig_enabled
@@ -445,7 +445,7 @@ class Unit:
         self._adopt_shape(shape)
         self._adopt((*layout.found, *self._kept(layout)))
 
-    def _kept(self, layout: mig.Layout) -> Iterator[mig.Found]:
+    def _kept(self, layout: mig.MigLayout) -> Iterator[mig.Found]:
         """Yield the instances that the driver fails to describe and that are not known to be others by now."""
         described = {found.instance.uuid for found in layout.found}
         uuid_at = {failed.slot: failed.uuid for failed in layout.failed}

@@ -13,7 +13,7 @@ from exporter.errors import SourceError
 from exporter.gpu.nvml import activity, library
 from exporter.gpu.nvml import fields as identity
 from exporter.gpu.nvml import fields as nvml_fields
-from exporter.gpu.nvml.reader import Plan, Unit, Wanted, without_means
+from exporter.gpu.nvml.reader import Plan, ReadPlan, Unit, without_means
 from exporter.gpu.nvml.xid_events import EventWatch
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, XidEvent
 
@@ -81,7 +81,7 @@ class NvmlSource:
         self._events: EventWatch | None = None
         self._xids: list[XidEvent] = []
         """Those that the next reading reports."""
-        self._wanted: Wanted | None = None
+        self._wanted: ReadPlan | None = None
         self._count_at_open = 0
         self._counted_at: float | None = None
         self._driver_version: str | None = None
@@ -195,14 +195,14 @@ class NvmlSource:
             raise library.problem(next(iter(unreadable.values()), "no_gpus"))
         self._watch_events()
 
-    def _wanted_of(self, driver_version: str | None) -> Wanted:
+    def _wanted_of(self, driver_version: str | None) -> ReadPlan:
         major = (driver_version or "").split(".")[0]
         plan = Plan(
             getters=nvml_fields.getters(self._fields),
             items=nvml_fields.field_values(self._fields, int(major) if major.isdigit() else 0),
             nvlink_rate=Field.NVLINK_BANDWIDTH_TOTAL in self._fields,
         )
-        return Wanted(
+        return ReadPlan(
             fields=self._fields,
             plan=plan,
             record=activity.record_type(),
