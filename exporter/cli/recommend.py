@@ -18,6 +18,7 @@ from exporter.errors import ConfigError, ExporterError
 if TYPE_CHECKING:
     from exporter.config.prometheus_options import PrometheusSettings
     from exporter.cost.ledger import Filters, Window
+    from exporter.cost.recommend import AdviceReading
 
 _DEFAULT_WINDOW = "7d"
 _EPILOG = (
