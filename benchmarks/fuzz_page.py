@@ -128,6 +128,7 @@ class Known:
     at_seconds: float | None = NOW
     problem: str = ""
     remark: str = ""
+    names_other_node: bool = False
     errors: Mapping[str, int] = field(default_factory=dict)
 
     def evidence(self, _now: float) -> Evidence:

@@ -18,8 +18,8 @@ from exposition_support import H100, TRAINING, gpu, one_ledger, snapshot
 from web_support import http_server
 
 from exporter.cli import main
-from exporter.cost import node_report_render
 from exporter.cost.node_report import NodeReport, read
+from exporter.cost.node_report_render import write
 from exporter.errors import ExporterError
 from exporter.model import (
     UNALLOCATED,
@@ -58,7 +58,7 @@ def ledger_of(**changes: object) -> Snapshot:
 
 def written(view: Snapshot, form: str = "table") -> str:
     stream = io.StringIO()
-    node_report_render(report_of(view), form, stream)
+    write(report_of(view), form, stream)
     return stream.getvalue()
 
 
@@ -317,7 +317,7 @@ class _Terminal(io.StringIO):
 def test_a_narrow_terminal_breaks_lines_and_takes_no_name_or_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = _Terminal()
-    node_report_render(report_of(snapshot()), "table", stream)
+    write(report_of(snapshot()), "table", stream)
     assert "vision/Job/resnet" in stream.getvalue()
     assert "…" not in stream.getvalue()
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.cli import main
-from exporter.cost import node_report_render
 from exporter.cost.document import BY, By, lines
 from exporter.cost.node_report import NodeReport, add, read
+from exporter.cost.node_report_render import write
 from exporter.model import UNALLOCATED, UNATTRIBUTED, Account, LedgerView, Money, Owner, ShareMode, Totals
 from exporter.web import node_api
 
@@ -49,7 +49,7 @@ def report_of(accounts: dict[Account, Totals]) -> NodeReport:
 
 def written(by: By, form: str, accounts: dict[Account, Totals] = ACCOUNTS) -> str:
     stream = io.StringIO()
-    node_report_render(report_of(accounts), form, stream, by)
+    write(report_of(accounts), form, stream, by)
     return stream.getvalue()
 
 

@@ -26,9 +26,9 @@ from prometheus_support import StubLedger, serving
 from exporter.cli import main
 from exporter.cli.common import say
 from exporter.config.resolve import JsonFormatter, TextFormatter
-from exporter.cost import node_report_render
 from exporter.cost.document import lines
 from exporter.cost.node_report import NodeReport, read
+from exporter.cost.node_report_render import write
 from exporter.cost.queries import matches
 from exporter.doctor.report import Finding, Level, write_json, write_text
 from exporter.metrics.collector import ExpositionOptions
@@ -84,7 +84,7 @@ def report_of(names: tuple[str, ...]) -> NodeReport:
 
 def written(report: NodeReport, form: str) -> str:
     stream = io.StringIO()
-    node_report_render(report, form, stream, "owner")
+    write(report, form, stream, "owner")
     return stream.getvalue()
 
 

@@ -106,7 +106,8 @@ def test_the_wheel_is_the_program_with_its_data_and_nothing_else(dist: Path) -> 
         metadata = wheel.read(f"gpu_cost_exporter-{__version__}.dist-info/METADATA").decode()
     own = f"gpu_cost_exporter-{__version__}.dist-info"
     about = {"METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE", "RECORD"}
-    assert names == in_commit("exporter/") | {f"{own}/{name}" for name in about}
+    simulator = {name.removeprefix("simulator/") for name in in_commit("simulator/")}
+    assert names == in_commit("exporter/") | simulator | {f"{own}/{name}" for name in about}
     assert "exporter/py.typed" in names
     assert f"\nVersion: {__version__}\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
@@ -117,8 +118,8 @@ def test_the_sdist_has_what_the_wheel_is_made_of_the_rules_and_the_dashboards(di
     with tarfile.open(path) as archive:
         members = archive.getmembers()
     names = {member.name.partition("/")[2] for member in members if member.isfile()}
-    top = {name for name in names if not name.startswith("exporter/")}
-    assert names - top == in_commit("exporter/")
+    top = {name for name in names if not name.startswith(("exporter/", "simulator/"))}
+    assert names - top == in_commit("exporter/") | in_commit("simulator/")
     assert {"PKG-INFO", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "rules/prometheus-rules.yaml"} <= top
     assert not [name for name in top if name.startswith(("tests", "docs", "deploy", "benchmarks", "requirements"))]
     assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
