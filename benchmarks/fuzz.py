@@ -184,7 +184,7 @@ def settle() -> None:
         for family, lines in ledger.items():
             for name, line in lines.items():
                 done = [cause for cause in line["findings"] if cause not in left.get(f"{family}/{name}", set())]
-                line["mended"] = sorted({*line.get("mended", ()), *done})
+                line["fixed"] = sorted({*line.get("fixed", ()), *done})
                 line["findings"] = {cause: line["findings"][cause] for cause in line["findings"] if cause not in done}
         _write(ledger)
 
@@ -196,8 +196,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=120, help="for each family in a round [default: %(default)s]")
     parser.add_argument("--rounds", type=int, default=1, help="[default: %(default)s]")
     parser.add_argument("--table", action="store_true", help="print the account and end")
-    parser.add_argument("--keep", action="store_true", help="choose anew what tests/corpora/ has")
-    parser.add_argument("--settle", action="store_true", help="put every found input once more; drop those mended")
+    parser.add_argument("--keep", action="store_true", help="choose again what tests/corpora/ has")
+    parser.add_argument("--settle", action="store_true", help="put every found input once more; drop those fixed")
     arguments = parser.parse_args()
     fuzz_targets.load()
     if arguments.table:

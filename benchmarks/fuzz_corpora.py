@@ -20,7 +20,7 @@ Line = tuple[str, int]
 
 
 def keep(wanted: Iterable[Target]) -> None:
-    """Choose anew for each of the targets; what the repository has and what was grown are looked at together."""
+    """Choose again for each of the targets; what the repository has and what was grown are looked at together."""
     fuzz_targets.quiet()
     for target in wanted:
         beside = len(fuzz_targets.of_family(target.family))
@@ -57,7 +57,7 @@ def _chosen(target: Target, candidates: list[bytes], most_files: int, most_bytes
 
 
 def _reached(target: Target, data: bytes) -> frozenset[Line] | None:
-    """Lines of ours that an input reaches; ``None`` for a finding, which has no place here before it is mended."""
+    """Lines of ours that an input reaches; ``None`` for a finding, which has no place here before it is fixed."""
     lines: set[Line] = set()
 
     def local(frame: FrameType, event: str, _argument: Any) -> Any:  # noqa: ANN401 - as sys.settrace has it

@@ -43,7 +43,7 @@ RUNS = 3
 """Of each of two versions, in turns."""
 
 FIRST, AGAIN = "first scrape, gzip", "the next of the same snapshot"
-BUILD, RENDER, PACK, THEIRS = "build families", "render anew", "gzip", "prometheus_client: render"
+BUILD, RENDER, PACK, THEIRS = "build families", "render again", "gzip", "prometheus_client: render"
 SIZES = ("series", "page, KiB", "gzip, KiB")
 
 Costs = dict[str, list[float]]

@@ -142,7 +142,7 @@ def reports(
 
 
 def forget_peak(pid: int) -> None:
-    """Let the kernel measure a process' peak anew."""
+    """Let the kernel measure a process' peak again."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 

@@ -201,7 +201,7 @@ class Checks:
             for namespace, pod, uid, device in kubelet.held
             if self.world.known[uid].unit.gpu_uuid == one.uuid
         }
-        # A GPU that was divided anew and has not been advertised since looks as it did before.
+        # A GPU that was divided again and has not been advertised since looks as it did before.
         divided = {round(1 / unit.of_device) for unit in (self.world.known[uid].unit for uid in held.values())}
         told = expected.replicas.get(one.uuid)
         is_outdated = told is not None and not divided <= {1, told}

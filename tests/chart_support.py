@@ -325,7 +325,7 @@ class Scraper:
 
 @contextmanager
 def page_server(text: Callable[[], str]) -> Iterator[str]:
-    """Serve a page of metrics, made anew for each request; its address."""
+    """Serve a page of metrics, made again for each request; its address."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

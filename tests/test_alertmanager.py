@@ -159,10 +159,10 @@ async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_a
         await running.post([idle], over=True)
         await running.receivers.until(lambda all_of: len(all_of.of("research-chat")) == 2)
         over = running.receivers.of("research-chat")[1]["attachments"][0]
-    first, since, mend, dashboard, runbook, mute = text.strip().splitlines()
+    first, since, fix, dashboard, runbook, mute = text.strip().splitlines()
     assert first == f"warning GPUUnderutilised: {words['summary']}"
     assert re.fullmatch(r"since \d{1,2} [A-Z][a-z]{2} \d\d:\d\d UTC", since)
-    assert mend == words["description"]
+    assert fix == words["description"]
     assert dashboard == f"dashboard: https://grafana.example.com{words['dashboard']}"
     assert runbook == "runbook: https://example.com/docs/runbook.md#gpuunderutilised"
     assert mute == (
@@ -175,8 +175,8 @@ async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_a
 
 
 async def test_no_name_calls_anybody_or_hides_a_link_in_a_chat_of_alerts(tmp_path: Path) -> None:
-    team = "<!channel> & <https://evil.example|click to mend>"
-    plain = "&lt;!channel&gt; &amp; &lt;https://evil.example|click to mend&gt;"
+    team = "<!channel> & <https://evil.example|click to fix>"
+    plain = "&lt;!channel&gt; &amp; &lt;https://evil.example|click to fix&gt;"
     labels = {**TRAIN, "workload_namespace": "other", "workload_name": team, "team": team, "cluster": team}
     words = {"summary": f"idle, {team}", "description": f"Ask {team}.", "dashboard": f"/d?var-namespace={team}"}
     async with alertmanager(tmp_path) as running:

@@ -119,7 +119,7 @@ def test_the_doctor_names_the_pod_that_uses_an_unlisted_gpu(tmp_path: Path, caps
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}["kubelet and driver"]
     assert found["level"] == "warn"
     assert "of ml/p-initonly (unlisted use)" in found["cause"]
-    assert "init container" in found["mend"]
+    assert "init container" in found["fix"]
 
 
 @pytest.mark.parametrize("own", [{}, {"POD_NAMESPACE": "monitoring", "POD_NAME": "gpu-cost-exporter-x7"}])

@@ -1,4 +1,4 @@
-"""What can be wrong with the way to a DCGM engine: doctor names cause and mend, and the agent goes on with NVML."""
+"""What can be wrong with the way to a DCGM engine: doctor names cause and fix, and the agent goes on with NVML."""
 
 import json
 import os
@@ -68,7 +68,7 @@ class Case:
     address: str
     reason: str
     words: tuple[str, ...]
-    """In the line, cause and mend."""
+    """In the line, cause and fix."""
     libraries: Path
     finding: str = "DCGM engine"
     prefix: tuple[str, ...] = ()

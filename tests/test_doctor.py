@@ -1,4 +1,4 @@
-"""The doctor: each check says ok where all is well, and cause and mend where it is not."""
+"""The doctor: each check says ok where all is well, and cause and fix where it is not."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from exporter.accounting.state_file import WriterLock
 from exporter.attribution.diagnosis import Counts, diagnose
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import examine, host, kubernetes
+from exporter.doctor import checks, host, kubernetes
 from exporter.doctor import host as driver
 from exporter.doctor.report import Finding, Level, fail, ok, warn
 from exporter.gpu import wire
@@ -143,7 +143,7 @@ async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_
         await server.stop()
     assert (finding.level, answer) == (Level.WARN, None)
     assert "no pod is listed" in finding.cause
-    assert "API server" in finding.mend
+    assert "API server" in finding.fix
     assert (well.level, told is None) == (Level.OK, False)
 
 
@@ -173,7 +173,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     assert answer is not None
     counts = Counts(seen=1, allocated=1, inventory_refused=True)
     assert diagnose(counts).cause == "1 GPU here, advertised devices not known, 1 held"
-    assert "it is an old one" in diagnose(replace(counts, inventory_refused=False)).mend
+    assert "it is an old one" in diagnose(replace(counts, inventory_refused=False)).fix
 
 
 def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
@@ -181,8 +181,8 @@ def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
         namespace="ml", pod="a", container="c", resource="nvidia.com/gpu", device_id="x::0", reason="replicas_unknown"
     )
     found = kubernetes.agreement(Attribution(known=True, unresolved=(lacking,)))
-    assert "does not advertise this shared GPU now" in found.mend
-    assert "never" not in found.mend
+    assert "does not advertise this shared GPU now" in found.fix
+    assert "never" not in found.fix
 
 
 def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_kernel_modules_version_is_read_from_proc(tmp_path: Path) -> None:
 
 def test_a_container_without_the_hosts_processes_is_warned_of(tmp_path: Path) -> None:
     finding = host.process_tree(tmp_path)
-    assert (finding.level, "hostPID: true" in finding.mend) == (Level.WARN, True)
+    assert (finding.level, "hostPID: true" in finding.fix) == (Level.WARN, True)
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "comm").write_text("kthreadd\n")
     assert host.process_tree(tmp_path).level is Level.OK
@@ -231,7 +231,7 @@ def test_the_nodes_lock_is_free_or_another_agents_or_cannot_be_had(tmp_path: Pat
     assert "is free" in host.writer_lock(config).cause
     bad = host.writer_lock(replace(config, lock_dir=tmp_path / "none" / "below"))
     assert bad.level is Level.WARN
-    assert "--lock-dir" in bad.mend
+    assert "--lock-dir" in bad.fix
     assert host.writer_lock(replace(config, lock_dir=None)).level is Level.OK
 
 
@@ -278,7 +278,7 @@ def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> Non
         assert "already serving" in host.port("127.0.0.1", number).cause
     with answering(b"something else") as number:
         finding = host.port("127.0.0.1", number)
-    assert (finding.level, "--listen" in finding.mend) == (Level.FAIL, True)
+    assert (finding.level, "--listen" in finding.fix) == (Level.FAIL, True)
     assert "while attempting" not in finding.cause
 
 
@@ -321,7 +321,7 @@ def test_findings_as_json_carry_the_worst_level() -> None:
     doctor.write_json(FINDINGS, simulated=False, stream=stream)
     document = json.loads(stream.getvalue())
     assert (document["simulated"], document["level"], len(document["findings"])) == (False, "fail", 3)
-    assert document["findings"][0] == {"name": "clock", "level": "ok", "cause": "steady", "mend": None}
+    assert document["findings"][0] == {"name": "clock", "level": "ok", "cause": "steady", "fix": None}
     assert doctor.worst(()) is Level.OK
 
 
@@ -396,7 +396,7 @@ def test_a_row_for_a_region_is_found_by_the_nodes_labels_as_the_agent_finds_it(
 
 
 def price_finding(path: Path | None, *gpus: GpuReading, now: float = 1_790_000_000.0, **changes: object) -> Finding:
-    return examine.book(settings(price_book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
+    return checks.book(settings(price_book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
 
 
 def test_a_price_book_says_how_many_prices_of_which_days_and_what_stands_behind_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from api_support import NODE, World, pod
 
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import examine, kubernetes
+from exporter.doctor import checks, kubernetes
 from exporter.doctor.kubernetes import ApiView
 from exporter.doctor.report import Finding, Level
 from exporter.model import (
@@ -81,7 +81,7 @@ async def asked(
 def of_holders(config: AgentConfig, view: ApiView) -> Finding:
     attribution = kubernetes.join(config, HOLDING, READING, view.evidence)
     assert attribution
-    return examine.of_holders(config, attribution, view.facts)
+    return checks.of_holders(config, attribution, view.facts)
 
 
 async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(
     assert set(found) == {"kubernetes API", "API rights"}
     assert view
     assert of_holders(config, view).cause == "owner and team known of all 1 pods that hold GPUs"
-    labels = examine.node_labels(view.node_facts, READING)
+    labels = checks.node_labels(view.node_facts, READING)
     assert (labels.level, labels.cause) == (Level.OK, "p5.48xlarge, NVIDIA-L40S")
 
 
@@ -110,10 +110,10 @@ async def test_a_wrong_node_name_is_a_fail_with_the_value_and_the_fix(
         foreign, _ = await asked(settings(world.kubeconfig))
     assert wrong["kubernetes API"].level is Level.FAIL
     assert "no node 'mistyped', the value of --node-name" in wrong["kubernetes API"].cause
-    assert "spec.nodeName" in wrong["kubernetes API"].mend
+    assert "spec.nodeName" in wrong["kubernetes API"].fix
     assert foreign["kubernetes API"].level is Level.FAIL
     assert "1 pods of node gpu-node-1, without monitoring/agent-x7" in foreign["kubernetes API"].cause
-    assert "spec.nodeName" in foreign["kubernetes API"].mend
+    assert "spec.nodeName" in foreign["kubernetes API"].fix
 
 
 async def test_pods_without_a_team_and_pods_that_the_api_does_not_know_are_counted(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_pods_without_a_team_and_pods_that_the_api_does_not_know_are_count
         Level.WARN,
         True,
     )
-    assert "team" in teamless.mend
+    assert "team" in teamless.fix
     assert view
     assert "not known to the API: ml/train-0" in of_holders(config, view).cause
 
@@ -295,13 +295,13 @@ def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
 )
 def test_the_product_in_the_labels_is_held_against_the_drivers_model(product: str, model: str, level: Level) -> None:
     gpu = replace(READING.gpus[0], gpu=replace(READING.gpus[0].gpu, model=model))
-    finding = examine.node_labels(NodeFacts(gpu_product=product), replace(READING, gpus=(gpu,)))
+    finding = checks.node_labels(NodeFacts(gpu_product=product), replace(READING, gpus=(gpu,)))
     assert finding.level is level
 
 
 def test_node_labels_that_cannot_be_read_and_those_that_say_nothing_are_two_things() -> None:
-    assert examine.node_labels(None, READING).level is Level.WARN
-    assert "say nothing" in examine.node_labels(NodeFacts(), None).cause
+    assert checks.node_labels(None, READING).level is Level.WARN
+    assert "say nothing" in checks.node_labels(NodeFacts(), None).cause
 
 
 def test_what_pods_say_and_cannot_be_understood_is_told() -> None:
@@ -309,5 +309,5 @@ def test_what_pods_say_and_cannot_be_understood_is_told() -> None:
     attribution = kubernetes.join(config, HOLDING, READING, NO_EVIDENCE)
     assert attribution
     facts = PodFacts(owner=Owner(namespace="ml", team="t"), problems=("bad_opt_out",))
-    finding = examine.of_holders(config, attribution, lambda _namespace, _pod: facts)
+    finding = checks.of_holders(config, attribution, lambda _namespace, _pod: facts)
     assert (finding.level, "bad opt out" in finding.cause) == (Level.WARN, True)

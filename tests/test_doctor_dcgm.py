@@ -91,17 +91,17 @@ def test_an_engine_that_lacks_an_instance_of_nvmls_is_warned_of_by_its_uuid() ->
     found = dcgm.devices(reading(one(0, instances=1)), nvml(one(0, instances=3)))
     assert found.level is Level.WARN
     assert found.cause == "of NVML's 1 GPUs, 3 MIG instances it has not MIG-0-1, MIG-0-2"
-    assert "restart nvidia-dcgm" in found.mend
+    assert "restart nvidia-dcgm" in found.fix
 
 
 def test_another_nodes_engine_is_told_by_its_gpus_and_the_mend_names_the_service() -> None:
     found = dcgm.devices(reading(one(0, host=7), one(1, host=7)), nvml(one(0), one(1)))
     assert (found.level, "none of its 2 GPUs" in found.cause) == (Level.WARN, True)
-    assert "internalTrafficPolicy: Local" in found.mend
+    assert "internalTrafficPolicy: Local" in found.fix
 
 
 def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
-    assert "restart" in dcgm.devices(reading(), nvml(one())).mend
+    assert "restart" in dcgm.devices(reading(), nvml(one())).fix
     lost = dcgm.devices(reading(one(0), one(1, state=DeviceState.LOST)), None)
     assert (lost.level, "GPU 1 lost" in lost.cause) == (Level.WARN, True)
     assert dcgm.devices(reading(one()), None) == Finding(
@@ -123,7 +123,7 @@ def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
 def test_each_state_of_profiling_has_its_mend(state: ProfilingState, level: Level, words: str) -> None:
     found = dcgm.profiling(reading(one(profiling=state)), nvml(one()))
     assert found is not None
-    assert (found.level, words in found.mend) == (level, True)
+    assert (found.level, words in found.fix) == (level, True)
 
 
 def test_profiling_that_dcgm_lacks_and_nvml_measures_is_no_warning() -> None:
@@ -195,7 +195,7 @@ async def test_an_engine_that_answers_is_told_with_version_and_age_of_its_readin
 async def test_an_engine_that_takes_longer_than_the_interval_is_warned_of() -> None:
     slow = replace(reading(one()), duration_seconds=1.6)
     (found,), _ = await engine_finding(speaking(*[slow] * 4), settings())
-    assert (found.level, "--sample-interval" in found.mend) == (Level.WARN, True)
+    assert (found.level, "--sample-interval" in found.fix) == (Level.WARN, True)
     assert "it took 1.6 s, longer than the sample interval of 1 s" in found.cause
 
 
@@ -214,13 +214,13 @@ async def test_an_engine_that_hangs_is_told_within_the_deadline() -> None:
     (found,), last = await engine_finding(silent, settings(), deadline=0.5)
     assert time.monotonic() - started < 10
     assert (found.cause, last) == ("localhost:5555: no answer within 0.5 s", None)
-    assert "restart nvidia-dcgm" in found.mend
+    assert "restart nvidia-dcgm" in found.fix
 
 
 async def test_what_a_process_that_died_has_written_can_be_had() -> None:
     (found,), _ = await engine_finding([sys.executable, "-c", "import os; os.abort()"], settings())
     assert (found.level, "SIGABRT" in found.cause) == (Level.WARN, True)
-    assert "--log-level debug" in found.mend
+    assert "--log-level debug" in found.fix
 
 
 async def test_a_library_that_is_not_there_is_named_with_what_to_install(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ async def test_a_library_that_crashes_takes_its_own_process_along_and_not_the_do
 
 def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
     blind = nvml(one(0, instances=2))
-    assert "--dcgm-address" in driver.activity(blind).mend
-    assert "--dcgm-address" not in driver.activity(blind, dcgm=True).mend
+    assert "--dcgm-address" in driver.activity(blind).fix
+    assert "--dcgm-address" not in driver.activity(blind, dcgm=True).fix
     measured = reading(replace(one(), instances=(part(gpu(), 0, PROF_GR_ENGINE_ACTIVE=0.5),)))
     found = driver.activity(joined(None, measured), dcgm=True)
     assert (found.level, found.cause) == (Level.OK, "engine counters on all 1 GPUs, on 1 of them by DCGM")
@@ -274,7 +274,7 @@ def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_pa
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n1013, gauge, tensor\n")
     found = host.collectors(replace(settings(collectors=path), dcgm_address=""))
-    assert (found.level, "--dcgm-address" in found.mend) == (Level.WARN, True)
+    assert (found.level, "--dcgm-address" in found.fix) == (Level.WARN, True)
     assert found.cause.startswith("only DCGM measures ")
     assert host.collectors(settings(collectors=path)).level is Level.OK
 
@@ -307,7 +307,7 @@ async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:
     found = {finding.name: finding for finding in await doctor.examine(around)}
     assert not {"package", "device nodes", "kernel module", "driver", "devices"} & set(found)
     assert found["DCGM devices"].level is Level.OK
-    assert "--source auto" in found["processes"].mend
+    assert "--source auto" in found["processes"].fix
     assert "driver" not in found["activity"].cause
 
 
@@ -320,7 +320,7 @@ def told(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[s
 def test_partitioned_a100_are_blind_without_dcgm_and_measured_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     _, without = told(capsys, "--simulate", "a100-mig")
     assert without["activity"]["level"] == "warn"
-    assert "--dcgm-address HOST:5555" in without["activity"]["mend"]
+    assert "--dcgm-address HOST:5555" in without["activity"]["fix"]
     assert not [name for name in without if name.startswith("DCGM")]
     code, beside = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost")
     assert {name: one["level"] for name, one in beside.items() if name.startswith("DCGM")} == {

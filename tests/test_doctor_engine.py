@@ -86,7 +86,7 @@ async def test_profiling_that_is_paused_has_the_command_that_resumes_it(node: No
     with node.engine() as engine:
         found = await node.findings(engine.address)
     assert found["DCGM profiling"].cause == "of 2 GPUs 0 running, 2 paused: their engines are not measured"
-    assert "dcgmi profile --resume" in found["DCGM profiling"].mend
+    assert "dcgmi profile --resume" in found["DCGM profiling"].fix
     assert found["activity"].cause == "engine counters on 0 of 2 GPUs, utilisation on the others"
 
 
@@ -95,7 +95,7 @@ async def test_an_engine_without_its_profiling_module_names_the_package(node: No
     with node.engine() as engine:
         found = await node.findings(engine.address)
     assert "2 no module" in found["DCGM profiling"].cause
-    assert "datacenter-gpu-manager-4-proprietary" in found["DCGM profiling"].mend
+    assert "datacenter-gpu-manager-4-proprietary" in found["DCGM profiling"].fix
 
 
 async def test_one_gpu_that_cannot_be_profiled_does_not_hide_the_other(node: Node) -> None:
@@ -175,7 +175,7 @@ async def test_an_engine_that_gives_no_values_is_not_to_be_restarted(node: Node)
     assert found["DCGM engine"].level is Level.FAIL
     assert "has 2 GPUs and gives no values" in found["DCGM engine"].cause
     assert "wait for the diagnosis to end" in found["DCGM engine"].cause
-    assert not [one for one in found.values() if "restart" in one.mend], "a restart would abort the diagnosis"
+    assert not [one for one in found.values() if "restart" in one.fix], "a restart would abort the diagnosis"
 
 
 async def test_an_engine_without_room_for_a_group_is_named_and_no_gpu_is_blamed(node: Node) -> None:
@@ -184,4 +184,4 @@ async def test_an_engine_without_room_for_a_group_is_named_and_no_gpu_is_blamed(
         found = await node.findings(engine.address, source="dcgm")
     assert found["DCGM engine"].level is Level.FAIL
     assert "no room for another group" in found["DCGM engine"].cause
-    assert not [one for one in found.values() if "kernel log" in one.mend or "all 0 GPUs" in one.cause]
+    assert not [one for one in found.values() if "kernel log" in one.fix or "all 0 GPUs" in one.cause]

@@ -105,11 +105,11 @@ def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
     assert gone
     assert kubernetes.agreement(good).level is Level.OK
     finding = kubernetes.agreement(gone)
-    assert (finding.level, "ml/p" in finding.cause, "layers" in finding.mend) == (Level.WARN, True, True)
+    assert (finding.level, "ml/p" in finding.cause, "layers" in finding.fix) == (Level.WARN, True, True)
 
 
 @pytest.mark.parametrize(
-    ("reason", "level", "mend"),
+    ("reason", "level", "fix"),
     [
         ("dra_passed_through", Level.OK, ""),
         ("bad_annotation", Level.WARN, "annotation"),
@@ -118,11 +118,11 @@ def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
     ],
 )
 def test_what_cannot_be_matched_has_its_mend_and_a_virtual_machines_gpu_needs_none(
-    reason: str, level: Level, mend: str
+    reason: str, level: Level, fix: str
 ) -> None:
     one = Unresolved(namespace="ml", pod="p", container="m", resource="gpu", device_id="x", reason=reason)
     finding = kubernetes.agreement(Attribution(known=True, unresolved=(one,)))
-    assert (finding.level, mend in finding.mend) == (level, True)
+    assert (finding.level, fix in finding.fix) == (level, True)
 
 
 @pytest.fixture
@@ -141,12 +141,12 @@ def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc
     proc.add(44, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n")
     finding = kubernetes.workload_holders(slurm, reading(whole(0, 44)), 1.0)
     assert (finding.level, "by SLUID" in finding.cause) == (Level.WARN, True)
-    assert "CgroupJobIdPaths=yes" in (finding.mend or "")
+    assert "CgroupJobIdPaths=yes" in (finding.fix or "")
     host = replace(slurm, workload_manager="host")
     assert "host: 1 hold devices" in kubernetes.workload_holders(host, reading(whole(0, 42)), 1.0).cause
     mapped = replace(slurm, job_mapping_dir=tmp_path / "none")
     finding = kubernetes.workload_holders(mapped, reading(whole(0, 42)), 1.0)
-    assert (finding.level, str(tmp_path / "none") in finding.cause, "prolog" in finding.mend) == (
+    assert (finding.level, str(tmp_path / "none") in finding.cause, "prolog" in finding.fix) == (
         Level.WARN,
         True,
         True,

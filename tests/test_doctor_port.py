@@ -94,7 +94,7 @@ def test_an_agent_that_demands_a_password_is_known_by_its_realm_and_another_prog
 def test_another_program_behind_tls_has_the_port(certificates: Certificates) -> None:
     with answering(404, b"no such page\n", tls=context(certificates)) as number:
         finding = host.port("127.0.0.1", number)
-    assert (finding.level, "--listen" in finding.mend) == (Level.FAIL, True)
+    assert (finding.level, "--listen" in finding.fix) == (Level.FAIL, True)
 
 
 def test_another_program_that_hangs_up_is_no_agent() -> None:

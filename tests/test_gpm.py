@@ -28,7 +28,7 @@ def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field
         assert (value, clamped) == (None, False)
         return
     if raw < -1:
-        assert (value, clamped) == (None, True), "a counter that began anew is no idle device"
+        assert (value, clamped) == (None, True), "a counter that began again is no idle device"
         return
     assert value is not None
     assert 0 <= value <= 1

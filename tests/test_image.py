@@ -235,7 +235,7 @@ def test_anybody_may_run_it_where_no_kubelet_is_asked(images: Images, driver: Dr
 
 
 def refusal(images: Images, driver: Driver, mounts: dict[str | Path, str], *options: str) -> str:
-    """The one line that an agent ends with at once, as no waiting would mend it."""
+    """The one line that an agent ends with at once, as no waiting would fix it."""
     driver_mounts, environment = driver
     words = list(options)
     for path, place in (driver_mounts | mounts).items():

@@ -589,7 +589,7 @@ def test_sighup_takes_a_new_price_book_and_a_bad_one_leaves_the_last_good_one(tm
         assert any("row 1" in line for line in agent.lines)
         prices.write_text(good % 3.5)
         agent.process.send_signal(signal.SIGHUP)
-        agent.until(lambda page: priced(page, 3.5), "the mended price")
+        agent.until(lambda page: priced(page, 3.5), "the fixed price")
 
 
 @needs_root

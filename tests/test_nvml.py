@@ -238,15 +238,15 @@ def test_a_gpu_that_is_not_ready_costs_that_field_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason", "mend"),
+    ("fault", "reason", "fix"),
     [
         (Fault.DRIVER_UNLOADED, "driver_not_loaded", "modprobe nvidia"),
         (Fault.LIBRARY_MISMATCH, "library_mismatch", "driver upgrade"),
         (Fault.LIBRARY_MISSING, "library_not_found", "runtimeClassName"),
     ],
 )
-def test_a_driver_that_cannot_be_opened_is_named_with_its_mend(fault: Fault, reason: str, mend: str) -> None:
-    with simulated(gpu(), init=False, faults={fault: 0.0}), pytest.raises(SourceError, match=mend) as caught:
+def test_a_driver_that_cannot_be_opened_is_named_with_its_mend(fault: Fault, reason: str, fix: str) -> None:
+    with simulated(gpu(), init=False, faults={fault: 0.0}), pytest.raises(SourceError, match=fix) as caught:
         NvmlSource(ALL).open()
     assert caught.value.reason == reason
     assert "\n" not in str(caught.value)

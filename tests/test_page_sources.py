@@ -46,7 +46,7 @@ def test_who_measured_is_said_where_it_is_not_the_usual_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "mend"),
+    ("state", "fix"),
     [
         (ProfilingState.PAUSED, "dcgmi profile --resume"),
         (ProfilingState.NO_MODULE, "full package of DCGM"),
@@ -55,13 +55,13 @@ def test_who_measured_is_said_where_it_is_not_the_usual_one() -> None:
     ],
 )
 def test_profiling_that_does_not_run_is_one_line_with_the_gpus_that_lack_it_and_a_mend(
-    state: ProfilingState, mend: str
+    state: ProfilingState, fix: str
 ) -> None:
     views = [unmeasured(0, state), unmeasured(2, state), unmeasured(3, ProfilingState.RUNNING)]
     shown = fragment(snapshot(*views))
     assert shown.count('class="problem"') == 1
     assert "GPU 0, 2 lacks" in shown
-    assert mend in shown
+    assert fix in shown
 
 
 def test_profiling_that_nobody_needs_or_can_mend_is_no_problem() -> None:

@@ -212,7 +212,7 @@ def test_shared_money_closes_to_the_cent(fleet_prometheus: FleetServer, tmp_path
         assert all(float(row[f"charged_{currency}"]) == 0 for row in apart)
 
 
-def test_money_is_worked_out_anew_at_the_prices_of_a_book(
+def test_money_is_worked_out_reread_at_the_prices_of_a_book(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     book = tmp_path / "book.yaml"

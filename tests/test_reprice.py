@@ -1,4 +1,4 @@
-"""Money worked out anew: the seconds stay, the prices are the book's of each day, and both totals are told."""
+"""Money worked out again: the seconds stay, the prices are the book's of each day, and both totals are told."""
 
 from dataclasses import replace
 

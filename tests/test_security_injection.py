@@ -130,10 +130,10 @@ def test_an_event_is_one_printable_line_whatever_is_in_it(message: str, extra: s
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_message_of_a_command_is_one_printable_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    say(f"the server says {name}; mend it")
+    say(f"the server says {name}; fix it")
     said = capsys.readouterr().err
     assert said.startswith("gpu-cost-exporter: the server says ")
-    assert said.endswith("; mend it\n")
+    assert said.endswith("; fix it\n")
     assert said[:-1].isprintable()
 
 
@@ -142,7 +142,7 @@ def test_no_name_steers_a_terminal_from_a_nodes_report_or_from_doctor(name: str)
     table = written(report_of((name, "fine")), "table")
     assert not (STEERING - {"\n"}) & set(table)
     stream = io.StringIO()
-    finding = Finding(name="x", level=Level.WARN, cause=name, mend=f"see {name}")
+    finding = Finding(name="x", level=Level.WARN, cause=name, fix=f"see {name}")
     write_text([finding], simulated=False, stream=stream)
     write_json([finding], simulated=False, stream=stream)
     assert not (STEERING - {"\n"}) & set(stream.getvalue())

@@ -169,9 +169,9 @@ async def test_every_mistake_in_the_parameters_is_told_with_where_and_how_to_men
     assert answer.status == 400
     told = {problem["where"]: problem for problem in answer.json()["problems"]}
     assert set(told) == {"window", "by", "filter.teams", "limit", "format", "series"}
-    assert "did you mean filter.team?" in told["filter.teams"]["mend"]
-    assert "did you mean 'namespace'?" in told["by"]["mend"]
-    assert all(problem["error"] and problem["mend"] for problem in told.values())
+    assert "did you mean filter.team?" in told["filter.teams"]["fix"]
+    assert "did you mean 'namespace'?" in told["by"]["fix"]
+    assert all(problem["error"] and problem["fix"] for problem in told.values())
     assert answer.headers["cache-control"] == "no-store"
 
 
@@ -263,7 +263,7 @@ async def test_behind_a_proxy_everything_is_there_with_and_without_the_prefix(fl
         assert (bare.status, bare.headers["location"]) == (308, "/team/cost/?window=7d")
         missing = await site.get("/team/cost/nothing")
         assert missing.status == 404
-        assert "/team/cost/openapi.json" in missing.json()["mend"]
+        assert "/team/cost/openapi.json" in missing.json()["fix"]
 
 
 async def test_the_metrics_tell_the_months_money(site: Running) -> None:

@@ -208,7 +208,7 @@ async def test_what_was_written_of_a_report_does_not_keep_the_report() -> None:
     del one
     gc.collect()
     assert alive() is None
-    assert (await bodies.of_thread(report(), "json", plain(b"anew"))).plain == b"anew"
+    assert (await bodies.of_thread(report(), "json", plain(b"again"))).plain == b"again"
 
 
 async def test_a_report_is_written_once_for_many_and_every_form_is_its_own() -> None:
@@ -235,7 +235,7 @@ def test_what_was_written_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = report(), report(lines=2)
     assert bodies.of(one, "csv", plain(b"x" * 6)).plain == b"x" * 6
     assert bodies.of(other, "csv", plain(b"y" * 6)).plain == b"y" * 6
-    assert bodies.of(one, "csv", plain(b"anew")).plain == b"anew"
+    assert bodies.of(one, "csv", plain(b"again")).plain == b"again"
     assert bodies.of(one, "large", plain(b"z" * 11)).plain == b"z" * 11
 
 

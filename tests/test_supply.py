@@ -404,7 +404,7 @@ def test_a_finding_that_is_accepted_does_not_fail_and_one_that_is_gone_must_leav
     answer = audit.Answer(findings=(finding,), unknown=(), asked=1)
     assert [*audit.judged(answer, {"CVE-1": "its code is not reached"})] == []
     assert [*audit.judged(answer, {})] == [
-        "a 1: GHSA-1, CVE-1; no version mends it: make requirements UPGRADE=--upgrade"
+        "a 1: GHSA-1, CVE-1; no version fixes it: make requirements UPGRADE=--upgrade"
     ]
     none = audit.Answer(findings=(), unknown=("b",), asked=1)
     assert [*audit.judged(none, {"CVE-1": "its code is not reached"})] == [

@@ -87,7 +87,7 @@ def test_each_combination_names_its_layer(
         )
     )
     assert (found.layer, word in found.cause) == (layer, True), found.cause
-    assert bool(found.mend) is (layer is not NONE)
+    assert bool(found.fix) is (layer is not NONE)
 
 
 COUNT = st.none() | st.integers(0, 16)
@@ -106,7 +106,7 @@ def test_no_combination_is_left_without_a_word_and_what_fails_can_be_mended(
         Counts(on_bus=bus, in_driver=driver, seen=seen, advertised=advertised, allocated=allocated, by_claims=claims)
     )
     assert found.cause
-    assert bool(found.mend) is (found.layer is not NONE)
+    assert bool(found.fix) is (found.layer is not NONE)
 
 
 @given(st.integers(1, 16), st.data())

@@ -28,7 +28,7 @@ def say(line):
 def read(at=1.0):
     say(wire.encode(Reading(source="nvml", taken_at_seconds=at, duration_seconds=0.0)))
 def fail(reason):
-    say(wire.encode(SourceStatus(name="nvml", state=SourceState.FAILED, reason=reason, message="broken: mend it")))
+    say(wire.encode(SourceStatus(name="nvml", state=SourceState.FAILED, reason=reason, message="broken: fix it")))
 """
 STEADY = """
 while True:
@@ -181,7 +181,7 @@ async def test_a_failure_is_told_in_the_childs_own_words_and_counted_once() -> N
     """ + textwrap.indent(STEADY, "    ")
     async with working(script(body)) as one:
         await until(lambda: one.status.state is SourceState.FAILED)
-        assert (one.status.reason, one.status.message) == ("driver_not_loaded", "broken: mend it")
+        assert (one.status.reason, one.status.message) == ("driver_not_loaded", "broken: fix it")
         await until(lambda: one.status.state is SourceState.UP)
         assert one.errors == {"driver_not_loaded": 1}
         assert one.status.message == ""

@@ -68,7 +68,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Make them anew in a folder, which may have old ones."""
+    """Make them again in a folder, which may have old ones."""
     folder.mkdir(exist_ok=True)
     _openssl(
         folder,

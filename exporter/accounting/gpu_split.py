@@ -173,7 +173,7 @@ class _Remainder:
 
 @dataclass(slots=True)
 class Divider:
-    """Divides GPUs among their holders; remembers the holders so that the same ones are not described anew."""
+    """Divides GPUs among their holders; remembers the holders so that the same ones are not described again."""
 
     owner_of: Callable[[Holder], Owner]
     _known: dict[SlotKey, tuple[Holder, Slot, PodAccount]] = field(default_factory=dict)

@@ -122,7 +122,7 @@ def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[floa
 GAP_INTERVALS = 3
 LEAST_GAP_SECONDS = 2.0
 LATE_SECONDS = 60.0
-"""A sample that is older than the last one by less than this has come late; by more, its clock has begun anew."""
+"""A sample that is older than the last one by less than this has come late; by more, its clock has begun again."""
 TELLING_INTERVALS = 0.5
 """A mean over less than this part of the sample interval says nothing of the power when idle."""
 
@@ -171,7 +171,7 @@ class Meter:
 
         Args:
             views: What was made of the sample: GPUs, and MIG instances beside their GPU.
-            steady: Its instant, in seconds of a clock that nobody sets. One that is not later than the last sample's
+            steady: Its instant, in seconds of the monotonic clock. One that is not later than the last sample's
                 closes no interval, and what comes after it goes on from the latest: nothing is charged twice, nor
                 backwards.
             driver: Identity of the loaded driver, with which energy counters begin again; ``None``: unknown.

@@ -151,7 +151,7 @@ class Attributor:
         Args:
             reading: The newest one.
             now: Unix time.
-            steady: Seconds of a clock that nobody sets, by which an answer's age is judged from when it is first seen.
+            steady: Seconds of the monotonic clock, by which an answer's age is judged from when it is first seen.
         """
         allocations = self.kubelet.latest if self.kubelet else None
         if allocations is None:

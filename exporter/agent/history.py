@@ -180,7 +180,7 @@ _STEPS = 60
 
 @dataclass(slots=True, kw_only=True)
 class EventWindow:
-    """How often each key was added in the last ``seconds``. Instants are of a clock that nobody sets."""
+    """How often each key was added in the last ``seconds``. Instants are of the monotonic clock."""
 
     seconds: float
     _steps: deque[tuple[int, dict[int, int]]] = field(default_factory=deque)
@@ -240,7 +240,7 @@ class EventLog:
         Args:
             reading: The newest.
             xids: Its Xid events.
-            at: Now, in seconds of a clock that nobody sets.
+            at: Now, in seconds of the monotonic clock.
         """
         if self.with_windows:
             for event in xids:

@@ -307,7 +307,7 @@ class Metering:
 
         Args:
             views: What was made of the sample.
-            sampled_steady: Its instant, on a clock that nobody sets.
+            sampled_steady: Its instant, on the monotonic clock.
             now: Unix time, at which prices are looked up.
             steady: Monotonic time in seconds, for lingering.
         """
@@ -382,7 +382,7 @@ class Metering:
     def keep_prices(self, error: ConfigError) -> None:
         """Go on with the last good book, as another has mistakes; count and tell that."""
         self.errors["prices", "invalid"] += 1
-        for line in (*error.problems, "price book not reloaded, the last good one stays: mend it, send SIGHUP again"):
+        for line in (*error.problems, "price book not reloaded, the last good one stays: fix it, send SIGHUP again"):
             LOG.error("%s", line)
 
     def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
@@ -418,7 +418,7 @@ class Metering:
 
         Args:
             now: Unix time.
-            steady: Seconds of a clock that nobody sets.
+            steady: Seconds of the monotonic clock.
             last: Due whenever it was; the agent ends.
         """
         if self.file is None or self._metered_steady is None or self._saving is not None:

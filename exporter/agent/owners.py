@@ -108,7 +108,7 @@ class Owners:
 
         Args:
             provisional: As ``owner_of`` made it, in this process or the last one.
-            steady: Seconds of a clock that nobody sets.
+            steady: Seconds of the monotonic clock.
         """
         name = (provisional.namespace, provisional.name)
         uid = provisional.pod_uid
@@ -135,7 +135,7 @@ class Owners:
 
         Args:
             held: Namespace and name of each pod that holds something now; to be told only while that is known.
-            steady: Seconds of a clock that nobody sets.
+            steady: Seconds of the monotonic clock.
         """
         self._held.update(held)
         if self._looked_over is None:

@@ -46,7 +46,7 @@ class PodKnowledge:
     """Ways to look up pods."""
 
     uid_of: Callable[[str, str], str | None]
-    """UID by namespace and name, ``None`` where it is not known: another pod under the same name starts anew."""
+    """UID by namespace and name, ``None`` where it is not known: another pod under the same name starts again."""
     facts_of: Callable[[Holder], PodFacts | None]
     """Whose a holder's pod is."""
 
@@ -212,7 +212,7 @@ class Viewer:
     _judgements: dict[str, Judgement] = field(default_factory=dict)
 
     def views(self, reading: Reading, attribution: Attribution, xids: XidRecords, now: float) -> tuple[DeviceView, ...]:
-        """Return one view per GPU and one per MIG instance behind its GPU; ``now`` is of a clock that nobody sets."""
+        """Return one view per GPU and one per MIG instance behind its GPU; ``now`` is of the monotonic clock."""
         views = tuple(view for gpu in reading.gpus for view in self._views_of_gpu(gpu, reading, attribution, xids, now))
         self._judged_at = reading.taken_at_seconds
         if attribution.known:

@@ -44,8 +44,8 @@ class Diagnosis:
 
     layer: Layer
     cause: str
-    mend: str = ""
-    """Empty where there is nothing to mend."""
+    fix: str = ""
+    """Empty where there is nothing to fix."""
 
 
 _DRIVER_LOG = "see the kernel log (dmesg | grep -i -e nvrm -e xid), then reset the GPU or restart the node"
@@ -76,17 +76,17 @@ def _driver(counts: Counts) -> Diagnosis | None:
     bus, driver, seen = counts.on_bus, counts.in_driver, counts.seen
     if bus and driver is None and not seen and not counts.advertised:
         return Diagnosis(
-            layer=Layer.DRIVER, cause=f"the PCI bus has {_gpus(bus)}, and no driver is loaded", mend=_LOAD_DRIVER
+            layer=Layer.DRIVER, cause=f"the PCI bus has {_gpus(bus)}, and no driver is loaded", fix=_LOAD_DRIVER
         )
     if bus is not None and driver is not None and driver < bus:
         cause = f"the PCI bus has {_gpus(bus)}, the driver has taken {driver}"
-        return Diagnosis(layer=Layer.DRIVER, cause=cause, mend=_DRIVER_LOG)
+        return Diagnosis(layer=Layer.DRIVER, cause=cause, fix=_DRIVER_LOG)
     known = max(counts.advertised or 0, counts.allocated or 0)
     # On hosts without PCI GPUs (Tegra, WSL) the bus is empty and all is well.
     there = driver if driver is not None else bus or None
     if there is not None and known > there:
         cause = f"the kubelet knows {_gpus(known)}, the {'driver' if driver is not None else 'PCI bus'} has {there} now"
-        return Diagnosis(layer=Layer.DRIVER, cause=f"{cause}: one fell off the bus", mend=_DRIVER_LOG)
+        return Diagnosis(layer=Layer.DRIVER, cause=f"{cause}: one fell off the bus", fix=_DRIVER_LOG)
     return None
 
 
@@ -105,12 +105,12 @@ def _toolkit(counts: Counts) -> Diagnosis | None:
     show_all = f"let {where} {_SHOW_ALL}"
     if advertised and advertised > seen:
         more = f"; the device plugin is shown {advertised}"
-        return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}{more}", mend=show_all)
+        return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}{more}", fix=show_all)
     if advertised or (counts.allocated or 0) > seen:
         who = f"to {where} and to the device plugin" if advertised else "any more"
         cause = f"{_there(counts, there)}{shown}: the driver does not give all of {max(there or 0, known)} {who}"
-        return Diagnosis(layer=Layer.DRIVER, cause=cause, mend=_DRIVER_LOG)
-    return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}", mend=show_all)
+        return Diagnosis(layer=Layer.DRIVER, cause=cause, fix=_DRIVER_LOG)
+    return Diagnosis(layer=Layer.CONTAINER_TOOLKIT, cause=f"{_there(counts, there)}{shown}", fix=show_all)
 
 
 def _above(counts: Counts) -> Diagnosis:
@@ -125,14 +125,14 @@ def _above(counts: Counts) -> Diagnosis:
         return Diagnosis(
             layer=Layer.KUBELET,
             cause="the kubelet does not tell which devices there are",
-            mend="it is an old one: 1.23 or newer tells",
+            fix="it is an old one: 1.23 or newer tells",
         )
     if not advertised and seen:
         return _nothing_advertised(seen, counts.allocated)
     if advertised < seen:
         who = "DRA driver or device plugin" if counts.by_claims else "device plugin"
         cause = f"the driver shows {_gpus(seen)}, the {who} advertises {advertised} as healthy"
-        return Diagnosis(layer=Layer.DEVICE_PLUGIN, cause=cause, mend=_PLUGIN_LOG)
+        return Diagnosis(layer=Layer.DEVICE_PLUGIN, cause=cause, fix=_PLUGIN_LOG)
     return _ok(counts, "advertised")
 
 
@@ -140,9 +140,9 @@ def _nothing_advertised(seen: int, allocated: int | None) -> Diagnosis:
     # What is held outlives the plugin's registration, in the kubelet's checkpoint.
     if allocated:
         cause = f"{allocated} of {_gpus(seen)} are held and none is advertised: the device plugin is not registered"
-        return Diagnosis(layer=Layer.KUBELET, cause=cause, mend=_PLUGIN_LATE)
+        return Diagnosis(layer=Layer.KUBELET, cause=cause, fix=_PLUGIN_LATE)
     cause = f"the driver shows {_gpus(seen)}, no device plugin advertises one"
-    return Diagnosis(layer=Layer.DEVICE_PLUGIN, cause=cause, mend=_PLUGIN_MISSING)
+    return Diagnosis(layer=Layer.DEVICE_PLUGIN, cause=cause, fix=_PLUGIN_MISSING)
 
 
 def _ok(counts: Counts, how: str) -> Diagnosis:

@@ -244,7 +244,7 @@ class Registered(ABC):
 
     @property
     def problem(self) -> str:
-        """One line on what is wrong and how to mend it; empty when all is well."""
+        """One line on what is wrong and how to fix it; empty when all is well."""
         return self._register.problem
 
     @property

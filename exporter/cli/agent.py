@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     add_options(agent)
     agent.epilog = f"{agent.epilog} {_ENDS}"
     agent.set_defaults(run=_agent)
-    doctor = command(commands, "doctor", "Check whether this node is fit for the agent, and say what to mend.")
+    doctor = command(commands, "doctor", "Check whether this node is fit for the agent, and say what to fix.")
     doctor.add_argument(
         "--format", choices=("text", "json"), default="text", help="form of the findings [default: text]"
     )

@@ -162,7 +162,7 @@ def _add_contents(parser: Parser) -> None:
         help="with --share-idle: spread Unattributed, too, so that all that has no owner is",
     )
     what.add_argument(
-        "--price-book", type=Path, metavar="FILE", help="work money out anew at the prices of this book (docs/cost.md)"
+        "--price-book", type=Path, metavar="FILE", help="work money out again at the prices of this book (docs/cost.md)"
     )
 
 

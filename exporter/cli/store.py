@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     )
     close = _one(kinds, "close", "Close one day; again, where it is closed already and there is a reason.", "close")
     close.add_argument("day", type=day, metavar="DAY", help="UTC date of a day that is over, as 2026-10-31")
-    close.add_argument("--reason", default="", help="why a day that is closed is read anew; its history will have it")
+    close.add_argument("--reason", default="", help="why a day that is closed is read again; its history will have it")
     for parser in (backfill, close):
         parser.add_argument(
             "--accept-gaps",
@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
             + ("; from 48 hours after their end" if parser is backfill else ", and take less than was closed before"),
         )
         add_prometheus_options(parser)
-    reopen = _one(kinds, "reopen", "Have a closed day read anew by serve or backfill; until then it holds.", "reopen")
+    reopen = _one(kinds, "reopen", "Have a closed day read again by serve or backfill; until then it holds.", "reopen")
     reopen.add_argument("day", type=day, metavar="DAY", help="UTC date, as 2026-10-31")
     reopen.add_argument("--reason", required=True, help="why; the day's history will have it")
     _one(kinds, "list", "Every closed day.", "show_days")

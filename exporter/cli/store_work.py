@@ -97,7 +97,7 @@ async def _close(store: DayStore, settings: PrometheusSettings, namespace: argpa
 
 
 def reopen(namespace: argparse.Namespace) -> int:
-    """Mark a day to be read anew."""
+    """Mark a day to be read again."""
     now = time.time()
     with DayStore.open(namespace.store, write=True, alone=False) as store:
         store.reopen(namespace.day, reason=namespace.reason, by=_who(), now=now)

@@ -19,7 +19,7 @@ COLLECTOR_PRESETS = ("wide",)
 def problems(values: Mapping[str, Any]) -> list[str]:
     """What is wrong with the named paths, one line each. ``values`` is by option key; ``None`` is unset or refused.
 
-    What may still come - a kubelet that is not up yet - is no problem; what cannot mend itself is.
+    What may still come - a kubelet that is not up yet - is no problem; what cannot recover is.
     """
     found: list[str] = []
     if values["collectors"]:

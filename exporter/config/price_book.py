@@ -309,7 +309,7 @@ def _overlaps(rows: tuple[PriceRow, ...], lines: dict[int, int], path: str) -> l
         for earlier, later, start, end in islice(overlaps(rows, KNOWN_MODELS), _MOST_OVERLAPS)
     ]
     if len(told) == _MOST_OVERLAPS:
-        told.append(f"{path}: there may be more overlaps than these {_MOST_OVERLAPS}; mend them and check again")
+        told.append(f"{path}: there may be more overlaps than these {_MOST_OVERLAPS}; fix them and check again")
     return told
 
 

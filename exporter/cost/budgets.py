@@ -68,7 +68,7 @@ class BudgetState:
     known: bool = True
     """False where a part of the period could not be read, or its money is in other currencies: ``spent`` is not it."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of the figures, one sentence each, with the mend."""
+    """What a reader must know of the figures, one sentence each, with the fix."""
     unread: str = ""
     """Why a question about the period stayed unanswered that may be answered when it is asked again; else empty."""
 

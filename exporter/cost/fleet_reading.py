@@ -341,18 +341,18 @@ def _overlap(one: Window, other: Window) -> bool:
 
 
 def _mended(ledger: FleetLedger, parts: Mapping[Window, FleetLedger]) -> FleetLedger:
-    """The ledger with some of its chunks read anew."""
+    """The ledger with some of its chunks read again."""
     made: list[Chunk] = []
     for chunk in ledger.chunks:
         part = parts.get(chunk.window)
         made += part.chunks if part else (chunk,)
-    anew = parts.values()
+    again = parts.values()
     return replace(
         ledger,
         chunks=tuple(made),
-        nodes={**ledger.nodes, **{node: facts for part in anew for node, facts in part.nodes.items()}},
-        failures=tuple(failure for part in anew for failure in part.failures),
-        label_keys=ledger.label_keys.union(*(part.label_keys for part in anew)),
-        simulated=ledger.simulated or any(part.simulated for part in anew),
-        notes=tuple(dict.fromkeys(note for part in (ledger, *anew) for note in part.notes)),
+        nodes={**ledger.nodes, **{node: facts for part in again for node, facts in part.nodes.items()}},
+        failures=tuple(failure for part in again for failure in part.failures),
+        label_keys=ledger.label_keys.union(*(part.label_keys for part in again)),
+        simulated=ledger.simulated or any(part.simulated for part in again),
+        notes=tuple(dict.fromkeys(note for part in (ledger, *again) for note in part.notes)),
     )

@@ -169,7 +169,7 @@ class Failure:
     what: str
     """The series that was asked for."""
     reason: str
-    """In words, with the mend."""
+    """In words, with the fix."""
     may_pass: bool = True
     """Whether it may be answered within the hour; not where it asks too much, or for a day that is not there."""
 

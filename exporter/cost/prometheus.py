@@ -280,7 +280,7 @@ class PrometheusClient:
     def _may_help(self, error: Refusal, *, retry_timeouts: bool) -> bool:
         """Whether the same question may be answered soon."""
         if error.reason == "unreachable" and not self._has_answered:
-            return False  # the address is wrong, rather than a server that starts anew
+            return False  # the address is wrong, rather than a server that starts again
         if error.reason == "timeout":
             return retry_timeouts and self._timeouts_in_a_row < 2 * self.settings.concurrency
         return error.retriable

@@ -68,7 +68,7 @@ def refusal(settings: PrometheusSettings, path: str, status: int, body: bytes, h
     url = settings.url
     said = _said(body)
     if status in _REDIRECTS:
-        return Refusal("redirected", f"{url}: answers with a redirect{_where(headers)}; {_REDIRECT_MEND}")
+        return Refusal("redirected", f"{url}: answers with a redirect{_where(headers)}; {_REDIRECT_FIX}")
     if status in {_UNAUTHORISED, _FORBIDDEN}:
         return _no_access(settings, status, said)
     if status in {_NOT_FOUND, _WRONG_METHOD}:
@@ -93,7 +93,7 @@ def refusal(settings: PrometheusSettings, path: str, status: int, body: bytes, h
     return _bad_query(settings, status, body, said)
 
 
-_REDIRECT_MEND = (
+_REDIRECT_FIX = (
     "give that address if it is Prometheus; if it is a login page, give the address behind it, or a token by"
     " --prometheus-token-file"
 )
@@ -117,12 +117,12 @@ def _no_access(settings: PrometheusSettings, status: int, said: str) -> Refusal:
             "forbidden", f"{url}: HTTP 403: these credentials may not ask{_quoted(said)}; grant them reading of metrics"
         )
     if settings.token_file:
-        mend = f"the token of {settings.token_file} is not accepted; renew it"
+        fix = f"the token of {settings.token_file} is not accepted; renew it"
     elif settings.username:
-        mend = f"the user '{settings.username}' or the password of {settings.password_file} is not accepted"
+        fix = f"the user '{settings.username}' or the password of {settings.password_file} is not accepted"
     else:
-        mend = "it wants credentials; give --prometheus-token-file, or --prometheus-username and -password-file"
-    return Refusal("unauthorised", f"{url}: HTTP 401: {mend}")
+        fix = "it wants credentials; give --prometheus-token-file, or --prometheus-username and -password-file"
+    return Refusal("unauthorised", f"{url}: HTTP 401: {fix}")
 
 
 def _server_error(settings: PrometheusSettings, status: int, said: str, headers: dict[str, str]) -> Refusal:
@@ -267,7 +267,7 @@ class Tls:
         self._made: tuple[object, ssl.SSLContext] | None = None
 
     def context(self) -> ssl.SSLContext | bool:
-        """Made anew when one of its files has changed.
+        """Made again when one of its files has changed.
 
         Raises:
             PrometheusError: A file cannot be read, or is none.
@@ -306,7 +306,7 @@ def _secret(key: str, path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refusal("credentials", f"{key}: cannot read {path}: {why(error)}; mend the file") from None
+        raise Refusal("credentials", f"{key}: cannot read {path}: {why(error)}; fix the file") from None
     if not text or not text.isprintable():
         raise Refusal("credentials", f"{key}: {path} is empty or has more than one line; allowed: one line")
     return text

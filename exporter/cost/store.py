@@ -56,7 +56,7 @@ def told(path: Path) -> Iterator[None]:
     """Errors of SQLite as this program's.
 
     Raises:
-        StoreError: With the file, what is wrong, and the mend.
+        StoreError: With the file, what is wrong, and the fix.
     """
     try:
         yield
@@ -174,8 +174,8 @@ def _refuse_strangers(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(_ID_AT + 4)
     except FileNotFoundError:
-        mend = "make it with: gpu-cost-exporter store backfill, or name another file"
-        raise StoreError("missing", f"store: there is no {path}; {mend}") from None
+        fix = "make it with: gpu-cost-exporter store backfill, or name another file"
+        raise StoreError("missing", f"store: there is no {path}; {fix}") from None
     except OSError as error:
         raise StoreError("unreadable", f"store: cannot read {path}: {error.strerror}; name a file") from None
     if not head.startswith(_MAGIC):
@@ -286,7 +286,7 @@ def problems(connection: Connection) -> tuple[str, ...]:
 
 
 def shrink(connection: Connection) -> None:
-    """Drop names that no line has, then write the file anew without holes."""
+    """Drop names that no line has, then write the file again without holes."""
     # A parent's row would be looked for in all lines, one after the other, which have no index for that.
     connection.execute("PRAGMA foreign_keys = OFF")
     try:
@@ -408,7 +408,7 @@ class DayStore:
         return int(last) + 1
 
     def reopen(self, day_seconds: int, *, reason: str, by: str, now: float) -> None:
-        """Have a closed day read anew and closed again; until then, what is there holds.
+        """Have a closed day read again and closed again; until then, what is there holds.
 
         Raises:
             StoreError: ``no_reason``, ``not_closed``, or it cannot be written.
@@ -507,10 +507,10 @@ def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
     hours, cluster = min(((hours, name) for name, hours in chunk.recorded_hours.items()), default=(0, ""))
     if hours < HOURS_OF_A_DAY and not (accept_gaps and hours):
         where = f" of cluster '{cluster}'" if cluster else ""
-        mend = (
+        fix = (
             "they may still come; if they will not: store close --accept-gaps" if hours else "there is nothing to close"
         )
-        raise StoreError("gaps", f"store: {name} is not closed: {hours} of its 24 hours{where} were recorded; {mend}")
+        raise StoreError("gaps", f"store: {name} is not closed: {hours} of its 24 hours{where} were recorded; {fix}")
     refuse_nonsense(chunk)
     return chunk
 

@@ -267,7 +267,7 @@ class NotClosed:
 
     day_seconds: int
     reason: str
-    """One sentence, with the mend."""
+    """One sentence, with the fix."""
     waits: bool = False
     """Its hours may still come, or somebody accepts that they will not."""
 

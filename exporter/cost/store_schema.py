@@ -125,8 +125,8 @@ def claim(path: Path, now: float) -> int:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        mend = "see that the directory is there, and writable for this user"
-        raise StoreError("unwritable", f"store: cannot write {lock}: {error.strerror}; {mend}") from None
+        fix = "see that the directory is there, and writable for this user"
+        raise StoreError("unwritable", f"store: cannot write {lock}: {error.strerror}; {fix}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -162,7 +162,7 @@ class ClosedDay:
     """Of the cluster that has the fewest; below 24 the day was closed with gaps."""
     simulated: bool
     reopened: str = ""
-    """Why it is to be read anew; this version holds until that is done. Empty where it is not."""
+    """Why it is to be read again; this version holds until that is done. Empty where it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,7 +378,7 @@ def sums(
     question, values = _question(versions, dimensions, filters)
     found: dict[int, dict[LineKey, Figures]] = {version: {} for version in versions}
     keys = len(_COLUMNS)
-    once: dict[str, str] = {}  # SQLite makes every name anew, and 10^5 lines have the same few thousand
+    once: dict[str, str] = {}  # SQLite makes every name again, and 10^5 lines have the same few thousand
     for row in connection.execute(question, values):
         key = LineKey(*[once.setdefault(name, name) for name in row[1 : 1 + keys]])
         lines = found[row[0]]

@@ -15,12 +15,12 @@ from exporter.config import AgentConfig
 from exporter.doctor import host
 from exporter.doctor.report import Finding, fail, ok, warn
 from exporter.gpu.dcgm.engine import no_values
-from exporter.gpu.dcgm.readings import is_profiling
+from exporter.gpu.dcgm.fields import is_profiling
 from exporter.gpu.merge import of_one_machine
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
 
 _DEADLINE_SECONDS = 10.0
-_REINSTALL = "install DCGM's client library anew, of the host engine's major version (docs/dcgm.md)"
+_REINSTALL = "install DCGM's client library again, of the host engine's major version (docs/dcgm.md)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ _USUAL_HOST, _USUAL_PORT = "localhost", 5555
 _PROBE_SECONDS = 0.5
 _SHOWN = 5
 
-_MENDS: Mapping[ProfilingState, str] = {
+_FIXES: Mapping[ProfilingState, str] = {
     ProfilingState.PAUSED: "whoever paused it may still need the counters; then: dcgmi profile --resume",
     ProfilingState.UNSUPPORTED: "DCGM measures no engines on this model; utilisation is what there is",
     ProfilingState.NO_MODULE: (
@@ -112,7 +112,7 @@ _MENDS: Mapping[ProfilingState, str] = {
         " driver be replaced"
     ),
 }
-"""By state, the one that can be mended at once first."""
+"""By state, the one that can be fixed at once first."""
 
 
 async def examine(
@@ -182,12 +182,12 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     ]
     if not told:
         return None
-    mend = "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons, the engine's log more"
-    return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", mend)
+    fix = "what is refused is absent, the rest goes on; docs/dcgm.md has the reasons, the engine's log more"
+    return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", fix)
 
 
 def _trouble(config: AgentConfig, heard: host.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
-    """What is wrong with the engine, and its mend where the child has not said it itself."""
+    """What is wrong with the engine, and its fix where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
         return cause, "run doctor again with --log-level debug: it shows what that process wrote"
@@ -228,13 +228,13 @@ def devices(dcgm: Reading, nvml: Reading | None) -> Finding:
     bad = [gpu for gpu in dcgm.gpus if gpu.state is not DeviceState.UP]
     missing = ours - theirs
     if nvml and not of_one_machine(nvml, dcgm):
-        mend = "it is another node's engine: name this node's (a Service needs internalTrafficPolicy: Local)"
-        return warn(_DEVICES, f"none of its {len(dcgm.gpus)} GPUs is one of NVML's {_count(nvml)}", mend)
+        fix = "it is another node's engine: name this node's (a Service needs internalTrafficPolicy: Local)"
+        return warn(_DEVICES, f"none of its {len(dcgm.gpus)} GPUs is one of NVML's {_count(nvml)}", fix)
     if missing:
         names = ", ".join(sorted(missing)[:_SHOWN])
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        mend = "restart the engine (systemctl restart nvidia-dcgm), and see that its container is shown all GPUs"
-        return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {names}{more}", mend)
+        fix = "restart the engine (systemctl restart nvidia-dcgm), and see that its container is shown all GPUs"
+        return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {names}{more}", fix)
     if bad:
         told = ", ".join(f"GPU {gpu.gpu.index} {gpu.state.value.replace('_', ' ')}" for gpu in bad)
         return warn(_DEVICES, f"{told}; the others go on", "see the kernel log, and: dcgmi discovery -l")
@@ -268,18 +268,18 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
     states = [gpu.profiling for gpu in up if gpu.profiling is not None]
     if not states:
         return None
-    missing = Counter(gpu.profiling for gpu in up if gpu.profiling in _MENDS and gpu.gpu.uuid not in measured)
+    missing = Counter(gpu.profiling for gpu in up if gpu.profiling in _FIXES and gpu.gpu.uuid not in measured)
     running = states.count(ProfilingState.RUNNING)
     if not missing:
         others = len(states) - running
         spare = f"; NVML measures the other {others} by itself" if others else ""
         return ok(_PROFILING, f"running on {running} of {len(up)} GPUs{spare}")
     told = ", ".join(f"{count} {state.value.replace('_', ' ')}" for state, count in missing.items() if state)
-    state = next(state for state in _MENDS if state in missing)
+    state = next(state for state in _FIXES if state in missing)
     of = f"of {len(up)} GPUs {running} running, {told}"
     if set(missing) == {ProfilingState.UNSUPPORTED}:
-        return ok(_PROFILING, f"{of}: {_MENDS[state]}")
-    return warn(_PROFILING, f"{of}: their engines are not measured", _MENDS[state])
+        return ok(_PROFILING, f"{of}: {_FIXES[state]}")
+    return warn(_PROFILING, f"{of}: their engines are not measured", _FIXES[state])
 
 
 def _has_engine(reading: GpuReading) -> bool:
@@ -310,8 +310,8 @@ def fields(rows: Mapping[Field, str], library: LibraryReport, dcgm: Reading) -> 
     if absent:
         told.append(f"no GPU has a value of {_some(absent)}")
     if told:
-        mend = "take the rows out, or see why: dcgmi dmon -e ID (a newer DCGM has more; not every GPU has every field)"
-        return warn(_FIELDS, "; ".join(told), mend)
+        fix = "take the rows out, or see why: dcgmi dmon -e ID (a newer DCGM has more; not every GPU has every field)"
+        return warn(_FIELDS, "; ".join(told), fix)
     return ok(_FIELDS, f"{_some(tuple(judged.values()))}: measured, which only DCGM does")
 
 

@@ -126,26 +126,26 @@ def kernel_module(proc_root: Path) -> Finding:
 def process_tree(proc_root: Path) -> Finding:
     """Only the host's PID namespace shows whose processes use a GPU; there process 2 is the kernel's thread daemon."""
     name = "PID namespace"
-    mend = "set hostPID: true, or mount the host's /proc and name it with --proc-root"
+    fix = "set hostPID: true, or mount the host's /proc and name it with --proc-root"
     try:
         comm = (proc_root / "2" / "comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         comm = ""
     if comm == "kthreadd":
         return ok(name, f"{proc_root} is the host's")
-    return warn(name, f"{proc_root} is not the host's: use of shared devices is estimated, not measured", mend)
+    return warn(name, f"{proc_root} is not the host's: use of shared devices is estimated, not measured", fix)
 
 
 def pod_logs(pod_log_root: Path) -> Finding:
     """The names of the pod-log directories tell a pod's name by its uid, without the API server."""
     name = "pod logs"
-    mend = "mount the host's /var/log/pods read-only, or name it with --pod-log-root"
+    fix = "mount the host's /var/log/pods read-only, or name it with --pod-log-root"
     try:
         count = sum(1 for entry in pod_log_root.iterdir() if entry.name.count("_") >= 2)  # noqa: PLR2004 - ns_pod_uid
     except OSError as error:
-        return warn(name, f"{pod_log_root}: {error.strerror}; processes cannot be told apart by pod", mend)
+        return warn(name, f"{pod_log_root}: {error.strerror}; processes cannot be told apart by pod", fix)
     if not count:
-        return warn(name, f"{pod_log_root} has no pod's directory; processes cannot be told apart by pod", mend)
+        return warn(name, f"{pod_log_root} has no pod's directory; processes cannot be told apart by pod", fix)
     return ok(name, f"{count} pods in {pod_log_root}")
 
 
@@ -218,10 +218,10 @@ def collectors(config: AgentConfig) -> Finding:
         made = read_collectors(config.collectors)
     except ConfigError as error:
         more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return fail(name, f"{error.problems[0]}{more}", "mend the file, or leave --collectors out")
+        return fail(name, f"{error.problems[0]}{more}", "fix the file, or leave --collectors out")
     if made.without_dcgm and not config.dcgm_address:
-        cause, _, mend = made.without_dcgm.removeprefix("collectors: ").partition("; ")
-        return warn(name, cause, f"{mend}, or take the rows out")
+        cause, _, fix = made.without_dcgm.removeprefix("collectors: ").partition("; ")
+        return warn(name, cause, f"{fix}, or take the rows out")
     where = str(config.collectors) if config.collectors else "dcgm-exporter's default set"
     if made.warnings:
         more = f" (and {len(made.warnings) - 1} more)" if len(made.warnings) > 1 else ""
@@ -274,7 +274,7 @@ async def listen(
         interval_seconds: Between the child's readings.
         deadline_seconds: For all of them together.
         enough: How many readings are wanted.
-        clock: Of a clock that nobody sets.
+        clock: Of the monotonic clock.
     """
     worker = Worker(
         name=name,
@@ -348,8 +348,8 @@ async def read(
         clock=clock,
     )
     if heard.last is None:
-        mend = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
-        return fail("driver", heard.trouble(deadline_seconds), mend), None
+        fix = "" if heard.status.message else "see the kernel log: dmesg | grep -i nvrm"
+        return fail("driver", heard.trouble(deadline_seconds), fix), None
     version = f"driver {heard.last.driver_version or 'of unknown version'}"
     return ok("driver", f"{version}, first reading after {heard.first_after_seconds:.1f} s"), heard.last
 
@@ -432,7 +432,7 @@ def face(path: Path) -> Finding:
         settings = web_config.load(path)
     except ConfigError as error:
         more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return fail(_NAME, f"{error.problems[0]}{more}", "mend it; docs/web-config.md has every key")
+        return fail(_NAME, f"{error.problems[0]}{more}", "fix it; docs/web-config.md has every key")
     users = f"{len(settings.users)} user{'s' if len(settings.users) != 1 else ''}"
     told = f"{'TLS' if settings.tls else 'plain HTTP'}, {users if settings.users else 'no passwords'}"
     if settings.warnings:

@@ -118,7 +118,7 @@ _TIMEOUT_SECONDS = 10.0
 _WATCH_SECONDS = 1.0
 _SKEW_SECONDS = 10.0
 """Opt-outs and tokens end by the clock; less than this matters to nobody."""
-_NO_MEND = ""
+_NO_FIX = ""
 _NAMESPACES, _NODES = "get namespaces", "get nodes"
 
 
@@ -156,7 +156,7 @@ async def ask_api(
                 timeout_seconds=_TIMEOUT_SECONDS,
             )
         except ApiError as error:
-            return [fail(NAME, str(error), _NO_MEND), *await _token_findings(config, clock())], None
+            return [fail(NAME, str(error), _NO_FIX), *await _token_findings(config, clock())], None
         found = [await _reached(config, client, pods), *_clock_findings(client.date, clock())]
         found += [await _rights(config, client, allocations), *await _token_findings(config, clock())]
     finally:
@@ -214,7 +214,7 @@ async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocatio
     if claim:
         await _claim_rights(config, client, claim, attempt)
     if missing:
-        return warn(RIGHTS, "; ".join(missing), _NO_MEND)
+        return warn(RIGHTS, "; ".join(missing), _NO_FIX)
     return ok(RIGHTS, ", ".join(granted))
 
 
@@ -264,8 +264,8 @@ async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
         settings = await Credentials(config.kubeconfig).read()
         ends = token_ends_seconds(await settings.authorization())
         if ends is not None and ends <= now:
-            mend = "have it renewed (a projected service-account token renews itself), and see this node's clock"
-            return [warn("API token", f"ended {(now - ends) / 60:.0f} min ago by this node's clock", mend)]
+            fix = "have it renewed (a projected service-account token renews itself), and see this node's clock"
+            return [warn("API token", f"ended {(now - ends) / 60:.0f} min ago by this node's clock", fix)]
         if ends is not None:
             return [ok("API token", f"ends in {(ends - now) / 60:.0f} min; its file is read again before")]
     return []
@@ -285,7 +285,7 @@ def token_ends_seconds(token: str) -> float | None:
 
 
 _ID_FORMS = "see the id forms in the documentation"
-_MENDS = {
+_FIXES = {
     "needs_annotation": "which GPU is meant is in the pod's annotation: --kube-metadata on reads it",
     "unknown_uuid": "the GPU is gone or not shown here: see the check of layers",
     "unknown_minor": "the GPU is gone or not shown here: see the check of layers",
@@ -373,7 +373,7 @@ def agreement(attribution: Attribution) -> Finding:
         first = unmatched[0]
         what = f"{first.device_id} of {first.namespace}/{first.pod} ({first.reason.replace('_', ' ')})"
         more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
-        return warn(name, f"not to be matched: {what}{more}", _MENDS.get(first.reason, _ID_FORMS))
+        return warn(name, f"not to be matched: {what}{more}", _FIXES.get(first.reason, _ID_FORMS))
     return ok(name, f"the driver shows all that is held: {len(attribution.holders)} devices")
 
 
@@ -418,7 +418,7 @@ def layer_agreement(
     if found.layer is Layer.NONE:
         return ok(_LAYERS, found.cause)
     told = fail if found.layer in {Layer.DRIVER, Layer.CONTAINER_TOOLKIT} else warn
-    return told(_LAYERS, f"{found.layer.value}: {found.cause}", found.mend)
+    return told(_LAYERS, f"{found.layer.value}: {found.cause}", found.fix)
 
 
 def on_bus(sys_root: Path) -> int | None:
@@ -472,7 +472,7 @@ def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -
     """
     manager, mapping = config.workload_manager, config.job_mapping_dir
     if reading is None:
-        return warn(_WORKLOAD_MANAGER, f"{manager}: nothing can be told without the driver", "mend the driver first")
+        return warn(_WORKLOAD_MANAGER, f"{manager}: nothing can be told without the driver", "fix the driver first")
     jobs: SlurmJobs | HostUsers
     if manager == "slurm":
         jobs = SlurmJobs(mapping_dir=mapping, proc_root=config.proc_root)
@@ -480,8 +480,8 @@ def workload_holders(config: AgentConfig, reading: Reading | None, now: float) -
         jobs = HostUsers(proc_root=config.proc_root)
     jobs.observe(reading, now)
     if jobs.problem:
-        cause, _, mend = jobs.problem.partition("; ")
-        return warn(_WORKLOAD_MANAGER, f"{manager}: {cause}", mend)
+        cause, _, fix = jobs.problem.partition("; ")
+        return warn(_WORKLOAD_MANAGER, f"{manager}: {cause}", fix)
     count = len(jobs.latest.containers) if jobs.latest else 0
     how = f"by the mapping in {mapping}" if manager == "slurm" and mapping else "by who runs on them"
     idle = "" if manager == "slurm" and mapping else "; a device that is held and not used is taken for free"

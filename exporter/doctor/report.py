@@ -22,12 +22,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the doctor: the check, how it went, what was seen, and how to mend it (empty when all is well)."""
+    """One line of the doctor: the check, how it went, what was seen, and how to fix it (empty when all is well)."""
 
     name: str
     level: Level
     cause: str
-    mend: str = ""
+    fix: str = ""
 
 
 def ok(name: str, cause: str) -> Finding:
@@ -35,14 +35,14 @@ def ok(name: str, cause: str) -> Finding:
     return Finding(name=name, level=Level.OK, cause=cause)
 
 
-def warn(name: str, cause: str, mend: str) -> Finding:
+def warn(name: str, cause: str, fix: str) -> Finding:
     """The agent works, but some of what it shows is missing or unsure."""
-    return Finding(name=name, level=Level.WARN, cause=cause, mend=mend)
+    return Finding(name=name, level=Level.WARN, cause=cause, fix=fix)
 
 
-def fail(name: str, cause: str, mend: str) -> Finding:
+def fail(name: str, cause: str, fix: str) -> Finding:
     """The agent cannot do its work."""
-    return Finding(name=name, level=Level.FAIL, cause=cause, mend=mend)
+    return Finding(name=name, level=Level.FAIL, cause=cause, fix=fix)
 
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
@@ -58,8 +58,8 @@ def write_text(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) 
         line = Text(f"{finding.level.value:<5}", style=_STYLES[finding.level])
         line.append(f"{finding.name:<{_NAME_WIDTH}}", style="bold")
         line.append(_one_line(finding.cause), style="default")
-        if finding.mend:
-            line.append(f"  → {_one_line(finding.mend)}", style="dim")
+        if finding.fix:
+            line.append(f"  → {_one_line(finding.fix)}", style="dim")
         console.print(line)
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     console.print(Text(", ".join(f"{count} {level.value}" for level, count in counts.items()), style="bold"))
@@ -72,7 +72,7 @@ def write_json(findings: Sequence[Finding], *, simulated: bool, stream: TextIO) 
             "name": finding.name,
             "level": finding.level.value,
             "cause": _one_line(finding.cause),
-            "mend": _one_line(finding.mend) or None,
+            "fix": _one_line(finding.fix) or None,
         }
         for finding in findings
     ]

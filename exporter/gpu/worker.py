@@ -89,7 +89,7 @@ class Worker:
         deadline_seconds: How long a child that has read once may be silent before it is killed.
         start_deadline_seconds: How long it may be silent while it opens the driver.
         env: Environment of the child in addition to this process's own.
-        clock: Seconds now, of a clock that nobody sets; ``released_until`` is in it.
+        clock: Seconds now, of the monotonic clock; ``released_until`` is in it.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ FORBIDDEN_SECONDS = 60.0
 """Rights change by hand: no use in asking sooner."""
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 _REASONS = {401: "unauthorised", 403: "forbidden", 404: "not_found", 410: "gone", 413: "too_large", 429: "too_many"}
-_MENDS = {
+_FIXES = {
     "unauthorised": "the token is not accepted though it was read again; see that the service account exists and"
     " the token is for this cluster",
     "not_found": "the API server has no such object, or does not serve this version of its API; compare with"
@@ -157,11 +157,11 @@ def of_status(
     reason = _REASONS.get(code, "server_error" if code >= 500 or code == 0 else "garbage")  # noqa: PLR2004 - HTTP
     verb, resource, group = _request(path, query)
     if reason == "forbidden":
-        mend = f"grant verb {verb} on resource {resource} of API group {group!r} to this service account"
+        fix = f"grant verb {verb} on resource {resource} of API group {group!r} to this service account"
     else:
-        mend = _MENDS.get(reason, "")
+        fix = _FIXES.get(reason, "")
     said = " ".join(str(details or "").split())[:300]
-    words = "; ".join(word for word in (said, mend) if word)
+    words = "; ".join(word for word in (said, fix) if word)
     message = f"{verb} {resource} at {address}: HTTP {code or str(status)[:40]}" + (f": {words}" if words else "")
     return ApiError(reason, message, status=code or None, retry_after_seconds=_seconds(retry_after))
 
@@ -427,9 +427,7 @@ class ApiClient:
                 f"nothing came for {seconds:g} s; see that the API server is well and no network policy forbids it",
             ) from error
         except aiohttp.InvalidURL as error:
-            raise self._error(
-                "no_config", path, query, f"no such URL: {error}; mend `server` of the cluster"
-            ) from error
+            raise self._error("no_config", path, query, f"no such URL: {error}; fix `server` of the cluster") from error
         except (aiohttp.ClientError, OSError) as error:
             problem = (
                 f"{str(error) or type(error).__name__}; see that the address is right and no network policy forbids it"

@@ -84,7 +84,7 @@ def _add_field(message: descriptor_pb2.DescriptorProto, spec: str, schema: Mappi
 
 _CONNECT_SECONDS = 0.2
 LONGEST_PATH_BYTES = 107
-MEND_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
+FIX_PATH = "set --kubelet-socket to <kubelet root>/pod-resources/kubelet.sock"
 
 
 def check(path: str) -> None:
@@ -95,11 +95,11 @@ def check(path: str) -> None:
 
     Raises:
         AttributionError: ``no_socket``, ``not_a_socket``, ``no_permission``, ``refused`` or ``bad_path``, with how to
-            mend it. Nothing is raised where a connection is accepted, or a busy listener does not come to it.
+            fix it. Nothing is raised where a connection is accepted, or a busy listener does not come to it.
     """
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise AttributionError("not_a_socket", f"{path} is not a socket; {MEND_PATH}")
+            raise AttributionError("not_a_socket", f"{path} is not a socket; {FIX_PATH}")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_CONNECT_SECONDS)
             probe.connect(path)
@@ -120,7 +120,7 @@ def check(path: str) -> None:
     except (TimeoutError, BlockingIOError):
         pass  # it exists, and is too busy to accept
     except (OSError, ValueError) as error:  # a name too long for a socket, a file on the way, a NUL
-        raise AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {MEND_PATH}") from error
+        raise AttributionError("bad_path", f"kubelet socket {path!r}: {error}; {FIX_PATH}") from error
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -144,14 +144,14 @@ def check_length(path: str) -> None:
     length = len(os.fsencode(path))
     if length > LONGEST_PATH_BYTES:
         raise AttributionError(
-            "bad_path", f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {MEND_PATH}"
+            "bad_path", f"kubelet socket {path}: {length} bytes; allowed: {LONGEST_PATH_BYTES}; {FIX_PATH}"
         )
 
 
 def _missing(path: str) -> str:
     if Path(path).parent.is_dir():
-        return f"no kubelet socket at {path}: start the kubelet, or {MEND_PATH}"
-    return f"no directory for the kubelet socket {path}: mount the directory, never the socket file, and {MEND_PATH}"
+        return f"no kubelet socket at {path}: start the kubelet, or {FIX_PATH}"
+    return f"no directory for the kubelet socket {path}: mount the directory, never the socket file, and {FIX_PATH}"
 
 
 # grpc reads both once, when it is imported: its fork handlers would hinder our child processes.
@@ -350,7 +350,7 @@ class KubeletClient:
             raise AttributionError(
                 "garbage",
                 f"kubelet answered {len(raw)} bytes on {self._path} that are no pod-resources v1 message;"
-                f" {MEND_PATH} of a kubelet of 1.20 or newer",
+                f" {FIX_PATH} of a kubelet of 1.20 or newer",
             ) from error
         return message
 
@@ -504,9 +504,7 @@ def _problem(code: grpc.StatusCode, details: str, path: str, deadline_seconds: f
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             reason = "unavailable"
-            message = (
-                f"{path} accepts and breaks off: the kubelet is restarting, or this is not its socket; {MEND_PATH}"
-            )
+            message = f"{path} accepts and breaks off: the kubelet is restarting, or this is not its socket; {FIX_PATH}"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             reason = "deadline"
             message = f"kubelet accepts on {path} and did not answer within {deadline_seconds:g} s; see its log"

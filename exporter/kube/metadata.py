@@ -204,7 +204,7 @@ class Metadata:
 
     @property
     def problem(self) -> str:
-        """One line on what cannot be had and how to mend it; empty when all is well."""
+        """One line on what cannot be had and how to fix it; empty when all is well."""
         parts = [
             (error.reason, f"{error}; {without}")
             for error, without in ((self._node.problem, _WITHOUT_NODE), (self._namespaces.problem, _WITHOUT_NAMESPACES))

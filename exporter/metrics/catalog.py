@@ -38,7 +38,7 @@ def shown_until_seconds(until: float | None) -> float | None:
     return None if until is None or math.isnan(until) else min(until, FOR_GOOD_SECONDS)
 
 
-@lru_cache(maxsize=1024)  # as many pods, each page anew; a renderer forgets them with the label sets
+@lru_cache(maxsize=1024)  # as many pods, each page again; a renderer forgets them with the label sets
 def exported_labels(exported: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The exported pairs that a series can carry: one wrong or repeated name would cost the whole page."""
     kept: dict[str, str] = {}

@@ -176,7 +176,7 @@ def number(value: float) -> str:
 
 
 class Block:
-    """The lines of a family, for as long as pages show it: of a line only the value is made anew for a page.
+    """The lines of a family, for as long as pages show it: of a line only the value is made again for a page.
 
     What stands before the values is kept with them, as pieces of text that need only be joined, until label sets come,
     go or change. A family of which nothing has changed is kept whole.

@@ -198,7 +198,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
-    """How a source is doing. ``message`` says what is wrong and how to mend it, in one line."""
+    """How a source is doing. ``message`` says what is wrong and how to fix it, in one line."""
 
     name: str
     state: SourceState

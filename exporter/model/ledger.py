@@ -219,7 +219,7 @@ class LedgerView:
     saved_at_seconds: float | None = None
     """Unix time of the save that these totals are from; ``None`` where they are from memory."""
     state_problem: str = ""
-    """One line: why the totals are not on disk and how to mend it; empty when all is well or none was asked for."""
+    """One line: why the totals are not on disk and how to fix it; empty when all is well or none was asked for."""
 
     @property
     def capacity_seconds(self) -> float:

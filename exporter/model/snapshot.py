@@ -131,7 +131,7 @@ class Snapshot:
     attribution_known: bool = False
     attribution_at_seconds: float | None = None
     attribution_problem: str = ""
-    """One line: why attribution is not known or not fresh, and how to mend it; empty when all is well."""
+    """One line: why attribution is not known or not fresh, and how to fix it; empty when all is well."""
     unresolved: tuple[Unresolved, ...] = ()
     advertised_devices: int | None = None
     allocated_devices: int | None = None
@@ -142,7 +142,7 @@ class Snapshot:
     metadata_at_seconds: float | None = None
     """Unix time of the API's last sign of life: a list, an event, a bookmark."""
     metadata_problem: str = ""
-    """One line: what of the API cannot be had and how to mend it; empty when all is well."""
+    """One line: what of the API cannot be had and how to fix it; empty when all is well."""
     metadata_names_other_node: bool = False
     """Whether the problem is a wrong --node-name: an error of configuration, which does not pass by itself."""
     metadata_remark: str = ""

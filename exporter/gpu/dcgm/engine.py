@@ -26,7 +26,7 @@ def knock(address: str, timeout_seconds: float, by: Callable[[str, float], None]
         Where that was, without a name to look up: libdcgm would look up IPv4 alone, and take the first of several.
 
     Raises:
-        SourceError: nobody does; the message tells why, and the mend.
+        SourceError: nobody does; the message tells why, and the fix.
     """
     try:
         if by is None:
@@ -273,7 +273,7 @@ def connect(
         progress: Called after each call over the connection that came back.
 
     Raises:
-        SourceError: there is no library, nothing listens, something else does, ...; the message tells the mend.
+        SourceError: there is no library, nothing listens, something else does, ...; the message tells the fix.
     """
     library = libdcgm.load()
     # The library itself takes its whole time for a closed port and has one code for everything.
@@ -281,7 +281,7 @@ def connect(
     code = library.call("dcgmInit")
     if code != _libdcgm.OK:
         raise SourceError(
-            reason_of(code), f"{library.soname} cannot be initialised ({library.describe(code)}): install DCGM anew"
+            reason_of(code), f"{library.soname} cannot be initialised ({library.describe(code)}): install DCGM again"
         )
     handle = Handle()
     started = monotonic()

@@ -76,12 +76,12 @@ class Instances:
             part = row.compute_instance_id if row.entity[0] == COMPUTE_INSTANCE else None
             yield row.entity, top[1], row.instance_id, part
 
-    def follow(self, gpus: Mapping[int, Gpu], *, anew: bool) -> None:
+    def follow(self, gpus: Mapping[int, Gpu], *, again: bool) -> None:
         """See which instances there are now.
 
         Args:
             gpus: By the engine's id.
-            anew: Read who they are though they seem to be the same.
+            again: Read who they are though they seem to be the same.
 
         Raises:
             SourceError: the engine is gone.
@@ -102,7 +102,7 @@ class Instances:
         # One that is not told now, as while the engine's telemetry is paused, is as it was.
         known = self._uuids if rows == self._rows else {}
         uuids = {entity: told[entity].get(UUID, known.get(entity)) for entity in parts}
-        if rows == self._rows and uuids == self._uuids and self._complete and not anew:
+        if rows == self._rows and uuids == self._uuids and self._complete and not again:
             return
         self._rows, self._uuids = rows, uuids
         self._found = self._identify(gpus)
@@ -247,22 +247,22 @@ class Entities:
         self.node_values: Mapping[int, Value] = {}
         """What is the same for all devices, by field id."""
 
-    def look(self, *, anew: bool = False) -> DcgmLayout:
+    def look(self, *, again: bool = False) -> DcgmLayout:
         """Return the devices as they are now; who they are is read again where it may have changed.
 
         Args:
-            anew: Read everything again, though the devices are the same.
+            again: Read everything again, though the devices are the same.
 
         Raises:
             SourceError: the engine is gone, or does not list its GPUs.
         """
         present = self._engine.supported_gpus()
         # The driver numbers its GPUs again when one comes or goes.
-        anew, self._present = anew or set(present) != self._present, set(present)
-        changed = self._follow_gpus(present, anew=anew)
-        if not self.node_values or anew:
+        again, self._present = again or set(present) != self._present, set(present)
+        changed = self._follow_gpus(present, again=again)
+        if not self.node_values or again:
             self.node_values = self._read_node(present)
-        self._instances.follow(self._gpus, anew=anew or changed)
+        self._instances.follow(self._gpus, again=again or changed)
         devices = (self._device(gpu_id, present) for gpu_id in self._gpus)
         places: dict[Entity, Place] = {(GPU, gpu_id): (gpu.uuid, None, None) for gpu_id, gpu in self._gpus.items()}
         for entity, gpu_id, instance_id, part in self._instances.places():
@@ -286,8 +286,8 @@ class Entities:
         instances = self._instances.of(gpu_id) if state is DeviceState.UP and gpu.mig_enabled else ()
         return DcgmDevice(gpu_id=gpu_id, gpu=gpu, state=state, reason=reason, instances=instances)
 
-    def _follow_gpus(self, present: Sequence[int], *, anew: bool) -> bool:
-        """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back, or anew."""
+    def _follow_gpus(self, present: Sequence[int], *, again: bool) -> bool:
+        """Read who a GPU is where it is new, or another one than before, or was switched to MIG or back, or again."""
         changed = False
         told = self._live.read([(GPU, gpu_id) for gpu_id in present], _WHO)
         for gpu_id in present:
@@ -297,7 +297,7 @@ class Entities:
                 and now.get(UUID, known.uuid) == known.uuid
                 and bool(now.get(MIG_MODE, int(known.mig_enabled))) == known.mig_enabled
             )
-            if same and not anew:
+            if same and not again:
                 continue
             gpu = self._identity(gpu_id)
             if gpu is None:

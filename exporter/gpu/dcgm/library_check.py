@@ -27,7 +27,7 @@ def _look(library: libdcgm.Library, ids: list[int]) -> dict[str, object]:
     # It knows its fields only when it has been initialised; it does not connect to anything by that.
     code = library.call("dcgmInit")
     if code != _libdcgm.OK:
-        return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM anew"}
+        return {"problem": f"{library.soname}: dcgmInit: {library.describe(code)}; install DCGM again"}
     version = library_version(library) or ""
     unknown = [one for one in ids if library.field_meta(one) is None]
     library.call("dcgmShutdown")

@@ -22,13 +22,14 @@ from exporter.gpu.dcgm.engine import (
     no_values,
 )
 from exporter.gpu.dcgm.entities import DcgmDevice, DcgmLayout, Entities
-from exporter.gpu.dcgm.readings import Entity, Profiling, RecordBuffer, SessionFields, Value, is_profiling
+from exporter.gpu.dcgm.fields import is_profiling
+from exporter.gpu.dcgm.readings import Entity, Profiling, RecordBuffer, SessionFields, Value
 from exporter.gpu.dcgm.watch import Watches, plan
 from exporter.gpu.dcgm.xid_events import Xids
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
 
 _LOOK_SECONDS = 4.9
-_ANEW_SECONDS = 60.0
+_REREAD_SECONDS = 60.0
 _SILENT_INTERVALS = 3.0
 _VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
@@ -67,7 +68,7 @@ class Session:
         self._profiling = Profiling(engine, filter(is_profiling, wanted.levels), count)
         self._watches = Watches(engine, interval_seconds, inbox, count)
         self._xids = Xids(engine, interval_seconds, inbox, count)
-        self._looked_at = self._anew_at = -math.inf
+        self._looked_at = self._reread_at = -math.inf
         self._speaking: frozenset[str] = frozenset()
         self._spoke_at: dict[str, float] = {}
 
@@ -80,9 +81,9 @@ class Session:
         Raises:
             SourceError: the engine is gone.
         """
-        anew = now - self._anew_at >= _ANEW_SECONDS
-        layout = self._entities.look(anew=anew)
-        self._anew_at = now if anew else self._anew_at
+        again = now - self._reread_at >= _REREAD_SECONDS
+        layout = self._entities.look(again=again)
+        self._reread_at = now if again else self._reread_at
         up = [device for device in layout.devices if device.state is DeviceState.UP]
         self._profiling.follow((device.gpu_id for device in up), now)
         self._watches.follow(
@@ -275,7 +276,7 @@ class DcgmSource:
         """Connect, find the devices and watch them.
 
         Raises:
-            SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the mend.
+            SourceError: there is no library, no engine, none that can be used, no GPU; the message tells the fix.
         """
         self._busy_since = self._monotonic()
         try:

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine, reason_of
 from exporter.gpu.dcgm.entities import DcgmLayout, Instance
+from exporter.gpu.dcgm.fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling, is_slow
 from exporter.gpu.dcgm.library import (
     COMPUTE_INSTANCE,
     GPU_INSTANCE,
@@ -17,17 +18,7 @@ from exporter.gpu.dcgm.library import (
     MAX_FIELDS_PER_GROUP,
     Handle,
 )
-from exporter.gpu.dcgm.readings import (
-    DRAM_ACTIVE,
-    MEMORY,
-    NOT_OF_INSTANCES,
-    Entity,
-    RecordBuffer,
-    TimestampMovement,
-    Value,
-    is_profiling,
-    is_slow,
-)
+from exporter.gpu.dcgm.readings import Entity, RecordBuffer, TimestampMovement, Value
 from exporter.model import CODECS, DeviceState, Field
 
 
@@ -404,7 +395,7 @@ class Watches:
 
     @property
     def lost_one(self) -> bool:
-        """Whether the engine does not know a watch any more, so that the plan has to be followed anew."""
+        """Whether the engine does not know a watch any more, so that the plan has to be followed again."""
         return any(watch.gone for watch in self._standing.values())
 
     def _read(self, watch: _Watch, now: float) -> None:

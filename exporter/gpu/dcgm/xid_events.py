@@ -129,7 +129,7 @@ class Xids:
             return self._inbox.events()
         self._count(f"xids_{reason_of(code)}")
         if code == library.NOT_CONFIGURED:
-            # Watched anew at the next look.
+            # Watched again at the next look.
             self._members = frozenset()
         return None
 

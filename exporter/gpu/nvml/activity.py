@@ -114,7 +114,7 @@ def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
 def convert(field: Field, raw: float) -> tuple[int | float | None, bool]:
     """Return a metric in the field's unit, and whether it was out of what is possible.
 
-    Below zero it is absent: a counter began anew between the samples, as with a MIG instance that was made again in
+    Below zero it is absent: a counter began again between the samples, as with a MIG instance that was made again in
     place of another, and 0 would say that the device was idle. What is less than a hundredth below is noise.
 
     Args:
@@ -187,7 +187,7 @@ class Sampler:
             self._give_up(error, now)
         return self._values
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Tell no mean of a time in which the device was down, for that says little of what it does now."""
         self._taken_at = None
         self._values = {}
@@ -202,7 +202,7 @@ class Sampler:
                     # Gone with its device or driver; nothing is left to free.
                     continue
         self._old = self._new = None
-        self.begin_anew()
+        self.begin_again()
 
     def _difference(self, now: float) -> dict[Field, int | float]:
         if self._old is None:
@@ -263,7 +263,7 @@ class Sampler:
 
     def _give_up(self, error: pynvml.NVMLError, now: float) -> None:
         code = library.code_of(error)
-        self.begin_anew()
+        self.begin_again()
         if code == library.GPU_IS_LOST or code in library.DRIVER_GONE:
             raise error
         self._count(f"gpm_{library.reason_of(code)}")

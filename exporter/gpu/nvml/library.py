@@ -64,7 +64,7 @@ UNAVAILABLE = frozenset(
 )
 """Codes that will be the same at the next sample, so the call is left out for a while."""
 
-_MENDS = {
+_FIXES = {
     "library_not_found": "the driver library libnvidia-ml.so.1 was not found: install the NVIDIA driver on the node, or"
     " run this container with the NVIDIA runtime (runtimeClassName: nvidia), which mounts the library",
     "driver_not_loaded": "the NVIDIA kernel module is not loaded: load it (modprobe nvidia) or see dmesg for NVRM lines"
@@ -93,14 +93,14 @@ def reason_of(code: int) -> str:
 
 
 def error_of(code: int) -> SourceError:
-    """Return the error of a driver that cannot work as a whole, with its cause and its mend."""
+    """Return the error of a driver that cannot work as a whole, with its cause and its fix."""
     return problem(reason_of(code))
 
 
 def problem(reason: str) -> SourceError:
-    """Return the error for a reason, with its cause and its mend."""
+    """Return the error for a reason, with its cause and its fix."""
     fallback = f"the driver library could not be opened ({reason}): see dmesg for NVRM lines; it is tried again"
-    return SourceError(reason, _MENDS.get(reason, fallback))
+    return SourceError(reason, _FIXES.get(reason, fallback))
 
 
 def open_driver() -> None:

@@ -45,7 +45,7 @@ class Outcome:
 
 
 class Batch:
-    """The field-value array of one device, kept between samples: filling it anew costs more than the call."""
+    """The field-value array of one device, kept between samples: filling it again costs more than the call."""
 
     def __init__(self, items: Sequence[FieldValue]) -> None:
         self.items = tuple(items)
@@ -347,7 +347,7 @@ class Unit:
         return Poller(self.handle, utilisation=True, record=self._wanted.record, count=self._wanted.count)
 
     def clock_was_set_back(self) -> None:
-        """Begin anew with processes: the driver stamps samples of them by the wall clock, and none would be new."""
+        """Begin again with processes: the driver stamps samples of them by the wall clock, and none would be new."""
         self._poller = self._new_poller()
 
     def layout_changed(self) -> None:
@@ -358,7 +358,7 @@ class Unit:
         """
         self._layout_at = -math.inf
         for one in self._instances:
-            one.sampler.begin_anew()
+            one.sampler.begin_again()
 
     def sample(self, now: float) -> GpuReading:
         """Return everything that the GPU tells now, and its state.
@@ -421,7 +421,7 @@ class Unit:
 
     def _down(self, state: DeviceState, code: int) -> GpuReading:
         for sampler in (self._sampler, *(one.sampler for one in self._instances)):
-            sampler.begin_anew()
+            sampler.begin_again()
         return GpuReading(gpu=self.gpu, state=state, reason=library.reason_of(code))
 
     def _follow_layout(self, now: float) -> None:
@@ -468,7 +468,7 @@ class Unit:
         )
         if switched:  # the GPU now supports other calls
             self._device, self._poller, self._processes = self._new_device(), self._new_poller(), None
-            self._sampler.begin_anew()
+            self._sampler.begin_again()
 
     def _adopt(self, found: tuple[mig.Found, ...]) -> None:
         """Follow a new layout; instances that are the same as before keep what they have measured."""

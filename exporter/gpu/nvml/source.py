@@ -43,7 +43,7 @@ class NvmlSource:
         left_out: Indexes of GPUs that hang: no call is made for them.
         note_asked: Called with the index of the GPU whose calls follow, and with ``None`` after them.
         monotonic: Clock that times the samples, in seconds.
-        steady: Seconds of a clock that nobody sets, by which this waits; ``None``: by the time that ``sample`` is told.
+        steady: Seconds of the monotonic clock, by which this waits; ``None``: by the time that ``sample`` is told.
     """
 
     name = NAME
@@ -61,7 +61,7 @@ class NvmlSource:
         steady: Callable[[], float] | None = None,
     ) -> None:
         self.announce: Callable[[], None] = lambda: None
-        """Called before the driver is opened anew within a sample, which may take seconds for each GPU."""
+        """Called before the driver is opened again within a sample, which may take seconds for each GPU."""
         self._fields = fields | nvml_fields.ALWAYS
         self._oldest_seconds = max(activity.OLDEST_SECONDS, 2 * interval_seconds)
         self._retry_seconds = retry_seconds
@@ -91,7 +91,7 @@ class NvmlSource:
         """Open the driver and attach every GPU that answers.
 
         Raises:
-            SourceError: there is no library, no driver, no permission, no GPU, ...; the message tells the mend.
+            SourceError: there is no library, no driver, no permission, no GPU, ...; the message tells the fix.
         """
         library.open_driver()
         try:

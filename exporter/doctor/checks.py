@@ -18,7 +18,7 @@ from exporter.doctor import host as web
 from exporter.doctor.dcgm import LibraryReport
 from exporter.doctor.report import Finding, Level, fail, ok, warn
 from exporter.errors import ConfigError
-from exporter.gpu.dcgm.readings import alone, supplement
+from exporter.gpu.dcgm.fields import alone, supplement
 from exporter.gpu.merge import joined
 from exporter.gpu.worker import dcgm_command, nvml_command
 from exporter.metrics.collectors_file import Collectors
@@ -54,7 +54,7 @@ def of_holders(
         return warn(
             name,
             f"{len(wrong)} {of} say what cannot be understood: {'/'.join(pod)} ({said})",
-            "mend the pod's label or annotation; of a controller of an unknown kind name the team; see docs/owners.md",
+            "fix the pod's label or annotation; of a controller of an unknown kind name the team; see docs/owners.md",
         )
     if without_team:
         keys = ", ".join(config.team_keys) or "nothing yet: --team-keys names the labels"
@@ -119,7 +119,7 @@ def book(config: AgentConfig, labelled: NodeFacts | None, reading: Reading | Non
         read = price_book.load(config.price_book)
     except ConfigError as error:
         more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return fail(_NAME, f"{error.problems[0]}{more}", "mend it, and try it: gpu-cost-exporter prices check FILE")
+        return fail(_NAME, f"{error.problems[0]}{more}", "fix it, and try it: gpu-cost-exporter prices check FILE")
     if not read.rows and read.fallback is None:
         return ok(_NAME, "none: no prices, no money")
     told = _told(read)
