@@ -377,8 +377,8 @@ def standby_of(
     if len(workers) == 1 or commands.get("dcgm"):
         return None
     interval, address = config.sample_interval_seconds, config.dcgm_address
-    alone = dcgm_command(interval, alone(fields), address)
-    return Standby(nvml=workers[0], dcgm=workers[1], alone=alone, beside=_command(config, "dcgm", fields))
+    alone_command = dcgm_command(interval, alone(fields), address)
+    return Standby(nvml=workers[0], dcgm=workers[1], alone=alone_command, beside=_command(config, "dcgm", fields))
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
