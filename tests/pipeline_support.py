@@ -24,7 +24,7 @@ from exporter.attribution.pod_lifecycle import DEFAULT_RESERVATION_NAMESPACES as
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
 from exporter.errors import AttributionError, NoValuesError, SourceError
-from exporter.gpu.dcgm import readings as dcgm_fields
+from exporter.gpu.dcgm import fields as dcgm_fields
 from exporter.gpu.dcgm.session import DcgmSource
 from exporter.gpu.nvml.source import NvmlSource
 from exporter.kube.kubelet import KubeletClient

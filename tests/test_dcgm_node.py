@@ -11,7 +11,7 @@ import pytest
 from pipeline_support import Pipeline, pipeline
 
 from exporter.gpu import wire
-from exporter.gpu.dcgm import readings
+from exporter.gpu.dcgm.fields import supplement
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.model import DeviceState, Field, Reading, Snapshot, SourceState, SourceStatus
 from gpu_simulator import scenario
@@ -162,7 +162,7 @@ async def told_by(stream: asyncio.StreamReader) -> AsyncIterator[Reading | Sourc
 @pytest.mark.parametrize("address", ["localhost:5555", "embedded"])
 async def test_the_child_of_a_simulated_node_reads_its_engine(address: str, tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("a100-mig"), tmp_path, time.time)
-    fields = readings.supplement([Field.PROF_SM_ACTIVE])
+    fields = supplement([Field.PROF_SM_ACTIVE])
     async with child(node.child_command(0.2, fields, address)) as stream:
         async for told in told_by(stream):
             if isinstance(told, Reading) and _instances(told).get(Field.PROF_SM_ACTIVE, 0.0) > 0:
@@ -178,7 +178,7 @@ def _instances(reading: Reading) -> Mapping[Field, int | float]:
 
 async def test_the_child_says_where_no_engine_is(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("demo"), tmp_path, time.time)
-    async with child(node.child_command(0.2, readings.supplement([]), "elsewhere:5555")) as stream:
+    async with child(node.child_command(0.2, supplement([]), "elsewhere:5555")) as stream:
         async for told in told_by(stream):
             if isinstance(told, SourceStatus) and told.state is SourceState.FAILED:
                 assert told.reason == "dcgm_refused"

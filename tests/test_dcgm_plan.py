@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm.entities import Device, Instance, Layout
-from exporter.gpu.dcgm.readings import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling
+from exporter.gpu.dcgm.fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling
 from exporter.gpu.dcgm.watch import OF_INSTANCES, Pace, plan
 from exporter.model import DeviceState, Gpu, MigInstance
 

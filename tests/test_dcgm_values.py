@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpu.dcgm import library as abi
-from exporter.gpu.dcgm import readings
+from exporter.gpu.dcgm.fields import alone, is_profiling, supplement
 from exporter.gpu.dcgm.library import Record
 from exporter.gpu.dcgm.readings import Inbox, Movement, decode, in_range
 from exporter.model import CODECS, Field
@@ -209,20 +209,20 @@ def _profiling_ids() -> Iterator[int]:
 
 def test_every_profiling_field_is_known_as_one() -> None:
     """To read one of them at once would kill the engine for everybody."""
-    assert all(readings.is_profiling(one) for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
-    assert not any(readings.is_profiling(one) for one in (150, 203, 250, 1200, 1523))
+    assert all(is_profiling(one) for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
+    assert not any(is_profiling(one) for one in (150, 203, 250, 1200, 1523))
 
 
 def test_beside_nvml_dcgm_is_asked_for_what_nvml_may_lack_and_a_little_to_fall_back_on() -> None:
-    asked = readings.supplement({Field.SM_CLOCK, Field.PROF_SM_ACTIVE, Field(63), Field.JPG_UTIL})
+    asked = supplement({Field.SM_CLOCK, Field.PROF_SM_ACTIVE, Field(63), Field.JPG_UTIL})
     assert asked >= {Field.PROF_SM_ACTIVE, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL, Field.POWER_USAGE}
     assert not asked & {Field.SM_CLOCK, Field.JPG_UTIL}
 
 
 def test_beside_nvml_dcgm_is_asked_for_xids_as_one_may_be_why_nvml_does_not_answer() -> None:
-    assert Field.XID_ERRORS in readings.supplement([])
+    assert Field.XID_ERRORS in supplement([])
 
 
 def test_alone_dcgm_is_asked_for_all_that_it_can_have_and_for_xids() -> None:
-    asked = readings.alone({Field.SM_CLOCK, Field.JPG_UTIL, Field(63)})
+    asked = alone({Field.SM_CLOCK, Field.JPG_UTIL, Field(63)})
     assert asked == {Field.SM_CLOCK, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.XID_ERRORS} | CODECS

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
-from exporter.gpu.dcgm import readings
-from exporter.gpu.dcgm.readings import COUNTERS, is_profiling
+from exporter.gpu.dcgm.fields import COUNTERS, alone, is_profiling, supplement
 from exporter.gpu.merge import in_place_of, joined, of_one_machine
 from exporter.gpu.worker import Worker, dcgm_command, nvml_command
 from exporter.model import Field, GpuReading, Reading, SourceState, SourceStatus
@@ -378,8 +377,8 @@ def standby_of(
     if len(workers) == 1 or commands.get("dcgm"):
         return None
     interval, address = config.sample_interval_seconds, config.dcgm_address
-    alone = dcgm_command(interval, readings.alone(fields), address)
-    return Standby(nvml=workers[0], dcgm=workers[1], alone=alone, beside=_command(config, "dcgm", fields))
+    whole = dcgm_command(interval, alone(fields), address)
+    return Standby(nvml=workers[0], dcgm=workers[1], alone=whole, beside=_command(config, "dcgm", fields))
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
@@ -393,7 +392,7 @@ def fields_of(config: AgentConfig, name: str, fields: Iterable[Field]) -> frozen
     """Return what a source is asked for: DCGM beside NVML only for what NVML may not have."""
     if name == "nvml":
         return frozenset(fields)
-    return readings.alone(fields) if config.source == "dcgm" else readings.supplement(fields)
+    return alone(fields) if config.source == "dcgm" else supplement(fields)
 
 
 def _command(config: AgentConfig, name: str, fields: Iterable[Field]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from exporter.config import AgentConfig
 from exporter.doctor import host
 from exporter.doctor.report import Finding, fail, ok, warn
 from exporter.gpu.dcgm.engine import no_values
-from exporter.gpu.dcgm.readings import is_profiling
+from exporter.gpu.dcgm.fields import is_profiling
 from exporter.gpu.merge import of_one_machine
 from exporter.model import DeviceState, Field, GpuReading, ProfilingState, Reading, SourceState
 

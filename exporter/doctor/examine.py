@@ -18,7 +18,7 @@ from exporter.doctor import host as web
 from exporter.doctor.dcgm import Library
 from exporter.doctor.report import Finding, Level, fail, ok, warn
 from exporter.errors import ConfigError
-from exporter.gpu.dcgm.readings import alone, supplement
+from exporter.gpu.dcgm.fields import alone, supplement
 from exporter.gpu.merge import joined
 from exporter.gpu.worker import dcgm_command, nvml_command
 from exporter.metrics.collectors_file import Collectors

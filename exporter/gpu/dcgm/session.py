@@ -22,7 +22,8 @@ from exporter.gpu.dcgm.engine import (
     no_values,
 )
 from exporter.gpu.dcgm.entities import Device, Entities, Layout
-from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, Value, Wanted, is_profiling
+from exporter.gpu.dcgm.fields import is_profiling
+from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, Value, Wanted
 from exporter.gpu.dcgm.watch import Watches, plan
 from exporter.gpu.dcgm.xid_events import Xids
 from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent

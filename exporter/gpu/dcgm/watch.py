@@ -10,6 +10,7 @@ from enum import Enum, auto
 from exporter.gpu.dcgm import library
 from exporter.gpu.dcgm.engine import Engine, reason_of
 from exporter.gpu.dcgm.entities import Instance, Layout
+from exporter.gpu.dcgm.fields import DRAM_ACTIVE, MEMORY, NOT_OF_INSTANCES, is_profiling, is_slow
 from exporter.gpu.dcgm.library import (
     COMPUTE_INSTANCE,
     GPU_INSTANCE,
@@ -17,17 +18,7 @@ from exporter.gpu.dcgm.library import (
     MAX_FIELDS_PER_GROUP,
     Handle,
 )
-from exporter.gpu.dcgm.readings import (
-    DRAM_ACTIVE,
-    MEMORY,
-    NOT_OF_INSTANCES,
-    Entity,
-    Inbox,
-    Movement,
-    Value,
-    is_profiling,
-    is_slow,
-)
+from exporter.gpu.dcgm.readings import Entity, Inbox, Movement, Value
 from exporter.model import CODECS, DeviceState, Field
 
 
