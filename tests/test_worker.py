@@ -120,7 +120,7 @@ async def test_the_beginning_of_profiling_is_an_event_also_after_an_end_or_a_fai
         for number, (line, begun) in enumerate(lines):
             (tmp_path / str(number)).touch()
             failed = line.startswith("fail")
-            await until(lambda failed=failed: one.status.state is SourceState.FAILED if failed else one.take())  # type: ignore[misc]
+            await until(lambda failed=failed: one.status.state is SourceState.FAILED if failed else one.take())
             assert one.profiling_begun.is_set() is begun, line
             one.profiling_begun.clear()
 

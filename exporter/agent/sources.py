@@ -1,6 +1,7 @@
 """The sources of the agent: their workers, how each is doing, and what they report merged into one."""
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +62,8 @@ class Sources:
     """DCGM's readings that are newer than the last merged one, and its newest."""
     _counted: Counter[tuple[str, str]] = field(default_factory=Counter)
     _xids: LargerCounts = field(default_factory=LargerCounts)
-    _began: float | None = None
+    _began: float = math.inf
+    """When readings were first asked for."""
 
     @property
     def statuses(self) -> tuple[SourceStatus, ...]:
@@ -94,7 +96,7 @@ class Sources:
             now: Unix time.
             steady: Seconds of the monotonic clock.
         """
-        self._began = steady if self._began is None else self._began
+        self._began = min(self._began, steady)
         led = self._heard(self.nvml)
         self._beside.extend(self._heard(self.dcgm))
         for status in self.statuses:
@@ -132,15 +134,16 @@ class Sources:
         return nearest if nearest and abs(at - nearest.instant) <= self.stale_after_seconds else None
 
     def _nvml_answers(self, now: float, steady: float) -> bool:
+        """Return whether NVML leads, or is about to because it is starting."""
         if self.nvml is None:
             return False
         state, newest = self.nvml.status.state, self._memory.nvml
         if newest is None:
-            waited = steady - (steady if self._began is None else self._began)
-            return state is SourceState.STARTING and waited <= FIRST_WAIT_SECONDS
+            return state is SourceState.STARTING and steady - self._began <= FIRST_WAIT_SECONDS
         return state is SourceState.UP and newest.age_seconds(now, steady) <= self.stale_after_seconds
 
     def _merged(self, nvml: Reading | None, dcgm: Reading | None) -> Reading | None:
+        """Merge two readings, and hand on the events of both sources with the result."""
         before = self._memory.other_machine
         reading, self._memory = merge(
             nvml,
@@ -167,7 +170,7 @@ def workers_of(
     fields: Iterable[Field],
     commands: Mapping[str, Sequence[str] | None],
 ) -> tuple[Worker, ...]:
-    """Return a worker per source that is asked for, the one that leads first.
+    """Return a worker per source that is asked for, NVML first.
 
     Args:
         config: Says which sources.
@@ -221,7 +224,7 @@ def standby_of(
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
-    """Return the names of the sources that are asked for, the one that leads first."""
+    """Return the names of the sources that are asked for, NVML first."""
     if config.source == "dcgm":
         return ("dcgm",)
     return ("nvml", "dcgm") if config.source == "auto" and config.dcgm_address else ("nvml",)

@@ -1,7 +1,7 @@
 """Makes one reading of two sources: NVML's values first, DCGM's where NVML has none or does not answer."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -78,6 +78,8 @@ def merge(
         memory = replace(memory, dcgm_uuids=memory.dcgm_uuids | _uuids(dcgm.gpus), other_machine=other)
         dcgm = None if other else dcgm
     memory = replace(memory, nvml=known)
+    if all(one is None or one.instant <= memory.at for one in (nvml, dcgm)):
+        return None, memory
     if nvml is None:
         merged = dcgm and _in_place(dcgm, memory, away)
     else:
@@ -100,10 +102,10 @@ def _supplemented(nvml: Reading, dcgm: Reading) -> Reading:
     """Return NVML's reading with what else DCGM measured."""
     theirs = {gpu.gpu.uuid: gpu for gpu in dcgm.gpus}
     both = [_with_more(gpu, theirs.pop(gpu.gpu.uuid, None)) for gpu in nvml.gpus]
-    only_dcgm = [_all_from_dcgm(gpu) for gpu in theirs.values() if _reports_anything(gpu)]
+    only_dcgm = [_by_dcgm(gpu) for gpu in theirs.values() if _reports_anything(gpu)]
     return replace(
         nvml,
-        gpus=tuple(sorted([*both, *without_clashes(only_dcgm, both)], key=_index)),
+        gpus=by_index(both, only_dcgm),
         driver_version=nvml.driver_version or dcgm.driver_version,
         dcgm_version=dcgm.dcgm_version,
     )
@@ -122,19 +124,14 @@ def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
     known, here = {gpu.gpu.uuid: gpu for gpu in before.gpus}, _uuids(dcgm.gpus)
     if known and not dcgm.gpus:
         return None
-    whole = [_all_from_dcgm(gpu) for gpu in dcgm.gpus]
-    there = [_named(gpu, known[gpu.gpu.uuid]) for gpu in whole if gpu.gpu.uuid in known]
+    there = [_by_dcgm(gpu, known[gpu.gpu.uuid]) for gpu in dcgm.gpus if gpu.gpu.uuid in known]
     there += [
         _unseen(gpu, away)
         for uuid, gpu in known.items()
         if uuid not in here and (uuid not in memory.dcgm_uuids or gpu.state is not _UP)
     ]
-    new = without_clashes([gpu for gpu in whole if gpu.gpu.uuid not in known], there)
-    return replace(
-        dcgm,
-        gpus=tuple(sorted([*there, *new], key=_index)),
-        driver_version=dcgm.driver_version or before.driver_version,
-    )
+    new = [_by_dcgm(gpu) for gpu in dcgm.gpus if gpu.gpu.uuid not in known]
+    return replace(dcgm, gpus=by_index(there, new), driver_version=dcgm.driver_version or before.driver_version)
 
 
 def _without_fallen(
@@ -186,7 +183,7 @@ def _instances(ours: GpuReading, theirs: GpuReading) -> tuple[MigReading, ...]:
     parts than it can have.
     """
     if not ours.instances:
-        return tuple(map(_part_from_dcgm, theirs.instances)) if ours.gpu.mig_enabled else ()
+        return _by_dcgm(theirs).instances if ours.gpu.mig_enabled else ()
     measured = {part.instance.uuid: part.values for part in theirs.instances}
     filled = []
     for part in ours.instances:
@@ -200,12 +197,19 @@ def _filled(ours: Values, theirs: Values) -> tuple[Values, frozenset[Field]]:
     return ({**ours, **added}, frozenset(added)) if added else (ours, frozenset())
 
 
-def _all_from_dcgm(gpu: GpuReading) -> GpuReading:
-    return replace(gpu, from_dcgm=frozenset(gpu.values), instances=tuple(map(_part_from_dcgm, gpu.instances)))
-
-
-def _part_from_dcgm(part: MigReading) -> MigReading:
-    return replace(part, from_dcgm=frozenset(part.values))
+def _by_dcgm(gpu: GpuReading, before: GpuReading | None = None) -> GpuReading:
+    """Return a GPU as DCGM alone has it, under the identities that NVML gave before, if it did."""
+    known = {part.instance.uuid: part.instance for part in before.instances} if before else {}
+    labels = {**gpu.gpu.labels, **before.gpu.labels} if before else {}
+    return replace(
+        gpu,
+        gpu=replace(before.gpu, mig_enabled=gpu.gpu.mig_enabled, labels=labels) if before else gpu.gpu,
+        instances=tuple(
+            replace(part, instance=known.get(part.instance.uuid, part.instance), from_dcgm=frozenset(part.values))
+            for part in gpu.instances
+        ),
+        from_dcgm=frozenset(gpu.values),
+    )
 
 
 def _reports_anything(gpu: GpuReading) -> bool:
@@ -215,25 +219,23 @@ def _reports_anything(gpu: GpuReading) -> bool:
     return gpu.state is not _UP or bool(gpu.values) or any(part.values for part in gpu.instances)
 
 
-def without_clashes(new: Iterable[GpuReading], there: Iterable[GpuReading]) -> Iterator[GpuReading]:
-    """Return the new GPUs, each under its index, or under the next free one where another GPU has that already."""
-    new = sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.gpu.uuid))
-    taken = {gpu.gpu.index for gpu in there}
-    highest = max([*taken, *(gpu.gpu.index for gpu in new)], default=0)
-    for gpu in new:
-        if gpu.gpu.index in taken:
-            highest += 1
-            gpu = replace(gpu, gpu=replace(gpu.gpu, index=highest))  # noqa: PLW2901 - it goes on under this number
-        taken.add(gpu.gpu.index)
-        yield gpu
+def by_index(there: Iterable[GpuReading], new: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+    """Return all GPUs by index; a new one gets the next free index where another GPU has its own already."""
+    gpus, added = list(there), sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.gpu.uuid))
+    taken = {gpu.gpu.index for gpu in gpus}
+    free = max([*taken, *(gpu.gpu.index for gpu in added)], default=0) + 1
+    for gpu in added:
+        index = gpu.gpu.index
+        if index in taken:
+            index, free = free, free + 1
+        taken.add(index)
+        gpus.append(replace(gpu, gpu=replace(gpu.gpu, index=index)))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.gpu.index))
 
 
-def _named(now: GpuReading, before: GpuReading) -> GpuReading:
-    known = {part.instance.uuid: part.instance for part in before.instances}
-    labels = {**now.gpu.labels, **before.gpu.labels}
-    identity = replace(before.gpu, mig_enabled=now.gpu.mig_enabled, labels=labels)
-    parts = tuple(replace(part, instance=known.get(part.instance.uuid, part.instance)) for part in now.instances)
-    return replace(now, gpu=identity, instances=parts)
+def identities(instances: Iterable[MigReading]) -> tuple[MigReading, ...]:
+    """Return instances of which nothing is known but that they are there."""
+    return tuple(MigReading(instance=part.instance) for part in instances)
 
 
 def _unseen(gpu: GpuReading, reason: str) -> GpuReading:
@@ -242,14 +244,10 @@ def _unseen(gpu: GpuReading, reason: str) -> GpuReading:
         gpu=gpu.gpu,
         state=DeviceState.FAILED if up else gpu.state,
         reason=reason if up else gpu.reason,
-        instances=tuple(MigReading(instance=part.instance) for part in gpu.instances),
+        instances=identities(gpu.instances),
         lacks_instances=gpu.lacks_instances,
     )
 
 
 def _uuids(gpus: Iterable[GpuReading]) -> frozenset[str]:
     return frozenset(gpu.gpu.uuid for gpu in gpus)
-
-
-def _index(gpu: GpuReading) -> int:
-    return gpu.gpu.index
