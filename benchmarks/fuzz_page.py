@@ -14,6 +14,7 @@ from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.owners import Owners
+from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE, Evidence
 from exporter.config import price_book
@@ -195,7 +196,7 @@ def node(
     return (
         Node(
             name="node-a",
-            source=source,
+            sources=Sources(nvml=source, stale_after_seconds=3.0),
             viewer=viewer,
             sample_interval_seconds=1.0,
             process_clock=lambda: 0.0,

@@ -18,6 +18,7 @@ from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import Owners
+from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.errors import AttributionError, SourceError
@@ -280,7 +281,7 @@ def start(
     )
     node = Node(
         name=NODE,
-        source=pipe,
+        sources=Sources(nvml=pipe, stale_after_seconds=stale_after_seconds(settings.interval_seconds)),
         viewer=viewer,
         sample_interval_seconds=settings.interval_seconds,
         simulated=True,

@@ -19,12 +19,13 @@ from exporter.agent.metering import Metering
 from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
 from exporter.agent.run import sees_host_processes
+from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.pod_lifecycle import DEFAULT_RESERVATION_NAMESPACES as RESERVATIONS
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.config import price_book
 from exporter.errors import AttributionError, NoValuesError, SourceError
-from exporter.gpu.dcgm import readings as dcgm_fields
+from exporter.gpu.dcgm import fields as dcgm_fields
 from exporter.gpu.dcgm.session import DcgmSource
 from exporter.gpu.nvml.source import NvmlSource
 from exporter.kube.kubelet import KubeletClient
@@ -356,10 +357,14 @@ async def _made(
         process_list_reliable=sees_host_processes(directory / "proc"),
         owners=owners,
     )
+    direct = {one.direct.name: one.direct for one in sampled}
     node = Node(
         name=truth().node,
-        source=sampled[0].direct,
-        dcgm=sampled[1].direct if len(sampled) > 1 else None,
+        sources=Sources(
+            nvml=direct.get("nvml"),
+            dcgm=direct.get("dcgm"),
+            stale_after_seconds=stale_after_seconds(agent.interval_seconds),
+        ),
         viewer=viewer,
         sample_interval_seconds=agent.interval_seconds,
         simulated=True,

@@ -27,6 +27,7 @@ from exporter.agent.run import Attributing
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
+from exporter.agent.sources import Sources
 from exporter.agent.owners import Owners
 from exporter.agent.run import Agent
 from exporter.agent.views import Viewer
@@ -52,7 +53,13 @@ async def main():
     worker = Worker(name="nvml", command=sleeper, interval_seconds=1.0, clock=time.monotonic)
     nobody = Attributor(kubelet=None, pids=PidResolver(Path("/")), names=PodNames(Path("/")), expiry_seconds=60.0)
     viewer = Viewer(attributor=nobody, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
-    node = Node(name="n", source=worker, viewer=viewer, sample_interval_seconds=1.0, process_clock=time.monotonic)
+    node = Node(
+        name="n",
+        sources=Sources(nvml=worker, stale_after_seconds=3.0),
+        viewer=viewer,
+        sample_interval_seconds=1.0,
+        process_clock=time.monotonic,
+    )
     if len(sys.argv) > 1:
         node.metering = Metering(
             node="n",

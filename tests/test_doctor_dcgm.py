@@ -22,7 +22,7 @@ from exporter.doctor import host as driver
 from exporter.doctor.dcgm import LibraryReport
 from exporter.doctor.report import Finding, Level
 from exporter.gpu import wire
-from exporter.gpu.merge import joined
+from exporter.gpu.merge import merge
 from exporter.model import (
     DeviceState,
     Field,
@@ -265,8 +265,9 @@ def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
     blind = nvml(one(0, instances=2))
     assert "--dcgm-address" in driver.activity(blind).fix
     assert "--dcgm-address" not in driver.activity(blind, dcgm=True).fix
-    measured = reading(replace(one(), instances=(part(gpu(), 0, PROF_GR_ENGINE_ACTIVE=0.5),)))
-    found = driver.activity(joined(None, measured), dcgm=True)
+    whole, _ = merge(None, reading(replace(one(), instances=(part(gpu(), 0, PROF_GR_ENGINE_ACTIVE=0.5),))))
+    assert whole is not None
+    found = driver.activity(whole, dcgm=True)
     assert (found.level, found.cause) == (Level.OK, "engine counters on all 1 GPUs, on 1 of them by DCGM")
 
 

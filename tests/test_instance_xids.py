@@ -10,6 +10,7 @@ from exporter.accounting.idle import IdleClock
 from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog
 from exporter.agent.node import Node
+from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import DeviceState, Gpu, GpuReading, MigInstance, MigReading, Reading, XidEvent
@@ -29,7 +30,7 @@ class Partitioned:
         self.source = DirectSource()
         self.node = Node(
             name="n",
-            source=self.source,
+            sources=Sources(nvml=self.source, stale_after_seconds=3.0),
             viewer=Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0)),
             sample_interval_seconds=1.0,
             process_clock=lambda: 0.0,

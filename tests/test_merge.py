@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.gpu.merge import in_place_of, joined, of_one_machine
+from exporter.gpu.merge import merge, of_one_machine
 from exporter.model import (
     DeviceState,
     Field,
@@ -63,6 +63,13 @@ def reading(source: str, *gpus: GpuReading, at: float = 100.0, **facts: object) 
     )
 
 
+def joined(nvml: Reading | None, dcgm: Reading | None) -> Reading:
+    """Return what both report, where nothing was reported before."""
+    one, _ = merge(nvml, dcgm)
+    assert one is not None
+    return one
+
+
 def of(number: int, values: Values | None = None, **facts: object) -> GpuReading:
     return GpuReading(gpu=gpu(number), values=values or {}, **facts)  # type: ignore[arg-type] # as above
 
@@ -80,8 +87,7 @@ def test_without_nvml_dcgm_is_used_whole_and_says_so() -> None:
     dcgm = reading("dcgm", of(0, {UTIL: 99}, instances=(part(1, {ENGINE: 0.5}),)))
     (alone,) = joined(None, dcgm).gpus
     assert (alone.from_dcgm, alone.instances[0].from_dcgm) == (frozenset({UTIL}), frozenset({ENGINE}))
-    with pytest.raises(ValueError, match="neither source"):
-        joined(None, None)
+    assert merge(None, None)[0] is None
 
 
 @pytest.mark.parametrize("state", [state for state in DeviceState if state is not DeviceState.UP])
@@ -143,18 +149,17 @@ def test_a_gpu_that_only_dcgm_remembers_is_not_added() -> None:
 
 def test_an_engine_of_another_machine_adds_nothing() -> None:
     nvml, other = reading("nvml", of(0, {UTIL: 3})), reading("dcgm", of(5, {UTIL: 4}), dcgm_version="4.6.0")
-    assert joined(nvml, other) is nvml
+    assert joined(nvml, other) == nvml
     assert not of_one_machine(nvml, other)
     assert of_one_machine(reading("nvml"), other), "an NVML without GPUs says nothing against the engine's"
 
 
 def test_while_nvml_is_away_gpus_go_on_under_the_identities_that_it_gave() -> None:
-    before = joined(
-        reading("nvml", GpuReading(gpu=gpu(0, mig=True), instances=(part(1, profile_id=19),)), driver_version="590"),
-        None,
-    )
+    before = GpuReading(gpu=gpu(0, mig=True), instances=(part(1, profile_id=19),))
+    _, memory = merge(reading("nvml", before, driver_version="590"), None)
     theirs = GpuReading(gpu=gpu(0, index=4, model="GRID", mig=True), instances=(part(1, {ENGINE: 0.5}), part(2)))
-    now = in_place_of(joined(None, reading("dcgm", theirs)), before, {"GPU-0"}, "died")
+    now, _ = merge(None, reading("dcgm", theirs, at=101.0), memory, away="died")
+    assert now is not None
     (one,) = now.gpus
     assert one.gpu == gpu(0, mig=True)
     assert [each.instance.profile_id for each in one.instances] == [19, None]
@@ -164,7 +169,9 @@ def test_while_nvml_is_away_gpus_go_on_under_the_identities_that_it_gave() -> No
 def test_a_gpu_that_dcgm_never_knew_is_not_missing_because_nvml_is_away() -> None:
     lost = of(2, state=DeviceState.LOST, reason="gpu_is_lost")
     before = reading("nvml", of(0), of(1, {UTIL: 5}, instances=(part(1, {ENGINE: 1.0}),)), lost, of(3))
-    now = in_place_of(joined(None, reading("dcgm", of(0))), before, {"GPU-0", "GPU-3"}, "died")
+    _, memory = merge(before, reading("dcgm", of(0), of(3)))
+    now, _ = merge(None, reading("dcgm", of(0), at=101.0), memory, away="died")
+    assert now is not None
     assert [(each.gpu.uuid, each.state, each.reason) for each in now.gpus] == [
         ("GPU-0", DeviceState.UP, ""),
         ("GPU-1", DeviceState.FAILED, "died"),

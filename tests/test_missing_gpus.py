@@ -22,7 +22,7 @@ from exporter.agent.facts import Attributor
 from exporter.agent.history import SourceRecord
 from exporter.agent.node import Node
 from exporter.agent.run import Agent, Attributing, bound_driver
-from exporter.agent.sources import MissingGpus
+from exporter.agent.sources import MissingGpus, Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.gpu.worker import Worker
@@ -129,7 +129,7 @@ async def running(
     agent = Agent(
         node=Node(
             name="n",
-            source=worker,
+            sources=Sources(nvml=worker, stale_after_seconds=3.0),
             viewer=viewer,
             sample_interval_seconds=0.05,
             process_clock=time.monotonic,

@@ -11,6 +11,7 @@ from pipeline_support import AskedKubelet, DirectSource
 from exporter.accounting.idle import IdleClock
 from exporter.agent.facts import Attributor
 from exporter.agent.node import Node
+from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.metrics.collector import ExpositionOptions, build
@@ -155,12 +156,20 @@ def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
         clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0),
         process_list_reliable=host_pids,
     )
-    node = Node(name="n", source=source, viewer=viewer, sample_interval_seconds=1.0, process_clock=lambda: 0.0)
+    node = Node(
+        name="n",
+        sources=Sources(nvml=source, stale_after_seconds=3.0),
+        viewer=viewer,
+        sample_interval_seconds=1.0,
+        process_clock=lambda: 0.0,
+    )
     wall, steady, answered_steady = EPOCH, 0.0, -math.inf
     for gpus, listed, passed, set_by in script:
         wall, steady = wall + passed + set_by, steady + passed
         if gpus is not None:
-            source.readings.append(Reading(source="nvml", taken_at_seconds=wall, duration_seconds=0.0, gpus=gpus))
+            source.readings.append(
+                Reading(source="nvml", taken_at_seconds=wall, duration_seconds=0.0, steady_seconds=steady, gpus=gpus)
+            )
         if listed is not None:
             kubelet.latest = Allocations(answered_at_seconds=wall, containers=listed)
             answered_steady = steady
@@ -176,7 +185,13 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
         kubelet=None, pids=PidResolver(trees / "proc"), names=PodNames(trees / "pods"), expiry_seconds=60.0
     )
     viewer = Viewer(attributor=attributor, clock=IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=3.0))
-    node = Node(name="n", source=source, viewer=viewer, sample_interval_seconds=1.0, process_clock=lambda: 0.0)
+    node = Node(
+        name="n",
+        sources=Sources(nvml=source, stale_after_seconds=3.0),
+        viewer=viewer,
+        sample_interval_seconds=1.0,
+        process_clock=lambda: 0.0,
+    )
     gpu = Gpu(uuid=WHOLE, index=0, minor=0, model="H100", pci_bus_id="")
     lie = GpuReading(gpu=gpu, values={Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.GPU_UTIL: 99})
     counted = []

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_support import EPOCH_SECONDS, DirectSource, pipeline
 
-from exporter.agent.sources import FIRST_WAIT_SECONDS, Counters, Sources, instant
+from exporter.agent.sources import FIRST_WAIT_SECONDS, Sources
+from exporter.gpu.merge import MergeMemory, merge
 from exporter.model import DeviceState, Field, Gpu, GpuReading, Reading, SourceState
 from gpu_simulator import scenario
 
@@ -46,7 +47,7 @@ class Pair:
     def __init__(self) -> None:
         self.nvml = DirectSource(name="nvml", state=SourceState.STARTING)
         self.dcgm = DirectSource(name="dcgm", state=SourceState.STARTING)
-        self.sources = Sources(first=self.nvml, second=self.dcgm, stale_after_seconds=3.0)
+        self.sources = Sources(nvml=self.nvml, dcgm=self.dcgm, stale_after_seconds=3.0)
 
     def hear(self, *readings: Reading) -> None:
         for one in readings:
@@ -57,9 +58,6 @@ class Pair:
     def set(self, name: str, state: SourceState, reason: str = "") -> None:
         source = self.nvml if name == "nvml" else self.dcgm
         source.state, source.reason = state, reason
-
-    def is_back(self, at: float) -> bool:
-        return self.sources.is_back(1_800_000_000.0 + at, at)
 
     def take(self, at: float) -> tuple[Reading, ...]:
         return self.sources.take(1_800_000_000.0 + at, at)
@@ -118,7 +116,7 @@ def test_when_nvml_falls_silent_dcgm_takes_over_from_the_last_instant_on_under_t
     assert pair.take(3.5) == ()
     pair.hear(told("dcgm", 4.4, {UTIL: 4}))
     taken = pair.take(4.5)
-    assert [(instant(one), one.gpus[0].values[UTIL], one.source) for one in taken] == [
+    assert [(one.instant, one.gpus[0].values[UTIL], one.source) for one in taken] == [
         (1.4, 1, "dcgm"),
         (2.4, 2, "dcgm"),
         (3.4, 3, "dcgm"),
@@ -134,10 +132,10 @@ def test_when_nvml_dies_dcgm_takes_over_at_once_and_gives_way_when_it_is_back() 
     pair.take(1.5)
     pair.set("nvml", SourceState.DIED, "died")
     pair.hear(told("dcgm", 2.4, {UTIL: 2}))
-    assert [instant(one) for one in pair.take(2.5)] == [1.4, 2.4]
+    assert [one.instant for one in pair.take(2.5)] == [1.4, 2.4]
     pair.hear(told("nvml", 2.2, {UTIL: 22}), told("nvml", 3.2, {UTIL: 32}), told("dcgm", 3.4, {UTIL: 3}))
     taken = pair.take(3.5)
-    assert [(instant(one), one.source) for one in taken] == [(3.2, "nvml")], "no instant is given twice, nor backwards"
+    assert [(one.instant, one.source) for one in taken] == [(3.2, "nvml")], "no instant is given twice, nor backwards"
 
 
 def test_what_is_known_is_fresh_as_long_as_one_source_works() -> None:
@@ -171,28 +169,25 @@ def test_errors_are_counted_by_source_and_each_once() -> None:
 def test_when_dcgm_is_back_its_figures_do_not_wait_for_the_next_beat_of_nvml() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10, ENERGY: 7}), told("dcgm", 1.1, {UTIL: 1}))
-    assert not pair.is_back(1.2), "the engine answers and has not measured yet"
-    assert [instant(one) for one in pair.take(1.2)] == [1.0]
+    assert [one.instant for one in pair.take(1.2)] == [1.0], "the engine answers and has not measured yet"
     pair.hear(told("dcgm", 2.6, {UTIL: 1, ENGINE: 0.5}))
-    assert pair.is_back(2.6)
     (more,) = pair.take(2.6)
     assert dict(more.gpus[0].values) == {UTIL: 10, ENERGY: 7, ENGINE: 0.5}
     assert (more.steady_seconds, more.taken_at_seconds, more.source) == (2.6, 1_800_000_002.6, "nvml")
     pair.hear(told("dcgm", 3.6, {ENGINE: 0.6}))
-    assert not pair.is_back(3.6), "once"
-    assert pair.take(3.6) == ()
+    assert pair.take(3.6) == (), "once"
     pair.hear(told("nvml", 3.7, {UTIL: 20}))
-    assert [(instant(one), one.gpus[0].values[ENGINE]) for one in pair.take(3.7)] == [(3.7, 0.6)]
+    assert [(one.instant, one.gpus[0].values[ENGINE]) for one in pair.take(3.7)] == [(3.7, 0.6)]
 
 
 def test_an_instant_that_nvml_took_before_dcgm_came_back_and_told_after_is_not_given() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0), told("dcgm", 2.001, {ENGINE: 0.5}))
-    assert [instant(one) for one in pair.take(2.001)] == [1.0], "joined with it, so that it is back at once"
+    assert [one.instant for one in pair.take(2.001)] == [1.0], "joined with it, so that it is back at once"
     pair.hear(told("dcgm", 3.0), told("nvml", 3.1), told("dcgm", 4.001, {ENGINE: 0.5}))
     pair.take(3.2)
     pair.hear(told("nvml", 4.0), told("dcgm", 5.0), told("nvml", 5.1))
-    assert [instant(one) for one in pair.take(5.1)] == [5.1]
+    assert [one.instant for one in pair.take(5.1)] == [5.1]
 
 
 def test_dcgm_is_not_back_where_nvml_measures_the_same_or_the_engine_is_another_s_or_nvml_starts() -> None:
@@ -200,7 +195,6 @@ def test_dcgm_is_not_back_where_nvml_measures_the_same_or_the_engine_is_another_
     hopper.hear(told("nvml", 1.0, {ENGINE: 0.1}), told("dcgm", 1.0))
     hopper.take(1.0)
     hopper.hear(told("dcgm", 1.5, {ENGINE: 0.2}))
-    assert not hopper.is_back(1.5)
     assert hopper.take(1.5) == ()
     other = Pair()
     other.hear(told("nvml", 1.0, {UTIL: 1}), told("dcgm", 1.0, number=7))
@@ -208,11 +202,11 @@ def test_dcgm_is_not_back_where_nvml_measures_the_same_or_the_engine_is_another_
     for state in (SourceState.UP, SourceState.HUNG):
         other.set("nvml", state)
         other.dcgm.readings.append(told("dcgm", 1.5, {ENGINE: 0.2}, number=7))
-        assert not other.is_back(1.5)
+        assert other.take(1.5) == ()
     early = Pair()
     early.take(0.0)
     early.hear(told("dcgm", 1.0, {ENGINE: 0.2}))
-    assert not early.is_back(1.0)
+    assert early.take(1.0) == ()
 
 
 def test_dcgm_is_back_when_it_leads_too_and_when_it_is_alone() -> None:
@@ -223,22 +217,19 @@ def test_dcgm_is_back_when_it_leads_too_and_when_it_is_alone() -> None:
     pair.set("dcgm", SourceState.FAILED, "dcgm_connection_lost")
     assert pair.take(2.0) == ()
     pair.hear(told("dcgm", 3.0, {UTIL: 1}))
-    assert not pair.is_back(3.0)
     pair.hear(told("dcgm", 4.0, {ENGINE: 0.5}))
-    assert pair.is_back(4.0)
-    assert [instant(one) for one in pair.take(4.0)] == [3.0, 4.0]
+    assert [one.instant for one in pair.take(4.0)] == [3.0, 4.0]
     alone = DirectSource(name="dcgm")
-    sources = Sources(first=alone, second=None, stale_after_seconds=3.0)
-    for at, state, values, back in (
-        (1.0, SourceState.UP, {ENGINE: 0.5}, True),
-        (2.0, SourceState.UP, {ENGINE: 0.5}, False),
-        (3.0, SourceState.FAILED, None, False),
-        (4.0, SourceState.UP, {UTIL: 1}, False),
-        (5.0, SourceState.UP, {ENGINE: 0.5}, True),
+    sources = Sources(dcgm=alone, stale_after_seconds=3.0)
+    for at, state, values in (
+        (1.0, SourceState.UP, {ENGINE: 0.5}),
+        (2.0, SourceState.UP, {ENGINE: 0.5}),
+        (3.0, SourceState.FAILED, None),
+        (4.0, SourceState.UP, {UTIL: 1}),
+        (5.0, SourceState.UP, {ENGINE: 0.5}),
     ):
         alone.state = state
         alone.readings += [told("dcgm", at, values)] if values else []
-        assert sources.is_back(0.0, at) is back
         assert len(sources.take(0.0, at)) == len(values or ()), "and is taken once"
 
 
@@ -279,7 +270,7 @@ def test_what_cannot_be_used_while_nvml_is_away_is_looked_at_once_and_not_kept()
 def test_dcgm_alone_is_used_as_it_is() -> None:
     dcgm = DirectSource(name="dcgm")
     dcgm.readings.append(told("dcgm", 1.0, {UTIL: 1}, errors={"x": 2}))
-    sources = Sources(first=dcgm, second=None, stale_after_seconds=3.0)
+    sources = Sources(dcgm=dcgm, stale_after_seconds=3.0)
     (one,) = sources.take(0.0, 1.0)
     assert (one.gpus[0].gpu.model, one.gpus[0].from_dcgm) == ("GRID", frozenset({UTIL}))
     assert [status.name for status in sources.statuses] == ["dcgm"]
@@ -330,13 +321,12 @@ def test_a_counter_that_dcgm_measured_before_an_outage_does_not_fall_after_it() 
 
 
 def test_a_counter_that_has_truly_begun_again_is_shown_after_a_while() -> None:
-    counters = Counters(patience_seconds=3.0)
-    shown = []
+    memory, shown = MergeMemory(), []
     for at, source, energy in ((1.0, "nvml", 9000), (2.0, "dcgm", 10), (4.0, "dcgm", 20), (4.1, "dcgm", 30)):
         one = told(source, at, {ENERGY: energy})
-        from_dcgm = frozenset({ENERGY}) if source == "dcgm" else frozenset()
-        row = GpuReading(gpu=one.gpus[0].gpu, values=one.gpus[0].values, from_dcgm=from_dcgm)
-        kept = counters.kept_from_falling(replace(one, gpus=(row,)), at)
+        nvml, dcgm = (one, None) if source == "nvml" else (None, one)
+        kept, memory = merge(nvml, dcgm, memory, patience_seconds=3.0)
+        assert kept is not None
         shown.append(kept.gpus[0].values.get(ENERGY))
     assert shown == [9000, None, None, 30]
 
@@ -396,8 +386,8 @@ def test_whatever_comes_when_instants_only_rise_and_no_reading_is_used_twice(
         pair.set("nvml", nvml)
         pair.set("dcgm", dcgm)
         for one in pair.take(at):
-            assert instant(one) > given_out
-            given_out = instant(one)
+            assert one.instant > given_out
+            given_out = one.instant
             assert [gpu.gpu.uuid for gpu in one.gpus] == ["GPU-0"]
         if dcgm is SourceState.UP and nvml is not SourceState.UP and newest["dcgm"] > newest["nvml"]:
             assert given_out >= newest["dcgm"], "nothing of DCGM's waits while NVML is down"

@@ -17,7 +17,7 @@ from exporter.accounting.prices import PriceBook
 from exporter.agent.facts import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
-from exporter.agent.sources import Sources, instant
+from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames
 from exporter.model import (
@@ -58,7 +58,6 @@ class Step:
     layouts: dict[str, int]
     """Instances of GPU 0 as a source has them; 0: it is whole."""
     profiled: bool
-    only_if_back: bool
 
 
 states = st.sampled_from([SourceState.UP, SourceState.UP, SourceState.UP, SourceState.DIED, SourceState.HUNG])
@@ -77,7 +76,6 @@ script = st.lists(
         ),
         layouts=st.fixed_dictionaries({"nvml": st.sampled_from([0, 0, 2, 7]), "dcgm": st.sampled_from([0, 0, 2, 7])}),
         profiled=st.booleans(),
-        only_if_back=st.booleans(),
     ),
     min_size=1,
     max_size=20,
@@ -91,7 +89,6 @@ WELL = Step(
     gone={},
     layouts={"nvml": 0, "dcgm": 0},
     profiled=True,
-    only_if_back=False,
 )
 """How it begins: a GPU that was never seen up is not missed."""
 
@@ -169,8 +166,7 @@ def node_of(twins: Twins) -> Node:
     )
     return Node(
         name="n",
-        source=twins.nodes["nvml"],
-        dcgm=twins.nodes["dcgm"],
+        sources=Sources(nvml=twins.nodes["nvml"], dcgm=twins.nodes["dcgm"], stale_after_seconds=3.0),
         viewer=viewer,
         sample_interval_seconds=1.0,
         process_clock=lambda: 0.0,
@@ -183,7 +179,7 @@ def node_of(twins: Twins) -> Node:
 def test_all_time_and_all_energy_are_metered_once_and_no_total_falls(script: list[Step]) -> None:
     twins = Twins()
     node = node_of(twins)
-    sources = Sources(first=twins.mine["nvml"], second=twins.mine["dcgm"], stale_after_seconds=3.0)
+    sources = Sources(nvml=twins.mine["nvml"], dcgm=twins.mine["dcgm"], stale_after_seconds=3.0)
     wall, steady = EPOCH, 100.0
     newest, heard = dict.fromkeys(SOURCES, 0.0), dict.fromkeys(SOURCES, 0)
     given_out: list[Reading] = []
@@ -193,15 +189,12 @@ def test_all_time_and_all_energy_are_metered_once_and_no_total_falls(script: lis
         for name in SOURCES:
             taken = sorted({ago for source, ago in step.readings if source == name}, reverse=True)
             new = [reading(step, name, steady - ago, wall - ago) for ago in taken if steady - ago > newest[name]]
-            newest[name] = max([newest[name], *map(instant, new)])
+            newest[name] = max([newest[name], *(one.instant for one in new)])
             heard[name] += len(new)
             twins.set(name, step.nvml if name == "nvml" else step.dcgm, new)
-        if step.only_if_back and not node.awaits_tick(wall, steady):
-            assert not sources.is_back(wall, steady)
-            continue
         snapshot = node.tick(wall, steady)
         given_out += sources.take(wall, steady)
-        assert node.record.newest is None or instant(node.record.newest) == instant(given_out[-1])
+        assert node.record.newest is None or node.record.newest.instant == given_out[-1].instant
         assert {part: count for (part, why), count in snapshot.errors.items() if why == "x"} == {
             name: count for name, count in heard.items() if count
         }
@@ -217,8 +210,8 @@ def test_all_time_and_all_energy_are_metered_once_and_no_total_falls(script: lis
         return
     assert before.conservation_error_seconds == pytest.approx(0.0, abs=1e-6)
     totals = before.accounts.values()
-    first_seen = (next(instant(one) for one in given_out if is_in(one, uuid)) for uuid in seen(given_out))
-    expected_seconds = sum(instant(given_out[-1]) - began for began in first_seen)
+    first_seen = (next(one.instant for one in given_out if is_in(one, uuid)) for uuid in seen(given_out))
+    expected_seconds = sum(given_out[-1].instant - began for began in first_seen)
     assert sum(total.allocated_seconds for total in totals) == pytest.approx(expected_seconds, abs=1e-6)
     counters = [
         [gpu.values[ENERGY] for one in given_out for gpu in one.gpus if gpu.gpu.uuid == uuid and ENERGY in gpu.values]

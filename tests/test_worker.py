@@ -95,6 +95,36 @@ async def test_readings_are_taken_once_each_and_in_order() -> None:
         assert one.errors == {}
 
 
+async def test_the_beginning_of_profiling_is_an_event_also_after_an_end_or_a_failure(tmp_path: Path) -> None:
+    lines = (
+        ("measure(Field.PROF_GR_ENGINE_ACTIVE)", True),
+        ("measure(Field.PROF_GR_ENGINE_ACTIVE)", False),
+        ("measure(Field.GPU_UTIL)", False),
+        ("measure(Field.PROF_SM_ACTIVE)", True),
+        ("fail('dcgm_connection_lost')", False),
+        ("measure(Field.PROF_SM_ACTIVE)", True),
+    )
+    body = f"""
+    from exporter.model import Field, Gpu, GpuReading
+    gpu = Gpu(uuid="GPU-0", index=0, minor=0, model="A100", pci_bus_id="")
+    def measure(field):
+        row = GpuReading(gpu=gpu, values={{field: 0.5}})
+        say(wire.encode(Reading(source="dcgm", taken_at_seconds=1.0, duration_seconds=0.0, gpus=(row,))))
+    for number, line in enumerate({[line for line, _ in lines]!r}):
+        while not os.path.exists(os.path.join({str(tmp_path)!r}, str(number))):
+            time.sleep(0.01)
+        exec(line)
+    time.sleep(60)
+    """
+    async with working(script(body), deadline_seconds=30) as one:
+        for number, (line, begun) in enumerate(lines):
+            (tmp_path / str(number)).touch()
+            failed = line.startswith("fail")
+            await until(lambda failed=failed: one.status.state is SourceState.FAILED if failed else one.take())
+            assert one.profiling_begun.is_set() is begun, line
+            one.profiling_begun.clear()
+
+
 async def test_a_silent_child_is_killed_counted_and_replaced(tmp_path: Path) -> None:
     marker = tmp_path / "hung-once"
     body = f"""

@@ -30,7 +30,7 @@ class Node:
 
     def __init__(self) -> None:
         self.nvml, self.dcgm = DirectSource(name="nvml"), DirectSource(name="dcgm")
-        self.sources = Sources(first=self.nvml, second=self.dcgm, stale_after_seconds=3.0)
+        self.sources = Sources(nvml=self.nvml, dcgm=self.dcgm, stale_after_seconds=3.0)
         self.counted: Counter[Xid] = Counter()
         self.wall = EPOCH
         self.dcgm_gpus = GPUS

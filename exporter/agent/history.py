@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from exporter.gpu.merge import without_clashes
+from exporter.gpu.merge import by_index, identities
 from exporter.model import (
     CLOCK_EVENTS,
     DeviceEvents,
@@ -14,7 +14,6 @@ from exporter.model import (
     Field,
     GpuReading,
     MigInstance,
-    MigReading,
     Reading,
     XidEvent,
 )
@@ -102,7 +101,7 @@ class SourceRecord:
                 gpu=gpu.gpu,
                 state=DeviceState.MISSING,
                 reason="not_enumerated",
-                instances=_identities(gpu.instances),
+                instances=identities(gpu.instances),
                 lacks_instances=gpu.lacks_instances,
             )
             for uuid, gpu in self.known.items()
@@ -111,7 +110,7 @@ class SourceRecord:
         there = [gpu for gpu in completed if gpu.state is not DeviceState.MISSING and not self._has_left(gpu, up)]
         missing = [gpu for gpu in completed if gpu.state is DeviceState.MISSING and not self._has_left(gpu, up)]
         # The driver counts the GPUs that are there, so that one of them may have the index of a missing one.
-        return tuple(sorted([*there, *without_clashes(missing, there)], key=lambda reading: reading.gpu.index))
+        return by_index(there, missing)
 
     def _has_left(self, gpu: GpuReading, up: Mapping[str, str]) -> bool:
         """Return whether a GPU is known to belong to this node's driver no more, and forget it then.
@@ -137,11 +136,7 @@ class SourceRecord:
         before = self.known.get(gpu.gpu.uuid)
         if gpu.state is DeviceState.UP or gpu.instances or before is None:
             return gpu
-        return replace(gpu, instances=_identities(before.instances), lacks_instances=before.lacks_instances)
-
-
-def _identities(instances: tuple[MigReading, ...]) -> tuple[MigReading, ...]:
-    return tuple(MigReading(instance=part.instance) for part in instances)
+        return replace(gpu, instances=identities(before.instances), lacks_instances=before.lacks_instances)
 
 
 def _device_of(event: XidEvent, before: Reading | None, newest: Reading) -> str:

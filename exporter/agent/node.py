@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering
-from exporter.agent.sources import Source, Sources, age_seconds
+from exporter.agent.sources import Sources
 from exporter.agent.views import Viewer, darkened
 from exporter.model import (
     Attribution,
@@ -34,10 +34,7 @@ class Node:
     """One node as the agent knows it."""
 
     name: str
-    source: Source
-    """NVML, or DCGM where it is used alone."""
-    dcgm: Source | None = None
-    """DCGM beside NVML."""
+    sources: Sources
     viewer: Viewer
     sample_interval_seconds: float
     simulated: bool = False
@@ -50,12 +47,6 @@ class Node:
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waiting_since: float | None = None
     """Of the clock that nobody sets: first reading, while holders were not known."""
-    _sources: Sources = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Join the sources."""
-        stale_after = stale_after_seconds(self.sample_interval_seconds)
-        self._sources = Sources(first=self.source, second=self.dcgm, stale_after_seconds=stale_after)
 
     @property
     def attributor(self) -> Attributor:
@@ -76,11 +67,11 @@ class Node:
         if self.metering and metadata:
             self.metering.learn(metadata.node_facts)
         sampled: tuple[DeviceView, ...] | None = None
-        for reading in self._sources.take(now, steady):
+        for reading in self.sources.take(now, steady):
             sampled = self._add(reading, now, steady)
-        statuses = self._sources.statuses
+        statuses = self.sources.statuses
         newest = self.record.newest
-        fresh = newest is not None and self._sources.is_fresh(age_seconds(newest, now, steady))
+        fresh = newest is not None and self.sources.is_fresh(newest.age_seconds(now, steady))
         attribution = self.attributor.join(newest, now, steady)
         views = sampled if sampled is not None and fresh else ()
         if newest is not None and not views:
@@ -106,10 +97,6 @@ class Node:
             clock_events_window_seconds=self.events.clock_events_window_seconds,
         )
 
-    def awaits_tick(self, now: float, steady: float) -> bool:
-        """Tell whether a tick now would show what DCGM alone measures, which the last one could not; times as its."""
-        return self._sources.is_back(now, steady)
-
     def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
         """Take one reading in, meter it and return what is to be seen of it."""
         counted = self.record.add(reading)
@@ -122,8 +109,7 @@ class Node:
         attribution = self.attributor.join(newest, now, steady)
         views = self.viewer.views(newest, attribution, self.record.xids, steady)
         if self.metering and not self._awaits_holders(self.metering, attribution, steady):
-            sampled = reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
-            self.metering.observe(views, sampled_steady=sampled, now=now, steady=steady)
+            self.metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)
         return views
 
     def _awaits_holders(self, metering: Metering, attribution: Attribution, steady: float) -> bool:
@@ -238,7 +224,7 @@ class Node:
         errors: Counter[tuple[str, str]] = Counter(self.own_errors)
         if self.metering:
             errors.update(self.metering.errors)
-        errors.update(self._sources.errors)
+        errors.update(self.sources.errors)
         errors.update(self.viewer.judge.errors)
         if self.attributor.kubelet:
             for reason, count in self.attributor.kubelet.errors.items():

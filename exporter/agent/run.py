@@ -26,7 +26,7 @@ from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node, stale_after_seconds
 from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows, Tenancy
-from exporter.agent.sources import MissingGpus, Source, Standby, sources_of, standby_of, workers_of
+from exporter.agent.sources import MissingGpus, Sources, Standby, sources_of, standby_of, workers_of
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PidResolver, PodNames, own_name
 from exporter.config import AgentConfig, price_book, read_collectors, web_config
@@ -277,7 +277,7 @@ def _events(config: AgentConfig, collectors: Collectors) -> EventLog:
 
 def _node(
     config: AgentConfig,
-    sources: Sequence[Source],
+    workers: Sequence[Worker],
     attributing: Attributing,
     metering: Metering,
     clock: IdleClock,
@@ -290,10 +290,14 @@ def _node(
         process_list_reliable=sees_host_processes(Path(config.proc_root)),
         owners=metering.owners,
     )
+    named = {worker.status.name: worker for worker in workers}
     return Node(
         name=config.node_name,
-        source=sources[0],
-        dcgm=sources[1] if len(sources) > 1 else None,
+        sources=Sources(
+            nvml=named.get("nvml"),
+            dcgm=named.get("dcgm"),
+            stale_after_seconds=stale_after_seconds(config.sample_interval_seconds),
+        ),
         viewer=viewer,
         sample_interval_seconds=config.sample_interval_seconds,
         simulated=metering.simulated,
@@ -423,17 +427,15 @@ class Agent:
             self._tick()
 
     async def _early_ticks(self) -> None:
-        """Tick when DCGM is back, so that its figures do not wait for a beat; goes on until cancelled."""
-        news = next((worker.news for worker in self.workers if worker.status.name == "dcgm"), asyncio.Event())
+        """Tick when DCGM begins to profile, so that its figures do not wait for a beat; goes on until cancelled."""
+        begun = next((one.profiling_begun for one in self.workers if one.status.name == "dcgm"), asyncio.Event())
         while True:
-            await news.wait()
-            news.clear()
-            self._tick(early=True)
+            await begun.wait()
+            begun.clear()
+            self._tick()
 
-    def _tick(self, *, early: bool = False) -> None:
+    def _tick(self) -> None:
         try:
-            if early and not self.node.awaits_tick(time.time(), time.monotonic()):
-                return
             self.snapshot = self.node.tick(time.time(), time.monotonic())
             self._problems.note(self.snapshot)
             self._look_for_missing(self.snapshot)

@@ -1,28 +1,25 @@
-"""One source, or two as one: joined readings in step, each used once, and how every source is doing."""
+"""The sources of the agent: their workers, how each is doing, and what they report merged into one."""
 
 import logging
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from exporter.agent.history import LargerCounts
 from exporter.config import AgentConfig
-from exporter.gpu.dcgm.fields import COUNTERS, alone, is_profiling, supplement
-from exporter.gpu.merge import in_place_of, joined, of_one_machine
+from exporter.gpu.dcgm.fields import alone, supplement
+from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, merge
 from exporter.gpu.worker import Worker, dcgm_command, nvml_command
-from exporter.model import Field, GpuReading, Reading, SourceState, SourceStatus
+from exporter.model import Field, Reading, SourceState, SourceStatus
 
 LOG = logging.getLogger("exporter.agent")
 
 FIRST_WAIT_SECONDS = 5.0
-"""For so long the second source waits for the first to start, so that GPUs have one identity from the beginning."""
-SLOW_COUNTER_SECONDS = 60.0
-"""A counter of DCGM's may be this old and some intervals: it measures what is slow every 10 s, and waits for three."""
+"""For so long DCGM waits for NVML to start, so that GPUs have one identity from the beginning."""
 _KEPT = 600
-_RISING = frozenset(one for one in Field if one in COUNTERS)
-"""What only rises until the driver is loaded anew, and either source can tell."""
 _OTHER_MACHINE = (
     "its host engine has none of the GPUs that NVML has, so it is another machine's and nothing of it is used; give the"
     " --dcgm-address of this node's engine"
@@ -30,7 +27,7 @@ _OTHER_MACHINE = (
 
 
 class Source(Protocol):
-    """Where readings come from: ``sources.worker.Worker``, or the same source without a child for a replay."""
+    """Where readings come from: ``gpu.worker.Worker``, or the same source without a child for a replay."""
 
     @property
     def status(self) -> SourceStatus:
@@ -39,7 +36,7 @@ class Source(Protocol):
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Counts since start by reason, beside those that readings carry."""
+        """Counts since start by reason, in addition to those that readings carry."""
         ...
 
     def take(self) -> tuple[Reading, ...]:
@@ -47,273 +44,118 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    value: float
-    by_dcgm: bool
-    at: float
-
-
-@dataclass(slots=True, kw_only=True)
-class Counters:
-    """Remembers what was told last of each GPU's counters, and by whom.
-
-    DCGM's figures are up to some intervals older than NVML's, what it measures slowly half a minute. A counter that
-    falls is taken for one that has begun again from 0, by Prometheus and by whoever takes differences, so that all it
-    ever counted would be counted once more.
-    """
-
-    patience_seconds: float
-    """A counter that is still lower after this time has truly begun again."""
-    _told: dict[tuple[str, Field], _Told] = field(default_factory=dict)
-
-    def kept_from_falling(self, reading: Reading, at: float) -> Reading:
-        """Return the reading without the counters that have changed source and are not yet where they were.
-
-        Args:
-            reading: With ``from_dcgm`` set.
-            at: Its instant, in seconds of a clock that nobody sets.
-        """
-        gpus = tuple(self._without_fallen(gpu, at) for gpu in reading.gpus)
-        changed = any(new is not old for new, old in zip(gpus, reading.gpus, strict=True))
-        return replace(reading, gpus=gpus) if changed else reading
-
-    def _without_fallen(self, gpu: GpuReading, at: float) -> GpuReading:
-        fallen = set()
-        for key in _RISING & gpu.values.keys():
-            value, by_dcgm = gpu.values[key], key in gpu.from_dcgm
-            before = self._told.get((gpu.gpu.uuid, key))
-            if (
-                before is not None
-                and before.by_dcgm is not by_dcgm
-                and value < before.value
-                and at - before.at <= self.patience_seconds
-            ):
-                fallen.add(key)
-            else:
-                self._told[gpu.gpu.uuid, key] = _Told(value=value, by_dcgm=by_dcgm, at=at)
-        if not fallen:
-            return gpu
-        values = {key: value for key, value in gpu.values.items() if key not in fallen}
-        return replace(gpu, values=values, from_dcgm=gpu.from_dcgm - fallen)
-
-
 @dataclass(slots=True, kw_only=True)
 class Sources:
-    """NVML with DCGM beside it, or either alone.
+    """NVML, DCGM, or both merged.
 
-    While the first answers there is one joined reading for each of its own. When it does not (it is down, or silent for
-    ``stale_after_seconds``) those of the second take their place, from the ones that came in meanwhile on, and under
-    the identities that the first gave. With two sources instants only ever rise.
-
-    When DCGM begins to measure what it alone can, or does so again, nobody waits for the next beat of NVML to see it:
-    one joined reading more has DCGM's instant and the newest that NVML has told.
+    While NVML answers there is one merged reading for each of its own. While it does not (it is down, or silent for
+    ``stale_after_seconds``) there is one for each of DCGM's, from the first that is newer than the last merged one on.
+    Instants only ever rise.
     """
 
-    first: Source
-    second: Source | None
-    """DCGM beside NVML; ``None`` where one source is used alone."""
+    nvml: Source | None = None
+    dcgm: Source | None = None
     stale_after_seconds: float
     """How old a reading may be and still be used."""
+    _memory: MergeMemory = field(default_factory=MergeMemory)
+    _beside: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """DCGM's readings that are newer than the last merged one, and its newest."""
     _counted: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _led: Reading | None = None
-    """The newest that the first source led, joined."""
-    _led_alone: Reading | None = None
-    """The same, as the first gave it."""
-    _beside: Reading | None = None
-    """The second's newest."""
-    _heard: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """The first's since the last ``take``."""
-    _waiting: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """The second's that are newer than what was given out last."""
-    _known_to_second: set[str] = field(default_factory=set)
-    _given: float = float("-inf")
-    """Instant of what was given out last."""
-    _profiled: bool = False
-    """Whether DCGM profiled something in it."""
-    _began: float | None = None
-    _other_machine: bool = False
-    _counters: Counters = field(init=False)
     _xids: LargerCounts = field(default_factory=LargerCounts)
-
-    def __post_init__(self) -> None:
-        patience = SLOW_COUNTER_SECONDS + 2 * self.stale_after_seconds
-        self._counters = Counters(patience_seconds=patience)
+    _began: float = math.inf
+    """When readings were first asked for."""
 
     @property
     def statuses(self) -> tuple[SourceStatus, ...]:
-        """How each source is doing, the one that leads first."""
-        if self.second is None:
-            return (self.first.status,)
-        second = self.second.status
-        if self._other_machine and second.state is SourceState.UP:
-            second = replace(second, state=SourceState.FAILED, reason="other_machine", message=_OTHER_MACHINE)
-        return self.first.status, second
+        """How each source is doing, NVML first."""
+        statuses = [source.status for source in (self.nvml, self.dcgm) if source is not None]
+        if self._memory.other_machine and statuses[-1].state is SourceState.UP:
+            statuses[-1] = replace(
+                statuses[-1], state=SourceState.FAILED, reason="other_machine", message=_OTHER_MACHINE
+            )
+        return tuple(statuses)
 
     @property
     def errors(self) -> dict[tuple[str, str], int]:
         """Counts since start by source and reason."""
         errors = Counter(self._counted)
-        for source in (self.first, self.second):
+        for source in (self.nvml, self.dcgm):
             if source is not None:
                 name = source.status.name
                 errors.update({(name, reason): count for reason, count in source.errors.items()})
         return dict(errors)
 
     def is_fresh(self, age: float) -> bool:
-        """Tell whether a newest reading of this age in seconds holds: a source works, and leads or is about to."""
+        """Return whether a newest reading of this age in seconds holds: a source works, and leads or is about to."""
         return age <= self.stale_after_seconds and any(one.state is SourceState.UP for one in self.statuses)
 
     def take(self, now: float, steady: float) -> tuple[Reading, ...]:
-        """Return joined readings since the last call, oldest first; never blocks.
+        """Return merged readings since the last call, oldest first; never blocks.
 
         Args:
             now: Unix time.
-            steady: Seconds of a clock that nobody sets.
+            steady: Seconds of the monotonic clock.
         """
-        self._began = steady if self._began is None else self._began
-        self._hear()
-        led = tuple(self._heard)
-        self._heard.clear()
-        if self.second is None:
-            return tuple(self._noted(_alone(reading)) for reading in led)
-        given = list(self._led_by_first(led, works=self.second.status.state is SourceState.UP))
-        if not self._first_answers(now, steady):
-            given += self._led_by_second()
-            self._waiting.clear()  # also of what could not be used: it would be looked at again at every tick
-        elif back := self._back(now, steady):
-            given.append(self._give(back))
-        while self._waiting and instant(self._waiting[0]) <= self._given:
-            self._waiting.popleft()
-        self._note_machine(self.second.status.name)
-        return tuple(given)
-
-    def is_back(self, now: float, steady: float) -> bool:
-        """Tell whether ``take`` would give what DCGM alone measures, and what was given out last had nothing of that.
-
-        Args:
-            now: Unix time.
-            steady: Seconds of a clock that nobody sets.
-        """
-        self._hear()
-        return self._back(now, steady) is not None
-
-    def _hear(self) -> None:
-        """Take in what has come; errors and events are counted once, however often a reading is used."""
-        self._heard.extend(self._taken_from(self.first))
-        theirs = self._taken_from(self.second) if self.second else ()
-        self._waiting.extend(theirs)
-        for reading in theirs:
-            self._beside = reading
-            self._known_to_second.update(gpu.gpu.uuid for gpu in reading.gpus)
+        self._began = min(self._began, steady)
+        led = self._heard(self.nvml)
+        self._beside.extend(self._heard(self.dcgm))
         for status in self.statuses:
             if status.state is not SourceState.UP:
                 self._xids.follow(status.name)
-        if (self.second or self.first).status.state is not SourceState.UP:
-            self._beside, self._profiled = None, False
+        taken = [self._merged(reading, self._nearest(reading.instant)) for reading in led]
+        answers = self._nvml_answers(now, steady)
+        if not answers:
+            taken += [self._merged(None, reading) for reading in self._beside]
+        elif self._memory.nvml and self._usable and not self._memory.profiled:
+            taken.append(self._merged(self._memory.nvml, self._usable[-1]))
+        while len(self._beside) > 1 and (not answers or self._beside[0].instant <= self._memory.at):
+            self._beside.popleft()
+        return tuple(reading for reading in taken if reading is not None)
 
-    def _taken_from(self, source: Source) -> tuple[Reading, ...]:
+    def _heard(self, source: Source | None) -> tuple[Reading, ...]:
+        """Return a source's new readings; their errors and events are counted here, and once."""
+        if source is None:
+            return ()
         readings, name = source.take(), source.status.name
         for reading in readings:
             self._counted.update({(name, reason): count for reason, count in reading.errors.items()})
-            if self.second is not None and not (source is self.second and self._other_machine):
+            if source is self.nvml or not self._memory.other_machine:
                 self._xids.hear(name, reading.xids)
-        return tuple(replace(reading, errors={}) if reading.errors else reading for reading in readings)
+        return tuple(replace(reading, errors={}, xids=()) for reading in readings)
 
-    def _back(self, now: float, steady: float) -> Reading | None:
-        """A reading at the instant of DCGM's newest, where DCGM profiles in it and did not in what was given last."""
-        newest = self._beside if self.second else _last(self._heard)
-        if newest is None or self._profiled or self._other_machine or instant(newest) <= self._given:
-            return None
-        beside = None
-        if self.second and self._first_answers(now, steady):
-            if self._led_alone is None:  # it is starting, and is waited for
-                return None
-            beside = self._led_alone
-        back = joined(beside, newest) if newest.source == "dcgm" else newest
-        if not _is_profiled(back):
-            return None
-        return replace(back, taken_at_seconds=newest.taken_at_seconds, steady_seconds=newest.steady_seconds)
-
-    def _first_answers(self, now: float, steady: float) -> bool:
-        state = self.first.status.state
-        if self._led is None:
-            waited = steady - (steady if self._began is None else self._began)
-            return state is SourceState.STARTING and waited <= FIRST_WAIT_SECONDS
-        return state is SourceState.UP and age_seconds(self._led, now, steady) <= self.stale_after_seconds
-
-    def _led_by_first(self, led: Iterable[Reading], *, works: bool) -> Iterator[Reading]:
-        for reading in led:
-            self._led_alone = reading
-            self._led = joined(reading, self._nearest(instant(reading)) if works else None)
-            if instant(reading) > self._given:  # else the second was faster
-                yield self._give(self._led)
+    @property
+    def _usable(self) -> Sequence[Reading]:
+        """DCGM's readings, while it works."""
+        return self._beside if self.dcgm and self.dcgm.status.state is SourceState.UP else ()
 
     def _nearest(self, at: float) -> Reading | None:
-        """The second's reading of about the same instant, if it is not too old."""
-        candidates = [one for one in (*self._waiting, self._beside) if one is not None]
-        nearest = min(candidates, key=lambda one: abs(at - instant(one)), default=None)
-        return nearest if nearest and abs(at - instant(nearest)) <= self.stale_after_seconds else None
+        """Return DCGM's reading of about an instant, if it has one that is not too old."""
+        nearest = min(self._usable, key=lambda one: abs(at - one.instant), default=None)
+        return nearest if nearest and abs(at - nearest.instant) <= self.stale_after_seconds else None
 
-    def _led_by_second(self) -> Iterator[Reading]:
-        reason = self.first.status.reason or "stale"
-        for reading in self._waiting:
-            if instant(reading) <= self._given:
-                continue
-            whole = joined(None, reading)
-            if self._led is None:
-                yield self._give(whole)
-            elif of_one_machine(self._led, reading) and (reading.gpus or not self._led.gpus):
-                # An engine that was started without a driver has no GPUs: that does not make them missing.
-                yield self._give(in_place_of(whole, self._led, self._known_to_second, reason))
+    def _nvml_answers(self, now: float, steady: float) -> bool:
+        """Return whether NVML leads, or is about to because it is starting."""
+        if self.nvml is None:
+            return False
+        state, newest = self.nvml.status.state, self._memory.nvml
+        if newest is None:
+            return state is SourceState.STARTING and steady - self._began <= FIRST_WAIT_SECONDS
+        return state is SourceState.UP and newest.age_seconds(now, steady) <= self.stale_after_seconds
 
-    def _give(self, reading: Reading) -> Reading:
-        events = self._xids.ready()
-        reading = reading if events == reading.xids else replace(reading, xids=events)
-        return self._counters.kept_from_falling(self._noted(reading), self._given)
-
-    def _noted(self, reading: Reading) -> Reading:
-        self._given, self._profiled = instant(reading), _is_profiled(reading)
-        return reading
-
-    def _note_machine(self, name: str) -> None:
-        if self._led is None or self._beside is None:
-            return
-        before, self._other_machine = self._other_machine, not of_one_machine(self._led, self._beside)
-        if self._other_machine and not before:
-            self._counted[name, "other_machine"] += 1
-            LOG.warning("source %s: %s", name, _OTHER_MACHINE)
-
-
-def instant(reading: Reading) -> float:
-    """When a reading was taken, on the machine's monotonic clock; where time is replayed, in Unix time."""
-    return reading.taken_at_seconds if reading.steady_seconds is None else reading.steady_seconds
-
-
-def age_seconds(reading: Reading, now: float, steady: float) -> float:
-    """How old a reading is, by the clock that nobody sets where it has an instant of that.
-
-    Args:
-        reading: The reading.
-        now: Unix time. A clock that was set back makes a reading look as if it came from the future: it is not old for
-            that, and if no more come, the source's own deadline tells.
-        steady: Seconds of the clock that nobody sets.
-    """
-    return now - reading.taken_at_seconds if reading.steady_seconds is None else steady - reading.steady_seconds
-
-
-def _alone(reading: Reading) -> Reading:
-    return joined(None, reading) if reading.source == "dcgm" else reading
-
-
-def _last(readings: deque[Reading]) -> Reading | None:
-    return readings[-1] if readings else None
-
-
-def _is_profiled(reading: Reading) -> bool:
-    """Whether DCGM measured something in it that a profiling module or GPM measures, and NVML did not."""
-    measured = (gpu.from_dcgm.union(*(part.from_dcgm for part in gpu.instances)) for gpu in reading.gpus)
-    return any(is_profiling(one) for fields in measured for one in fields)
+    def _merged(self, nvml: Reading | None, dcgm: Reading | None) -> Reading | None:
+        """Merge two readings, and hand on the events of both sources with the result."""
+        before = self._memory.other_machine
+        reading, self._memory = merge(
+            nvml,
+            dcgm,
+            self._memory,
+            away=(self.nvml.status.reason if self.nvml else "") or "stale",
+            patience_seconds=SLOW_COUNTER_SECONDS + 2 * self.stale_after_seconds,
+        )
+        if self._memory.other_machine and not before:
+            self._counted["dcgm", "other_machine"] += 1
+            LOG.warning("source dcgm: %s", _OTHER_MACHINE)
+        return reading and replace(reading, xids=self._xids.ready())
 
 
 LIBRARY_NOT_FOUND = "library_not_found"
@@ -328,7 +170,7 @@ def workers_of(
     fields: Iterable[Field],
     commands: Mapping[str, Sequence[str] | None],
 ) -> tuple[Worker, ...]:
-    """Return a worker per source that is asked for, the one that leads first.
+    """Return a worker per source that is asked for, NVML first.
 
     Args:
         config: Says which sources.
@@ -377,12 +219,12 @@ def standby_of(
     if len(workers) == 1 or commands.get("dcgm"):
         return None
     interval, address = config.sample_interval_seconds, config.dcgm_address
-    alone_command = dcgm_command(interval, alone(fields), address)
-    return Standby(nvml=workers[0], dcgm=workers[1], alone=alone_command, beside=_command(config, "dcgm", fields))
+    whole = dcgm_command(interval, alone(fields), address)
+    return Standby(nvml=workers[0], dcgm=workers[1], alone=whole, beside=_command(config, "dcgm", fields))
 
 
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
-    """Return the names of the sources that are asked for, the one that leads first."""
+    """Return the names of the sources that are asked for, NVML first."""
     if config.source == "dcgm":
         return ("dcgm",)
     return ("nvml", "dcgm") if config.source == "auto" and config.dcgm_address else ("nvml",)

@@ -19,7 +19,7 @@ from exporter.doctor.dcgm import LibraryReport
 from exporter.doctor.report import Finding, Level, fail, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.dcgm.fields import alone, supplement
-from exporter.gpu.merge import joined
+from exporter.gpu.merge import merge
 from exporter.gpu.worker import dcgm_command, nvml_command
 from exporter.metrics.collectors_file import Collectors
 from exporter.model import Attribution, NodeFacts, PodFacts, Reading
@@ -231,7 +231,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
             dcgm.fields(rows, library, from_dcgm),
         )
         found += [one for one in judged if one]
-    reading = joined(nvml, from_dcgm) if nvml or from_dcgm else None
+    reading, _ = merge(nvml, from_dcgm)
     if reading:
         found.append(driver.activity(reading, dcgm=bool(config.dcgm_address)))
         found.append(driver.processes(reading) if nvml else _NO_PROCESSES)

@@ -1,83 +1,167 @@
-"""Makes one reading of two: NVML's word on what is there, and what DCGM measures beside it."""
+"""Makes one reading of two sources: NVML's values first, DCGM's where NVML has none or does not answer."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, Reading
+from exporter.gpu.dcgm.fields import COUNTERS, PROFILING
+from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading
 
+SLOW_COUNTER_SECONDS = 60.0
+"""A counter of DCGM's may be this old: DCGM measures what is slow every 10 s, and waits for three of those."""
+_RISING = frozenset(one for one in Field if one in COUNTERS)
+"""What only rises until the driver is loaded again, and either source can report."""
 Values = Mapping[Field, int | float]
 _UP = DeviceState.UP
 
 
-def joined(nvml: Reading | None, dcgm: Reading | None) -> Reading:
-    """Return what both sources say of one instant; pure.
+class _Counted(NamedTuple):
+    """A counter as a merged reading last had it."""
 
-    What is there is as NVML has it while it answers: GPUs, their condition, MIG instances, processes, Xids. Of a GPU
-    that both have and that is up, DCGM adds the quantities that NVML did not measure. A GPU that only DCGM knows is
-    added whole, under an index of its own where NVML gives that index to another. An engine that knows none of the
-    GPUs that NVML has is another machine's: nothing of it is taken.
+    value: float
+    by_dcgm: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeMemory:
+    """What ``merge`` keeps from one call to the next."""
+
+    at: float = -math.inf
+    """Instant of the newest merged reading."""
+    profiled: bool = False
+    """Whether DCGM profiled something in it."""
+    nvml: Reading | None = None
+    """NVML's newest."""
+    dcgm_uuids: frozenset[str] = frozenset()
+    """GPUs that DCGM has ever reported."""
+    other_machine: bool = False
+    """Whether DCGM's newest reading has none of NVML's GPUs: its engine is another machine's."""
+    counters: Mapping[tuple[str, Field], _Counted] = field(default_factory=dict)
+    """By UUID of the GPU."""
+
+
+def merge(
+    nvml: Reading | None,
+    dcgm: Reading | None,
+    memory: MergeMemory = MergeMemory(),
+    *,
+    away: str = "stale",
+    patience_seconds: float = SLOW_COUNTER_SECONDS,
+) -> tuple[Reading | None, MergeMemory]:
+    """Return what both sources report as one reading, and what to keep for the next call; pure.
+
+    - While NVML answers, GPUs, their state, MIG instances and processes are as NVML has them. For a GPU that both have
+      and that is up, DCGM adds the quantities that NVML did not measure. A GPU that only DCGM knows is added whole,
+      under an index of its own where NVML gives that index to another.
+    - While NVML does not answer, DCGM's reading is used whole, under the identities that NVML gave before.
+    - An engine that has none of NVML's GPUs is another machine's: nothing of it is used.
+    - A counter that is lower than the other source reported it before is left out until it has caught up. Whoever takes
+      differences would count all of it once more.
 
     Args:
-        nvml: The newest reading, ``None`` where there is no fresh one: then DCGM's is used whole.
-        dcgm: The same.
+        nvml: NVML's reading; ``None`` while it does not answer.
+        dcgm: DCGM's reading of about the same time; ``None`` where there is no fresh one.
+        memory: What the call before returned.
+        away: Why NVML does not answer, in snake case.
+        patience_seconds: A counter that is still lower after this time has truly begun again.
 
     Returns:
-        A reading of the source that leads, with its time and errors; ``from_dcgm`` says what DCGM measured.
-
-    Raises:
-        ValueError: Both are ``None``.
+        A reading at the instant of NVML's, or of DCGM's where NVML does not answer; ``from_dcgm`` says what DCGM
+        measured. With an ``nvml`` that was merged before, a reading at DCGM's instant if DCGM begins to profile, which
+        does not wait for NVML. ``None`` where nothing is newer than in the call before.
     """
+    known = nvml or memory.nvml
+    if dcgm is not None:
+        other = known is not None and not of_one_machine(known, dcgm)
+        memory = replace(memory, dcgm_uuids=memory.dcgm_uuids | _uuids(dcgm.gpus), other_machine=other)
+        dcgm = None if other else dcgm
+    memory = replace(memory, nvml=known)
+    if all(one is None or one.instant <= memory.at for one in (nvml, dcgm)):
+        return None, memory
     if nvml is None:
-        if dcgm is None:
-            raise ValueError("neither source has a reading")
-        return replace(dcgm, gpus=tuple(map(_all_from_dcgm, dcgm.gpus)))
-    if dcgm is None or not of_one_machine(nvml, dcgm):
-        return nvml
+        merged = dcgm and _in_place(dcgm, memory, away)
+    else:
+        merged = nvml if dcgm is None else _supplemented(nvml, dcgm)
+        if dcgm is not None and nvml.instant <= memory.at and _profiles(merged) and not memory.profiled:
+            merged = replace(merged, taken_at_seconds=dcgm.taken_at_seconds, steady_seconds=dcgm.steady_seconds)
+    if merged is None or merged.instant <= memory.at:
+        return None, memory
+    merged, counters = _without_fallen(merged, memory.counters, patience_seconds)
+    return merged, replace(memory, at=merged.instant, profiled=_profiles(merged), counters=counters)
+
+
+def of_one_machine(nvml: Reading, dcgm: Reading) -> bool:
+    """Return whether two readings may be of the same machine: they share a GPU, or one of them has none."""
+    ours, theirs = _uuids(nvml.gpus), _uuids(dcgm.gpus)
+    return not ours or not theirs or bool(ours & theirs)
+
+
+def _supplemented(nvml: Reading, dcgm: Reading) -> Reading:
+    """Return NVML's reading with what else DCGM measured."""
     theirs = {gpu.gpu.uuid: gpu for gpu in dcgm.gpus}
-    both = [_supplemented(gpu, theirs.pop(gpu.gpu.uuid, None)) for gpu in nvml.gpus]
-    only_dcgm = [_all_from_dcgm(gpu) for gpu in theirs.values() if _tells_anything(gpu)]
+    both = [_with_more(gpu, theirs.pop(gpu.gpu.uuid, None)) for gpu in nvml.gpus]
+    only_dcgm = [_by_dcgm(gpu) for gpu in theirs.values() if _reports_anything(gpu)]
     return replace(
         nvml,
-        gpus=tuple(sorted([*both, *without_clashes(only_dcgm, both)], key=_index)),
+        gpus=by_index(both, only_dcgm),
         driver_version=nvml.driver_version or dcgm.driver_version,
         dcgm_version=dcgm.dcgm_version,
     )
 
 
-def of_one_machine(nvml: Reading, dcgm: Reading) -> bool:
-    """Tell whether two readings may be of the same machine: they share a GPU, or one of them has none."""
-    ours, theirs = _uuids(nvml.gpus), _uuids(dcgm.gpus)
-    return not ours or not theirs or bool(ours & theirs)
+def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
+    """Return DCGM's reading alone, under the identities that NVML gave while it answered.
 
-
-def in_place_of(dcgm: Reading, before: Reading, known_to_dcgm: Collection[str], reason: str) -> Reading:
-    """Return a reading of DCGM alone under the identities that NVML gave while it answered.
-
-    Args:
-        dcgm: A reading of DCGM alone, as ``joined`` makes it.
-        before: The last one that NVML led.
-        known_to_dcgm: UUIDs of GPUs that DCGM has ever told of.
-        reason: Why NVML does not answer, in snake case.
+    A GPU that DCGM never knew is not missing for that: it has failed, for the reason that NVML has. What NVML reported
+    of one that was not up stays, as long as DCGM does not report it.
 
     Returns:
-        DCGM's values and conditions. A GPU that DCGM never knew is not missing for that: it has failed, with
-        ``reason``. What NVML had said of one that was not up stays, as long as DCGM does not tell of it.
+        ``None`` for an engine that was started without a driver: it has no GPUs, which does not make them missing.
     """
-    gpus = {gpu.gpu.uuid: gpu for gpu in before.gpus}
-    named = [_named(gpu, gpus[gpu.gpu.uuid]) for gpu in dcgm.gpus if gpu.gpu.uuid in gpus]
-    here = _uuids(dcgm.gpus)
-    away = [gpu for uuid, gpu in gpus.items() if uuid not in here]
-    unseen = [_unseen(gpu, reason) for gpu in away if gpu.gpu.uuid not in known_to_dcgm or gpu.state is not _UP]
-    new = without_clashes([gpu for gpu in dcgm.gpus if gpu.gpu.uuid not in gpus], [*named, *unseen])
-    return replace(
-        dcgm,
-        gpus=tuple(sorted([*named, *unseen, *new], key=_index)),
-        driver_version=dcgm.driver_version or before.driver_version,
-    )
+    before = memory.nvml or replace(dcgm, gpus=())
+    known, here = {gpu.gpu.uuid: gpu for gpu in before.gpus}, _uuids(dcgm.gpus)
+    if known and not dcgm.gpus:
+        return None
+    there = [_by_dcgm(gpu, known[gpu.gpu.uuid]) for gpu in dcgm.gpus if gpu.gpu.uuid in known]
+    there += [
+        _unseen(gpu, away)
+        for uuid, gpu in known.items()
+        if uuid not in here and (uuid not in memory.dcgm_uuids or gpu.state is not _UP)
+    ]
+    new = [_by_dcgm(gpu) for gpu in dcgm.gpus if gpu.gpu.uuid not in known]
+    return replace(dcgm, gpus=by_index(there, new), driver_version=dcgm.driver_version or before.driver_version)
 
 
-def _supplemented(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
-    """A GPU as NVML has it, with what else DCGM measured of it while it is up."""
+def _without_fallen(
+    reading: Reading, before: Mapping[tuple[str, Field], _Counted], patience_seconds: float
+) -> tuple[Reading, Mapping[tuple[str, Field], _Counted]]:
+    """Return a reading without the counters that are lower than the other source reported, and all counters by now."""
+    counters, gpus = dict(before), []
+    for gpu in reading.gpus:
+        fallen = set()
+        for one in _RISING & gpu.values.keys():
+            now = _Counted(gpu.values[one], one in gpu.from_dcgm, reading.instant)
+            last = before.get((gpu.gpu.uuid, one), now)
+            lower = now.value < last.value and now.by_dcgm is not last.by_dcgm
+            if lower and now.at - last.at <= patience_seconds:
+                fallen.add(one)
+            else:
+                counters[gpu.gpu.uuid, one] = now
+        values = {one: value for one, value in gpu.values.items() if one not in fallen}
+        gpus.append(replace(gpu, values=values, from_dcgm=gpu.from_dcgm - fallen) if fallen else gpu)
+    return replace(reading, gpus=tuple(gpus)), counters
+
+
+def _profiles(merged: Reading) -> bool:
+    """Return whether DCGM profiled something that NVML did not."""
+    measured = ((gpu.from_dcgm, *(part.from_dcgm for part in gpu.instances)) for gpu in merged.gpus)
+    return any(not PROFILING.isdisjoint(fields) for of_gpu in measured for fields in of_gpu)
+
+
+def _with_more(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
+    """Return a GPU as NVML has it, with what else DCGM measured while it is up."""
     if theirs is None or ours.state is not _UP:
         return ours
     values, from_dcgm = _filled(ours.values, theirs.values)
@@ -93,13 +177,13 @@ def _supplemented(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
 
 
 def _instances(ours: GpuReading, theirs: GpuReading) -> tuple[MigReading, ...]:
-    """Instances as NVML has them, and DCGM's where NVML tells that there are some and not which.
+    """Return instances as NVML has them, and DCGM's where NVML reports that there are some and not which.
 
-    Beside instances that NVML tells, one that only DCGM knows is of a layout that is gone: with it the GPU would have
-    more parts than it can have.
+    Where NVML lists instances, one that only DCGM knows is of a layout that is gone: with it the GPU would have more
+    parts than it can have.
     """
     if not ours.instances:
-        return tuple(map(_part_from_dcgm, theirs.instances)) if ours.gpu.mig_enabled else ()
+        return _by_dcgm(theirs).instances if ours.gpu.mig_enabled else ()
     measured = {part.instance.uuid: part.values for part in theirs.instances}
     filled = []
     for part in ours.instances:
@@ -113,39 +197,45 @@ def _filled(ours: Values, theirs: Values) -> tuple[Values, frozenset[Field]]:
     return ({**ours, **added}, frozenset(added)) if added else (ours, frozenset())
 
 
-def _all_from_dcgm(gpu: GpuReading) -> GpuReading:
-    return replace(gpu, from_dcgm=frozenset(gpu.values), instances=tuple(map(_part_from_dcgm, gpu.instances)))
+def _by_dcgm(gpu: GpuReading, before: GpuReading | None = None) -> GpuReading:
+    """Return a GPU as DCGM alone has it, under the identities that NVML gave before, if it did."""
+    known = {part.instance.uuid: part.instance for part in before.instances} if before else {}
+    labels = {**gpu.gpu.labels, **before.gpu.labels} if before else {}
+    return replace(
+        gpu,
+        gpu=replace(before.gpu, mig_enabled=gpu.gpu.mig_enabled, labels=labels) if before else gpu.gpu,
+        instances=tuple(
+            replace(part, instance=known.get(part.instance.uuid, part.instance), from_dcgm=frozenset(part.values))
+            for part in gpu.instances
+        ),
+        from_dcgm=frozenset(gpu.values),
+    )
 
 
-def _part_from_dcgm(part: MigReading) -> MigReading:
-    return replace(part, from_dcgm=frozenset(part.values))
-
-
-def _tells_anything(gpu: GpuReading) -> bool:
+def _reports_anything(gpu: GpuReading) -> bool:
     """Return whether DCGM says more of a GPU than that it once was there."""
     if gpu.state is DeviceState.MISSING:
         return False
     return gpu.state is not _UP or bool(gpu.values) or any(part.values for part in gpu.instances)
 
 
-def without_clashes(new: Iterable[GpuReading], there: Iterable[GpuReading]) -> Iterator[GpuReading]:
-    """Return the new GPUs, each under its index, or under the next free one where another GPU has that already."""
-    new = sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.gpu.uuid))
-    taken = {gpu.gpu.index for gpu in there}
-    highest = max([*taken, *(gpu.gpu.index for gpu in new)], default=0)
-    for gpu in new:
-        if gpu.gpu.index in taken:
-            highest += 1
-            gpu = replace(gpu, gpu=replace(gpu.gpu, index=highest))  # noqa: PLW2901 - it goes on under this number
-        taken.add(gpu.gpu.index)
-        yield gpu
+def by_index(there: Iterable[GpuReading], new: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+    """Return all GPUs by index; a new one gets the next free index where another GPU has its own already."""
+    gpus, added = list(there), sorted(new, key=lambda gpu: (gpu.gpu.index, gpu.gpu.uuid))
+    taken = {gpu.gpu.index for gpu in gpus}
+    free = max([*taken, *(gpu.gpu.index for gpu in added)], default=0) + 1
+    for gpu in added:
+        index = gpu.gpu.index
+        if index in taken:
+            index, free = free, free + 1
+        taken.add(index)
+        gpus.append(replace(gpu, gpu=replace(gpu.gpu, index=index)))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.gpu.index))
 
 
-def _named(now: GpuReading, before: GpuReading) -> GpuReading:
-    known = {part.instance.uuid: part.instance for part in before.instances}
-    identity: Gpu = replace(before.gpu, mig_enabled=now.gpu.mig_enabled)
-    parts = tuple(replace(part, instance=known.get(part.instance.uuid, part.instance)) for part in now.instances)
-    return replace(now, gpu=identity, instances=parts)
+def identities(instances: Iterable[MigReading]) -> tuple[MigReading, ...]:
+    """Return instances of which nothing is known but that they are there."""
+    return tuple(MigReading(instance=part.instance) for part in instances)
 
 
 def _unseen(gpu: GpuReading, reason: str) -> GpuReading:
@@ -154,14 +244,10 @@ def _unseen(gpu: GpuReading, reason: str) -> GpuReading:
         gpu=gpu.gpu,
         state=DeviceState.FAILED if up else gpu.state,
         reason=reason if up else gpu.reason,
-        instances=tuple(MigReading(instance=part.instance) for part in gpu.instances),
+        instances=identities(gpu.instances),
         lacks_instances=gpu.lacks_instances,
     )
 
 
 def _uuids(gpus: Iterable[GpuReading]) -> frozenset[str]:
     return frozenset(gpu.gpu.uuid for gpu in gpus)
-
-
-def _index(gpu: GpuReading) -> int:
-    return gpu.gpu.index

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from exporter.errors import SourceError
 from exporter.gpu import wire
+from exporter.gpu.dcgm.fields import PROFILING
 from exporter.model import DeviceState, Field, GpuReading, MigReading, Reading, SourceState, SourceStatus
 
 _LINE_LIMIT_BYTES = 8 * 2**20
@@ -122,8 +123,9 @@ class Worker:
         self._hung: dict[int, GpuReading | None] = {}
         """GPUs that hang by index, as they are told of meanwhile; ``None``: never seen before."""
         self._patience: asyncio.Timeout | None = None
-        self.news = asyncio.Event()
-        """Set when a reading has come in; whoever waits for it clears it."""
+        self.profiling_begun = asyncio.Event()
+        """Set by the first reading with profiling fields after one without; whoever waits for it clears it."""
+        self._profiles = False
         self._stuck: set[asyncio.Task[int]] = set()
         self._backoff_seconds = 0.0
         self._heard = False
@@ -438,7 +440,7 @@ class Worker:
             message = self._with_hung(message)
             self._readings.append(message)
             self._gpus = message.gpus
-            self.news.set()
+            self._note_profiling(message)
             if not self._told_to_go:
                 self._set(SourceState.UP)
         elif message.state is not SourceState.STARTING and not self._told_to_go:
@@ -447,6 +449,15 @@ class Worker:
                 self._errors[message.reason] += 1
             self._failure = message.reason
             self._set(message.state, message.reason, message.message)
+
+    def _note_profiling(self, reading: Reading) -> None:
+        before, measured = (
+            self._profiles,
+            ((gpu.values, *(one.values for one in gpu.instances)) for gpu in reading.gpus),
+        )
+        self._profiles = any(not PROFILING.isdisjoint(values) for of_gpu in measured for values in of_gpu)
+        if self._profiles and not before:
+            self.profiling_begun.set()
 
     def _with_hung(self, reading: Reading) -> Reading:
         """Return a reading with the GPUs that hang, which its child was not to ask."""
@@ -515,6 +526,7 @@ class Worker:
             level = logging.INFO if state in _WELL else logging.WARNING
             _log.log(level, "source %s is %s%s", self._status.name, state, f": {message}" if message else "")
         self._status = replace(self._status, state=state, reason=reason, message=message)
+        self._profiles = self._profiles and state is SourceState.UP
 
 
 def _up(gpus: Iterable[GpuReading]) -> frozenset[str]:

@@ -195,6 +195,21 @@ class Reading:
     xids: tuple[XidEvent, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def instant(self) -> float:
+        """When it was taken, in seconds of the monotonic clock; where time is replayed, in Unix time."""
+        return self.taken_at_seconds if self.steady_seconds is None else self.steady_seconds
+
+    def age_seconds(self, now: float, steady: float) -> float:
+        """Return how old it is, by the monotonic clock where it has an instant of that.
+
+        Args:
+            now: Unix time. A clock that was set back makes a reading look as if it came from the future: it is not old
+                for that, and if no more come, the source's own deadline reports it.
+            steady: Seconds of the monotonic clock.
+        """
+        return (now if self.steady_seconds is None else steady) - self.instant
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
