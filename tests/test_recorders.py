@@ -87,6 +87,12 @@ def test_a_recorder_that_lost_what_it_knew_has_one_hour_in_its_next_value() -> N
     assert [hour for _, hour in found] == list(range(1, 25))
 
 
+def test_an_hour_that_was_lost_is_taken_from_another() -> None:
+    recorded = {A: {hour: HOUR for hour in range(25) if hour != 7}, B: steady([*range(9), *range(11, 24)])}
+    found = counted(recorded, 0, 24)
+    assert [hour for _, hour in found] == list(range(1, 25))
+
+
 def test_one_that_lacks_nodes_does_not_count() -> None:
     recorded = {A: steady(range(25), gpus=6.0), B: steady(range(25), gpus=8.0)}
     assert {name for name, _ in counted(recorded, 0, 24)} == {B}

@@ -18,8 +18,10 @@ from exporter.errors import PrometheusError
 
 CARRIED_HOURS = 27
 """A value has all hours since the last one of its recorder, if those are not more."""
-_HALF = 0.5
-"""Of the hours since then: with less than that of what another recorded in them, a value does not have them."""
+_MOST = 0.75
+"""With less than this part of what another recorded in the same hours, a value does not have them all."""
+_BEGUN = 0.5
+"""How many hours the first value of a recorder is thought not to have."""
 _EDGE = 0.1
 """Recorders that saw the same differ by less than this part of their largest hour: 5 minutes and a scrape."""
 
@@ -71,32 +73,31 @@ class Way(NamedTuple):
 def spans_of(hours: Mapping[Recorder, Hours]) -> list[Span]:
     """What the values of a cluster's recorders cover.
 
-    The first value of a recorder begins with its first evaluation: half an hour is thought to be missing. A value that
-    has less than half of what another recorded in the same hours has the last hour only: the recorder had lost what it
-    knew.
+    The first value of a recorder begins with its first evaluation. A value after missed hours that has too little for
+    them has the last hour only: the recorder had lost what it knew, or had stopped while it recorded an hour.
     """
     found = []
     for recorder, own in hours.items():
         before: int | None = None
         for end in sorted(own):
-            if before is None or end - before > CARRIED_HOURS:
-                found.append(Span(recorder, end - 1, end, own[end], _HALF))
+            if before is None or end - before > CARRIED_HOURS or _lacks_hours(recorder, before, end, hours):
+                found.append(Span(recorder, end - 1, end, own[end], _BEGUN))
             else:
-                others = (other for name, other in hours.items() if name != recorder)
-                known = [
-                    sum(other[hour] for hour in range(before + 1, end + 1))
-                    for other in others
-                    if _all(other, before, end)
-                ]
-                lost = end - before > 1 and bool(known) and own[end] < _HALF * max(known)
-                found.append(Span(recorder, before, end, own[end], end - before - 1.0 if lost else 0.0))
+                found.append(Span(recorder, before, end, own[end]))
             before = end
     return found
 
 
-def _all(hours: Hours, begin: int, end: int) -> bool:
-    """Whether each hour was recorded, and the one before them."""
-    return all(hour in hours for hour in range(begin, end + 1))
+def _lacks_hours(recorder: Recorder, begin: int, end: int, hours: Mapping[Recorder, Hours]) -> bool:
+    """Whether a value after missed hours has too little for them, as another shows that recorded each of them."""
+    if end - begin == 1:
+        return False
+    known = [
+        sum(other[hour] for hour in range(begin + 1, end + 1))
+        for other in hours.values()
+        if all(hour in other for hour in range(begin, end + 1))
+    ]
+    return bool(known) and hours[recorder][end] < _MOST * max(known)
 
 
 def chosen(spans: Sequence[Span], begin: int, end: int, order: Sequence[Recorder]) -> Way:
