@@ -24,7 +24,7 @@ from promql import (
 CHOSEN = f'{CLUSTER},workload_namespace=~"$namespace",team=~"$team",model=~"$model"'
 HELD_BY = f"{CHOSEN},{HELD}"
 RECOMMENDATIONS = "${cost_page}/recommendations"
-WEEK = Window("7d", "-20m")
+WEEK = Window("7d", "-20m", "7d1h")
 REST_OF_MONTH_HOURS = "scalar((days_in_month() - day_of_month() + 1) * 24 - hour() - minute() / 60)"
 BUDGET = "cluster, budget, period, currency, team, workload_namespace"
 HOURS = "GPU-hours"

@@ -13,11 +13,17 @@ HELD = 'workload_kind!~"Unallocated|Unattributed"'
 HELD_IN_CLUSTER = f"{CLUSTER},{HELD}"
 
 
+SERIES = "workload_namespace, workload_kind, workload_name, team, cost_labels, model, state, currency"
+"""All labels of a workload's hourly series, but for those of the Prometheus that recorded it and its cluster."""
+
+
 class Window(NamedTuple):
     """A stretch of recorded hours: a range and how far it is moved."""
 
     range: str
     offset: str
+    longer: str
+    """The range and the hour before it, where that can be written: an hour that is missing there is in the next one."""
 
     def __str__(self) -> str:
         """As it stands behind a selector."""
@@ -25,18 +31,26 @@ class Window(NamedTuple):
 
 
 # An hour is recorded 5 to 20 minutes after its end: moved by 20 minutes, a range has the hours that lie in it.
-RANGE = Window("$__range", "-20m")
-DAY = Window("1d", "-1d20m")
+RANGE = Window("$__range", "-20m", "$__range")
+DAY = Window("1d", "-1d20m", "1d1h")
 """Of a step of one day, the day that begins at the step."""
-HOUR = Window("1h", "-1h20m")
+HOUR = Window("1h", "-1h20m", "2h")
 """Of a step of one hour, the hour that begins at the step."""
 
 
 def gained(name: str, by: str, window: Window, matchers: str = HELD_IN_CLUSTER) -> str:
-    """What workloads' hourly series add up to; replicas of one Prometheus, which recorded the same, count once."""
-    series = f"{WORKLOAD}, cost_labels, model, state, currency"
-    once = f"max by ({series}) (sum_over_time(workload:{name}:delta1h{{{matchers}}}{window}))"
-    return f"sum by ({by}) ({once})"
+    """What workloads' hourly series add up to, of one recorder for each cluster.
+
+    Two servers cut hours at different instants: the larger values of both would have a part of a job twice.
+    """
+    series = f"sum_over_time(workload:{name}:delta1h{{{matchers}}}{window})"
+    return f"sum by ({by}) ({series} and ignoring ({SERIES}) {_recorder(window)})"
+
+
+def _recorder(window: Window) -> str:
+    """By cluster the one that recorded most: hours, and GPU-seconds in them."""
+    recorded = f"cluster:gpu_capacity_seconds:delta1h{{{CLUSTER}}}[{window.longer}] offset {window.offset}"
+    return f"topk by (cluster) (1, count_over_time({recorded}) * sum_over_time({recorded}))"
 
 
 def hours_recorded(window: Window) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -107,6 +108,7 @@ class Recorder:
     """Scrapes and evaluates; one connection each way."""
 
     def __init__(self, url: str, *, shows_late: bool, flush: str = "") -> None:
+        self.url = url
         address = urllib.parse.urlsplit(url)
         self._sender = Sender(int(address.port or 0))
         self._questions = http.client.HTTPConnection(str(address.hostname), int(address.port or 0), timeout=60)
@@ -126,13 +128,24 @@ class Recorder:
 
     def query(self, expression: str, at: float) -> list[tuple[dict[str, str], float]]:
         """Rows of an instant query."""
+        return [(row["metric"], float(row["value"][1])) for row in self._ask(expression, at)]
+
+    def samples(self, selector: str, at: float) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Series of a range selector, with Unix times and values."""
+        return [
+            (row["metric"], [(float(moment), float(text)) for moment, text in row["values"]])
+            for row in self._ask(selector, at)
+        ]
+
+    def _ask(self, expression: str, at: float) -> list[dict[str, Any]]:
         form = urllib.parse.urlencode({"query": expression, "time": f"{EPOCH_SECONDS + at:.3f}", "nocache": "1"})
         head = {"Content-Type": "application/x-www-form-urlencoded"}
         self._questions.request("POST", "/api/v1/query", form, head)
         answer = json.load(self._questions.getresponse())
         assert answer["status"] == "success", answer
         assert not answer.get("warnings"), answer
-        return [(row["metric"], float(row["value"][1])) for row in answer["data"]["result"]]
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
 
     def write(self, rows: Sequence[tuple[dict[str, str], float]], at: float) -> None:
         """Store samples."""
@@ -141,20 +154,21 @@ class Recorder:
 
     def evaluate(self, interval: float, at: float) -> None:
         """One turn of a group, as an engine takes it that shows what it records at once, or after the turn."""
-        self._settle()
+        self.settle()
         for name, expression in self._groups[interval]:
             rows = [({**labels, "__name__": name}, value) for labels, value in self.query(expression, at)]
             self.write(rows, at)
             if not self._shows_late:
-                self._settle()
-        self._settle()
+                self.settle()
+        self.settle()
 
     def close(self) -> None:
         """Close both connections."""
         self._sender.close()
         self._questions.close()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Make what was written visible to queries."""
         self._sender.flush()
         if self._flush:
             self._questions.request("GET", self._flush)

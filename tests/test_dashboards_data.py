@@ -15,7 +15,7 @@ from exporter.service.metrics import ServiceFigures, render
 from gpu_simulator.fleet_plan import FleetPlan
 from gpu_simulator.fleet_truth import FleetTruth
 from tests.dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
-from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfilled, prometheus, truth_between
+from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfill, backfilled, prometheus, truth_between
 
 DAY, HOUR = 86_400, 3600
 H100_PRICE = 6.16
@@ -300,6 +300,30 @@ def test_replicas_of_one_prometheus_count_once(tmp_path: Path) -> None:
         hours = sum(amount for _, amount in shown(engine, "finops", "By namespace", "D"))
         held = truth_between(plan.start_seconds, END_SECONDS, plan).total("kind")
         assert hours == pytest.approx(sum(t.allocated_seconds for (k,), t in held.items() if k not in APART) / HOUR)
+
+
+def test_a_pair_that_cuts_hours_at_different_instants_counts_once(tmp_path: Path) -> None:
+    """A job of 75 minutes over midnight: each has another part of it in its first hour, and one missed the second."""
+    job = 'workload_namespace="ml",workload_kind="Job",workload_name="job",state="idle"'
+    lines = []
+    for replica, seconds in {"a": {22: 300, 23: 3600, 24: 600}, "b": {22: 600, 24: 3900}}.items():
+        for hour in range(25):
+            at = TODAY - DAY + (hour + 1) * HOUR + 900
+            if replica == "a" or hour != 23:
+                capacity = 28800 * (2 if replica == "b" and hour == 24 else 1)
+                recorder = f'cluster="c",replica="{replica}"'
+                lines.append((at, f"cluster:gpu_capacity_seconds:delta1h{{{recorder}}} {capacity}"))
+                if hour in seconds:
+                    lines.append((at, f"workload:gpu_seconds:delta1h{{{recorder},{job}}} {seconds[hour]}"))
+    text = tmp_path / "text.om"
+    text.write_text("".join(f"{line} {at}\n" for at, line in sorted(lines)) + "# EOF\n", encoding="utf-8")
+    backfill(text, tmp_path / "blocks")
+    with prometheus(tmp_path, tmp_path / "blocks", SMALL_FLEET) as server:
+        engine = Engine(url=server.url, now=float(TODAY + 2 * HOUR), step=HOUR)
+        drawn = {at: amount for _, points in shown(engine, "finops", "GPU-hours by day", "B") for at, amount in points}
+        assert drawn == pytest.approx({TODAY - DAY: 3900 / HOUR, TODAY: 600 / HOUR})
+        (row,) = shown(engine, "finops", "By namespace", "D")
+        assert row[1] == pytest.approx(4500 / HOUR)
 
 
 def test_victoria_metrics_says_the_same(recorded: Engine, fleet_victoria: FleetServer) -> None:

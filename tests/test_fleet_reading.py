@@ -332,14 +332,17 @@ def line(series: str, hours: range | list[int], value: float = 3600, late: float
     return "".join(f"{series}{{{inside}}} {value} {DAY + (hour + 1) * 3600 + late}\n" for hour in hours)
 
 
-def owner(hours: range | list[int], value: float = 3600, late: float = 0, **labels: str) -> str:
-    """An owner that was idle: all series that it would have."""
+def owner(
+    hours: range | list[int], value: float = 3600, late: float = 0, capacity: float | None = None, **labels: str
+) -> str:
+    """An owner that was idle: all series that it would have, and what its cluster has; 0: that is with another."""
     whose = {"workload_namespace": "ml", "workload_kind": "Job", "state": "idle", **labels}
     recorder = {name: text for name, text in labels.items() if name != "team"}
+    whole = value if capacity is None else capacity
     return (
         line("owner:gpu_seconds:delta1h", hours, value, late, node="n", **whose)
         + line("workload:gpu_seconds:delta1h", hours, value, late, **whose)
-        + line("cluster:gpu_capacity_seconds:delta1h", hours, value, late, **recorder)
+        + (line("cluster:gpu_capacity_seconds:delta1h", hours, whole, late, **recorder) if whole else "")
     )
 
 
@@ -372,10 +375,17 @@ async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
     hand_written: Callable[..., object],
 ) -> None:
     """One was away from 2 to 5 and the other from 10 to 13: its next value has those hours, which the rules carry."""
-    text = owner(range(2), replica="a") + owner([5], 4 * 3600, replica="a") + owner(range(6, 24), replica="a")
-    text += owner(range(10), replica="b") + owner([13], 4 * 3600, replica="b") + owner(range(14, 24), replica="b")
+    text = owner(range(2), replica="a") + owner([5], 4 * 3600, capacity=4 * 3600 + 1200, replica="a")
+    text += owner(range(6, 24), replica="a") + owner(range(2), replica="b")
+    text += (
+        owner(range(2, 4), capacity=4200, replica="b")
+        + owner(range(4, 10), replica="b")
+        + owner([13], 4 * 3600, replica="b")
+        + owner(range(14, 24), replica="b")
+    )
     # Ended while the one was away.
-    text += owner(range(2, 4), 600, team="ended", replica="b") + owner([5], 1200, team="ended", replica="a")
+    text += owner(range(2, 4), 600, capacity=0, team="ended", replica="b")
+    text += owner([5], 1200, capacity=0, team="ended", replica="a")
     with hand_written(text) as server:  # type: ignore[attr-defined]
         for by_day in (True, False):
             ledger = await read(server.url, day(2), "team", by_day=by_day)
@@ -386,11 +396,17 @@ async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
 
 async def test_two_that_missed_hours_in_a_row_count_each_of_them_once(hand_written: Callable[..., object]) -> None:
     """One missed hour 3 and the other hour 4: in neither has one both, and the values of 4 and 5 have two hours."""
-    text = owner(range(3), replica="a") + owner([4], 2 * 3600, replica="a") + owner(range(5, 24), replica="a")
-    text += owner(range(4), replica="b") + owner([5], 2 * 3600, replica="b") + owner(range(6, 24), replica="b")
+    text = owner(range(3), replica="a") + owner([4], 2 * 3600, capacity=2 * 3600 + 900, replica="a")
+    text += owner(range(5, 24), replica="a") + owner(range(3), replica="b")
+    text += (
+        owner([3], capacity=3600 + 600 + 900, replica="b")
+        + owner([5], 2 * 3600, replica="b")
+        + owner(range(6, 24), replica="b")
+    )
     # Ended in hour 3: at all, or when it had been seen by the one that missed to record it.
-    text += owner([3], 600, team="unseen", replica="b")
-    text += owner([3], 900, team="seen", replica="b") + owner([4], 900, team="seen", replica="a")
+    text += owner([3], 600, capacity=0, team="unseen", replica="b")
+    text += owner([3], 900, capacity=0, team="seen", replica="b")
+    text += owner([4], 900, capacity=0, team="seen", replica="a")
     # A third that takes the places of both has not what they had.
     text += owner(range(24, 30), replica="c")
     with hand_written(text) as server:  # type: ignore[attr-defined]

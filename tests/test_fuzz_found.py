@@ -22,7 +22,7 @@ from exporter.config.resolve import load_agent
 from exporter.cost import budgets as budget_file
 from exporter.cost import node_report
 from exporter.cost.ledger import CHECKPOINT_SECONDS
-from exporter.cost.query_rows import Recorded
+from exporter.cost.recorders import Recorded
 from exporter.errors import ApiError, ConfigError, ExporterError, PrometheusError, SourceError, StateError
 from exporter.gpu import wire
 from exporter.kube import api_client

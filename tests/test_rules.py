@@ -205,6 +205,38 @@ def test_rules_fit_on_a_screen(path: Path) -> None:
     assert len(lines) <= 1100
 
 
+LEDGER: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load(TEXT)["groups"]
+    if group["name"] in {"gpu-ledger", "gpu-ledger-hours"}
+    for rule in group["rules"]
+]
+
+
+@pytest.mark.parametrize("rule", LEDGER, ids=lambda rule: rule["record"])
+def test_a_rule_of_the_ledger_has_at_most_twelve_lines(rule: dict[str, Any]) -> None:
+    (written,) = (
+        entry
+        for entry in re.split(r"^(?=      - )", TEXT, flags=re.MULTILINE)
+        if entry.startswith(f"      - record: {rule['record']}\n")
+    )
+    of_rule = [line for line in written.splitlines() if line.startswith("      ")]
+    assert " ".join(" ".join(of_rule[1:]).split()).endswith(rule["expr"].split("\n")[-1][-40:])
+    assert len(of_rule) <= 12
+
+
+def test_the_promql_of_the_ledger_is_short_enough_to_be_read() -> None:
+    assert len(LEDGER) > 20
+    assert sum(len(rule["expr"]) for rule in LEDGER) <= 6000
+
+
+def test_at_most_twelve_rules_adapt_the_series_of_dcgm_exporter() -> None:
+    adapter = yaml.safe_load((ROOT / "rules" / "src" / "dcgm-exporter.yaml").read_text(encoding="utf-8"))
+    rules = [rule for group in adapter["groups"] for rule in group["rules"]]
+    assert {rule["record"] for rule in rules} <= {rule.get("record") for rule in dcgm_rules()}
+    assert 0 < len(rules) <= 12
+
+
 def test_the_rules_file_has_comments_in_its_head_only_and_the_head_is_short() -> None:
     head, rules = TEXT.split("groups:\n", 1)
     assert len(head.splitlines()) <= 15

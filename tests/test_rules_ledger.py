@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from exporter.config.prometheus_options import PrometheusSettings
+from exporter.cost.fleet_reading import PrometheusLedger
+from exporter.cost.ledger import Window
+from exporter.cost.prometheus import PrometheusClient
 from tests.ledger_rules_support import (
+    EPOCH_SECONDS,
     HOUR,
     MEASURES,
+    RECORDED_BY,
     SCRAPE,
     TURN,
     Ledger,
@@ -199,3 +205,61 @@ def test_hours_that_cannot_be_recorded_for_more_than_a_day_are_in_the_next_one(
         expected = counted(world, cluster, owner, 0.0, 32 * HOUR)
         least = 0.0 if owner in forgotten else expected - TURN - SCRAPE
         assert least <= sum(found[cluster, owner].values()) <= expected + 0.01
+
+
+def recorded_samples(recorder: Recorder, end: float) -> list[tuple[float, dict[str, str], float]]:
+    """All hourly samples of a recorder with their times, since the epoch of a run."""
+    seconds = round(end + RECORDED_BY)
+    return [
+        (moment - EPOCH_SECONDS, labels, value)
+        for labels, values in recorder.samples(f'{{__name__=~".+:delta1h"}}[{seconds}s]', float(seconds))
+        for moment, value in values
+    ]
+
+
+PAIRS = {
+    "other phases": (Run(hours=6.4), Run(hours=6.4, phase=240.0)),
+    "one is away over full hours": (Run(hours=6.4, away=((7000.0, 14900.0),)), Run(hours=6.4, phase=240.0)),
+    "one is away at the end": (Run(hours=6.4, away=((20000.0, 1e9),)), Run(hours=6.4, phase=240.0)),
+    "turns of hours that follow are missed": (
+        Run(hours=6.4, phase=61.0, unrecorded=((7300.0, 8400.0),)),
+        Run(hours=6.4, phase=299.5, unrecorded=((10900.0, 12000.0),)),
+    ),
+}
+"""Runs of two that record the same; what is added up without an error beyond the edges of the one that counts."""
+
+
+@pytest.mark.parametrize("name", PAIRS)
+async def test_of_a_pair_with_different_phases_each_gpu_second_is_read_once(tmp_path: Path, name: str) -> None:
+    end = 6 * HOUR
+    jobs = (
+        Owner("long", 1.0, 3 * HOUR + 1000),
+        Owner("full hour", 3550.0, 7150.0, 8.0),
+        *(Owner(f"short {number}", number * HOUR - 60.0, number * HOUR + 30.0, 8.0) for number in range(1, 6)),
+        Owner("kept", 1.0),
+    )
+    world = World({"c": (Ledger("l", jobs, shown()),)})
+    samples = []
+    for replica, run in zip("ab", PAIRS[name], strict=True):
+        directory = tmp_path / replica
+        directory.mkdir()
+        with engine(directory, "prometheus") as recorder:
+            run.drive(world, recorder)
+            samples += [
+                (at, {**labels, "replica": replica}, value) for at, labels, value in recorded_samples(recorder, end)
+            ]
+    (tmp_path / "both").mkdir()
+    with engine(tmp_path / "both", "prometheus") as both:
+        for at, labels, value in sorted(samples, key=lambda one: one[0]):
+            both.write([(labels, value)], at)
+        both.settle()
+        window = Window(start_seconds=round(EPOCH_SECONDS), end_seconds=round(EPOCH_SECONDS + end))
+        async with PrometheusClient(PrometheusSettings(url=both.url)) as client:
+            read = await PrometheusLedger(client).ledger(window, frozenset(("workload",)))
+    found = {key.workload: line.allocated_seconds for chunk in read.chunks for key, line in chunk.lines.items()}
+    assert not read.failures
+    for job in jobs[:-1]:
+        assert found[job.name] == pytest.approx(counted(world, "c", job.name, 0.0, end), abs=0.01), job.name
+    assert found["kept"] == pytest.approx(end, abs=TURN + SCRAPE)
+    assert sum(found.values()) == pytest.approx(sum(read.chunks[0].capacity_seconds.values()))
+    assert read.chunks[0].recorded_hours == {"c": 6}

@@ -29,13 +29,13 @@ from exporter.cost.query_rows import (
     Cells,
     Key,
     Progress,
-    Recorded,
     Rows,
     WindowFacts,
     blocks,
     line_keys,
     moments,
 )
+from exporter.cost.recorders import Recorded
 from exporter.errors import PrometheusError
 
 _MOST_GAPS = 3
@@ -250,7 +250,7 @@ class _Reading:
                 if self._with_nodes:
                     tasks.create_task(self._ask_nodes(block))
         level = self._scope.level
-        for chunk in self._asking.failed_chunks(*(measure.series(level) for measure in _NEEDED)):
+        for chunk in self._asking.failed_chunks(queries.RECORDED, *(measure.series(level) for measure in _NEEDED)):
             self._cells.forget(chunk)
         for chunk in self._asking.failed_chunks(ENERGY.series(level)):
             self._cells.forget_energy(chunk)
@@ -274,21 +274,19 @@ class _Reading:
         )
 
     async def _ask_measure(self, measure: Measure, block: Block) -> None:
-        twice = self._recorded.is_twice(block)
         ends = {queries.asked_at(self._windows[chunk]): chunk for chunk in block}
         await self._asking.ask(
             block,
             measure.series(self._scope.level),
-            lambda span: queries.total(measure, self._scope, span, twice=twice, apart=self._recorded.apart),
+            lambda chunk: queries.total(measure, self._scope, self._recorded.parts(chunk)),
             lambda rows: self._cells.add(measure, rows, ends),
         )
 
     async def _ask_capacity(self, block: Block) -> None:
-        twice = self._recorded.is_twice(block)
         await self._asking.ask(
             block,
             queries.CAPACITY,
-            lambda span: queries.capacity(self._scope, span, twice=twice, apart=self._recorded.apart),
+            lambda chunk: queries.capacity(self._cluster_label, self._recorded.parts(chunk)),
             lambda rows: self._recorded.add_capacity(rows, block),
         )
 

@@ -1,10 +1,10 @@
 """Builds PromQL over the recorded hourly ledger, the same for every engine."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from exporter.cost.ledger import CHECKPOINT_SECONDS, HOUR_SECONDS, LABEL, Dimension, Filters, Window
+from exporter.cost.ledger import CHECKPOINT_SECONDS, LABEL, Dimension, Filters, Window
 
 KIND, COST_LABELS = "workload_kind", "cost_labels"
 CURRENCY, STATE = "currency", "state"
@@ -53,8 +53,6 @@ _LABELS: Mapping[Dimension, str] = {
 _WORKLOAD = ("workload_namespace", KIND, "workload_name", "team", COST_LABELS, "model")
 _IDENTITY: Mapping[Level, tuple[str, ...]] = {"owner": ("node", *_WORKLOAD, "mode"), "workload": _WORKLOAD}
 _REGEX_SIGNS = re.compile(r"([\\.+*?()|\[\]{}^$])")
-_CARRIED = "24h"
-"""As far back as the rules look for what they recorded last, from two hours before their value."""
 
 
 def level_of(asked: Iterable[Dimension]) -> Level:
@@ -85,13 +83,24 @@ def asked_at(window: Window) -> int:
     return window.end_seconds + CHECKPOINT_SECONDS
 
 
-def span(window: Window) -> str:
-    """The range that has the samples of a window's hours, evaluated ``asked_at`` it.
+class Part(NamedTuple):
+    """Hours of a window, and which series are read for them.
 
-    It begins and ends ``CHECKPOINT_SECONDS`` after an hour. No hour is stamped there: it does not matter which ends of
-    a range an engine includes.
+    The range begins and ends ``CHECKPOINT_SECONDS`` after an hour. No hour is stamped there: it does not matter which
+    ends of a range an engine includes.
     """
-    return f"{window.seconds}s"
+
+    seconds: int
+    back_seconds: int = 0
+    """From the end of the window back to the last of the hours."""
+    matchers: str = ""
+    """Of a recorder and its clusters; empty where one recorded all."""
+
+    def gained(self, series: str, more: str = "") -> str:
+        """What the series add up to over these hours, evaluated at ``asked_at`` the window."""
+        inside = ", ".join(text for text in (more, self.matchers) if text)
+        offset = f" offset {self.back_seconds}s" if self.back_seconds else ""
+        return f"sum_over_time({series}{{{inside}}}[{self.seconds}s]{offset})"
 
 
 class Scope(NamedTuple):
@@ -105,72 +114,33 @@ class Scope(NamedTuple):
     """As ``matchers`` makes them."""
 
 
-def total(measure: Measure, scope: Scope, window_span: str, *, twice: bool, apart: Iterable[str] = ()) -> str:
-    """What a series gained over the span, by the labels to keep.
-
-    Args:
-        measure: Which.
-        scope: Of which lines.
-        window_span: As ``span`` makes it.
-        twice: Several Prometheis recorded the same: of each hour the largest counts.
-        apart: Labels that tell those Prometheis apart, where they are known.
-    """
-    selector = f"{measure.series(scope.level)}{{{scope.matchers}}}"
-    gained = f"sum_over_time({selector}[{window_span}])"
-    if twice:
-        labels = (scope.cluster_label, *_IDENTITY[scope.level], *measure.labels)
-        once = _once(selector, labels, (scope.cluster_label, *apart))
-        gained = f"sum_over_time({once}[{window_span}:1h])"
+def total(measure: Measure, scope: Scope, parts: Sequence[Part]) -> str:
+    """What a series gained over the parts of a window, by the labels to keep."""
+    gained = _gained(measure.series(scope.level), parts, scope.matchers)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 
-def capacity(scope: Scope, window_span: str, *, twice: bool, apart: Iterable[str] = ()) -> str:
-    """GPU-seconds that were metered, by cluster, whoever held them; arguments as of ``total``.
-
-    Of several recorders the largest values of the lines are another sum than that of their clusters.
-    """
-    label = scope.cluster_label
-    if twice:
-        return total(SECONDS, Scope(label, scope.level, (label,)), window_span, twice=twice, apart=apart)
-    return f"sum by ({label}) (sum_over_time({RECORDED}[{window_span}])) > 0"
+def capacity(cluster_label: str, parts: Sequence[Part]) -> str:
+    """GPU-seconds that were metered, by cluster, whoever held them."""
+    return f"sum by ({cluster_label}) ({_gained(RECORDED, parts)}) > 0"
 
 
-def recorded_hours(window_span: str) -> str:
+def _gained(series: str, parts: Sequence[Part], more: str = "") -> str:
+    """Of all parts; several of one recorder have the same labels, but for the number of the part."""
+    if len(parts) == 1:
+        return parts[0].gained(series, more)
+    numbered = (f'label_replace({part.gained(series, more)}, "part", "{n}", "", "")' for n, part in enumerate(parts))
+    return " or ".join(numbered)
+
+
+def recorded_hours(window: Window) -> str:
     """How many hours were recorded; of each Prometheus that recorded them."""
-    return f"count_over_time({RECORDED}[{window_span}])"
+    return f"count_over_time({RECORDED}[{window.seconds}s])"
 
 
-def recorded_hours_once(cluster_label: str, window_span: str) -> str:
-    """The same by cluster, where several recorded them: hours that at least one has."""
-    return f"count_over_time({_once(RECORDED, (cluster_label,))}[{window_span}:1h])"
-
-
-def _once(selector: str, labels: tuple[str, ...], recorder: tuple[str, ...] = ()) -> str:
-    """The largest value of an hour; ``recorder``: the labels of a Prometheus, its cluster's first.
-
-    One that missed an hour has it in its next value, and the others have it in that hour's: so that value counts only
-    where no other recorded both hours. Where none did, as those who have this hour all missed the one before, what
-    another had in that one is in the value, too: and does not count there. If the value is of more missed hours than
-    that one, those before it are counted twice.
-    """
-    last = _of_hour(selector)
-    if len(recorder) > 1:
-        place, cluster = ", ".join(recorder), recorder[0]
-        before, now, after = (_of_hour(RECORDED, later) for later in (-1, 0, 1))
-        both = f"({now} and on ({place}) {before})"
-        last = f"{last} and on ({place}) ({both} or {now} unless on ({cluster}) {both})"
-        # One that is new has nothing of the hour before: its value counts from when it began.
-        known = _of_hour(RECORDED, -1, _CARRIED)
-        late = f"{after} and on ({place}) {known} unless on ({cluster}) ({after} and on ({place}) {now})"
-        again = f"{_of_hour(selector, 1)} and on ({place}) ({late})"
-        last = f"({last}) unless on ({', '.join(labels)}) ({again})"
-    return f"max by ({', '.join(labels)}) ({last})"
-
-
-def _of_hour(selector: str, later: int = 0, lookback: str = "1h") -> str:
-    """What was recorded of the hour that ends at a step, which is on the hour; or so many hours later."""
-    seconds = -CHECKPOINT_SECONDS - later * HOUR_SECONDS
-    return f"last_over_time({selector}[{lookback}] offset {seconds}s)"
+def recorded_hour() -> str:
+    """What each Prometheus recorded of the hour before ``asked_at``."""
+    return f"last_over_time({RECORDED}[1h])"
 
 
 def node_info(cluster_label: str, lookback: str) -> str:

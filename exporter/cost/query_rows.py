@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Protocol
 
-from exporter.cost import prometheus_access, queries
+from exporter.cost import prometheus_access
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
@@ -32,7 +33,6 @@ from exporter.cost.queries import (
     UNPRICED,
     Measure,
     asked_at,
-    span,
 )
 from exporter.errors import PrometheusError
 from exporter.model import Money, NodeFacts
@@ -357,27 +357,27 @@ class Asking:
         self._failures: list[Failure] = []
         self.last_error: PrometheusError | None = None
 
-    async def ask(self, block: Block, what: str, query: Callable[[str], str], take: Take) -> bool:
-        """Put a question over a block; where it cannot be answered in one, chunk by chunk.
+    async def ask(self, block: Block, what: str, query: Callable[[int], str], take: Take) -> bool:
+        """Put a question over a block; chunk by chunk where it differs, or cannot be answered in one.
 
         Args:
             block: Over which chunks.
             what: The series, for messages.
-            query: PromQL by its span.
+            query: PromQL by chunk.
             take: Takes the rows; raises KeyError, TypeError, ValueError or AttributeError where they are none.
 
         Returns:
             Whether all of it was answered; what was not is in ``failures``.
         """
         async with self._slots:
-            answered = await self._divided(block, what, query, take)
+            runs = [tuple(run) for _, run in groupby(block, key=query)]
+            answered = all([await self._divided(run, what, query, take) for run in runs])
         self._step()
         return answered
 
-    async def ask_more(self, block: Block, what: str, query: Callable[[str], str], take: Take) -> bool:
-        """As ``ask``, for what was not counted on."""
+    def expect_more(self) -> None:
+        """Count on one more question."""
         self._total += 1
-        return await self.ask(block, what, query, take)
 
     async def ask_moments(self, block: Block, what: str, query: str, moments: tuple[int, int, int], take: Take) -> None:
         """Ask a range query that stands for all of the block.
@@ -401,7 +401,7 @@ class Asking:
         if self._progress is not None:
             self._progress(Progress(done=self._done, total=self._total))
 
-    async def _divided(self, block: Block, what: str, query: Callable[[str], str], take: Take) -> bool:
+    async def _divided(self, block: Block, what: str, query: Callable[[int], str], take: Take) -> bool:
         try:
             if len(block) == 1 or not self._is_slow:
                 await self._once(block, query, take)
@@ -414,13 +414,13 @@ class Asking:
         # One after the other: the server has just been asked too much.
         return all([await self._divided((chunk,), what, query, take) for chunk in block])
 
-    async def _once(self, block: Block, query: Callable[[str], str], take: Take) -> None:
+    async def _once(self, block: Block, query: Callable[[int], str], take: Take) -> None:
         first, last = self.windows[block[0]], self.windows[block[-1]]
         if len(block) == 1:
-            question = self._client.ask_instant(query(span(last)), asked_at(last))
+            question = self._client.ask_instant(query(block[-1]), asked_at(last))
         else:
             question = self._client.ask_range(
-                query(span(first)),
+                query(block[0]),
                 asked_at(first),
                 asked_at(last),
                 DAY_SECONDS,
@@ -472,112 +472,3 @@ class Asking:
         """Chunks for which one of the series is missing."""
         missing = {failure.window for failure in self._failures if failure.what in series}
         return {number for number, window in enumerate(self.windows) if window in missing}
-
-
-class Recorded:
-    """Recorded hours and metered GPU-seconds by chunk and cluster.
-
-    Args:
-        windows: The chunks.
-        cluster_label: Tells clusters apart.
-    """
-
-    def __init__(self, windows: Sequence[Window], cluster_label: str) -> None:
-        self._windows = windows
-        self._label = cluster_label
-        self._hours: list[dict[str, int]] = [{} for _ in windows]
-        self._capacity: list[dict[str, float]] = [{} for _ in windows]
-        self._twice: set[Block] = set()
-        self._differing: set[str] = set()
-
-    async def read(self, asking: Asking, blocks: Sequence[Block]) -> None:
-        """Ask which hours were recorded; the other questions depend on whether several recorded them.
-
-        Raises:
-            PrometheusError: None of it can be answered.
-        """
-        answered = [await self._read_block(asking, block) for block in blocks]
-        if not any(answered):
-            raise asking.last_error or PrometheusError("server_error", "no question was answered")
-
-    async def _read_block(self, asking: Asking, block: Block) -> bool:
-        by_series: dict[tuple[int, str], list[dict[str, str]]] = {}
-
-        def take(rows: Rows) -> None:
-            for chunk, metric, value in self._values(rows, block):
-                cluster = metric.get(self._label, "")
-                by_series.setdefault((chunk, cluster), []).append(metric)
-                self._hours[chunk][cluster] = min(int(value), self._windows[chunk].hours)
-
-        if not await asking.ask(block, queries.RECORDED, queries.recorded_hours, take):
-            # Not knowing is answered with the dearer questions, which are right in either case.
-            self._twice.add(block)
-            return False
-        several = [metrics for metrics in by_series.values() if len(metrics) > 1]
-        if several:
-            self._twice.add(block)
-            self._differing |= {name for metrics in several for name in _differing(metrics)}
-
-            def take_once(rows: Rows) -> None:
-                for chunk, metric, value in self._values(rows, block):
-                    self._hours[chunk][metric.get(self._label, "")] = min(int(value), self._windows[chunk].hours)
-
-            await asking.ask_more(
-                block, queries.RECORDED, lambda span: queries.recorded_hours_once(self._label, span), take_once
-            )
-        return True
-
-    def add_capacity(self, rows: Rows, block: Block) -> None:
-        """Take the rows of ``queries.capacity``."""
-        for chunk, metric, value in self._values(rows, block):
-            cluster, seconds = metric.get(self._label, ""), self._capacity[chunk]
-            seconds[cluster] = seconds.get(cluster, 0.0) + value
-
-    def _values(self, rows: Rows, block: Block) -> list[tuple[int, dict[str, Any], float]]:
-        ends = {queries.asked_at(self._windows[chunk]): chunk for chunk in block}
-        found = [
-            (ends[int(moment)], row["metric"], float(value))
-            for row in rows
-            for moment, value in (row["values"] if "values" in row else (row["value"],))
-        ]
-        "".join(text for _, metric, _ in found for text in metric.values())
-        return [one for one in found if 0 <= one[2] <= MOST_FIGURE]
-
-    def is_twice(self, block: Block) -> bool:
-        """Whether several Prometheis may have recorded the same."""
-        return block in self._twice
-
-    @property
-    def apart(self) -> tuple[str, ...]:
-        """Labels that tell several Prometheis apart."""
-        return tuple(sorted(self._differing))
-
-    def hours(self, chunk: int) -> Mapping[str, int]:
-        """By cluster."""
-        return self._hours[chunk]
-
-    def capacity(self, chunk: int) -> Mapping[str, float]:
-        """GPU-seconds by cluster."""
-        return self._capacity[chunk]
-
-    @property
-    def clusters(self) -> set[str]:
-        """All that recorded something."""
-        return {cluster for hours in self._hours for cluster in hours}
-
-    def notes(self) -> list[str]:
-        """What a reader must know of who recorded."""
-        if not self._differing:
-            return []
-        names = ", ".join(sorted(self._differing)) or "no label"
-        note = (
-            f"Several Prometheis have recorded the same hours (told apart by {names}): of each hour the largest value"
-            " counts. If these are several clusters, give the label that tells them apart by --cluster-label"
-        )
-        return [note]
-
-
-def _differing(metrics: Sequence[Mapping[str, str]]) -> set[str]:
-    """Labels whose values differ between the series."""
-    names = {name for metric in metrics for name in metric}
-    return {name for name in names if len({metric.get(name, "") for metric in metrics}) > 1}

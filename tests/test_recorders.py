@@ -1,0 +1,113 @@
+"""Of several recorders of a cluster the values that count have each hour once."""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+import pytest
+
+from exporter.cost.recorders import Recorder, Span, chosen, spans_of
+
+A: Recorder = (("replica", "a"),)
+B: Recorder = (("replica", "b"),)
+C: Recorder = (("replica", "c"),)
+HOUR = 3600.0
+
+
+def steady(hours: Iterable[int], gpus: float = 1.0) -> dict[int, float]:
+    """What a recorder has of GPUs that are there all the time: after missed hours the next value has them."""
+    found: dict[int, float] = {}
+    for hour in sorted(hours):
+        since = hour - max(found, default=hour - 1)
+        found[hour] = since * gpus * HOUR
+    return found
+
+
+def counted(
+    recorded: Mapping[Recorder, Mapping[int, float]], begin: int, end: int, order: tuple[Recorder, ...] = (A, B, C)
+) -> list[tuple[Recorder, int]]:
+    """Recorder and hour of each value that counts."""
+    known = [name for name in order if name in recorded]
+    return [(span.recorder, span.end) for span in chosen(spans_of(recorded), begin, end, known).spans]
+
+
+def test_the_first_of_those_that_have_each_hour_counts_alone() -> None:
+    recorded = {A: steady(range(49)), B: steady(range(49))}
+    assert counted(recorded, 0, 24) == [(A, hour) for hour in range(1, 25)]
+    assert counted(recorded, 0, 24, (B, A)) == [(B, hour) for hour in range(1, 25)]
+
+
+def test_nothing_is_taken_from_another_for_hours_that_are_in_the_next_value() -> None:
+    recorded = {A: steady([*range(7), *range(10, 25)]), B: steady(range(25))}
+    assert counted(recorded, 0, 24) == [(A, hour) for hour in (*range(1, 7), *range(10, 25))]
+
+
+def test_another_counts_where_an_hour_is_in_the_next_period() -> None:
+    recorded = {A: steady(hour for hour in range(49) if hour != 24), B: steady(range(49))}
+    assert counted(recorded, 0, 24) == [(B, hour) for hour in range(1, 25)]
+    assert counted(recorded, 24, 48) == [(B, hour) for hour in range(25, 49)]
+
+
+@pytest.mark.parametrize("missing", [(4, 24), (7, 24, 30), (23, 24, 25)])
+def test_a_change_at_the_end_of_a_period_neither_loses_nor_repeats_an_hour(missing: tuple[int, ...]) -> None:
+    recorded = {
+        A: steady(hour for hour in range(49) if hour not in missing),
+        B: steady(hour for hour in range(49) if hour not in {12, 36}),
+    }
+    values = [recorded[name][hour] for begin in (0, 24) for name, hour in counted(recorded, begin, begin + 24)]
+    assert sum(values) == 48 * HOUR
+
+
+def test_two_that_each_lack_one_end_of_a_period_take_turns() -> None:
+    recorded = {A: steady(range(24)), B: steady(range(5, 25))}
+    found = counted(recorded, 0, 24)
+    assert [hour for _, hour in found] == list(range(1, 25))
+    assert found[0][0] == A
+    assert found[-1][0] == B
+    assert sum(one[0] != other[0] for one, other in pairwise(found)) == 1
+
+
+def test_a_new_recorder_takes_over_from_its_second_value_on() -> None:
+    recorded = {A: steady(range(13)), C: steady(range(10, 25))}
+    found = counted(recorded, 0, 24)
+    assert [hour for _, hour in found] == list(range(1, 25))
+    assert (C, 10) not in found
+
+
+def test_hours_of_an_outage_of_more_than_a_day_are_taken_from_another() -> None:
+    b = steady([*range(30, 49)])
+    recorded = {A: {**steady(range(6)), **steady(range(40, 49))}, B: steady(range(49)), C: b}
+    found = counted(recorded, 0, 48)
+    assert [hour for _, hour in found] == list(range(1, 49))
+    assert found[10][0] == B
+
+
+def test_a_recorder_that_lost_what_it_knew_has_one_hour_in_its_next_value() -> None:
+    recorded = {A: {**steady(range(6)), **dict.fromkeys(range(9, 25), HOUR)}, B: steady(range(10))}
+    found = counted(recorded, 0, 24)
+    assert [hour for _, hour in found] == list(range(1, 25))
+
+
+def test_an_hour_that_was_lost_is_taken_from_another() -> None:
+    recorded = {A: {hour: HOUR for hour in range(25) if hour != 7}, B: steady([*range(9), *range(11, 24)])}
+    found = counted(recorded, 0, 24)
+    assert [hour for _, hour in found] == list(range(1, 25))
+
+
+def test_one_that_lacks_nodes_does_not_count() -> None:
+    recorded = {A: steady(range(25), gpus=6.0), B: steady(range(25), gpus=8.0)}
+    assert {name for name, _ in counted(recorded, 0, 24)} == {B}
+    recorded = {A: steady(range(25), gpus=8.0), B: {**steady(range(25), gpus=8.0), 24: 8.5 * HOUR}}
+    assert {name for name, _ in counted(recorded, 0, 24)} == {A}
+
+
+def test_hours_that_nobody_has_stay_missing_and_hours_of_nobody_are_no_error() -> None:
+    recorded = {A: steady([0, 1, 2]), B: steady([0, 1])}
+    assert counted(recorded, 0, 24) == [(A, 1), (A, 2)]
+    assert counted(recorded, 24, 48) == []
+
+
+def test_hours_before_a_period_that_nobody_recorded_are_in_its_first_value() -> None:
+    recorded = {A: steady([20, 26, 27, 28]), B: steady([22, 26, 27, 28])}
+    found = chosen(spans_of(recorded), 24, 28, (A, B)).spans
+    assert found[0] == Span(B, 24, 26, 4 * HOUR, pytest.approx(0.002))
+    assert len(found) == 3
