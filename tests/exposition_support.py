@@ -363,6 +363,7 @@ def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snap
         ledger=ledger(at_seconds),
         owners=OWNERS,
         ledger_writer=True,
+        ledger_locked=True,
         prices={gpu(index).uuid: PRICE for index in range(3)},
         price_book="fleet (GPUs are 80% of a node's price)",
         unpriced_gpus=1,

@@ -515,6 +515,11 @@ LEDGER_WRITER = _own(
     "gpu_exporter_ledger_writer",
     "1 where this agent writes the ledger of its node; 0 where another agent on the node does and this one waits.",
 )
+LEDGER_LOCKED = _own(
+    "gpu_exporter_ledger_locked",
+    "1 where the writer of the ledger holds the node's lock in --lock-dir; 0 where it cannot, and a second agent would "
+    "count the same time again. Absent while this agent does not write, and on a simulated node without --lock-dir.",
+)
 STATE_SAVED = _own(
     "gpu_exporter_state_saved",
     "1 while the ledgers that are shown are on disk; 0 where one is in memory only and ends with the process.",
