@@ -41,6 +41,7 @@ DEVICE_PATTERNS = {
     "gpu_power_watts": Pattern("noise", 400.0),
     "gpu_temperature_celsius": Pattern("noise", 50.0),
     "gpu_temperature_margin_celsius": Pattern("noise", 40.0),
+    "gpu_memory_temperature_margin_celsius": Pattern("noise", 40.0),
     "gpu_temperature_limit_celsius": Pattern("level", 90.0),
     "gpu_activity_ratio": Pattern("noise", 0.6),
 }

@@ -24,6 +24,8 @@ PER_THOUSAND = {
     "gpu_pod_alerts_off_until_timestamp_seconds": 30,
     "gpu_owner_alerts_off_until_timestamp_seconds": 30,
     "gpu_owner_estimated_gpus": 0,
+    "gpu_owner_broken_gpus": 10,
+    "gpu_owner_xid_last_seen_timestamp_seconds": 10,
     "gpu_shared_idle_gpus": 10,
     "gpu_pod_unresolved_devices": 0,
     "gpu_exporter_pod_metadata_problems": 0,
@@ -56,6 +58,7 @@ VALUES = {
     "source": ("nvml", "kubelet", "kubernetes-api"),
     "generation": ("0", "1", "2"),
     "xid": ("13",),
+    "tier": ("application",),
     "part": ("kubelet", "nvml"),
     "window": ("15m", "30m", "1h", "2h", "24h"),
 }
@@ -77,6 +80,8 @@ def own_labels(metric: Metric, known: Mapping[str, str]) -> Iterator[dict[str, s
             choices = REASONS.get(metric.name, ("other",))
         elif name == "state":
             choices = STATES.get(metric.name, ("other",))
+        elif name == "limit" and metric.name.endswith("margin_celsius"):
+            choices = ("driver",)
         elif name == "source" and metric.name.endswith("activity_ratio"):
             choices = ("gpm",)
         sets = [{**labels, name: value} for labels in sets for value in choices]

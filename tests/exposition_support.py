@@ -24,6 +24,7 @@ from exporter.model import (
     Owner,
     OwnersView,
     OwnerUse,
+    OwnerXid,
     PodAccount,
     PodFacts,
     PodUse,
@@ -220,6 +221,7 @@ EVENTS = {
         recent_xids={31: 2},
         clock_events=dict.fromkeys(CLOCK_EVENTS, 0) | {"power_cap": 3, "hw_thermal": 1},
         recent_clock_events={"power_cap": 12},
+        thermal_throttle_ratio=0.25,
     ),
     gpu(1).uuid: DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0), recent_clock_events={}),
     gpu(2).uuid: DeviceEvents(clock_events=dict.fromkeys(CLOCK_EVENTS, 0)),
@@ -315,8 +317,22 @@ OWNERS = OwnersView(
             measured_seconds={"24h": 60.0},
         ),
     ),
-    pools=(PoolUse(model=H100, gpus=4, unallocated_gpus=1.5, unallocated_cost_per_hour={"USD": 3.75}),),
+    pools=(
+        PoolUse(model=H100, gpus=4, unallocated_gpus=1.5, unallocated_cost_per_hour={"USD": 3.75}, unpriced_gpus=1),
+    ),
     shared_idle=(SharedIdle(gpu_index=2, uuid="MIG-290", gpu_instance="9", gpus=0.125),),
+    broken_gpus={TRAINING.owner: 2},
+    xids=(
+        OwnerXid(
+            owner=TRAINING.owner,
+            gpu_index=2,
+            device_uuid="MIG-290",
+            namespace="vision",
+            pod="resnet-0",
+            xid=31,
+            at_seconds=1_760_000_100.5,
+        ),
+    ),
 )
 
 
@@ -363,6 +379,7 @@ def snapshot(*devices: DeviceView, at_seconds: float = 1_760_000_200.25) -> Snap
         ledger=ledger(at_seconds),
         owners=OWNERS,
         ledger_writer=True,
+        ledger_locked=True,
         prices={gpu(index).uuid: PRICE for index in range(3)},
         price_book="fleet (GPUs are 80% of a node's price)",
         unpriced_gpus=1,

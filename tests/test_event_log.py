@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,3 +120,44 @@ def test_an_instant_before_the_last_one_is_still_counted() -> None:
     window.add(1, 30.0)
     window.add(1, 10.0)
     assert window.counts(31.0) == {1: 2}
+
+
+def heat(log: EventLog, at: float, *, seconds: float | None = None, mask: int | None = None) -> float | None:
+    """The ratio after a reading of one GPU; ``seconds`` is the driver's own clock of throttling."""
+    told = {
+        Field.THERMAL_VIOLATION: None if seconds is None else seconds * 1e9,
+        Field.CLOCK_THROTTLE_REASONS: mask,
+    }
+    values = {name: value for name, value in told.items() if value is not None}
+    gpu = Gpu(uuid="0", index=0, minor=0, model="H100", pci_bus_id="")
+    reading = GpuReading(gpu=gpu, values=values)
+    log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=(reading,)), [], at)
+    return log.told(at)["0"].thermal_throttle_ratio
+
+
+def test_the_drivers_clock_of_heat_is_believed_before_its_flags() -> None:
+    log = EventLog()
+    assert heat(log, 0.0, seconds=1000.0, mask=SW_THERMAL) is None, "one reading tells nothing of the time before"
+    for second in range(1, 600):
+        ratio = heat(log, second, seconds=1000.0 + second / 4, mask=SW_THERMAL)
+    assert ratio == pytest.approx(0.25, abs=1e-3)
+    for second in range(600, 750):
+        ratio = heat(log, second, seconds=1149.75, mask=SW_THERMAL)
+    assert ratio == pytest.approx(0.125, abs=5e-3), "half of the window"
+    assert log.told(1050.0)["0"].thermal_throttle_ratio is None, "no reading within the window"
+
+
+def test_without_a_clock_of_heat_the_flags_at_the_samples_count() -> None:
+    log = EventLog()
+    heat(log, 0.0, mask=IDLE)
+    assert heat(log, 30.0, mask=POWER_CAP) == 0.0
+    assert heat(log, 60.0, mask=SW_THERMAL) == 0.5
+    assert heat(log, 90.0, mask=0x40 | POWER_CAP) == pytest.approx(0.6667)
+
+
+def test_a_driver_that_is_loaded_again_takes_nothing_away() -> None:
+    log = EventLog()
+    heat(log, 0.0, seconds=100.0)
+    assert heat(log, 10.0, seconds=105.0) == 0.5
+    assert heat(log, 20.0, seconds=0.0) == 0.25
+    assert heat(log, 25.0, seconds=5.0) == 0.4

@@ -124,3 +124,31 @@ def test_clock_events_stand_on_a_board_that_answers_from_zero_on() -> None:
     }
     assert len(counted) == len(page["gpu_clock_events_total"].samples) == 3 * 9, "not on instances, nor on a lost GPU"
     assert {key: times for key, times in counted.items() if times} == {("0", "power_cap"): 3, ("0", "hw_thermal"): 1}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [({"MEMORY_TEMP": 93, "MEM_MAX_OP_TEMP": 105}, ("driver", 12)), ({"MEMORY_TEMP": 96}, ("assumed", -1))],
+)
+def test_the_margin_of_the_memory_says_whose_limit_it_is_of(
+    told: dict[str, float], expected: tuple[str, float]
+) -> None:
+    page = {family.name: family for family in families(snapshot(telling(**told)), ExpositionOptions())}
+    (sample,) = page["gpu_memory_temperature_margin_celsius"].samples
+    assert (dict(sample.pairs)["limit"], sample.value) == expected
+
+
+def test_an_xid_has_its_tier_and_154_none_where_the_gpu_reports_its_action() -> None:
+    xids = {31: 1.0, 79: 2.0, 154: 3.0}
+    views = (
+        dataclasses.replace(exclusive(0), xid_last_seen_seconds=xids, values={}),
+        dataclasses.replace(exclusive(1), xid_last_seen_seconds={154: 3.0}, values={Field.GPU_RECOVERY_ACTION: 1}),
+    )
+    page = {family.name: family for family in families(snapshot(*views), ExpositionOptions())}
+    carried = [dict(sample.pairs) for sample in page["gpu_xid_last_seen_timestamp_seconds"].samples]
+    assert [(one["gpu"], one["xid"], one["tier"]) for one in carried] == [
+        ("0", "31", "application"),
+        ("0", "79", "critical"),
+        ("0", "154", "warning"),
+        ("1", "154", "none"),
+    ]

@@ -65,7 +65,7 @@ def test_an_owner_shows_the_windows_by_which_its_policy_is_judged(policy: str, s
 
 
 def test_an_owner_that_holds_nothing_shows_its_windows_alone() -> None:
-    page = series(replace(OWNERS, owners=OWNERS.owners[1:]))
+    page = series(replace(OWNERS, owners=OWNERS.owners[1:], broken_gpus={}, xids=()))
     ended = {"node": "node-a", "workload_namespace": "vision", "workload_kind": "Pod", "workload_name": "short-job"}
     assert {name for name in page if name.startswith("gpu_owner_")} == {
         "gpu_owner_active_gpu_seconds",
@@ -80,8 +80,17 @@ def test_a_pool_is_labelled_with_what_is_known_of_the_node() -> None:
     assert page["gpu_pool_gpus"] == [(pool, 4)]
     assert page["gpu_pool_unallocated_gpus"] == [(pool, 1.5)]
     assert page["gpu_pool_unallocated_cost_per_hour"] == [(pool | {"currency": "USD"}, 3.75)]
+    assert page["gpu_pool_unpriced_gpus"] == [(pool, 1)]
+    assert "gpu_pool_unpriced_gpus" not in series(price_book="")
     unlabelled = series(node_facts=NodeFacts())["gpu_pool_gpus"]
     assert unlabelled == [({"node": "node-a", "model": "NVIDIA H100 80GB HBM3"}, 4)]
+
+
+def test_an_owner_shows_its_broken_gpus_and_the_errors_of_its_programs() -> None:
+    page = series()
+    assert page["gpu_owner_broken_gpus"] == [(JOB, 2)]
+    device = {"gpu": "2", "uuid": "MIG-290", "pod_namespace": "vision", "pod_name": "resnet-0", "xid": "31"}
+    assert page["gpu_owner_xid_last_seen_timestamp_seconds"] == [(JOB | device, 1_760_000_100.5)]
 
 
 def test_a_shared_idle_device_is_named_by_index_uuid_and_instance() -> None:

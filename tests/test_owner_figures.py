@@ -332,6 +332,7 @@ def test_pools_count_gpus_that_are_down_and_say_nothing_of_what_is_not_known() -
     first, second = node.view().pools
     assert (first.gpus, first.unallocated_gpus, first.unallocated_cost_per_hour) == (3, 2.0, {"USD": 8.0})
     assert (second.model, second.gpus, second.unallocated_gpus, second.unallocated_cost_per_hour) == ("L4", 1, 1.0, {})
+    assert (first.unpriced_gpus, second.unpriced_gpus) == (0, 1)
     node.sample([whole(known=False)])
     (pool,) = node.view().pools
     assert (pool.gpus, pool.unallocated_gpus, pool.unallocated_cost_per_hour) == (1, None, {})

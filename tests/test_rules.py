@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ RULES_OWN_LABELS = {
     "alertname",
     "alertstate",
     "severity",
-    "tier",
     "budget",
     "period",
     "fact",
@@ -297,6 +297,31 @@ def test_every_series_that_a_rule_reads_is_made_by_the_agent_or_by_a_rule(rule: 
 def test_every_series_that_the_words_of_an_alert_ask_for_is_made(alert: dict[str, Any]) -> None:
     asked = re.findall(r"\b([a-z_][a-z0-9_:]+)\{(?![{ ])", " ".join(alert["annotations"].values()))
     assert {name for name in asked if not is_made(name)} == set()
+
+
+DEVICE_LABELS = {"uuid", "gpu", "gpu_instance"}
+
+
+def joined_labels(expressions: Iterable[str]) -> set[str]:
+    """Labels that expressions match two series by, those of the records that they read among them."""
+    waiting, seen, labels = list(expressions), set[str](), set[str]()
+    while waiting:
+        expression = waiting.pop()
+        found = re.findall(r"\b(?:on|group_left|group_right)\s*\(([^)]*)\)", expression)
+        labels |= {label.strip() for part in found for label in part.split(",")}
+        read = metrics_of(expression) - seen
+        seen |= read
+        waiting += [rule["expr"] for rule in RULES if rule.get("record") in read]
+    return labels
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
+def test_no_alert_and_no_record_that_it_reads_joins_on_labels_of_a_device(alert: dict[str, Any]) -> None:
+    assert joined_labels([alert["expr"]]) & DEVICE_LABELS == set()
+
+
+def test_a_join_on_devices_is_found_in_what_an_alert_reads() -> None:
+    assert joined_labels(["workload_device:gpu_share:ratio > 1"]) & DEVICE_LABELS == {"uuid"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])

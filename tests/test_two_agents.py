@@ -44,6 +44,8 @@ def test_a_second_agent_waits_and_goes_on_where_the_first_was_killed(tmp_path: P
         with running_agent(*options) as second:
             page = second.until(lambda page: matching(page, "gpu_activity_ratio"), "samples")
             assert page["gpu_exporter_ledger_writer"] == 0
+            assert first.series()["gpu_exporter_ledger_locked"] == 1
+            assert "gpu_exporter_ledger_locked" not in page
             assert charged(page) == {}
             assert [name for name in page if name.startswith("gpu_owner_")] == []
             assert gpu_seconds(page) == 0
@@ -85,7 +87,7 @@ def test_without_a_state_the_second_agent_begins_a_ledger_when_the_first_has_end
 def test_a_lock_that_cannot_be_had_is_reported_and_the_state_directory_is_locked(tmp_path: Path) -> None:
     options = (*on_one_node(tmp_path), "--lock-dir", str(tmp_path / "none" / "below"))
     with running_agent(*options) as first:
-        writes(first)
+        assert writes(first)["gpu_exporter_ledger_locked"] == 0
         status, text = first.get("/readyz")
         assert status == 200
         assert "set --lock-dir" in text
@@ -99,5 +101,7 @@ def test_a_lock_that_cannot_be_had_is_reported_and_the_state_directory_is_locked
 def test_simulated_nodes_do_not_wait_for_each_other() -> None:
     with running_agent(*FAST) as first, running_agent(*FAST) as second:
         for agent in (first, second):
-            assert agent.until(charged, "a ledger")["gpu_exporter_ledger_writer"] == 1
+            page = agent.until(charged, "a ledger")
+            assert page["gpu_exporter_ledger_writer"] == 1
+            assert "gpu_exporter_ledger_locked" not in page
             assert "note: ledger" not in agent.get("/readyz")[1]

@@ -20,6 +20,7 @@ def test_one_agent_of_a_node_holds_the_lock_until_it_releases_it(tmp_path: Path)
     assert first.take(), "it goes on holding it"
     assert not second.take()
     assert second.waits_for == str(tmp_path / "run" / "n1.lock")
+    assert (first.host_held, second.host_held) == (True, None)
     first.release()
     assert second.take()
     assert (second.waits_for, second.warning) == ("", "")
@@ -40,7 +41,9 @@ def test_two_agents_of_one_state_directory_wait_for_each_other_under_any_name(tm
 
 
 def test_without_paths_every_agent_is_a_writer() -> None:
-    assert WriterLock().take()
+    lock = WriterLock()
+    assert lock.take()
+    assert lock.host_held is None, "no lock of the host is asked for"
     assert WriterLock().take()
     assert WriterLock().path is None
 
@@ -61,6 +64,7 @@ def test_a_directory_that_cannot_be_made_leaves_the_state_directorys_lock_and_sa
     assert first.take()
     assert "--lock-dir" in first.warning
     assert str(missing) in first.warning
+    assert first.host_held is False
     assert not second.take()
     assert second.waits_for == str(tmp_path)
     assert lock_of(missing).take(), "an agent without any lock meters all the same"

@@ -149,7 +149,7 @@ def owners_view(
     for view in views:
         price = prices.get(view.gpu.uuid)
         for use in view.pods:
-            draft = drafts.setdefault(_owner_of(use), _Draft())
+            draft = drafts.setdefault(shown_owner(use), _Draft())
             draft.add(use, price)
             draft.judge(use, _key(view, use), windows, price)
     held = [draft.done(owner, windows.of_owner(owner)) for owner, draft in drafts.items()]
@@ -190,6 +190,7 @@ def _pools(
             gpus=len(gpus),
             unallocated_gpus=fsum(free_shares.get(uuid, 0.0) for uuid in gpus) if known else None,
             unallocated_cost_per_hour=cost,
+            unpriced_gpus=sum(uuid not in prices for uuid in gpus),
         )
 
 
@@ -211,7 +212,7 @@ def _shared_idle(view: DeviceView, windows: WindowSample, now: float) -> SharedI
 
 
 def _is_left_alone(use: PodUse, now: float) -> bool:
-    namespace = _owner_of(use).namespace
+    namespace = shown_owner(use).namespace
     return policy_of(use) in _LEFT_ALONE or opt_out_of(use) > now or namespace in PLATFORM_NAMESPACES
 
 
@@ -227,7 +228,8 @@ def opt_out_of(use: PodUse) -> float:
     return -inf if until is None or isnan(until) else until
 
 
-def _owner_of(use: PodUse) -> Owner:
+def shown_owner(use: PodUse) -> Owner:
+    """Return the owner under which a holder is shown."""
     holder = use.holder
     owner = use.facts.owner if use.facts else Owner(namespace=holder.namespace)
     return owner_shown(owner, holder.namespace, holder.pod)

@@ -233,6 +233,11 @@ class WriterLock:
     _others: list[int] = field(default_factory=list)
 
     @property
+    def host_held(self) -> bool | None:
+        """Whether the writer holds the lock of the host; None where it does not write or asks for no such lock."""
+        return self._host is not None if self.held and self.directory is not None else None
+
+    @property
     def path(self) -> Path | None:
         """Path of the lock file; None where there is none."""
         if self.directory is None:

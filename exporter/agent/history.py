@@ -218,9 +218,47 @@ class _Clocks:
     """Of masks."""
 
 
+_HEAT_SECONDS = 300.0
+_HEAT_STEP_SECONDS = 5.0
+_THERMAL = frozenset({"sw_thermal", "hw_thermal"})
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Heat:
+    """For how long heat held the clocks of one GPU down in the last five minutes."""
+
+    nanoseconds: float | None
+    """The driver's own clock of it; ``None`` where it keeps none."""
+    at: float
+    total_seconds: float = 0.0
+    points: deque[tuple[float, float]] = field(default_factory=deque)
+    """Instants and the total then, oldest first; the last instant replaces one that is less than a step before it."""
+
+    def add(self, nanoseconds: float | None, mask: int, at: float) -> None:
+        """Add a reading; without a clock the time since the last one is as the flags are now."""
+        if nanoseconds is not None and self.nanoseconds is not None:
+            self.total_seconds += max(0.0, nanoseconds - self.nanoseconds) / _NANOSECONDS
+        elif nanoseconds is None and _THERMAL.intersection(_events(mask)):
+            self.total_seconds += at - self.at
+        self.nanoseconds, self.at = nanoseconds, at
+        if len(self.points) > 1 and at - self.points[-2][0] < _HEAT_STEP_SECONDS:
+            self.points.pop()
+        self.points.append((at, self.total_seconds))
+        while self.points[0][0] < at - _HEAT_SECONDS:
+            self.points.popleft()
+
+    def ratio(self, now: float) -> float | None:
+        """Return the part of the window, 0..1; ``None`` before the second reading, and without one in the window."""
+        (first_at, first), (last_at, last) = self.points[0], self.points[-1]
+        if last_at <= first_at or now - last_at > _HEAT_SECONDS:
+            return None
+        return round(min(1.0, (last - first) / (last_at - first_at)), 4)
+
+
 @dataclass(slots=True, kw_only=True)
 class EventLog:
-    """Xids and clock events of a node's devices; the windows only ``with_windows``, as few pages show them."""
+    """Xids, heat and clock events of a node's devices; the windows only ``with_windows``, as few pages show them."""
 
     with_windows: bool = False
     xid_window_seconds: float = 300.0
@@ -228,6 +266,7 @@ class EventLog:
     _xids: dict[str, EventWindow] = field(default_factory=dict)
     """By UUID of the device."""
     _clocks: dict[str, _Clocks] = field(default_factory=dict)
+    _heat: dict[str, _Heat] = field(default_factory=dict)
 
     def add(self, reading: Reading, xids: Iterable[DeviceXid], at: float) -> None:
         """Count what a reading reports; each one once, in their order.
@@ -244,6 +283,9 @@ class EventLog:
             mask = gpu.values.get(Field.CLOCK_THROTTLE_REASONS)
             if mask is not None:
                 self._add_mask(gpu.gpu.uuid, int(mask), at)
+            heat = gpu.values.get(Field.THERMAL_VIOLATION)
+            if mask is not None or heat is not None:
+                self._heat.setdefault(gpu.gpu.uuid, _Heat(heat, at)).add(heat, int(mask or 0), at)
 
     def _add_mask(self, uuid: str, mask: int, at: float) -> None:
         clocks = self._clocks.get(uuid)
@@ -261,11 +303,13 @@ class EventLog:
         xids = {device: counts for device, window in self._xids.items() if (counts := window.counts(now))}
         self._xids = {device: self._xids[device] for device in xids}
         told = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
-        for uuid, clocks in self._clocks.items():
+        for uuid, heat in self._heat.items():
+            clocks = self._clocks.get(uuid)
             told[uuid] = DeviceEvents(
                 recent_xids=xids.get(uuid, {}),
-                clock_events=dict(clocks.began),
-                recent_clock_events=_recent(clocks.recent, now),
+                clock_events=dict(clocks.began) if clocks else None,
+                recent_clock_events=_recent(clocks.recent, now) if clocks else None,
+                thermal_throttle_ratio=heat.ratio(now),
             )
         return told
 

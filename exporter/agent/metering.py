@@ -13,6 +13,7 @@ from exporter.accounting.idle import IdleClock, memories_of
 from exporter.accounting.ledger import COST_LABELS_LIMIT, amount
 from exporter.accounting.ledgers import Ledgers, kept_of
 from exporter.accounting.meter import Meter
+from exporter.accounting.owner_faults import OwnerFaults
 from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.accounting.state_file import UNSYNCED, StateFile, WriterLock
 from exporter.agent.owners import Owners, OwnerWindows, WindowsSave
@@ -144,6 +145,7 @@ class Metering:
     clock: IdleClock | None = None
     """Ages and idle times of holders, kept with the ledger."""
     owner_windows: OwnerWindows = field(default_factory=OwnerWindows)
+    owner_faults: OwnerFaults = field(default_factory=OwnerFaults)
     file: StateFile | None = None
     lock: WriterLock | None = None
     """While another agent holds it, nothing is charged, saved or shown; ``None``: there is no other agent."""
@@ -386,8 +388,9 @@ class Metering:
             LOG.error("%s", line)
 
     def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
-        """Return what owners hold and use now; arguments as of ``observe``."""
-        return self.owner_windows.view(views, self.prices, self.meter.free_shares, now=now, steady=steady)
+        """Return what owners hold and use now, and its faults; arguments as of ``observe``."""
+        shown = self.owner_windows.view(views, self.prices, self.meter.free_shares, now=now, steady=steady)
+        return self.owner_faults.add_to(shown, views, now=now, steady=steady)
 
     def _settled(self, provisional: Owner, steady: float) -> Owner:
         """Return who pays for what stands on a provisional owner, and move its activity windows there."""

@@ -217,6 +217,7 @@ class Node:
             unpriced_gpus=self.metering.unpriced_gpus,
             prices_await_labels=self.metering.awaits_labels,
             ledger_writer=self.metering.is_writer,
+            ledger_locked=self.metering.lock.host_held if self.metering.lock else None,
             ledger_note=self.metering.lock_note,
         )
 

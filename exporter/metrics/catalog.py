@@ -133,7 +133,11 @@ GPU_XID_ERRORS_TOTAL = _device(
     kind=_COUNTER,
 )
 GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device(
-    "gpu_xid_last_seen_timestamp_seconds", "Unix time of the newest event of an Xid code, in seconds.", "xid"
+    "gpu_xid_last_seen_timestamp_seconds",
+    "Unix time of the newest event of an Xid code, in seconds. tier: critical (reset or reboot), application (a "
+    "program's error), warning, none (nothing to do).",
+    "xid",
+    "tier",
 )
 GPU_THROTTLE_SECONDS_TOTAL = _device(
     "gpu_throttle_seconds_total",
@@ -144,6 +148,11 @@ GPU_THROTTLE_SECONDS_TOTAL = _device(
 )
 GPU_THROTTLE_ACTIVE = _device(
     "gpu_throttle_active", "1 for each reason that holds clocks down at the sample, else 0.", "reason"
+)
+GPU_THERMAL_THROTTLE_RATIO = _device(
+    "gpu_thermal_throttle_ratio",
+    "Part of the last 5 minutes in which heat held clocks down, 0-1: by the driver's clock of it, or where it keeps "
+    "none by its flags at each sample.",
 )
 GPU_CLOCK_EVENTS_TOTAL = _device(
     "gpu_clock_events_total",
@@ -200,6 +209,12 @@ GPU_TEMPERATURE_LIMIT_CELSIUS = _device(
 )
 GPU_TEMPERATURE_MARGIN_CELSIUS = _device(
     "gpu_temperature_margin_celsius", "Degrees left to the GPU's highest operating temperature; may be negative."
+)
+GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS = _device(
+    "gpu_memory_temperature_margin_celsius",
+    "Degrees left to the memory's highest operating temperature; may be negative. limit: driver (it names one), "
+    "assumed (it names none: 95).",
+    "limit",
 )
 GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device(
     "gpu_pcie_transmit_bytes_total", "Bytes sent over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
@@ -419,6 +434,21 @@ GPU_OWNER_IDLE_COST_PER_HOUR = _workload(
     "measured, or only estimated, are left out.",
     "currency",
 )
+GPU_OWNER_BROKEN_GPUS = _workload(
+    "gpu_owner_broken_gpus",
+    "Physical GPUs that do not answer or have a critical fault, of those that the owner holds or held within an hour. "
+    "An Xid counts for 40 minutes, a memory error for 45. Absent where it is 0.",
+)
+GPU_OWNER_XID_LAST_SEEN_TIMESTAMP_SECONDS = _workload(
+    "gpu_owner_xid_last_seen_timestamp_seconds",
+    "Unix time of the newest event of an Xid of tier application, in seconds, with each pod that held the device "
+    "within 10 minutes. Absent 10 minutes after the event.",
+    "gpu",
+    "uuid",
+    "pod_namespace",
+    "pod_name",
+    "xid",
+)
 GPU_POOL_GPUS = _own(
     "gpu_pool_gpus", "Physical GPUs of the node by model, those that are down among them.", *POOL_LABELS
 )
@@ -432,6 +462,11 @@ GPU_POOL_UNALLOCATED_COST_PER_HOUR = _own(
     "Price now of an hour of gpu_pool_unallocated_gpus. GPUs without a price are left out.",
     *POOL_LABELS,
     "currency",
+)
+GPU_POOL_UNPRICED_GPUS = _own(
+    "gpu_pool_unpriced_gpus",
+    "Physical GPUs of the pool whose price is not known. Absent where there are no prices.",
+    *POOL_LABELS,
 )
 GPU_SHARED_IDLE_GPUS = _own(
     "gpu_shared_idle_gpus",
@@ -514,6 +549,11 @@ LEDGER_WITHHELD_SECONDS = _own(
 LEDGER_WRITER = _own(
     "gpu_exporter_ledger_writer",
     "1 where this agent writes the ledger of its node; 0 where another agent on the node does and this one waits.",
+)
+LEDGER_LOCKED = _own(
+    "gpu_exporter_ledger_locked",
+    "1 where the writer of the ledger holds the node's lock in --lock-dir; 0 where it cannot, and a second agent would "
+    "count the same time again. Absent while this agent does not write, and on a simulated node without --lock-dir.",
 )
 STATE_SAVED = _own(
     "gpu_exporter_state_saved",

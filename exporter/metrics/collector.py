@@ -282,6 +282,8 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
         page.metric(catalog.POD_METADATA_PROBLEMS, labels(("reason", reason)), count)
     if snapshot.ledger_writer is not None:
         page.metric(catalog.LEDGER_WRITER, NO_LABELS, int(snapshot.ledger_writer))
+    if snapshot.ledger_locked is not None:
+        page.metric(catalog.LEDGER_LOCKED, NO_LABELS, int(snapshot.ledger_locked))
     page.metric(catalog.DROPPED_SERIES_TOTAL, NO_LABELS, dropped.series)
 
 

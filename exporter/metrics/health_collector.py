@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from exporter.metrics import catalog
 from exporter.metrics.text_format import Kind, Labels, Metric, plus
-from exporter.model import CLOCK_EVENTS, DeviceEvents, DeviceState, DeviceView, Field, Snapshot
+from exporter.model import CLOCK_EVENTS, DeviceEvents, DeviceState, DeviceView, Field, Snapshot, xid_tier
 
 _NANOSECONDS = 1_000_000_000
 ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
@@ -69,6 +69,9 @@ _LABELLED: tuple[tuple[Metric, str, tuple[tuple[str, Field], ...]], ...] = (
 # Two generations of NVLink, which count the same at two places.
 _RECOVERIES = (Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL, Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS)
 
+_MEMORY_LIMIT_CELSIUS = 95
+"""Where the driver names none: the limit of HBM on boards whose driver does."""
+
 _THROTTLE_TIMES = {
     "power": Field.POWER_VIOLATION,
     "thermal": Field.THERMAL_VIOLATION,
@@ -99,13 +102,18 @@ def rows(view: DeviceView, identity: Labels, events: DeviceEvents | None = None)
     """The health series of a device: its Xids, and of a whole GPU that answers the rest; ``None`` is not told."""
     for xid, count in sorted(view.xids.items()):
         yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
+    is_board = view.instance is None and view.state in ANSWERING
+    tells_action = is_board and Field.GPU_RECOVERY_ACTION in view.values
     for xid, at_seconds in sorted(view.xid_last_seen_seconds.items()):
-        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, plus(identity, ("xid", str(xid))), at_seconds
-    if view.instance is None and view.state in ANSWERING:
+        tier = xid_tier(xid, tells_action=tells_action)
+        yield catalog.GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS, plus(identity, ("xid", str(xid)), ("tier", tier)), at_seconds
+    if is_board:
         yield from _board(view, identity)
         yield from _throttling(view, identity)
-        for event, times in (events.clock_events or {}).items() if events else ():
-            yield catalog.GPU_CLOCK_EVENTS_TOTAL, plus(identity, ("event", event)), times
+        if events:
+            yield catalog.GPU_THERMAL_THROTTLE_RATIO, identity, events.thermal_throttle_ratio
+            for event, times in (events.clock_events or {}).items():
+                yield catalog.GPU_CLOCK_EVENTS_TOTAL, plus(identity, ("event", event)), times
 
 
 def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
@@ -114,6 +122,11 @@ def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     for metric, label, parts in _LABELLED:
         for value, field in parts:
             yield metric, plus(identity, (label, value)), view.values.get(field)
+    memory = view.values.get(Field.MEMORY_TEMP)
+    if memory is not None:
+        told = view.values.get(Field.MEM_MAX_OP_TEMP)
+        limit, margin = ("assumed", _MEMORY_LIMIT_CELSIUS - memory) if told is None else ("driver", told - memory)
+        yield catalog.GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS, plus(identity, ("limit", limit)), margin
     recoveries = [view.values[field] for field in _RECOVERIES if field in view.values]
     if recoveries:
         yield catalog.GPU_NVLINK_ERRORS_TOTAL, plus(identity, ("kind", "recovery")), max(recoveries)

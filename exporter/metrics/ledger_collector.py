@@ -22,6 +22,7 @@ from exporter.model import (
     Account,
     LedgerView,
     Money,
+    Owner,
     OwnersView,
     OwnerUse,
     PodAccount,
@@ -168,6 +169,7 @@ def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:
     if view is None:
         return
     _owner_series(page, view, snapshot.node)
+    _faults(page, view, snapshot.node)
     facts = snapshot.node_facts
     for pool in view.pools:
         carried = _POOL.of(snapshot.node, pool.model, facts.instance_type, facts.capacity_type)
@@ -176,13 +178,15 @@ def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:
         for currency, cost in sorted(pool.unallocated_cost_per_hour.items()):
             priced = plus(carried, ("currency", currency))
             page.metric(catalog.GPU_POOL_UNALLOCATED_COST_PER_HOUR, priced, cost)
+        if snapshot.price_book:
+            page.metric(catalog.GPU_POOL_UNPRICED_GPUS, carried, pool.unpriced_gpus)
     for idle in view.shared_idle:
         carried = _SHARED.of(snapshot.node, str(idle.gpu_index), idle.uuid, idle.gpu_instance)
         page.metric(catalog.GPU_SHARED_IDLE_GPUS, carried, idle.gpus)
 
 
 def _owner_series(page: PageBuilder, view: OwnersView, node: str) -> None:
-    rows = [(_labels(use, node), use) for use in view.owners]
+    rows = [(_labels(use.owner, node), use) for use in view.owners]
     carried, uses = [one for one, _ in rows], [use for _, use in rows]
     page.column(catalog.GPU_OWNER_GPUS, carried, [use.gpus for use in uses])
     page.column(catalog.GPU_OWNER_ESTIMATED_GPUS, carried, [use.estimated_gpus for use in uses])
@@ -202,8 +206,17 @@ def _owner_series(page: PageBuilder, view: OwnersView, node: str) -> None:
     _by(page, catalog.GPU_OWNER_IDLE_COST_PER_HOUR, "currency", [(one, use.idle_cost_per_hour) for one, use in rows])
 
 
-def _labels(use: OwnerUse, node: str) -> Labels:
-    owner = use.owner
+def _faults(page: PageBuilder, view: OwnersView, node: str) -> None:
+    for owner, gpus in view.broken_gpus.items():
+        page.metric(catalog.GPU_OWNER_BROKEN_GPUS, _labels(owner, node), gpus)
+    for xid in view.xids:
+        device = (("gpu", str(xid.gpu_index)), ("uuid", xid.device_uuid))
+        pod = (("pod_namespace", xid.namespace), ("pod_name", xid.pod))
+        carried = plus(_labels(xid.owner, node), *device, *pod, ("xid", str(xid.xid)))
+        page.metric(catalog.GPU_OWNER_XID_LAST_SEEN_TIMESTAMP_SECONDS, carried, xid.at_seconds)
+
+
+def _labels(owner: Owner, node: str) -> Labels:
     return _WORKLOAD.of(node, owner.namespace, owner.kind, owner.name, owner.team)
 
 

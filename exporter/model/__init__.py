@@ -26,6 +26,8 @@ from exporter.model.devices import (
     SourceState,
     SourceStatus,
     XidEvent,
+    XidTier,
+    xid_tier,
 )
 from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
 from exporter.model.ledger import (
@@ -39,6 +41,7 @@ from exporter.model.ledger import (
     Owner,
     OwnersView,
     OwnerUse,
+    OwnerXid,
     PodAccount,
     PoolUse,
     Portion,
@@ -85,6 +88,7 @@ __all__ = [
     "NodeFacts",
     "Owner",
     "OwnerUse",
+    "OwnerXid",
     "OwnersView",
     "PodAccount",
     "PodFacts",
@@ -105,5 +109,7 @@ __all__ = [
     "Totals",
     "Unresolved",
     "XidEvent",
+    "XidTier",
     "shown_windows",
+    "xid_tier",
 ]

@@ -236,6 +236,47 @@ CLOCK_EVENTS = (
 """What holds clocks down, in the order of the bits of ``Field.CLOCK_THROTTLE_REASONS``; dcgm-exporter's words."""
 
 
+class XidTier(StrEnum):
+    """Who has to act on an Xid; a label value of ``gpu_xid_last_seen_timestamp_seconds``."""
+
+    CRITICAL = "critical"
+    """The GPU needs a reset or its node a reboot."""
+    APPLICATION = "application"
+    """A program did what it cannot do."""
+    WARNING = "warning"
+    """Somebody should look it up: codes of which nothing is known among them."""
+    NONE = "none"
+    """Nobody."""
+
+
+_XID_TIERS = {
+    XidTier.CRITICAL: (46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158),
+    XidTier.APPLICATION: (
+        *(8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86, 88, 89),
+        *(96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 139),
+    ),
+    XidTier.NONE: (
+        *(14, 37, 38, 43, 44, 45, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161),
+    ),
+}
+"""docs/runbook.md gives the reasons."""
+_TIER_OF = {xid: tier for tier, xids in _XID_TIERS.items() for xid in xids}
+_RECOVERY_ACTION_CHANGED = 154
+"""Also back to none."""
+
+
+def xid_tier(xid: int, *, tells_action: bool = False) -> XidTier:
+    """Return the tier of an Xid.
+
+    Args:
+        xid: The code.
+        tells_action: Whether the GPU reports its recovery action itself, so that a change of it needs no Xid.
+    """
+    if xid == _RECOVERY_ACTION_CHANGED and tells_action:
+        return XidTier.NONE
+    return _TIER_OF.get(xid, XidTier.WARNING)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEvents:
     """Of a GPU, or of one GPU instance of it: what its readings told since the agent started."""
@@ -247,3 +288,5 @@ class DeviceEvents:
     recent_clock_events: Mapping[str, int] | None = None
     """Readings of the snapshot's ``clock_events_window_seconds`` in which it held clocks down, for those that did;
     ``None`` without any reading of it in that time, or where no window is kept."""
+    thermal_throttle_ratio: float | None = None
+    """Part of the last minutes in which heat held clocks down, 0..1; ``None`` where it cannot be told."""

@@ -306,6 +306,22 @@ class PoolUse:
     """GPUs, by share, that nobody holds; ``None`` while it is not known of any of them who holds it."""
     unallocated_cost_per_hour: Mapping[str, float] = field(default_factory=dict)
     """By currency; GPUs without a price are left out."""
+    unpriced_gpus: int = 0
+    """GPUs whose price is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerXid:
+    """An Xid that a program caused on a device, and a pod that held the device then."""
+
+    owner: Owner
+    gpu_index: int
+    device_uuid: str
+    namespace: str
+    pod: str
+    xid: int
+    at_seconds: float
+    """Unix time of its newest event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,3 +343,7 @@ class OwnersView:
     owners: tuple[OwnerUse, ...] = ()
     pools: tuple[PoolUse, ...] = ()
     shared_idle: tuple[SharedIdle, ...] = ()
+    broken_gpus: Mapping[Owner, int] = field(default_factory=dict)
+    """Physical GPUs with a critical fault that an owner holds, or held not long ago; an owner without one is absent."""
+    xids: tuple[OwnerXid, ...] = ()
+    """Of the last minutes."""

@@ -157,6 +157,8 @@ class Snapshot:
     """``None`` before the first reading was metered."""
     ledger_writer: bool | None = None
     """Whether this agent, of those on the node, writes the ledger; ``None`` where nothing is metered."""
+    ledger_locked: bool | None = None
+    """Whether the writer holds the lock of the host; ``None`` where it does not write or asks for no such lock."""
     ledger_note: str = ""
     """Why this agent does not write it, or why another may write it too, in one line; empty where neither is so."""
     owners: OwnersView | None = None
