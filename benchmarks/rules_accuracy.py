@@ -18,7 +18,7 @@ import corpus_public  # noqa: E402 - found beside the tests
 from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, alerts_of, clock, joined, run  # noqa: E402
 from corpus_support import NOBODY, Shape, Workload, load  # noqa: E402
 
-OURS = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle"})
+OURS = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost"})
 PLATFORMS_OWN = {"kube-system", "cw-hpc-verification"}
 AFTER_SECONDS = 40 * 60.0
 """An alert may outlive its cause by so much before it counts as false."""

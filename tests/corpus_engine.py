@@ -7,18 +7,20 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from corpus_series import Page, Series
+from corpus_series import RECORDED, Page, Series
 from corpus_support import NOBODY, Expected, Shape, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMTOOL = ROOT / ".tools" / "bin" / "promtool"
 LONG_SECONDS = 9 * 3600.0
 """Shapes that last longer are evaluated apart, in larger steps."""
+RESTORED_SECONDS = 3600.0
+"""After longer outages Prometheus restores no alert: its ``--rules.alert.for-outage-tolerance``."""
 _ASKED = 'ALERTS{alertstate="firing"}'
 _RESULT = re.compile(r"time: (?P<at>\S+),\s+exp:[^\n]*\s+got:(?P<got>.*?)(?=\n +expr: |\n\n|\Z)", re.DOTALL)
 _ALERT = re.compile(r'\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\} 1E\+00')
@@ -46,6 +48,8 @@ class Firing:
 
     labels: dict[str, str]
     episodes: tuple[tuple[float, float], ...]
+    pending: float
+    """For how long its cause holds before it fires, in seconds."""
 
     @property
     def alert(self) -> str:
@@ -53,20 +57,22 @@ class Firing:
 
 
 def fleets(shapes: Sequence[Shape], step: float = 120.0) -> tuple[Fleet, ...]:
-    """The shapes in two fleets: those of hours, judged every ``step`` seconds, and those of days."""
-    brief = tuple(shape for shape in shapes if shape.lasts <= LONG_SECONDS)
-    long = tuple(shape for shape in shapes if shape.lasts > LONG_SECONDS)
-    made = (
-        Fleet(shapes=brief, scrape_seconds=30.0, step_seconds=step),
-        Fleet(shapes=long, scrape_seconds=60.0, step_seconds=300.0),
+    """The shapes in fleets: of hours, judged every ``step`` seconds, of days, and those with intervals of their own."""
+    made: dict[tuple[bool, float, float], list[Shape]] = {}
+    for shape in shapes:
+        long = shape.lasts > LONG_SECONDS
+        scrape, turn = shape.scrape_seconds or (60.0 if long else 30.0), shape.step_seconds or (300.0 if long else step)
+        made.setdefault((long, scrape, turn), []).append(shape)
+    return tuple(
+        Fleet(shapes=tuple(of_fleet), scrape_seconds=scrape, step_seconds=turn)
+        for (_, scrape, turn), of_fleet in made.items()
     )
-    return tuple(fleet for fleet in made if fleet.shapes)
 
 
 def needed(rules: Path, alerts: frozenset[str]) -> dict[str, Any]:
     """The alerts and the recorded series that they read, as a rules file without the words that nobody reads here."""
     groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
-    records = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    records = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule} - {RECORDED}
     wanted = set(alerts)
     while True:
         read = " ".join(
@@ -108,9 +114,11 @@ def evaluate(
         All alerts that fired, with the times.
     """
     count = int(fleet.lasts // fleet.scrape_seconds) + 1
-    text = json.dumps(needed(rules, alerts))
+    wanted = needed(rules, alerts)
+    text = json.dumps(wanted)
     times = [fleet.scrape_seconds * number for number in range(count)]
-    named = frozenset(re.findall(r"[A-Za-z_]\w*", text))
+    read = " ".join(rule["expr"] for group in wanted["groups"] for rule in group["rules"])
+    named = frozenset(re.findall(r"[A-Za-z_][\w:]*", read))
     series = Series(times, wanted=None if "__name__" in named else named)
     for shape in fleet.shapes:
         page(shape, series)
@@ -118,6 +126,7 @@ def evaluate(
     document = {
         "rule_files": ["rules.yaml"],
         "evaluation_interval": f"{fleet.step_seconds:.0f}s",
+        "group_eval_order": [group["name"] for group in wanted["groups"]],
         "tests": [
             {
                 "interval": f"{fleet.scrape_seconds:.0f}s",
@@ -135,10 +144,16 @@ def evaluate(
         path = Path(folder) / "corpus.yaml"
         path.write_text(json.dumps(document), encoding="utf-8")
         done = subprocess.run([str(PROMTOOL), "test", "rules", str(path)], capture_output=True, text=True, check=False)
-    return list(_firings(done.stdout + done.stderr, moments, fleet.step_seconds))
+    pending = {
+        rule["alert"]: sum(_parts(rule.get("for", "")))
+        for group in wanted["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    return list(_firings(done.stdout + done.stderr, moments, fleet.step_seconds, pending))
 
 
-def _firings(text: str, moments: Sequence[float], step: float) -> Iterator[Firing]:
+def _firings(text: str, moments: Sequence[float], step: float, pending: dict[str, float]) -> Iterator[Firing]:
     found = {_seconds(match["at"]): match["got"] for match in _RESULT.finditer(text)}
     if set(found) != set(moments):
         raise RuntimeError(f"promtool did not answer as expected:\n{text[:4000]}")
@@ -146,10 +161,10 @@ def _firings(text: str, moments: Sequence[float], step: float) -> Iterator[Firin
     for at in moments:
         for labels in _ALERT.findall(found[at]):
             times.setdefault(labels, []).append(at)
-    for labels, at_all in times.items():
+    for written, at_all in times.items():
+        labels = {name: json.loads(f'"{value}"') for name, value in _LABEL.findall(written)}
         yield Firing(
-            labels={name: json.loads(f'"{value}"') for name, value in _LABEL.findall(labels)},
-            episodes=tuple(_episodes(at_all, step)),
+            labels=labels, episodes=tuple(_episodes(at_all, step)), pending=pending[labels["alertname"]] + 2 * step
         )
 
 
@@ -167,7 +182,11 @@ def _episodes(times: Iterable[float], step: float) -> Iterator[tuple[float, floa
 
 
 def _seconds(text: str) -> float:
-    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION.findall(text))
+    return sum(_parts(text))
+
+
+def _parts(text: str) -> Iterator[float]:
+    return (float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION.findall(text))
 
 
 def run(
@@ -178,9 +197,32 @@ def run(
     step: float = 120.0,
 ) -> list[Firing]:
     """Evaluate rules over all shapes; fleets at the same time."""
+    index = Index(shapes)
     with ThreadPoolExecutor() as pool:
         found = pool.map(lambda fleet: evaluate(fleet, rules, alerts, page), fleets(shapes, step))
-        return [one for of_fleet in found for one in of_fleet]
+        return [_restored(one, index) for of_fleet in found for one in of_fleet]
+
+
+def _restored(firing: Firing, index: "Index") -> Firing:
+    """Let an alert go on that fires when Prometheus goes and whose cause is there when it is back.
+
+    promtool evaluates while Prometheus is away, which ends alerts. A real one does not, and within an hour it restores
+    what fired from ``ALERTS_FOR_STATE``.
+    """
+    shape = index.shapes.get(index.subject(firing, firing.episodes[0][0]).shape)
+    away = [item for item in shape.outages if item.what == "prometheus"] if shape else []
+    episodes: list[tuple[float, float]] = []
+    for start, end in firing.episodes:
+        before = episodes[-1] if episodes else (start, start)
+        if any(
+            before[0] < item.start <= before[1] and start <= item.end + firing.pending
+            for item in away
+            if episodes and item.end - item.start <= RESTORED_SECONDS
+        ):
+            episodes[-1] = (before[0], end)
+        else:
+            episodes.append((start, end))
+    return replace(firing, episodes=tuple(episodes))
 
 
 def agent_page(shape: Shape, series: Series) -> None:
@@ -190,7 +232,7 @@ def agent_page(shape: Shape, series: Series) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom an alert is about: a workload of a shape, one of its GPUs, or nobody."""
+    """Whom an alert is about: a workload of a shape, one of its GPUs or nodes, or nobody."""
 
     shape: str
     name: str
@@ -207,6 +249,7 @@ class Index:
         self._namespaces: dict[str, set[Subject]] = {}
         self._devices: dict[str, list[tuple[float, float, Subject]]] = {}
         self._boards: dict[str, Subject] = {}
+        self._nodes = {node: Subject(shape.name, node) for shape in shapes for node in shape.nodes}
         for shape in shapes:
             for workload in shape.workloads:
                 self._take(shape, workload)
@@ -219,7 +262,7 @@ class Index:
         self._names[workload.namespace, workload.name] = subject
         self._namespaces.setdefault(workload.namespace, set()).add(subject)
         for pod in workload.pods:
-            self._pods[pod.namespace, pod.name] = subject
+            self._names[pod.namespace, pod.owner] = self._pods[pod.namespace, pod.name] = subject
             for use in pod.uses:
                 for uuid in {use.device_uuid, use.board.uuid}:
                     self._devices.setdefault(uuid, []).append((pod.start, pod.end, subject))
@@ -228,6 +271,8 @@ class Index:
         """Whom the alert that fires at ``at`` blames."""
         labels = firing.labels
         uuid = labels.get("uuid") or labels.get("UUID")
+        if firing.alert == "GPUExporterCrashLooping":
+            return self._nodes[labels["node"]]
         if firing.alert == "GPUSharedIdle" and uuid in self._boards:
             return self._boards[uuid]
         namespace = labels.get("workload_namespace") or labels.get("pod_namespace") or labels.get("namespace", "")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from corpus_support import Pod, Shape, Use, Workload
 
@@ -27,6 +28,8 @@ from exporter.model import (
     shown_windows,
 )
 
+HOUR = 3600.0
+STATES = ("active_unprofiled", "idle", "unknown")
 BUSY_FROM = 0.01
 """The agent's default ``--idle-threshold``."""
 
@@ -121,6 +124,26 @@ class OwnedNode:
             views = self._devices(number, t, known=known)
             yield owners_view(views, windows.at(t), self._prices, {}, t)
 
+    def costs(self) -> Iterator[tuple[Labels, float, float]]:
+        """Yield what each hour costs: (labels, end of the hour, money), as the rules of the ledger record it."""
+        hours = [number for number, t in enumerate(self.times) if t % HOUR == 0]
+        for held in self._held:
+            price, owner = self._prices.get(held.gpu.uuid), held.facts.owner
+            for begin, end in pairwise(hours):
+                spent = zip(STATES, held.seconds[begin], held.seconds[end], strict=True)
+                for state, before, after in spent if price else ():
+                    labels: Labels = (
+                        ("workload_namespace", owner.namespace),
+                        ("workload_kind", owner.kind),
+                        ("workload_name", owner.name),
+                        ("team", owner.team),
+                        ("model", held.gpu.model),
+                        ("state", state),
+                        ("currency", price.currency),
+                    )
+                    if after > before:
+                        yield labels, self.times[end], price.per_hour * (after - before) / HOUR
+
     def _devices(self, number: int, t: float, *, known: bool) -> list[DeviceView]:
         devices: dict[str, list[tuple[_Held, PodUse]]] = {}
         for held in self._held:
@@ -184,7 +207,7 @@ class OwnedNode:
             container="main",
             pod_uid=pod.uid,
         )
-        owner = Owner(namespace=workload.namespace, kind=workload.kind, name=workload.name, team=workload.team)
+        owner = Owner(namespace=workload.namespace, kind=workload.kind, name=pod.owner, team=workload.team)
         seconds = []
         for t, (active, unknown) in zip(self.times, track.integrals(self.times, pod.start, pod.end), strict=True):
             lasted = min(max(t, pod.start), pod.end) - pod.start

@@ -69,7 +69,7 @@ class PublicPage(Page):
     def scraped(self, name: str, board: Board, labels: Mapping[str, str], values: Iterable[float | None]) -> None:
         """Add a series with the labels of the target that the exporter does not have itself."""
         seen = [
-            value if self.agents.scraped(number, t) and t < self.shape.lasts else None
+            value if self.agents.scraped(board.node, number, t) and t < self.shape.lasts else None
             for number, (t, value) in enumerate(zip(self.times, values, strict=True))
         ]
         target = {"job": "dcgm-exporter", "instance": f"{board.node}:9400"}
@@ -103,7 +103,7 @@ class PublicPage(Page):
         there = [1.0 if here_now else None for here_now in here]
         if workload.kind != "Pod":
             between = _BETWEEN.get(workload.kind, ("", ""))[0]
-            name = f"{workload.name}-1" if between else workload.name
+            name = f"{workload.name}-1" if between else pod.owner
             owner = {"owner_kind": between or workload.kind, "owner_name": name, "owner_is_controller": "true"}
             self.series.add("kube_pod_owner", {**labels, **owner}, there)
         if workload.policy:

@@ -7,6 +7,9 @@ from itertools import pairwise
 from corpus_owners import Labels, OwnedNode, rows_of
 from corpus_support import Shape
 
+RECORDED = "workload:gpu_cost:delta1h"
+"""What the rules of the ledger record, taken as given here."""
+RECORDED_AFTER_SECONDS = 900.0
 GONE = "stale"
 """The marker that Prometheus writes where a series has gone."""
 
@@ -88,15 +91,20 @@ class _Agents:
     """The agents of a shape: when they are scraped, and since when they run."""
 
     def __init__(self, shape: Shape, times: Sequence[float]) -> None:
-        self.outages, self.lost, self.times = shape.outages, shape.lost, times
+        self.outages, self.times = shape.outages, times
+        self.lost = {node: shape.lost.numbers(node, len(times)) for node in shape.nodes}
         self.restarts = [outage for outage in shape.outages if outage.what.startswith("agent")]
         self.blind = tuple((outage.start, outage.end) for outage in shape.outages if outage.blinds)
         self.driverless = tuple((item.start, item.end) for item in shape.outages if item.what == "driver")
 
-    def scraped(self, number: int, t: float) -> bool:
+    def scraped(self, node: str, number: int, t: float) -> bool:
         if any(outage.start <= t < outage.end for outage in self.outages if outage.what != "driver"):
             return False
-        return not self.lost or number % self.lost != self.lost - 1
+        return number not in self.lost[node]
+
+    def started(self, t: float) -> float:
+        """When the process that runs at ``t`` started."""
+        return max((item.end for item in self.restarts if item.end <= t), default=0.0)
 
     def marked(self, t: float) -> bool:
         """Whether a missing sample is marked: not where Prometheus itself was away."""
@@ -122,15 +130,10 @@ class Page:
             return
         values = list(values)
         for pod, start, end in self.agents.generations():
-            target = {
-                "job": "gpu-cost/gpu-cost-exporter",
-                "instance": f"{node}:9400",
-                "namespace": "gpu-cost",
-                "pod": f"{pod}-{node}",
-            }
+            target = self.target(node, pod)
             seen: list[float | None] = []
             for number, (t, value) in enumerate(zip(self.times, values, strict=True)):
-                there = start <= t < end and t < self.shape.lasts and self.agents.scraped(number, t)
+                there = start <= t < end and t < self.shape.lasts and self.agents.scraped(node, number, t)
                 seen.append(value if there else None)
             self.series.add(name, {**labels, **target}, seen)
             self._unmark(name, {**labels, **target})
@@ -146,7 +149,9 @@ class Page:
         """Add all series of the shape."""
         restarts = [(item.end, item.what == "agent-without-state") for item in self.agents.restarts]
         away = [(item.start, item.end) for item in self.agents.restarts]
+        costs: dict[Labels, dict[float, float]] = {}
         for node in self.shape.nodes:
+            self.process(node)
             owned = OwnedNode(self.shape, node, self.times, self.agents.blind, restarts)
             series: dict[tuple[str, Labels], list[float | None]] = {}
             for number, view in enumerate(owned.views(away)):
@@ -154,3 +159,33 @@ class Page:
                     series.setdefault((name, labels), [None] * len(self.times))[number] = value
             for (name, labels), values in series.items():
                 self.add(name, node, dict(labels), values)
+            for key, hour, money in owned.costs():
+                of_key = costs.setdefault(key, {})
+                of_key[hour] = of_key.get(hour, 0.0) + money
+        for key, by_hour in costs.items():
+            recorded = (by_hour.get(t - RECORDED_AFTER_SECONDS) for t in self.times)
+            self.series.add(RECORDED, dict(key), recorded)
+
+    def process(self, node: str) -> None:
+        """Add what Prometheus and the agent's process show of a target."""
+        self.add("process_start_time_seconds", node, {}, (self.agents.started(t) for t in self.times))
+        present = float(sum(board.node == node for board in self.shape.boards))
+        self.add("gpu_devices", node, {"node": node, "state": "present"}, (present for _ in self.times))
+        for pod, start, end in self.agents.generations():
+            answers = (
+                float(self.agents.scraped(node, number, t))
+                if start <= t < min(end, self.shape.lasts) and self.agents.marked(t)
+                else None
+                for number, t in enumerate(self.times)
+            )
+            self.series.add("up", self.target(node, pod), answers)
+
+    @staticmethod
+    def target(node: str, pod: str) -> dict[str, str]:
+        """Return the labels of a target."""
+        return {
+            "job": "gpu-cost/gpu-cost-exporter",
+            "instance": f"{node}:9400",
+            "namespace": "gpu-cost",
+            "pod": f"{pod}-{node}",
+        }

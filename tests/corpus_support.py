@@ -1,6 +1,7 @@
 """The corpus of workload shapes: what its files say, as values. The format is told in tests/corpus/README.md."""
 
 import math
+import random
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -140,6 +141,21 @@ class Outage:
         return self.what not in {"prometheus", "scrapes"}
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The scrapes that fail: each ``every``-th one, or a ``part`` of them at random."""
+
+    every: int = 0
+    part: float = 0.0
+
+    def numbers(self, node: str, count: int) -> frozenset[int]:
+        """Return the numbers of the scrapes of a node that fail; the same ones each time."""
+        if self.every:
+            return frozenset(range(self.every - 1, count, self.every))
+        chance = random.Random(node)  # noqa: S311 - no secret
+        return frozenset(number for number in range(count) if chance.random() < self.part)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
     """A physical GPU."""
@@ -183,6 +199,8 @@ class Pod:
     end: float
     running_from: float
     resource: str
+    owner: str
+    """Name of the workload that made it."""
     alerts_off_until: float | None
     uses: tuple[Use, ...]
 
@@ -231,9 +249,15 @@ class Shape:
     sharers: dict[str, dict[str, Expected]]
     """Alerts of shared GPUs by their UUID."""
     boards: tuple[Board, ...]
+    agents: dict[str, Expected]
+    """Alerts of the agent of each node."""
     outages: tuple[Outage, ...]
-    lost: int
+    lost: Loss
     free: int
+    scrape_seconds: float | None
+    """Interval of scrapes; ``None``: the fleet's."""
+    step_seconds: float | None
+    """Interval of evaluations; ``None``: the fleet's."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -271,10 +295,7 @@ class _Builder:
     def shape(self) -> Shape:
         raw = self.raw
         exporter = raw.get("exporter", {})
-        outages = tuple(
-            Outage(what=item["what"], start=seconds(item["from"]), end=seconds(item["to"]))
-            for item in exporter.get("outages", ())
-        )
+        outages = tuple(outage for item in exporter.get("outages", ()) for outage in _outages(item))
         workloads = tuple(self.workload(item) for item in raw["workloads"])
         for _ in range(raw.get("free", 0)):
             self.board()
@@ -290,9 +311,12 @@ class _Builder:
                 for board, alerts in raw.get("sharers", {}).items()
             },
             boards=tuple(self.boards),
+            agents={alert: _expected(text) for alert, text in exporter.get("alerts", {}).items()},
             outages=outages,
-            lost=exporter.get("lost", 0),
+            lost=_loss(exporter.get("lost", 0)),
             free=raw.get("free", 0),
+            scrape_seconds=seconds(raw["scrapes"]) if "scrapes" in raw else None,
+            step_seconds=seconds(raw["evaluations"]) if "evaluations" in raw else None,
         )
 
     def workload(self, raw: dict[str, Any]) -> Workload:
@@ -324,13 +348,14 @@ class _Builder:
             while at < stop:
                 called = name if raw.get("same_name") or "lives" not in raw else f"{name}-{life}"
                 end = min(stop, at + lives)
-                yield self.pod(raw, boards, (namespace, called, f"uid-{namespace}-{name}-{at:.0f}"), (at, end))
+                owner = called if raw.get("jobs") else of
+                yield self.pod(raw, boards, (namespace, called, f"uid-{namespace}-{name}-{at:.0f}", owner), (at, end))
                 at, life = end + apart, life + 1
 
     def pod(
-        self, raw: dict[str, Any], boards: list[Board], named: tuple[str, str, str], span: tuple[float, float]
+        self, raw: dict[str, Any], boards: list[Board], named: tuple[str, str, str, str], span: tuple[float, float]
     ) -> Pod:
-        namespace, name, uid = named
+        namespace, name, uid, owner = named
         begin, end = span
         scripts = raw.get("each") or [raw["activity"]] * len(boards)
         off = raw.get("alerts_off_until")
@@ -343,6 +368,7 @@ class _Builder:
             end=end,
             running_from=begin + seconds(raw.get("running_from", 0)),
             resource=raw.get("resource", f"nvidia.com/mig-{profile}" if profile else "nvidia.com/gpu"),
+            owner=owner,
             alerts_off_until=None if off is None else NEVER_ENDS if off == "ever" else seconds(off),
             uses=tuple(self.use(raw, board, script, span, name) for board, script in zip(boards, scripts, strict=True)),
         )
@@ -369,6 +395,20 @@ class _Builder:
             util=None if profile else track(raw["util"], *span) if "util" in raw else part,
             engine=track(raw["engine"], *span) if "engine" in raw else part,
         )
+
+
+def _outages(raw: dict[str, Any]) -> Iterator[Outage]:
+    """One outage, or one of the same length ``every`` so often ``until`` a time."""
+    start, end = seconds(raw["from"]), seconds(raw["to"])
+    every, until = seconds(raw.get("every", 0)), seconds(raw.get("until", 0))
+    yield Outage(what=raw["what"], start=start, end=end)
+    for number in range(1, int((until - end) // every) + 1 if every else 1):
+        yield Outage(what=raw["what"], start=start + number * every, end=end + number * every)
+
+
+def _loss(raw: int | str) -> Loss:
+    """Read ``3`` (each third) or ``5 %`` (at random)."""
+    return Loss(part=float(raw.removesuffix("%")) / 100) if isinstance(raw, str) else Loss(every=raw)
 
 
 def _of_share(value: float | None, share: float) -> float | None:

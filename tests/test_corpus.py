@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, fleets, run, told, wrong
-from corpus_series import Series
+from corpus_series import RECORDED, Series
 from corpus_support import Shape, load, seconds, track
 
 from exporter.metrics import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
-WASTE = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle"})
+WASTE = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost"})
+BESIDE = frozenset({"GPUExporterCrashLooping"})
+"""Alerts of the agents that see the workloads."""
 SHAPES = load()
+NOT_THE_AGENTS = {"up", "process_start_time_seconds", RECORDED}
 TARGET_LABELS = {"job", "instance", "namespace", "pod"}
 
 needs_promtool = pytest.mark.skipif(not PROMTOOL.exists(), reason="promtool is not unpacked; make install")
@@ -23,7 +26,7 @@ needs_promtool = pytest.mark.skipif(not PROMTOOL.exists(), reason="promtool is n
 @cache
 def fired() -> tuple[Firing, ...]:
     """What fires over all shapes; evaluated once."""
-    return tuple(run(SHAPES, RULES, WASTE, agent_page))
+    return tuple(run(SHAPES, RULES, WASTE | BESIDE, agent_page))
 
 
 def test_there_are_enough_shapes_and_each_says_why() -> None:
@@ -49,6 +52,7 @@ def test_alerts_fire_when_they_must_and_only_then(shape: Shape) -> None:
     by_subject = told(fired(), index)
     expected = {Subject(shape.name, f"{work.namespace}/{work.name}"): work.alerts for work in shape.workloads}
     expected |= {Subject(shape.name, board): alerts for board, alerts in shape.sharers.items()}
+    expected |= {Subject(shape.name, node): shape.agents for node in shape.nodes}
     subjects = [subject for subject in by_subject if subject.shape == shape.name]
     findings = [
         f"{subject.name}: {finding}"
@@ -72,16 +76,24 @@ def test_alerts_have_the_severity_that_their_money_asks_for(shape: Shape) -> Non
 
 
 @needs_promtool
-def test_one_workload_is_one_alert_however_many_gpus_and_nodes_it_has() -> None:
+@pytest.mark.parametrize(
+    "subject",
+    [
+        Subject("array-of-64-idle", "array-of-64-idle/sweep"),
+        Subject("owner-known-late", "owner-known-late/latecomer"),
+        Subject("owner-known-at-fifty-minutes", "owner-known-at-fifty-minutes/latecomer"),
+    ],
+    ids=lambda subject: subject.shape,
+)
+def test_one_workload_is_one_alert_however_many_gpus_and_names_it_has(subject: Subject) -> None:
     index = Index(SHAPES)
-    subject = Subject("array-of-64-idle", "array-of-64-idle/sweep")
     mine = [one for one in fired() if index.subject(one, one.episodes[0][0]) == subject]
     assert sorted(one.alert for one in mine) == ["GPUIdle", "GPUUnderutilised"]
 
 
 @cache
 def shown() -> tuple[Series, ...]:
-    """What the agents of both fleets show."""
+    """What the agents of all fleets show."""
     made = []
     for fleet in fleets(SHAPES):
         series = Series([300.0 * number for number in range(int(fleet.lasts // 300))])
@@ -94,7 +106,7 @@ def shown() -> tuple[Series, ...]:
 def test_the_corpus_has_only_series_and_labels_that_the_agent_has() -> None:
     for series in shown():
         for name, labels in series.rows:
-            if name != "up":
+            if name not in NOT_THE_AGENTS:
                 allowed = TARGET_LABELS | set(catalog.BY_NAME[name].labels)
                 assert {label for label, _ in labels} <= allowed, name
 

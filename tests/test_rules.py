@@ -136,11 +136,11 @@ WEAKENED = {
         "a Prometheus that",
     ),
     "missed scrape ends it": (
-        *("recording", "last_over_time(gpu_owner_gpus[2m])", "gpu_owner_gpus"),
+        *("recording", "last_over_time(gpu_owner_gpus[5m])", "gpu_owner_gpus"),
         *("waste_guards", "a scrape that fails"),
     ),
     "target labels kept": (
-        *("recording", f"max by ({OWNER}) (last_over_time(gpu_owner_gpus[2m]))", "last_over_time(gpu_owner_gpus[2m])"),
+        *("recording", f"max by ({OWNER}) (last_over_time(gpu_owner_gpus[5m]))", "last_over_time(gpu_owner_gpus[2m])"),
         *("waste_guards", "a second scrape"),
     ),
     "least patient policy": (
