@@ -1,4 +1,4 @@
-"""Checks what no linter checks: sizes of modules, functions and trees, and names of one machine in the tree."""
+"""Check what no linter checks: sizes of modules, functions and trees, names of this machine, language of the docs."""
 
 import ast
 import io
@@ -18,6 +18,37 @@ CEILINGS = {"exporter": (153, 34_100), "simulator": (67, 7_970)}
 LEAST_WORDS_RATIO = 0.17
 """Docstrings and comments per line of code in ``exporter``."""
 ADDRESS = re.compile(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host")
+
+REPLACEMENTS = (
+    (r"anew", "again"),
+    (r"mend(?:s|ed|ing)?", "fix"),
+    (r"clocks? that nobody sets", "monotonic clock"),
+    (r"who holds", "holder"),
+    (r"what is held", "held devices"),
+    (r"nobody holds", "unheld, or no holder"),
+    (r"(?:is|are|was|were|be) told", "is reported, is shown or is logged"),
+    (r"tells? whether", "shows whether"),
+    (r"tells? (?:nothing|none)", "reports none"),
+    (r"(?:told|tells?) apart", "distinguish"),
+    (r"stands? (?:apart|beside)", "is separate, or is next to"),
+    (r"beside", "in addition to, next to or with"),
+    (r"go(?:es)? on", "continue"),
+    (r"in one go", "at once"),
+    (r"as of old|as ever", "as before"),
+    (r"for ever", "permanently"),
+    (r"looks? (?:at|after|for)", "check, read or search"),
+    (r"lets? go of", "release"),
+    (r"makes? way", "is closed, or yields"),
+    (r"at hand", "available"),
+    (r"is none", "unknown X, not 'X is none'"),
+)
+"""Expressions that read like a translation, and the plain words for them."""
+NOT_YET_PLAIN = frozenset(
+    f"docs/{name}.md" for name in ("accuracy", "architecture", "configuration", "dcgm", "metrics", "runbook")
+)
+"""Pages that still have such expressions; a page leaves the list with its last one, and none is added."""
+_VERBATIM = re.compile(r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|\]\([^)\n]*\)|^ {4,}\S.*?$", re.DOTALL | re.MULTILINE)
+"""Code, quoted output and targets of links."""
 
 
 def tracked() -> list[Path]:
@@ -94,6 +125,25 @@ def strays(path: Path, words: list[str]) -> Iterator[str]:
             yield f"{path}:{number}: an index address; requirements carry versions and hashes only"
 
 
+def stilted(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, expression and replacement for each expression of ``text`` that reads like a translation."""
+    prose = _VERBATIM.sub(lambda match: "\n" * match[0].count("\n"), text)
+    for number, line in enumerate(prose.splitlines(), start=1):
+        for pattern, plain in REPLACEMENTS:
+            for match in re.finditer(rf"\b(?:{pattern})\b", line, re.IGNORECASE):
+                yield number, match[0], plain
+
+
+def language(path: Path) -> Iterator[str]:
+    """Report expressions to replace in a page of the documentation, and pages that no longer need their exemption."""
+    found = list(stilted((ROOT / path).read_text(encoding="utf-8")))
+    if path.as_posix() not in NOT_YET_PLAIN:
+        for number, words, plain in found:
+            yield f'{path}:{number}: "{words}": write {plain}'
+    elif not found:
+        yield f"{path}: has plain language: remove it from NOT_YET_PLAIN in scripts/check_repository.py"
+
+
 def main() -> int:
     """Print every finding; the exit code is 1 when there is one."""
     files = tracked()
@@ -103,6 +153,7 @@ def main() -> int:
         line for path in files if path.parts[0] == "exporter" and path.suffix == ".py" for line in oversized(path)
     ]
     findings += overgrown(files)
+    findings += [line for path in files if path.parts[0] == "docs" and path.suffix == ".md" for line in language(path)]
     for line in findings:
         print(line)
     return 1 if findings else 0

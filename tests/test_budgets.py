@@ -59,8 +59,8 @@ def test_a_budget_may_be_for_a_label() -> None:
 
 
 def test_the_example_of_the_documentation_is_right() -> None:
-    text = (Path(__file__).resolve().parent.parent / "docs" / "budgets.md").read_text()
-    research, everything = parse(text.split("```yaml\n")[1].split("```")[0], "docs/budgets.md")
+    text = (Path(__file__).resolve().parent.parent / "docs" / "cost.md").read_text()
+    research, everything = parse("budgets:" + text.split("```yaml\nbudgets:")[1].split("```")[0], "docs/cost.md")
     assert research.thresholds == everything.thresholds
     assert everything.include_unallocated
 

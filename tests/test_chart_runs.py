@@ -40,7 +40,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def secrets_of(certificates: Certificates) -> Secrets:
-    """The Secrets that `chart-everything.yaml` names, as somebody would make them by docs/web-config.md."""
+    """The Secrets that `chart-everything.yaml` names, as somebody would make them by docs/security.md."""
     pair = {"tls.crt": certificates.path("server.pem"), "tls.key": certificates.path("server.key")}
     web = f"""
 tls_server_config: {{cert_file: /etc/gpu-cost-exporter/tls/tls.crt, key_file: /etc/gpu-cost-exporter/tls/tls.key}}

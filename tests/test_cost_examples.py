@@ -26,7 +26,7 @@ Views = Callable[[float], Sequence[DeviceView]]
 
 @cache
 def book() -> PriceBook:
-    (text,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(currency:.*?)```", DOCUMENT.read_text(), re.DOTALL)
     return price_book.parse(text, "cost.yaml")
 
 
@@ -168,7 +168,7 @@ def test_from_spot_to_on_demand() -> None:
 def test_ones_own_servers_by_the_formula_and_by_measured_energy() -> None:
     by_formula = replay(alone(lambda _hour: 1.0), 10, node="dc1-a")
     metered = replay(alone(lambda hour: 1.0 if hour < 5 else 0.0, watts=500.0), 10, node="dc2-a")
-    assert documented("One's own servers") == [table(by_formula), table(metered)]
+    assert documented("Own servers") == [table(by_formula), table(metered)]
 
 
 def test_the_documents_book_has_no_warning_and_every_row_is_used_by_an_example() -> None:

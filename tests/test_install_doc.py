@@ -289,7 +289,7 @@ def test_every_link_leads_somewhere(name: str) -> None:
     assert document_support.lead_nowhere(page(name)) == []
 
 
-@pytest.mark.parametrize("name", [*PAGES, "runbook.md", "scale.md", "dcgm.md", "../README.md"])
+@pytest.mark.parametrize("name", [*PAGES, "runbook.md", "dcgm.md", "../README.md"])
 def test_every_value_of_the_chart_that_is_named_exists(name: str) -> None:
     assert document_support.unknown_values(page(name)) == []
 

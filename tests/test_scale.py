@@ -14,7 +14,7 @@ SIZES = Sizes(pod_full=10_000, pod_metadata=5_000, bookmark=100, node=10_000, na
 
 
 def test_the_page_has_the_table_that_is_computed() -> None:
-    assert table(Fleet(), sizes()) in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert table(Fleet(), sizes()) in (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 
 
 def test_a_fleet_that_watches_asks_for_little_of_what_one_that_polls_asks_for() -> None:

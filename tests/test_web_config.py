@@ -371,7 +371,7 @@ def test_the_doctor_says_what_is_wrong_with_the_file(certificates: Certificates)
 
 
 def test_the_documented_file_is_one_of_prometheus_too(certificates: Certificates) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "web-config.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
     example = re.findall(r"```yaml\n(tls_server_config.*?)```", page, re.DOTALL)[0]
     path = certificates.path("web.yaml")
     path.write_text(example.replace("tls.crt", "server.pem").replace("tls.key", "server.key"))

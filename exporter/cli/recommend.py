@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DEFAULT_WINDOW = "7d"
 _EPILOG = (
     "Exit code: 0, also where nothing was found; 1 if Prometheus cannot be asked or has no evidence; 2 for a wrong"
-    " flag; 3 if some prices could not be read. Each rule with its threshold: docs/recommendations.md."
+    " flag; 3 if some prices could not be read. Each rule with its threshold: docs/cost.md."
 )
 
 

@@ -17,7 +17,7 @@ _ALL = ("agent_username", *_FILES, "agent_skip_verify")
 
 def add_agent_access(parser: Parser) -> None:
     """Add them to a command that has ``--agent``."""
-    group = parser.add_argument_group("An agent with TLS and passwords (docs/web-config.md)")
+    group = parser.add_argument_group("An agent with TLS and passwords (docs/security.md)")
     group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
     group.add_argument(
         "--agent-password-file", type=Path, metavar="FILE", help="file with that user's password [default: none]"

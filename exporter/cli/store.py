@@ -14,7 +14,7 @@ from exporter.config.prometheus_options import add_prometheus_options
 
 _EPILOG = (
     "Exit code: 0; 1 if the store or Prometheus cannot be used, or close does not close its day; 2 for a wrong flag;"
-    " 3 if backfill left a day, or something is wrong with the store. What is kept, and how: docs/store.md."
+    " 3 if backfill left a day, or something is wrong with the store. What is kept, and how: docs/cost.md."
 )
 _KEEP = re.compile(r"([1-9][0-9]{0,3})([dy])")
 

@@ -59,7 +59,7 @@ WEB_CONFIG = Option(
     default=None,
     default_note="plain HTTP, no passwords",
     group=SERVE,
-    help="YAML file of TLS and passwords, as Prometheus' own (docs/web-config.md); read again when it changes.",
+    help="YAML file of TLS and passwords, as Prometheus' own (docs/security.md); read again when it changes.",
 )
 
 OPTIONS: tuple[Option, ...] = (

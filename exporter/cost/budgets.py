@@ -112,7 +112,7 @@ def parse(text: str, path: str) -> tuple[Budget, ...]:
     if problem:
         raise ConfigError(problem)
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}:1: no budgets; allowed: the key budgets with a list below it (see docs/budgets.md)")
+        raise ConfigError(f"{path}:1: no budgets; allowed: the key budgets with a list below it (see docs/cost.md)")
     problems: list[str] = []
     top = Fields(root, path, "", problems)
     budgets = _budgets(top)

@@ -247,7 +247,7 @@ MONTH_HOURS = 730.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceSettings:
-    """Thresholds; docs/recommendations.md gives the reason of each."""
+    """Thresholds; docs/cost.md gives the reason of each."""
 
     least_coverage_ratio: float = 0.9
     """Part of the held hours whose activity was measured."""

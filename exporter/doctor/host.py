@@ -432,9 +432,9 @@ def face(path: Path) -> Finding:
         settings = web_config.load(path)
     except ConfigError as error:
         more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return fail(_NAME, f"{error.problems[0]}{more}", "fix it; docs/web-config.md has every key")
+        return fail(_NAME, f"{error.problems[0]}{more}", "fix it; docs/security.md has every key")
     users = f"{len(settings.users)} user{'s' if len(settings.users) != 1 else ''}"
     told = f"{'TLS' if settings.tls else 'plain HTTP'}, {users if settings.users else 'no passwords'}"
     if settings.warnings:
-        return warn(_NAME, f"{told}; {settings.warnings[0]}", "see docs/web-config.md")
+        return warn(_NAME, f"{told}; {settings.warnings[0]}", "see docs/security.md")
     return ok(_NAME, told)

@@ -54,7 +54,7 @@
 {{- end }}
 {{- end }}
 {{- else if not .Values.rbac.create }}
-- rbac.create: is false: bind list and watch of pods, get of nodes and what else docs/scale.md names to {{ include "gpu-cost-exporter.serviceAccountName" . }}.
+- rbac.create: is false: bind list and watch of pods, get of nodes and what else docs/performance.md names to {{ include "gpu-cost-exporter.serviceAccountName" . }}.
 {{- end }}
 {{- if not $agent.processes.enabled }}
 - agent.processes.enabled: is false: where pods share a GPU their use is divided evenly, and marked estimated.
