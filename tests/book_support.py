@@ -19,7 +19,7 @@ from exporter.cost.live import LivePod, at_work_ratio
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
-from exporter.service.data import Freshness, LiveBook, Sources, label_values
+from exporter.service.data import Book, Freshness, Sources, label_values
 from exporter.service.routes import Face, create_app
 from exporter.service.settings import ServeSettings
 
@@ -33,7 +33,7 @@ class Served:
 
     url: str
     """Without a slash at its end."""
-    book: LiveBook
+    book: Book
     loop: asyncio.AbstractEventLoop
     """Where the book lives."""
 
@@ -85,7 +85,7 @@ async def served(
             pods=live_pods(pods, prometheus_url),
             at_work_ratio=partial(at_work_ratio, client, cluster_label="cluster"),
         )
-        book = LiveBook(sources, lambda: now_seconds)
+        book = Book(sources, lambda: now_seconds)
         hour = now_seconds // HOUR_SECONDS * HOUR_SECONDS
         book.learn(
             freshness=Freshness(

@@ -14,7 +14,7 @@ from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, 
 from exporter.cost.store_schema import day_window
 from exporter.errors import ConfigError
 from exporter.model import Money
-from exporter.service.data import LiveBook, Sources
+from exporter.service.data import Book, Sources
 from exporter.service.refresh import Count, Keeping, Questions, Refreshing
 
 ONE = """\
@@ -282,7 +282,7 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
 
     questions = Questions(newest_hour=newest, labels=labels, recommendations=advice, load_budgets=count)
     keeping = Keeping(prometheus=source, path=None, history_days=1)
-    looking = Refreshing(book=LiveBook(sources, lambda: NOW), questions=questions, keeping=keeping)
+    looking = Refreshing(book=Book(sources, lambda: NOW), questions=questions, keeping=keeping)
     looking.load_budgets()
     counted = []
     for second in seconds:

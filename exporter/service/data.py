@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Protocol
 
 from exporter.cost.budgets import BudgetState, complete_days, forecast
 from exporter.cost.holdings import Recommendation
@@ -70,71 +69,6 @@ class Freshness:
     problem: str = ""
     """Why newer hours are not there, in one sentence with the mend; empty where all is well."""
     simulated: bool = False
-
-
-class Book(Protocol):
-    """Answers from the store and, for what is not closed yet, from Prometheus; never blocks the event loop."""
-
-    async def report(
-        self,
-        window: Window,
-        by: Sequence[Dimension],
-        filters: Filters | None = None,
-        *,
-        share_idle: ShareIdle = "none",
-        share_unallocated: bool = False,
-        with_series: bool = False,
-    ) -> FleetReport:
-        """The report over a window; ``with_series`` also day by day.
-
-        Raises:
-            PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
-            StoreError: The store cannot be read.
-        """
-        ...
-
-    async def ledger(
-        self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
-    ) -> FleetLedger:
-        """The ledger that reports are made of, read anew; for exports.
-
-        Raises:
-            PrometheusError: As for ``report``.
-            StoreError: As for ``report``.
-        """
-        ...
-
-    async def months(self) -> Sequence[MonthMoney]:
-        """This month's money, currency by currency."""
-        ...
-
-    async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
-        """Mean part of the held GPUs that were at work; ``None`` where it is not recorded or cannot be asked."""
-        ...
-
-    async def pods(self, filters: Filters) -> Sequence[LivePod]:
-        """Pods of a workload that hold devices now or did within a day, from the live series.
-
-        Raises:
-            PrometheusError: Prometheus cannot be asked.
-        """
-        ...
-
-    def labels(self) -> Mapping[str, tuple[str, ...]]:
-        """Values by key of the cost labels that owners have."""
-        ...
-
-    def recommendations(self) -> Sequence[Recommendation]:
-        """Of the last hour's look, dearest first."""
-        ...
-
-    def budgets(self) -> Sequence[BudgetState]:
-        """Every budget, in the order of its file."""
-        ...
-
-    def freshness(self) -> Freshness:
-        """How new all this is."""
-        ...
 
 
 KNOWN_RATIO = 0.99
@@ -231,8 +165,10 @@ class _Months:
     coverage: float | None
 
 
-class LiveBook:
-    """A ``Book``. For one event loop; whoever refreshes it calls ``learn`` and ``renew``.
+class Book:
+    """Answers from the store and, for what is not closed yet, from Prometheus; never blocks the event loop.
+
+    For one event loop; the refresh loop calls ``learn`` and ``renew``.
 
     Args:
         sources: What is asked.
@@ -266,7 +202,12 @@ class LiveBook:
         share_unallocated: bool = False,
         with_series: bool = False,
     ) -> FleetReport:
-        """The report over a window; see ``Book.report``."""
+        """Return the report over a window; ``with_series`` also day by day.
+
+        Raises:
+            PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
+            StoreError: The store cannot be read.
+        """
         question = question_of(
             window,
             tuple(by),
@@ -314,7 +255,12 @@ class LiveBook:
     async def ledger(
         self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
     ) -> FleetLedger:
-        """The ledger, read anew; see ``Book.ledger``."""
+        """Return the ledger that reports are made of, read again; for exports.
+
+        Raises:
+            PrometheusError: As for ``report``.
+            StoreError: As for ``report``.
+        """
         async with self.readings.turn():
             return await self._sources.ledger.ledger(window, dimensions, filters)
 
@@ -352,30 +298,34 @@ class LiveBook:
         return self._months if self._months and self._months.start_seconds == month_start(now) else None
 
     async def pods(self, filters: Filters) -> Sequence[LivePod]:
-        """Pods that match, from the live series; see ``Book.pods``."""
+        """Return the matching pods that hold devices now or did within a day, from the live series.
+
+        Raises:
+            PrometheusError: Prometheus cannot be asked.
+        """
         return await self._sources.pods(filters)
 
     async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
-        """As recorded; a page goes without it where Prometheus cannot be asked."""
+        """Return the mean part of held GPUs at work; ``None`` if not recorded or Prometheus cannot be asked."""
         try:
             return await self._sources.at_work_ratio(window, filters)
         except PrometheusError:
             return None
 
     def labels(self) -> Mapping[str, tuple[str, ...]]:
-        """As they were last learned."""
+        """Return the values by key of the owners' cost labels, as last read."""
         return self._labels
 
     def recommendations(self) -> Sequence[Recommendation]:
-        """As they were last learned."""
+        """Return the recommendations as last read, dearest first."""
         return self._recommendations
 
     def budgets(self) -> Sequence[BudgetState]:
-        """As they were last learned."""
+        """Return every budget as last counted, in the order of its file."""
         return self._budgets
 
     def freshness(self) -> Freshness:
-        """As it was last learned, with the time of now."""
+        """Return how new the data is, at the present time."""
         return replace(self._freshness, now_seconds=self._clock())
 
     def learn(

@@ -16,7 +16,7 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days, oldest_day
 from exporter.cost.store_schema import ClosedDay
 from exporter.errors import ConfigError, ExporterError, PrometheusError, StoreError
-from exporter.service.data import LiveBook, lateness
+from exporter.service.data import Book, lateness
 from exporter.service.report_cache import Question
 
 LOG = logging.getLogger("exporter.service")
@@ -177,7 +177,7 @@ class Questions:
 class Refreshing:
     """The rounds, one at a time."""
 
-    book: LiveBook
+    book: Book
     questions: Questions
     keeping: Keeping
     first: Sequence[Question] = ()

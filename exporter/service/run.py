@@ -21,7 +21,7 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
 from exporter.metrics.process import ProcessMetrics
 from exporter.service import pages
-from exporter.service.data import LiveBook, Sources, label_values, newest_hour
+from exporter.service.data import Book, Sources, label_values, newest_hour
 from exporter.service.metrics import ServiceFigures, render
 from exporter.service.refresh import Count, Keeping, Questions, Refreshing, keep, rounds
 from exporter.service.routes import Face, create_app
@@ -94,7 +94,7 @@ class Service:
         self._wake = asyncio.Event()
         label = settings.prometheus.cluster_label
         ledger = _ledger(settings, PrometheusLedger(client))
-        self.book = LiveBook(
+        self.book = Book(
             Sources(
                 ledger=ledger,
                 pods=partial(live_pods, client, cluster_label=label),
