@@ -93,7 +93,7 @@ async def served(
                 first_day_seconds=None,
                 closed_until_seconds=None,
                 read_until_seconds=hour,
-                problem=problem,
+                problem=problem or None,
             ),
             labels={} if problem else await label_values(client, now_seconds),
             recommendations=await read_recommendations(client, ledger, now_seconds)

@@ -23,7 +23,7 @@ from fleet_report_support import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.cost import document
+from exporter.cost.document import document
 from exporter.cost.ledger import UNALLOCATED, Dimension, Filters, FleetLedger
 from exporter.cost.render import FLEET_FORMATS, Form, write_fleet
 from exporter.cost.report import FleetReport, ShareIdle, make_report

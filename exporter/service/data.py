@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Annotated
 
 from exporter.cost.budgets import BudgetState, complete_days, forecast
 from exporter.cost.holdings import Recommendation
@@ -29,46 +30,39 @@ from exporter.service.report_cache import Question, Readings, question_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MonthMoney:
+class Month:
     """This month in one currency."""
 
-    currency: str
-    spent: float
-    """Month to date: held, Unallocated and Unattributed."""
-    forecast: float | None
-    """Of the whole month; ``None`` while too little is known."""
-    last_month: float | None
-    """Of the whole month before, where it is known."""
+    currency: Annotated[str, "ISO 4217."]
+    spent: Annotated[float, "Month to date: all GPUs, held or not."]
+    forecast: Annotated[float | None, "Of the whole month; null while too little is known."]
+    last_month: Annotated[float | None, "Of the month before; null where it is not wholly known."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funnel:
-    """Mean numbers of GPUs over a window: what is there, held, at work, and what full use of the work would be."""
+    """Mean numbers of GPUs over the recorded hours."""
 
-    total: float
-    allocated: float
-    at_work: float | None
-    """Held, and active for 5 % of a quarter of an hour or more; ``None`` where it is not recorded."""
-    effective: float
-    """GPUs worth of measured activity: half a GPU for one that is half busy."""
-    unknown: float
-    """Held, and not measured."""
+    total: Annotated[float, "There and metered."]
+    allocated: Annotated[float, "Held by owners."]
+    active: Annotated[float | None, "Held, and at work for 5 % of a quarter of an hour or more, where it is recorded."]
+    effective: Annotated[float, "At work; a GPU that is half busy counts half."]
+    unknown: Annotated[float, "Held and not measured."]
+
+
+_TIME = "Unix time; null while it is not known."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
     """How new what is shown is."""
 
-    now_seconds: float
-    first_day_seconds: float | None
-    """Start of the oldest day that is known; ``None`` while nothing is."""
-    closed_until_seconds: float | None
-    """End of the newest closed day."""
-    read_until_seconds: float | None
-    """End of the newest hour that was read from Prometheus."""
-    problem: str = ""
-    """Why newer hours are not there, in one sentence with the mend; empty where all is well."""
-    simulated: bool = False
+    now_seconds: Annotated[float, "Time of the answer, Unix time."]
+    first_day_seconds: Annotated[float | None, f"Start of the oldest day that is known. {_TIME}"] = None
+    closed_until_seconds: Annotated[float | None, f"End of the newest closed day. {_TIME}"] = None
+    read_until_seconds: Annotated[float | None, f"End of the newest recorded hour. {_TIME}"] = None
+    problem: Annotated[str | None, "Why newer hours are not there, with the mend."] = None
+    simulated: Annotated[bool, "Some of it is of simulated nodes."] = False
 
 
 KNOWN_RATIO = 0.99
@@ -87,7 +81,7 @@ def month_start(now_seconds: float) -> int:
     return _month(now_seconds).start_seconds
 
 
-def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ...]:
+def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[Month, ...]:
     """This month's money, a line per currency.
 
     Args:
@@ -103,7 +97,7 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ..
     for currency in sorted({currency for chunk in ledger.chunks for currency in _money(chunk)}):
         spent = sum(_money(chunk).get(currency, 0.0) for chunk in now)
         months.append(
-            MonthMoney(
+            Month(
                 currency=currency,
                 spent=spent,
                 forecast=forecast(spent, _days(ledger, currency), ledger.window.end_seconds, this),
@@ -161,7 +155,7 @@ class _Months:
     """A month's money as it was read."""
 
     start_seconds: int
-    money: tuple[MonthMoney, ...]
+    money: tuple[Month, ...]
     coverage: float | None
 
 
@@ -180,9 +174,7 @@ class Book:
         self._sources = sources
         self._clock = clock
         self._zone = zone
-        self._freshness = Freshness(
-            now_seconds=clock(), first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
-        )
+        self._freshness = Freshness(now_seconds=clock())
         self._down = ""
         self._months: _Months | None = None
         self._months_hold = False
@@ -264,7 +256,7 @@ class Book:
         async with self.readings.turn():
             return await self._sources.ledger.ledger(window, dimensions, filters)
 
-    async def months(self) -> Sequence[MonthMoney]:
+    async def months(self) -> Sequence[Month]:
         """This month's money; as it was last read where it cannot be read now, and none where a part cannot be."""
         async with self._counting:
             now = self._clock()
@@ -288,7 +280,7 @@ class Book:
             self._months_hold = not ledger.failures
             return money
 
-    def known_months(self) -> tuple[Sequence[MonthMoney], float | None]:
+    def known_months(self) -> tuple[Sequence[Month], float | None]:
         """This month's money as it was last read, and the part of its hours that were recorded."""
         known = self._months_at(self._clock())
         return (known.money, known.coverage) if known else ((), None)

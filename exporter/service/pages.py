@@ -164,7 +164,7 @@ def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None)
     return Funnel(
         total=trust.capacity_seconds / seconds,
         allocated=allocated,
-        at_work=None if at_work_ratio is None else allocated * at_work_ratio,
+        active=None if at_work_ratio is None else allocated * at_work_ratio,
         effective=sum(figures.active_seconds for figures in held) / seconds,
         unknown=sum(figures.unknown_seconds for figures in held) / seconds,
     )
@@ -176,8 +176,8 @@ def _steps(of: Funnel | None, *, whole: bool) -> list[Step]:
         return []
     unknown = f"; what {of.unknown:.1f} of them did is not known" if of.unknown >= _TOLD_GPUS else ""
     steps = [("Allocated", f"held by owners{unknown}", of.allocated, "held")]
-    if of.at_work is not None:
-        steps.append(("Active", "at work for 5 % of the time or more", of.at_work, "measured"))
+    if of.active is not None:
+        steps.append(("Active", "at work for 5 % of the time or more", of.active, "measured"))
     steps.append(("Effective", "active in the tables: half busy counts half", of.effective, "active"))
     if whole:
         steps.insert(0, ("Total", "there and metered, on average", of.total, "total"))

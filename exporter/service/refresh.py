@@ -246,7 +246,8 @@ class Refreshing:
                 first_day_seconds=self.keeping.first_day_seconds,
                 closed_until_seconds=self.keeping.closed_until_seconds,
                 read_until_seconds=self._newest,
-                problem="; ".join(one for one in (down, late, self.keeping.problem, *self._problems.values()) if one),
+                problem="; ".join(one for one in (down, late, self.keeping.problem, *self._problems.values()) if one)
+                or None,
             ),
         )
 
