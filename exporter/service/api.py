@@ -357,7 +357,7 @@ async def _recommendations(ask: Ask) -> Answer:
     found: RecommendationsDocument = {
         "recommendations": [
             recommendation_document(advice)
-            for advice in ask.book.recommendations()
+            for advice in ask.book.recommendations.value
             if all(getattr(advice, name) in values for name, values in wanted.items())
         ],
         "freshness": ask.book.freshness(),
@@ -367,7 +367,7 @@ async def _recommendations(ask: Ask) -> Answer:
 
 async def _budgets(ask: Ask) -> Answer:
     found: BudgetsDocument = {
-        "budgets": [_budget(state) for state in ask.book.budgets()],
+        "budgets": [_budget(state) for state in ask.book.budgets.value],
         "freshness": ask.book.freshness(),
     }
     return Answer(body=responses.json_body(found))

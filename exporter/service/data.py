@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Annotated
+from math import inf
+from typing import Annotated, Generic, TypeVar
 
 from exporter.cost.budgets import BudgetState, complete_days, forecast
 from exporter.cost.holdings import Recommendation
@@ -26,7 +27,7 @@ from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.query_rows import LedgerSource
 from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report
 from exporter.errors import ConfigError, ExporterError, PrometheusError
-from exporter.service.report_cache import Question, Readings, question_of
+from exporter.service.report_cache import Question, Readings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,19 +140,82 @@ def _money(chunk: Chunk) -> dict[str, float]:
     return total
 
 
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Cached(Generic[Value]):
+    """A value that is read again when it is due; the old one stays while it cannot be read. For one event loop."""
+
+    name: str
+    read: Callable[[float], Awaitable[Value]]
+    """Reads it at a Unix time. Raises ExporterError."""
+    value: Value
+    every_seconds: float = inf
+    """Between two readings that went well."""
+    retry_seconds: float = 0.0
+    """After a reading that failed; twice as long after each further one."""
+    longest_retry_seconds: float = 0.0
+    holds: Callable[[Value, float], bool] = field(default=lambda _value, _now: True)
+    """Whether a value may still be shown at a Unix time."""
+    problem: str = ""
+    """Why the last reading failed; empty where it did not."""
+    pause_seconds: float = 0.0
+    """Between the last reading, which failed, and the next one; 0 where it did not fail."""
+    _due_at: float = 0.0
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def expire(self) -> None:
+        """Make it due; the value stays as the old one."""
+        self._due_at, self.pause_seconds = 0.0, 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time to read it; a clock that was set back makes no pause longer."""
+        return not self.holds(self.value, now) or not 0 < self._due_at - now <= (
+            self.pause_seconds or self.every_seconds
+        )
+
+    async def refresh(self, now: float) -> None:
+        """Read it if it is due; one reading at a time.
+
+        Raises:
+            ExporterError: It could not be read.
+        """
+        async with self._reading:
+            if not self.is_due(now):
+                return
+            before, self._due_at = self.pause_seconds, now + self.every_seconds  # what expires it meanwhile wins
+            self.pause_seconds = 0.0
+            try:
+                self.value = await self.read(now)
+            except ExporterError as error:
+                self.problem = str(error)
+                self.pause_seconds = min(max(2 * before, self.retry_seconds), self.longest_retry_seconds)
+                self._due_at = now + self.pause_seconds
+                raise
+            self.problem = ""
+
+
+Count = Callable[[float], Awaitable[Sequence[BudgetState]]]
+"""Counts all budgets at a Unix time. Raises PrometheusError or StoreError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What is asked."""
+    """What is asked; each raises PrometheusError where Prometheus does not answer."""
 
     ledger: LedgerSource
     pods: Callable[[Filters], Awaitable[Sequence[LivePod]]]
-    """Pods that match, from the live series. Raises PrometheusError."""
+    """Pods that match, from the live series."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
-    """Part of the held GPUs that were at work. Raises PrometheusError."""
+    """Part of the held GPUs that were at work."""
+    newest_hour: Callable[[float], Awaitable[float | None]]
+    labels: Callable[[float], Awaitable[Mapping[str, tuple[str, ...]]]]
+    recommendations: Callable[[float], Awaitable[Sequence[Recommendation]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Months:
+class ThisMonth:
     """A month's money as it was read."""
 
     start_seconds: int
@@ -159,29 +223,46 @@ class _Months:
     coverage: float | None
 
 
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 60.0, 3600.0
+"""Before budgets that could not be counted are counted again: twice as long each time, as each costs many questions."""
+
+
 class Book:
     """Answers from the store and, for what is not closed yet, from Prometheus; never blocks the event loop.
 
-    For one event loop; the refresh loop calls ``learn`` and ``renew``.
+    For one event loop.
 
     Args:
         sources: What is asked.
         clock: Unix seconds.
         zone: Whose days and months the names of reports mean.
+
+    Attributes:
+        labels: Values by key of the cost labels that owners have.
+        recommendations: Those of the last reading, dearest first.
+        budgets: How every budget stands, in the order of its file.
+        down: Why Prometheus does not answer now; empty where it does.
     """
 
     def __init__(self, sources: Sources, clock: Callable[[], float], zone: tzinfo = UTC) -> None:
-        self._sources = sources
+        self.sources = sources
         self._clock = clock
         self._zone = zone
         self._freshness = Freshness(now_seconds=clock())
-        self._down = ""
-        self._months: _Months | None = None
-        self._months_hold = False
-        self._counting = asyncio.Lock()
-        self._labels: Mapping[str, tuple[str, ...]] = {}
-        self._recommendations: tuple[Recommendation, ...] = ()
-        self._budgets: tuple[BudgetState, ...] = ()
+        self.down = ""
+        self.labels = Cached[Mapping[str, tuple[str, ...]]](name="labels", read=sources.labels, value={})
+        self.month = Cached[ThisMonth | None](
+            name="months", read=self._read_month, value=None, holds=lambda month, now: _is_of(month, now) is not None
+        )
+        self.budgets = Cached[Sequence[BudgetState]](
+            name="budgets",
+            read=self._count_budgets,
+            value=(),
+            retry_seconds=FIRST_PAUSE_SECONDS,
+            longest_retry_seconds=MOST_PAUSE_SECONDS,
+        )
+        self.recommendations = Cached[Sequence[Recommendation]](name="advice", read=sources.recommendations, value=())
+        self._count: Count | None = None
         self.readings = Readings(clock)
 
     async def report(
@@ -200,10 +281,10 @@ class Book:
             PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
             StoreError: The store cannot be read.
         """
-        question = question_of(
-            window,
-            tuple(by),
-            filters or Filters(),
+        question = Question(
+            name=window.label or f"{window.start_seconds},{window.end_seconds}",
+            by=tuple(by),
+            filters=frozenset((filters or Filters()).wanted.items()),
             share_idle=share_idle,
             share_unallocated=share_unallocated,
             with_series=with_series,
@@ -228,7 +309,7 @@ class Book:
         wanted = Filters(wanted=dict(question.filters))
 
         async def read() -> FleetReport:
-            ledger = await self._sources.ledger.ledger(window, dimensions_of(question.by), wanted)
+            ledger = await self.sources.ledger.ledger(window, dimensions_of(question.by), wanted)
             report = await asyncio.to_thread(
                 make_report,
                 ledger,
@@ -242,7 +323,7 @@ class Book:
             return report
 
         is_closed = window.end_seconds <= (self._freshness.closed_until_seconds or 0.0)
-        return await self.readings.get(question, window, read, "" if is_closed else self._down)
+        return await self.readings.get(question, window, read, "" if is_closed else self.down)
 
     async def ledger(
         self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
@@ -254,40 +335,48 @@ class Book:
             StoreError: As for ``report``.
         """
         async with self.readings.turn():
-            return await self._sources.ledger.ledger(window, dimensions, filters)
+            return await self.sources.ledger.ledger(window, dimensions, filters)
 
     async def months(self) -> Sequence[Month]:
-        """This month's money; as it was last read where it cannot be read now, and none where a part cannot be."""
-        async with self._counting:
-            now = self._clock()
-            known = self._months_at(now)
-            if known and (self._months_hold or self._down):
-                return known.money
+        """Return this month's money; as it was last read where it cannot be read now, none where a part cannot be."""
+        now = self._clock()
+        known = _is_of(self.month.value, now)
+        if known is None or not self.down:
             try:
-                ledger = await self._sources.ledger.ledger(months_window(now), frozenset())
+                await self.month.refresh(now)
             except ExporterError:
                 if known is None:
                     raise
-                return known.money
-            self._note(simulated=ledger.simulated)
-            if ledger.failures and known:
-                return known.money
-            start = month_start(now)
-            if any(failure.window.end_seconds > start for failure in ledger.failures):
-                return ()
-            money, coverage = month_money(ledger, now), month_coverage(ledger, now)
-            self._months = _Months(start_seconds=start, money=money, coverage=coverage)
-            self._months_hold = not ledger.failures
-            return money
+            known = _is_of(self.month.value, now)
+        return known.money if known else ()
 
-    def known_months(self) -> tuple[Sequence[Month], float | None]:
-        """This month's money as it was last read, and the part of its hours that were recorded."""
-        known = self._months_at(self._clock())
-        return (known.money, known.coverage) if known else ((), None)
+    async def _read_month(self, now: float) -> ThisMonth | None:
+        ledger = await self.sources.ledger.ledger(months_window(now), frozenset())
+        self._note(simulated=ledger.simulated)
+        start, known = month_start(now), _is_of(self.month.value, now)
+        if ledger.failures:
+            self.month.expire()
+            if known or any(failure.window.end_seconds > start for failure in ledger.failures):
+                return known
+        return ThisMonth(start_seconds=start, money=month_money(ledger, now), coverage=month_coverage(ledger, now))
 
-    def _months_at(self, now: float) -> _Months | None:
-        """What is known of the month of now: that of another month is not passed off as this one's."""
-        return self._months if self._months and self._months.start_seconds == month_start(now) else None
+    def known_month(self) -> ThisMonth | None:
+        """Return this month's money as it was last read."""
+        return _is_of(self.month.value, self._clock())
+
+    def count_budgets_by(self, count: Count) -> None:
+        """Count other budgets from now on."""
+        self._count = count
+        self.budgets.expire()
+
+    async def _count_budgets(self, now: float) -> Sequence[BudgetState]:
+        states = await self._count(now) if self._count else ()
+        # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
+        if unread := [state for state in states if state.unread]:
+            self.budgets.value = states
+            what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
+            raise PrometheusError("budgets_unread", what, retriable=True)
+        return states
 
     async def pods(self, filters: Filters) -> Sequence[LivePod]:
         """Return the matching pods that hold devices now or did within a day, from the live series.
@@ -295,60 +384,36 @@ class Book:
         Raises:
             PrometheusError: Prometheus cannot be asked.
         """
-        return await self._sources.pods(filters)
+        return await self.sources.pods(filters)
 
     async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
         """Return the mean part of held GPUs at work; ``None`` if not recorded or Prometheus cannot be asked."""
         try:
-            return await self._sources.at_work_ratio(window, filters)
+            return await self.sources.at_work_ratio(window, filters)
         except PrometheusError:
             return None
-
-    def labels(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the values by key of the owners' cost labels, as last read."""
-        return self._labels
-
-    def recommendations(self) -> Sequence[Recommendation]:
-        """Return the recommendations as last read, dearest first."""
-        return self._recommendations
-
-    def budgets(self) -> Sequence[BudgetState]:
-        """Return every budget as last counted, in the order of its file."""
-        return self._budgets
 
     def freshness(self) -> Freshness:
         """Return how new the data is, at the present time."""
         return replace(self._freshness, now_seconds=self._clock())
 
-    def learn(
-        self,
-        *,
-        freshness: Freshness | None = None,
-        down: str | None = None,
-        labels: Mapping[str, tuple[str, ...]] | None = None,
-        recommendations: Sequence[Recommendation] | None = None,
-        budgets: Sequence[BudgetState] | None = None,
-    ) -> None:
-        """Show something newer. ``down`` is why Prometheus does not answer now, empty where it does."""
-        if down is not None:
-            self._down = down
-        if freshness is not None:
-            self._freshness = replace(freshness, simulated=freshness.simulated or self._freshness.simulated)
-        if labels is not None:
-            self._labels = labels
-        if recommendations is not None:
-            self._recommendations = tuple(recommendations)
-        if budgets is not None:
-            self._budgets = tuple(budgets)
+    def show(self, freshness: Freshness) -> None:
+        """Show how new the data is now; what was simulated stays so."""
+        self._freshness = replace(freshness, simulated=freshness.simulated or self._freshness.simulated)
 
     def _note(self, *, simulated: bool) -> None:
-        if simulated and not self._freshness.simulated:
-            self._freshness = replace(self._freshness, simulated=True)
+        self.show(replace(self._freshness, simulated=simulated))
 
-    def renew(self) -> None:
-        """From now on everything is read anew: an hour, a closed day or another budget has come."""
-        self._months_hold = False
+    def expire(self) -> None:
+        """Read everything again from now on: there is an hour or a closed day that was not there."""
+        for one in (self.labels, self.month, self.budgets, self.recommendations):
+            one.expire()
         self.readings.expire()
+
+
+def _is_of(month: ThisMonth | None, now: float) -> ThisMonth | None:
+    """Return a month's money if it is that of now: another month's is not passed off as this one's."""
+    return month if month and month.start_seconds == month_start(now) else None
 
 
 LOOK_BACK_HOURS = 26

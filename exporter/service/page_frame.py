@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
 from exporter import __version__
+from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DIMENSIONS,
     HOUR_SECONDS,
@@ -95,6 +96,11 @@ class View:
     def owner(self, **parts: str) -> str:
         """The address of the page on an owner, within what is asked for."""
         return self.link("/owner", **{name: value or NONE for name, value in parts.items()})
+
+    def workload(self, of: LineKey | Recommendation) -> str:
+        """The address of the page on a line's or a recommendation's workload."""
+        where = {"cluster": of.cluster} if of.cluster else {}
+        return self.owner(**where, namespace=of.namespace, kind=of.kind, workload=of.workload)
 
     def download(self, by: Iterable[Dimension], form: str) -> str:
         """The address of a table's data in the API, with the same window, filters and sharing."""

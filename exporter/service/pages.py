@@ -102,14 +102,7 @@ class Ranking(NamedTuple):
 def questions() -> tuple[Question, ...]:
     """What the page of a first visit asks the book for, and takes long."""
     return tuple(
-        Question(
-            name=DEFAULT_WINDOW,
-            by=by,
-            filters=frozenset(),
-            share_idle="none",
-            share_unallocated=False,
-            with_series=with_series,
-        )
+        Question(name=DEFAULT_WINDOW, by=by, filters=frozenset(), with_series=with_series)
         for by, with_series in ((GROUPS, True), (WORKLOADS.by, False))
     )
 
@@ -123,10 +116,10 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
     at_work = await book.at_work_ratio(total.window, total.filters)
     starts = [period.start_seconds for period in total.periods]
     months = [] if view.filters.wanted else await book.months()
-    advice = advised(book.recommendations(), view)
+    advice = advised(book.recommendations.value, view)
     return total, {
         "month": next((month for month in months if month.currency == currency or not currency), None),
-        "budgets": [] if view.filters.wanted else [standing(state, view) for state in _budgets(book.budgets())],
+        "budgets": [] if view.filters.wanted else [standing(state, view) for state in _budgets(book.budgets.value)],
         "cost": total.total.money.get(currency),
         "figures": total.total,
         "idle_cost": sum(line.figures.money_in(currency).idle for line in total.held),
@@ -303,7 +296,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "pods_more": max(0, len(pods) - _PODS),
         "pods_asked": _asks_pods(view),
         "pods_problem": problem,
-        "advice": advised(book.recommendations(), view),
+        "advice": advised(book.recommendations.value, view),
     }
 
 
@@ -408,7 +401,10 @@ class _Pages:
             report, values = await make(self.book, view)
         except (PrometheusError, StoreError) as error:
             return await self._failed(request, view, HTTPStatus.SERVICE_UNAVAILABLE, (str(error),))
-        offered = {**choices(whole), **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels().items()}}
+        offered = {
+            **choices(whole),
+            **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels.value.items()},
+        }
         return await self._respond(request, template, view, values, report=report, offered=offered)
 
     async def label(self, request: web.Request) -> web.Response:
