@@ -25,7 +25,7 @@ from exporter.cost.live import LivePod
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report
+from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report, total_of
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.service.report_cache import Question, Readings
 
@@ -133,11 +133,7 @@ def _recorded_hours(chunk: Chunk) -> int:
 
 
 def _money(chunk: Chunk) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for figures in chunk.lines.values():
-        for currency, money in figures.money.items():
-            total[currency] = total.get(currency, 0.0) + money.total
-    return total
+    return {currency: money.total for currency, money in total_of(chunk.lines.values()).money.items()}
 
 
 Value = TypeVar("Value")
@@ -163,11 +159,13 @@ class Cached(Generic[Value]):
     pause_seconds: float = 0.0
     """Between the last reading, which failed, and the next one; 0 where it did not fail."""
     _due_at: float = 0.0
+    _expired: bool = False
+    """Whether it was made due while it was read."""
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def expire(self) -> None:
         """Make it due; the value stays as the old one."""
-        self._due_at, self.pause_seconds = 0.0, 0.0
+        self._due_at, self.pause_seconds, self._expired = 0.0, 0.0, True
 
     def is_due(self, now: float) -> bool:
         """Return whether it is time to read it; a clock that was set back makes no pause longer."""
@@ -184,16 +182,17 @@ class Cached(Generic[Value]):
         async with self._reading:
             if not self.is_due(now):
                 return
-            before, self._due_at = self.pause_seconds, now + self.every_seconds  # what expires it meanwhile wins
-            self.pause_seconds = 0.0
+            self._expired = False
             try:
                 self.value = await self.read(now)
             except ExporterError as error:
                 self.problem = str(error)
-                self.pause_seconds = min(max(2 * before, self.retry_seconds), self.longest_retry_seconds)
+                self.pause_seconds = min(max(2 * self.pause_seconds, self.retry_seconds), self.longest_retry_seconds)
                 self._due_at = now + self.pause_seconds
                 raise
-            self.problem = ""
+            self.problem, self.pause_seconds = "", 0.0
+            if not self._expired:
+                self._due_at = now + self.every_seconds
 
 
 Count = Callable[[float], Awaitable[Sequence[BudgetState]]]

@@ -13,7 +13,7 @@ from exporter.cost.render_rows import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_apart, total_of
 from exporter.service.charts import amount, model
 from exporter.service.data import Book
-from exporter.service.page_frame import Link, View, sum_line, written
+from exporter.service.page_frame import Link, View, sum_line
 
 LINES = 100
 """Of one page."""
@@ -185,7 +185,7 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
 def _downloads(view: View, subject: Subject) -> tuple[Download, ...]:
     """Every form but FOCUS where a filter would leave out parts of its split charges, which must sum to the whole."""
     of_owners = bool(set(view.filters.wanted) - _OF_PLACES)
-    head = re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{written(view)}-{subject.name}")
+    head = re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{view.window_text}-{subject.name}")
     return tuple(
         Download(words, view.download(subject.by, form), f"{head}.{'csv' if form == 'focus' else form}")
         for words, form in _DOWNLOADS

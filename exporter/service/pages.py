@@ -1,7 +1,7 @@
 """The pages of the cost service: each is read from the book, rendered here, and works without a script."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -31,7 +31,6 @@ from exporter.service.page_frame import (
     everything,
     groups,
     make_frame,
-    plain_view,
     read,
     read_view,
     render,
@@ -388,13 +387,16 @@ class _Pages:
     book: Book
     settings: ServeSettings
 
-    async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
+    def _view(self, path: str, pairs: Iterable[tuple[str, str]] = ()) -> View:
+        """Return the page as it is asked for, by default with nothing asked for."""
         now = self.book.freshness().now_seconds
+        return read_view(path, pairs, now, self.settings.path_prefix, self.settings.timezone)
+
+    async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
         try:
-            view = read_view(path, request.query.items(), now, self.settings.path_prefix, self.settings.timezone)
+            view = self._view(path, request.query.items())
         except ConfigError as error:
-            plain = plain_view(path, now, self.settings.path_prefix, self.settings.timezone)
-            return await self._failed(request, plain, HTTPStatus.BAD_REQUEST, error.problems)
+            return await self._failed(request, self._view(path), HTTPStatus.BAD_REQUEST, error.problems)
         try:
             whole = await everything(self.book, view)
             view = replace(view, usual_currency=usual_currency(whole))
@@ -417,14 +419,11 @@ class _Pages:
 
     async def runbook(self, request: web.Request) -> web.Response:
         """Answer with the runbook, to which alerts link; it needs no Prometheus."""
-        view = plain_view("/runbook", self.book.freshness().now_seconds, self.settings.path_prefix)
-        return await self._respond(request, "runbook.html", view, {})
+        return await self._respond(request, "runbook.html", self._view("/runbook"), {})
 
     async def error_page(self, request: web.Request, status: int, what: str, mend: str) -> web.Response:
         """An error of any path, for people."""
-        now = self.book.freshness().now_seconds
-        view = plain_view("", now, self.settings.path_prefix, self.settings.timezone)
-        return await self._failed(request, view, status, (f"{what}; {mend}" if mend else what,))
+        return await self._failed(request, self._view(""), status, (f"{what}; {mend}" if mend else what,))
 
     async def static(self, request: web.Request) -> web.Response:
         found = [(plain, asset) for plain, asset in assets().items() if asset.name == request.match_info["name"]]
