@@ -19,7 +19,7 @@ from exporter.cost.live import LivePod, at_work_ratio
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
-from exporter.service.data import Freshness, LiveBook, Sources, label_values
+from exporter.service.data import Book, Freshness, Sources, label_values, newest_hour
 from exporter.service.routes import Face, create_app
 from exporter.service.settings import ServeSettings
 
@@ -33,7 +33,7 @@ class Served:
 
     url: str
     """Without a slash at its end."""
-    book: LiveBook
+    book: Book
     loop: asyncio.AbstractEventLoop
     """Where the book lives."""
 
@@ -84,26 +84,21 @@ async def served(
             ledger=ledger,
             pods=live_pods(pods, prometheus_url),
             at_work_ratio=partial(at_work_ratio, client, cluster_label="cluster"),
+            newest_hour=partial(newest_hour, client),
+            labels=partial(label_values, client),
+            recommendations=partial(read_recommendations, client, ledger),
         )
-        book = LiveBook(sources, lambda: now_seconds)
+        book = Book(sources, lambda: now_seconds)
         hour = now_seconds // HOUR_SECONDS * HOUR_SECONDS
-        book.learn(
-            freshness=Freshness(
-                now_seconds=now_seconds,
-                first_day_seconds=None,
-                closed_until_seconds=None,
-                read_until_seconds=hour,
-                problem=problem,
-            ),
-            labels={} if problem else await label_values(client, now_seconds),
-            recommendations=await read_recommendations(client, ledger, now_seconds)
-            if recommendations is None
-            else recommendations,
-            budgets=[
-                *[state for state in budgets if isinstance(state, BudgetState)],
-                *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
-            ],
+        book.show(Freshness(now_seconds=now_seconds, read_until_seconds=hour, problem=problem or None))
+        book.labels.value = {} if problem else await label_values(client, now_seconds)
+        book.recommendations.value = (
+            await read_recommendations(client, ledger, now_seconds) if recommendations is None else recommendations
         )
+        book.budgets.value = [
+            *[state for state in budgets if isinstance(state, BudgetState)],
+            *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
+        ]
         app = create_app(book, settings or ServeSettings(), Face(clock=lambda: now_seconds))
         async with http_server(app) as port:
             try:

@@ -14,8 +14,8 @@ from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, 
 from exporter.cost.store_schema import day_window
 from exporter.errors import ConfigError
 from exporter.model import Money
-from exporter.service.data import LiveBook, Sources
-from exporter.service.refresh import Count, Keeping, Questions, Refreshing
+from exporter.service.data import Book, Count, Sources
+from exporter.service.refresh import Keeping, Refreshing
 
 ONE = """\
 budgets:
@@ -275,14 +275,19 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
     def count() -> Count:
         return partial(standings, [budget(team="red")], source)
 
-    sources = Sources(ledger=source, pods=PodsOf(None, ""), at_work_ratio=unasked)
-
     async def labels(_now: float) -> dict[str, tuple[str, ...]]:
         return {}
 
-    questions = Questions(newest_hour=newest, labels=labels, recommendations=advice, load_budgets=count)
+    sources = Sources(
+        ledger=source,
+        pods=PodsOf(None, ""),
+        at_work_ratio=unasked,
+        newest_hour=newest,
+        labels=labels,
+        recommendations=advice,
+    )
     keeping = Keeping(prometheus=source, path=None, history_days=1)
-    looking = Refreshing(book=LiveBook(sources, lambda: NOW), questions=questions, keeping=keeping)
+    looking = Refreshing(book=Book(sources, lambda: NOW), load=count, keeping=keeping)
     looking.load_budgets()
     counted = []
     for second in seconds:
@@ -303,7 +308,7 @@ async def test_a_budget_of_which_a_question_stays_unanswered_is_counted_again_le
     assert await looking.round(NOW + 900)
     assert looking.last_read_seconds == NOW + 900
     assert looking.pause_seconds == 0
-    assert "budgets" not in looking.book.freshness().problem
+    assert "budgets" not in (looking.book.freshness().problem or "")
 
 
 async def test_a_question_that_will_never_be_answered_is_not_asked_again_before_there_is_a_newer_hour() -> None:

@@ -14,7 +14,7 @@ PAGE = """# Title
 
 The agent counts anew.
 
-    gpu-cost-exporter mend    # code is not checked
+    gpu-cost-exporter fix    # code is not checked
 
 It prints "the rest goes on" and `mends`.
 ```

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exporter.cost.budgets import Budget, BudgetState, period_at
-from exporter.service.data import Freshness, MonthMoney
+from exporter.service.data import Freshness, Month
 from exporter.service.metrics import ServiceFigures, render
 from gpu_simulator.fleet_plan import FleetPlan
 from gpu_simulator.fleet_truth import FleetTruth
@@ -40,7 +40,7 @@ def _service_page() -> list[str]:
     figures = ServiceFigures(
         freshness=Freshness(now_seconds=now, first_day_seconds=None, closed_until_seconds=None, read_until_seconds=now),
         budgets=(state,),
-        months=(MonthMoney(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
+        months=(Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
     )
     page = render(figures, "")[0].decode()
     return [line for line in page.splitlines() if line.startswith(("gpu_budget", "gpu_cost_month", "gpu_cost_last"))]

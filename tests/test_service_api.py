@@ -12,7 +12,7 @@ from service_support import NOW, Running, running
 
 from exporter.cost.ledger import pairs
 from exporter.model import Totals
-from exporter.service.openapi import ENDPOINTS, document
+from exporter.service.openapi import ENDPOINTS, document, name_of
 from exporter.service.parameters import FILTERS
 
 WEEK = END_SECONDS - 7 * 86_400
@@ -211,9 +211,9 @@ async def test_every_answer_is_as_the_published_schema_says(fleet_prometheus: Fl
         await site.round()
         for endpoint in ENDPOINTS:
             found = await site.json(endpoint.path)
-            schema = {"$ref": f"#/components/schemas/{endpoint.schema}", "components": openapi["components"]}
+            schema = {"$ref": f"#/components/schemas/{name_of(endpoint.answer)}", "components": openapi["components"]}
             Draft202012Validator(schema).validate(found)
-            assert set(found) <= set(openapi["components"]["schemas"][endpoint.schema]["properties"])
+            assert set(found) <= set(openapi["components"]["schemas"][name_of(endpoint.answer)]["properties"])
 
 
 async def test_a_client_that_has_the_answer_already_is_told_so(site: Running) -> None:

@@ -349,7 +349,7 @@ async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(
 async def test_labels_that_owners_have_are_offered_after_a_round(fleet_prometheus: FleetServer) -> None:
     async with running(fleet_prometheus.url) as site:
         await site.round()
-        assert site.service.book.labels()["environment"] == ("dev", "prod")
+        assert site.service.book.labels.value["environment"] == ("dev", "prod")
         assert 'href="/by/label:project"' in (await site.get("/")).text
 
 

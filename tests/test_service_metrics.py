@@ -18,7 +18,7 @@ from exporter.metrics import catalog as agent_catalog
 from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import Kind
 from exporter.service import metrics as catalog
-from exporter.service.data import Freshness, MonthMoney
+from exporter.service.data import Freshness, Month
 from exporter.service.metrics import ServiceFigures, families, render
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +48,7 @@ def everything() -> ServiceFigures:
             read_until_seconds=NOW,
         ),
         budgets=(state("research", 400.0, 900.0, team="red", namespace="a", cluster="east"), state("all", 1.0, None)),
-        months=(MonthMoney(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
+        months=(Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),),
         days_closed=90,
         days_not_closed=0,
         last_read_seconds=NOW - 60,

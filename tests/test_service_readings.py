@@ -1,6 +1,7 @@
 import asyncio
 import gc
 from collections.abc import Callable
+from itertools import count
 from weakref import ref
 
 import pytest
@@ -12,8 +13,9 @@ from exporter.cost.ledger import Failure, Figures, Filters, LineKey, Now, Window
 from exporter.cost.report import FleetReport, ReportLine, Trust
 from exporter.errors import ConfigError, PrometheusError
 from exporter.service import report_cache as of_readings
+from exporter.service.data import Cached
 from exporter.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
-from exporter.service.report_cache import MOST_FIGURES, Question, Readings, question_of
+from exporter.service.report_cache import MOST_FIGURES, Question, Readings
 from exporter.service.responses import problem_document
 from exporter.web import responses
 from exporter.web.responses import Bodies, Body
@@ -22,8 +24,7 @@ WINDOW_NOW = Window(start_seconds=0, end_seconds=3600, label="1h")
 
 
 def question(number: int = 0) -> Question:
-    filters = Filters(wanted={"team": frozenset({str(number)})})
-    return question_of(WINDOW_NOW, ("team",), filters, share_idle="none", share_unallocated=False, with_series=False)
+    return Question(name="1h", by=("team",), filters=frozenset({("team", frozenset({str(number)}))}))
 
 
 def report(lines: int = 1, failed: str = "", window: Window = WINDOW_NOW) -> FleetReport:
@@ -177,7 +178,6 @@ async def test_however_many_questions_have_no_line_or_no_answer_not_all_are_reme
         with pytest.raises(PrometheusError):
             await readings.get(question(-1 - number), WINDOW_NOW, dead)
     assert len(readings._kept) <= MOST_FIGURES // 300
-    assert not readings._failed
 
 
 async def test_only_what_somebody_asked_for_lately_is_read_again_by_itself() -> None:
@@ -195,6 +195,43 @@ async def test_only_what_somebody_asked_for_lately_is_read_again_by_itself() -> 
     await readings.get(question(1), WINDOW_NOW, read)  # by itself: nobody has looked
     assert readings.lately(1050.0) == (question(2),)
     assert readings.lately(0.0) == (question(1), question(2))
+
+
+async def test_cached_value_stays_due_after_a_reading_that_was_cancelled() -> None:
+    gate = asyncio.Event()
+    cached = counted(gate)
+    reading = asyncio.ensure_future(cached.refresh(1.0))
+    await asyncio.sleep(0)
+    reading.cancel()
+    gate.set()
+    await cached.refresh(2.0)
+    assert cached.value == 2
+    assert not cached.is_due(3.0)
+
+
+async def test_cached_value_that_expires_while_it_is_read_is_read_again() -> None:
+    gate = asyncio.Event()
+    cached = counted(gate)
+    reading = asyncio.ensure_future(cached.refresh(1.0))
+    await asyncio.sleep(0)
+    cached.expire()
+    gate.set()
+    await reading
+    assert cached.is_due(2.0)
+    await asyncio.gather(cached.refresh(2.0), cached.refresh(2.0))
+    assert cached.value == 2
+
+
+def counted(gate: asyncio.Event) -> Cached[int]:
+    """A value that is the number of its readings, each of which waits at a gate."""
+    numbers = count(1)
+
+    async def read(_now: float) -> int:
+        number = next(numbers)
+        await gate.wait()
+        return number
+
+    return Cached(name="count", read=read, value=0)
 
 
 def plain(content: bytes) -> Callable[[], Body]:

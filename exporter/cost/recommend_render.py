@@ -3,13 +3,14 @@
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from exporter.cost.holdings import HeldDevice, Recommendation
+from exporter.cost.document import OwnerDocument, window_document
+from exporter.cost.holdings import HeldDevice, Recommendation, RiskLevel
 from exporter.cost.ledger import FleetLedger
 from exporter.cost.recommend import AdviceReading
 from exporter.cost.render import LABEL_WIDTH, console_for, widen
@@ -117,17 +118,26 @@ def _write_json(read: AdviceReading, stream: TextIO) -> None:
     stream.write("\n")
 
 
+class RecommendationDocument(OwnerDocument):
+    """One suggestion."""
+
+    advice: Annotated[str, "give-back, fewer-gpus, share, smaller-mig or smaller-model."]
+    title: Annotated[str, "What to do."]
+    gpus: Annotated[float, "Physical GPUs that would become free, by share."]
+    currency: Annotated[str | None, "ISO 4217."]
+    per_month: Annotated[float | None, "Money of 730 hours; null where there was no price."]
+    evidence: Annotated[list[str], "Measured facts, with window and coverage."]
+    risk: Annotated[str, "What could go wrong, and how to try it."]
+    risk_level: Annotated[RiskLevel, "How bad that is."]
+    devices: Annotated[list[str], "UUIDs that it is about."]
+
+
 def document(found: Sequence[Recommendation], ledger: FleetLedger) -> dict[str, Any]:
     """Recommendations as plain values: ``per_month`` is money of 730 hours, ``None`` without a price."""
-    window = ledger.window
     return {
         "api_version": 1,
-        "window": {
-            "from_seconds": window.start_seconds,
-            "to_seconds": window.end_seconds,
-            "label": window.label or None,
-        },
-        "recommendations": [keys(one) for one in found],
+        "window": window_document(ledger.window),
+        "recommendations": [recommendation_document(one) for one in found],
         "per_month": totals(found),
         "failures": [{"what": failure.what, "reason": failure.reason} for failure in ledger.failures],
         "notes": list(ledger.notes),
@@ -135,8 +145,8 @@ def document(found: Sequence[Recommendation], ledger: FleetLedger) -> dict[str, 
     }
 
 
-def keys(one: Recommendation) -> dict[str, Any]:
-    """One of them, named as a report's lines are."""
+def recommendation_document(one: Recommendation) -> RecommendationDocument:
+    """Return one of them as plain values, named as a report's lines are."""
     return {
         "advice": one.advice,
         "title": one.title,

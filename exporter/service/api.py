@@ -4,24 +4,32 @@ import asyncio
 import io
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from exporter.cost import render
 from exporter.cost.budgets import BudgetState
-from exporter.cost.document import document
+from exporter.cost.document import (
+    FleetDocument,
+    PeriodDocument,
+    TrustDocument,
+    WindowDocument,
+    document,
+    trust_document,
+    window_document,
+)
 from exporter.cost.focus import DEFAULT_VERSION, VERSIONS
 from exporter.cost.focus_rows import FOCUS_DIMENSIONS
 from exporter.cost.focus_write import write_focus
 from exporter.cost.ledger import UNALLOCATED, UNATTRIBUTED, Figures, Window
 from exporter.cost.live import LivePod
-from exporter.cost.recommend_render import keys as recommendation_keys
+from exporter.cost.recommend_render import RecommendationDocument, recommendation_document
 from exporter.cost.report import FleetReport
 from exporter.errors import ConfigError
 from exporter.service import responses
-from exporter.service.data import Book, Freshness, Funnel, MonthMoney
+from exporter.service.data import Book, Freshness, Funnel, Month
 from exporter.service.pages import funnel
 from exporter.service.parameters import (
     BY,
@@ -41,31 +49,115 @@ from exporter.service.settings import ServeSettings
 from exporter.web.responses import Bodies, Body
 
 
-def month_document(month: MonthMoney) -> dict[str, Any]:
-    """This month in one currency."""
-    return {
-        "currency": month.currency,
-        "spent": month.spent,
-        "forecast": month.forecast,
-        "last_month": month.last_month,
-    }
+class PagingDocument(TypedDict):
+    """Which owners' lines these are."""
+
+    offset: Annotated[int, "How many are before."]
+    limit: Annotated[int, "How many there are at most."]
+    lines: Annotated[int, "How many owners' lines the report has."]
 
 
-def funnel_document(funnel: Funnel | None) -> dict[str, Any] | None:
-    """Mean numbers of GPUs; ``None`` where no hour was recorded."""
-    if funnel is None:
-        return None
-    return {
-        "total": funnel.total,
-        "allocated": funnel.allocated,
-        "active": funnel.at_work,
-        "effective": funnel.effective,
-        "unknown": funnel.unknown,
-    }
+class ReportDocument(FleetDocument):
+    """Who used GPUs, how well, and what it cost."""
+
+    paging: PagingDocument
 
 
-def money_documents(report: FleetReport) -> list[dict[str, Any]]:
-    """By currency what all GPUs of a report have cost, in parts that sum to ``total``."""
+class FleetMoneyDocument(TypedDict):
+    """What all GPUs cost in one currency: the parts sum to the total."""
+
+    currency: Annotated[str, "ISO 4217."]
+    total: Annotated[float, "Of all GPUs."]
+    active: Annotated[float, "Of owners' active seconds."]
+    idle: Annotated[float, "Of owners' idle seconds."]
+    unknown: Annotated[float, "Of owners' unknown seconds."]
+    unattributed: Annotated[float, "Held by nobody that is known."]
+    unallocated: Annotated[float, "Held by nobody."]
+
+
+class FreshnessEnvelope(TypedDict):
+    """What most answers have."""
+
+    freshness: Freshness
+
+
+class SummaryDocument(FreshnessEnvelope):
+    """The fleet in a few numbers."""
+
+    window: WindowDocument
+    funnel: Funnel | None
+    money: Annotated[list[FleetMoneyDocument], "By currency."]
+    trust: TrustDocument
+    months: Annotated[list[Month], "By currency; without filters."]
+
+
+class MonthsDocument(FreshnessEnvelope):
+    """This month."""
+
+    months: Annotated[list[Month], "By currency."]
+
+
+class RecommendationsDocument(FreshnessEnvelope):
+    """Suggestions."""
+
+    recommendations: Annotated[list[RecommendationDocument], "Dearest first."]
+
+
+class BudgetDocument(PeriodDocument):
+    """A budget and how it stands."""
+
+    name: Annotated[str, "As its file has it."]
+    owner: Annotated[Mapping[str, Any], "Whose: by dimension; empty is everybody."]
+    period: Annotated[str, "week, month, quarter or year."]
+    currency: Annotated[str, "ISO 4217."]
+    amount: Annotated[float, "What it allows."]
+    include_unallocated: Annotated[bool, "Counts Unallocated and Unattributed, too."]
+    spent: Annotated[float | None, "In this period so far; null where that is not known."]
+    projected: Annotated[float | None, "Of the whole period; null while too little is known."]
+    unpriced_seconds: Annotated[float | None, "GPU-seconds without a price: spent is too low while there are any."]
+    thresholds: Annotated[list[float], "Parts of the amount that are marked."]
+    passed: Annotated[list[float], "Those that were reached."]
+    as_of_seconds: Annotated[float, "When it was counted, Unix time."]
+    known: Annotated[bool, "False: some of it could not be read, or its money is in another currency; spent is null."]
+    notes: Annotated[list[str], "What is not in it, and why."]
+
+
+class BudgetsDocument(FreshnessEnvelope):
+    """Budgets."""
+
+    budgets: Annotated[list[BudgetDocument], "In the order of their file."]
+
+
+class PodDocument(TypedDict):
+    """A pod on a device now, or within the last day."""
+
+    cluster: Annotated[str | None, "Null here and below: not known."]
+    node: Annotated[str, "Name of the node."]
+    gpu_uuid: Annotated[str, "Of the physical GPU or instance."]
+    gpu_index: Annotated[str, "On its node."]
+    gpu_instance: Annotated[str | None, "Of MIG."]
+    mig_profile: Annotated[str | None, "Of MIG."]
+    model: Annotated[str | None, "Of the GPU."]
+    namespace: Annotated[str, "Of the pod."]
+    pod: Annotated[str, "Its name."]
+    container: Annotated[str | None, "Its container."]
+    gpu_share_ratio: Annotated[float, "Its part of the physical GPU."]
+    activity_ratio: Annotated[float | None, "Now, 0 to 1."]
+    idle_for_seconds: Annotated[float | None, "Measured idle time since it was last active."]
+    age_seconds: Annotated[float | None, "Since it was first seen on the device."]
+    memory_used_bytes: Annotated[float | None, "On the device."]
+    cost_per_hour: Annotated[list[Mapping[str, Any]], "currency and cost, at the price of now."]
+    live: Annotated[bool, "False: it has ended."]
+
+
+class PodsDocument(FreshnessEnvelope):
+    """Pods."""
+
+    pods: Annotated[list[PodDocument], "By node and device."]
+
+
+def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
+    """Return by currency what all GPUs of a report have cost, in parts that sum to ``total``."""
     held = [line.figures for line in report.held]
     apart = {
         kind: [line.figures for line in report.apart if line.key.kind == kind] for kind in (UNATTRIBUTED, UNALLOCATED)
@@ -88,8 +180,7 @@ def _cost(many: Sequence[Figures], currency: str) -> float:
     return sum(figures.money_in(currency).total for figures in many)
 
 
-def budget_document(state: BudgetState) -> dict[str, Any]:
-    """One budget and how it stands."""
+def _budget(state: BudgetState) -> BudgetDocument:
     budget = state.budget
     return {
         "name": budget.name,
@@ -111,8 +202,7 @@ def budget_document(state: BudgetState) -> dict[str, Any]:
     }
 
 
-def pod_document(use: LivePod) -> dict[str, Any]:
-    """One pod on one device."""
+def _pod(use: LivePod) -> PodDocument:
     return {
         "cluster": use.cluster or None,
         "node": use.node,
@@ -131,27 +221,6 @@ def pod_document(use: LivePod) -> dict[str, Any]:
         "memory_used_bytes": use.memory_used_bytes,
         "cost_per_hour": [{"currency": currency, "cost": cost} for currency, cost in sorted(use.cost_per_hour.items())],
         "live": use.live,
-    }
-
-
-def freshness_document(freshness: Freshness) -> dict[str, Any]:
-    """How new all is."""
-    return {
-        "now_seconds": freshness.now_seconds,
-        "first_day_seconds": freshness.first_day_seconds,
-        "closed_until_seconds": freshness.closed_until_seconds,
-        "read_until_seconds": freshness.read_until_seconds,
-        "problem": freshness.problem or None,
-        "simulated": freshness.simulated,
-    }
-
-
-def window_document(window: Window) -> Mapping[str, Any]:
-    """A period, its end outside."""
-    return {
-        "from_seconds": window.start_seconds,
-        "to_seconds": window.end_seconds,
-        "label": window.label or None,
     }
 
 
@@ -189,10 +258,10 @@ class Endpoint:
     path: str
     about: str
     handle: Callable[[Ask], Awaitable[Answer]]
+    answer: type
+    """Of its JSON."""
     parameters: tuple[Parameter, ...] = ()
-    schema: str = ""
-    """Of its JSON, in ``schemas.SCHEMAS``."""
-    other_types: tuple[str, ...] = field(default=())
+    other_types: tuple[str, ...] = ()
     """Content types that it can answer besides."""
     ignores_unknown: bool = False
     """Ignore unknown parameters with a warning, as an API of others does; else they are refused."""
@@ -221,10 +290,14 @@ async def _report(ask: Ask) -> Answer:
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
     """The report's document with some of the owners' lines; what is nobody's always stays."""
-    found = document(report)
+    whole = document(report)
     held = len(report.held)
-    found["lines"] = [*found["lines"][:held][offset : offset + limit], *found["lines"][held:]]
-    return responses.json_body({**found, "paging": {"offset": offset, "limit": limit, "lines": held}})
+    found: ReportDocument = {
+        **whole,
+        "lines": [*whole["lines"][:held][offset : offset + limit], *whole["lines"][held:]],
+        "paging": {"offset": offset, "limit": limit, "lines": held},
+    }
+    return responses.json_body(found)
 
 
 def _rendered(report: FleetReport, form: render.Form) -> Body:
@@ -261,51 +334,53 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
 
 
 async def _summary(ask: Ask) -> Answer:
-    filters = filters_of(ask.values)
-    report = await ask.book.report(ask.values["window"], (), filters)
+    report = await ask.book.report(ask.values["window"], (), filters_of(ask.values))
     at_work = await ask.book.at_work_ratio(report.window, report.filters)
-    found = {
+    found: SummaryDocument = {
         "window": window_document(report.window),
-        "funnel": funnel_document(funnel(report, ask.now_seconds, at_work)),
+        "funnel": funnel(report, ask.now_seconds, at_work),
         "money": money_documents(report),
-        "trust": document(report)["trust"],
-        "months": [month_document(month) for month in await ask.book.months()],
-        "freshness": freshness_document(ask.book.freshness()),
+        "trust": trust_document(report),
+        "months": list(await ask.book.months()),
+        "freshness": ask.book.freshness(),
     }
     return Answer(body=responses.json_body(found))
 
 
 async def _months(ask: Ask) -> Answer:
-    months = [month_document(month) for month in await ask.book.months()]
-    return _with_freshness(ask, {"months": months})
+    found: MonthsDocument = {"months": list(await ask.book.months()), "freshness": ask.book.freshness()}
+    return Answer(body=responses.json_body(found))
 
 
 async def _recommendations(ask: Ask) -> Answer:
     wanted = filters_of(ask.values).wanted
-    kept = [
-        recommendation_keys(advice)
-        for advice in ask.book.recommendations()
-        if all(getattr(advice, name) in values for name, values in wanted.items())
-    ]
-    return _with_freshness(ask, {"recommendations": kept})
+    found: RecommendationsDocument = {
+        "recommendations": [
+            recommendation_document(advice)
+            for advice in ask.book.recommendations.value
+            if all(getattr(advice, name) in values for name, values in wanted.items())
+        ],
+        "freshness": ask.book.freshness(),
+    }
+    return Answer(body=responses.json_body(found))
 
 
 async def _budgets(ask: Ask) -> Answer:
-    return _with_freshness(ask, {"budgets": [budget_document(state) for state in ask.book.budgets()]})
+    found: BudgetsDocument = {
+        "budgets": [_budget(state) for state in ask.book.budgets.value],
+        "freshness": ask.book.freshness(),
+    }
+    return Answer(body=responses.json_body(found))
 
 
 async def _pods(ask: Ask) -> Answer:
     pods = await ask.book.pods(filters_of(ask.values))
-    return _with_freshness(ask, {"pods": [pod_document(pod) for pod in pods]})
+    found: PodsDocument = {"pods": [_pod(pod) for pod in pods], "freshness": ask.book.freshness()}
+    return Answer(body=responses.json_body(found))
 
 
 async def _freshness(ask: Ask) -> Answer:
-    return Answer(body=responses.json_body(freshness_document(ask.book.freshness())))
-
-
-def _with_freshness(ask: Ask, found: dict[str, Any]) -> Answer:
-    found["freshness"] = freshness_document(ask.book.freshness())
-    return Answer(body=responses.json_body(found))
+    return Answer(body=responses.json_body(ask.book.freshness()))
 
 
 _FORMAT = choice(
@@ -337,7 +412,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             _FORMAT,
             _FOCUS_VERSION,
         ),
-        schema="Report",
+        answer=ReportDocument,
         other_types=("text/csv", "text/html", "text/plain"),
     ),
     Endpoint(
@@ -345,28 +420,28 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         about="The fleet in a few numbers: GPUs from total to active, money by what it went for, this month.",
         handle=_summary,
         parameters=(WINDOW, *FILTERS, LABEL_FILTER),
-        schema="Summary",
+        answer=SummaryDocument,
     ),
     Endpoint(
         path="/api/v1/months",
         about="This month's money: to date, forecast, and the month before.",
         handle=_months,
-        schema="Months",
+        answer=MonthsDocument,
     ),
     Endpoint(
         path="/api/v1/recommendations",
         about="What could be given back, shared or made smaller, and what that saves a month.",
         handle=_recommendations,
         parameters=_OF_OWNERS,
-        schema="Recommendations",
+        answer=RecommendationsDocument,
     ),
-    Endpoint(path="/api/v1/budgets", about="Budgets and how they stand.", handle=_budgets, schema="Budgets"),
+    Endpoint(path="/api/v1/budgets", about="Budgets and how they stand.", handle=_budgets, answer=BudgetsDocument),
     Endpoint(
         path="/api/v1/pods",
         about="Pods on devices now, and those that ended lately.",
         handle=_pods,
         parameters=FILTERS,
-        schema="Pods",
+        answer=PodsDocument,
     ),
-    Endpoint(path="/api/v1/freshness", about="How new all this is.", handle=_freshness, schema="Freshness"),
+    Endpoint(path="/api/v1/freshness", about="How new all this is.", handle=_freshness, answer=Freshness),
 )

@@ -206,29 +206,16 @@ def _summed(periods: list[list[Figures]], value: Value) -> tuple[float, ...]:
     return tuple(sum(value(figures) for figures in period) for period in periods)
 
 
-def _whole(currency: str) -> Value:
+def _value(currency: str, hours: str, money: str) -> Value:
+    """Return what takes a part of figures: hours where there is no currency, else its money."""
     if not currency:
-        return lambda figures: figures.allocated_seconds / HOUR_SECONDS
+        return lambda figures: float(getattr(figures, hours)) / HOUR_SECONDS
+    return lambda figures: float(getattr(figures.money_in(currency), money))
 
-    def cost(figures: Figures) -> float:
-        money = figures.money.get(currency)
-        return money.total if money else 0.0
 
-    return cost
+def _whole(currency: str) -> Value:
+    return _value(currency, "allocated_seconds", "total")
 
 
 def _part(currency: str, part: str) -> Value:
-    if not currency:
-        seconds: dict[str, Value] = {
-            "active": lambda figures: figures.active_seconds / HOUR_SECONDS,
-            "idle": lambda figures: figures.idle_seconds / HOUR_SECONDS,
-            "unknown": lambda figures: figures.unknown_seconds / HOUR_SECONDS,
-        }
-        return seconds[part]
-
-    costs: dict[str, Value] = {
-        "active": lambda figures: figures.money_in(currency).active,
-        "idle": lambda figures: figures.money_in(currency).idle,
-        "unknown": lambda figures: figures.money_in(currency).unknown,
-    }
-    return costs[part]
+    return _value(currency, f"{part}_seconds", part)

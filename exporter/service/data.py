@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Protocol
+from math import inf
+from typing import Annotated, Generic, TypeVar
 
 from exporter.cost.budgets import BudgetState, complete_days, forecast
 from exporter.cost.holdings import Recommendation
@@ -24,117 +25,45 @@ from exporter.cost.live import LivePod
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report
+from exporter.cost.report import FleetReport, ShareIdle, dimensions_of, make_report, total_of
 from exporter.errors import ConfigError, ExporterError, PrometheusError
-from exporter.service.report_cache import Question, Readings, question_of
+from exporter.service.report_cache import Question, Readings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MonthMoney:
+class Month:
     """This month in one currency."""
 
-    currency: str
-    spent: float
-    """Month to date: held, Unallocated and Unattributed."""
-    forecast: float | None
-    """Of the whole month; ``None`` while too little is known."""
-    last_month: float | None
-    """Of the whole month before, where it is known."""
+    currency: Annotated[str, "ISO 4217."]
+    spent: Annotated[float, "Month to date: all GPUs, held or not."]
+    forecast: Annotated[float | None, "Of the whole month; null while too little is known."]
+    last_month: Annotated[float | None, "Of the month before; null where it is not wholly known."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funnel:
-    """Mean numbers of GPUs over a window: what is there, held, at work, and what full use of the work would be."""
+    """Mean numbers of GPUs over the recorded hours."""
 
-    total: float
-    allocated: float
-    at_work: float | None
-    """Held, and active for 5 % of a quarter of an hour or more; ``None`` where it is not recorded."""
-    effective: float
-    """GPUs worth of measured activity: half a GPU for one that is half busy."""
-    unknown: float
-    """Held, and not measured."""
+    total: Annotated[float, "There and metered."]
+    allocated: Annotated[float, "Held by owners."]
+    active: Annotated[float | None, "Held, and at work for 5 % of a quarter of an hour or more, where it is recorded."]
+    effective: Annotated[float, "At work; a GPU that is half busy counts half."]
+    unknown: Annotated[float, "Held and not measured."]
+
+
+_TIME = "Unix time; null while it is not known."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
     """How new what is shown is."""
 
-    now_seconds: float
-    first_day_seconds: float | None
-    """Start of the oldest day that is known; ``None`` while nothing is."""
-    closed_until_seconds: float | None
-    """End of the newest closed day."""
-    read_until_seconds: float | None
-    """End of the newest hour that was read from Prometheus."""
-    problem: str = ""
-    """Why newer hours are not there, in one sentence with the mend; empty where all is well."""
-    simulated: bool = False
-
-
-class Book(Protocol):
-    """Answers from the store and, for what is not closed yet, from Prometheus; never blocks the event loop."""
-
-    async def report(
-        self,
-        window: Window,
-        by: Sequence[Dimension],
-        filters: Filters | None = None,
-        *,
-        share_idle: ShareIdle = "none",
-        share_unallocated: bool = False,
-        with_series: bool = False,
-    ) -> FleetReport:
-        """The report over a window; ``with_series`` also day by day.
-
-        Raises:
-            PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
-            StoreError: The store cannot be read.
-        """
-        ...
-
-    async def ledger(
-        self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
-    ) -> FleetLedger:
-        """The ledger that reports are made of, read anew; for exports.
-
-        Raises:
-            PrometheusError: As for ``report``.
-            StoreError: As for ``report``.
-        """
-        ...
-
-    async def months(self) -> Sequence[MonthMoney]:
-        """This month's money, currency by currency."""
-        ...
-
-    async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
-        """Mean part of the held GPUs that were at work; ``None`` where it is not recorded or cannot be asked."""
-        ...
-
-    async def pods(self, filters: Filters) -> Sequence[LivePod]:
-        """Pods of a workload that hold devices now or did within a day, from the live series.
-
-        Raises:
-            PrometheusError: Prometheus cannot be asked.
-        """
-        ...
-
-    def labels(self) -> Mapping[str, tuple[str, ...]]:
-        """Values by key of the cost labels that owners have."""
-        ...
-
-    def recommendations(self) -> Sequence[Recommendation]:
-        """Of the last hour's look, dearest first."""
-        ...
-
-    def budgets(self) -> Sequence[BudgetState]:
-        """Every budget, in the order of its file."""
-        ...
-
-    def freshness(self) -> Freshness:
-        """How new all this is."""
-        ...
+    now_seconds: Annotated[float, "Time of the answer, Unix time."]
+    first_day_seconds: Annotated[float | None, f"Start of the oldest day that is known. {_TIME}"] = None
+    closed_until_seconds: Annotated[float | None, f"End of the newest closed day. {_TIME}"] = None
+    read_until_seconds: Annotated[float | None, f"End of the newest recorded hour. {_TIME}"] = None
+    problem: Annotated[str | None, "Why newer hours are not there, with the fix."] = None
+    simulated: Annotated[bool, "Some of it is of simulated nodes."] = False
 
 
 KNOWN_RATIO = 0.99
@@ -153,7 +82,7 @@ def month_start(now_seconds: float) -> int:
     return _month(now_seconds).start_seconds
 
 
-def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ...]:
+def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[Month, ...]:
     """This month's money, a line per currency.
 
     Args:
@@ -169,7 +98,7 @@ def month_money(ledger: FleetLedger, now_seconds: float) -> tuple[MonthMoney, ..
     for currency in sorted({currency for chunk in ledger.chunks for currency in _money(chunk)}):
         spent = sum(_money(chunk).get(currency, 0.0) for chunk in now)
         months.append(
-            MonthMoney(
+            Month(
                 currency=currency,
                 spent=spent,
                 forecast=forecast(spent, _days(ledger, currency), ledger.window.end_seconds, this),
@@ -204,56 +133,135 @@ def _recorded_hours(chunk: Chunk) -> int:
 
 
 def _money(chunk: Chunk) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for figures in chunk.lines.values():
-        for currency, money in figures.money.items():
-            total[currency] = total.get(currency, 0.0) + money.total
-    return total
+    return {currency: money.total for currency, money in total_of(chunk.lines.values()).money.items()}
+
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Cached(Generic[Value]):
+    """A value that is read again when it is due; the old one stays while it cannot be read. For one event loop."""
+
+    name: str
+    read: Callable[[float], Awaitable[Value]]
+    """Reads it at a Unix time. Raises ExporterError."""
+    value: Value
+    every_seconds: float = inf
+    """Between two readings that went well."""
+    retry_seconds: float = 0.0
+    """After a reading that failed; twice as long after each further one."""
+    longest_retry_seconds: float = 0.0
+    holds: Callable[[Value, float], bool] = field(default=lambda _value, _now: True)
+    """Whether a value may still be shown at a Unix time."""
+    problem: str = ""
+    """Why the last reading failed; empty where it did not."""
+    pause_seconds: float = 0.0
+    """Between the last reading, which failed, and the next one; 0 where it did not fail."""
+    _due_at: float = 0.0
+    _expired: bool = False
+    """Whether it was made due while it was read."""
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def expire(self) -> None:
+        """Make it due; the value stays as the old one."""
+        self._due_at, self.pause_seconds, self._expired = 0.0, 0.0, True
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time to read it; a clock that was set back makes no pause longer."""
+        return not self.holds(self.value, now) or not 0 < self._due_at - now <= (
+            self.pause_seconds or self.every_seconds
+        )
+
+    async def refresh(self, now: float) -> None:
+        """Read it if it is due; one reading at a time.
+
+        Raises:
+            ExporterError: It could not be read.
+        """
+        async with self._reading:
+            if not self.is_due(now):
+                return
+            self._expired = False
+            try:
+                self.value = await self.read(now)
+            except ExporterError as error:
+                self.problem = str(error)
+                self.pause_seconds = min(max(2 * self.pause_seconds, self.retry_seconds), self.longest_retry_seconds)
+                self._due_at = now + self.pause_seconds
+                raise
+            self.problem, self.pause_seconds = "", 0.0
+            if not self._expired:
+                self._due_at = now + self.every_seconds
+
+
+Count = Callable[[float], Awaitable[Sequence[BudgetState]]]
+"""Counts all budgets at a Unix time. Raises PrometheusError or StoreError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What is asked."""
+    """What is asked; each raises PrometheusError where Prometheus does not answer."""
 
     ledger: LedgerSource
     pods: Callable[[Filters], Awaitable[Sequence[LivePod]]]
-    """Pods that match, from the live series. Raises PrometheusError."""
+    """Pods that match, from the live series."""
     at_work_ratio: Callable[[Window, Filters], Awaitable[float | None]]
-    """Part of the held GPUs that were at work. Raises PrometheusError."""
+    """Part of the held GPUs that were at work."""
+    newest_hour: Callable[[float], Awaitable[float | None]]
+    labels: Callable[[float], Awaitable[Mapping[str, tuple[str, ...]]]]
+    recommendations: Callable[[float], Awaitable[Sequence[Recommendation]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Months:
+class ThisMonth:
     """A month's money as it was read."""
 
     start_seconds: int
-    money: tuple[MonthMoney, ...]
+    money: tuple[Month, ...]
     coverage: float | None
 
 
-class LiveBook:
-    """A ``Book``. For one event loop; whoever refreshes it calls ``learn`` and ``renew``.
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 60.0, 3600.0
+"""Before budgets that could not be counted are counted again: twice as long each time, as each costs many questions."""
+
+
+class Book:
+    """Answers from the store and, for what is not closed yet, from Prometheus; never blocks the event loop.
+
+    For one event loop.
 
     Args:
         sources: What is asked.
         clock: Unix seconds.
         zone: Whose days and months the names of reports mean.
+
+    Attributes:
+        labels: Values by key of the cost labels that owners have.
+        recommendations: Those of the last reading, dearest first.
+        budgets: How every budget stands, in the order of its file.
+        down: Why Prometheus does not answer now; empty where it does.
     """
 
     def __init__(self, sources: Sources, clock: Callable[[], float], zone: tzinfo = UTC) -> None:
-        self._sources = sources
+        self.sources = sources
         self._clock = clock
         self._zone = zone
-        self._freshness = Freshness(
-            now_seconds=clock(), first_day_seconds=None, closed_until_seconds=None, read_until_seconds=None
+        self._freshness = Freshness(now_seconds=clock())
+        self.down = ""
+        self.labels = Cached[Mapping[str, tuple[str, ...]]](name="labels", read=sources.labels, value={})
+        self.month = Cached[ThisMonth | None](
+            name="months", read=self._read_month, value=None, holds=lambda month, now: _is_of(month, now) is not None
         )
-        self._down = ""
-        self._months: _Months | None = None
-        self._months_hold = False
-        self._counting = asyncio.Lock()
-        self._labels: Mapping[str, tuple[str, ...]] = {}
-        self._recommendations: tuple[Recommendation, ...] = ()
-        self._budgets: tuple[BudgetState, ...] = ()
+        self.budgets = Cached[Sequence[BudgetState]](
+            name="budgets",
+            read=self._count_budgets,
+            value=(),
+            retry_seconds=FIRST_PAUSE_SECONDS,
+            longest_retry_seconds=MOST_PAUSE_SECONDS,
+        )
+        self.recommendations = Cached[Sequence[Recommendation]](name="advice", read=sources.recommendations, value=())
+        self._count: Count | None = None
         self.readings = Readings(clock)
 
     async def report(
@@ -266,11 +274,16 @@ class LiveBook:
         share_unallocated: bool = False,
         with_series: bool = False,
     ) -> FleetReport:
-        """The report over a window; see ``Book.report``."""
-        question = question_of(
-            window,
-            tuple(by),
-            filters or Filters(),
+        """Return the report over a window; ``with_series`` also day by day.
+
+        Raises:
+            PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
+            StoreError: The store cannot be read.
+        """
+        question = Question(
+            name=window.label or f"{window.start_seconds},{window.end_seconds}",
+            by=tuple(by),
+            filters=frozenset((filters or Filters()).wanted.items()),
             share_idle=share_idle,
             share_unallocated=share_unallocated,
             with_series=with_series,
@@ -295,7 +308,7 @@ class LiveBook:
         wanted = Filters(wanted=dict(question.filters))
 
         async def read() -> FleetReport:
-            ledger = await self._sources.ledger.ledger(window, dimensions_of(question.by), wanted)
+            ledger = await self.sources.ledger.ledger(window, dimensions_of(question.by), wanted)
             report = await asyncio.to_thread(
                 make_report,
                 ledger,
@@ -309,104 +322,97 @@ class LiveBook:
             return report
 
         is_closed = window.end_seconds <= (self._freshness.closed_until_seconds or 0.0)
-        return await self.readings.get(question, window, read, "" if is_closed else self._down)
+        return await self.readings.get(question, window, read, "" if is_closed else self.down)
 
     async def ledger(
         self, window: Window, dimensions: frozenset[Dimension], filters: Filters | None = None
     ) -> FleetLedger:
-        """The ledger, read anew; see ``Book.ledger``."""
-        async with self.readings.turn():
-            return await self._sources.ledger.ledger(window, dimensions, filters)
+        """Return the ledger that reports are made of, read again; for exports.
 
-    async def months(self) -> Sequence[MonthMoney]:
-        """This month's money; as it was last read where it cannot be read now, and none where a part cannot be."""
-        async with self._counting:
-            now = self._clock()
-            known = self._months_at(now)
-            if known and (self._months_hold or self._down):
-                return known.money
+        Raises:
+            PrometheusError: As for ``report``.
+            StoreError: As for ``report``.
+        """
+        async with self.readings.turn():
+            return await self.sources.ledger.ledger(window, dimensions, filters)
+
+    async def months(self) -> Sequence[Month]:
+        """Return this month's money; as it was last read where it cannot be read now, none where a part cannot be."""
+        now = self._clock()
+        known = _is_of(self.month.value, now)
+        if known is None or not self.down:
             try:
-                ledger = await self._sources.ledger.ledger(months_window(now), frozenset())
+                await self.month.refresh(now)
             except ExporterError:
                 if known is None:
                     raise
-                return known.money
-            self._note(simulated=ledger.simulated)
-            if ledger.failures and known:
-                return known.money
-            start = month_start(now)
-            if any(failure.window.end_seconds > start for failure in ledger.failures):
-                return ()
-            money, coverage = month_money(ledger, now), month_coverage(ledger, now)
-            self._months = _Months(start_seconds=start, money=money, coverage=coverage)
-            self._months_hold = not ledger.failures
-            return money
+            known = _is_of(self.month.value, now)
+        return known.money if known else ()
 
-    def known_months(self) -> tuple[Sequence[MonthMoney], float | None]:
-        """This month's money as it was last read, and the part of its hours that were recorded."""
-        known = self._months_at(self._clock())
-        return (known.money, known.coverage) if known else ((), None)
+    async def _read_month(self, now: float) -> ThisMonth | None:
+        ledger = await self.sources.ledger.ledger(months_window(now), frozenset())
+        self._note(simulated=ledger.simulated)
+        start, known = month_start(now), _is_of(self.month.value, now)
+        if ledger.failures:
+            self.month.expire()
+            if known or any(failure.window.end_seconds > start for failure in ledger.failures):
+                return known
+        return ThisMonth(start_seconds=start, money=month_money(ledger, now), coverage=month_coverage(ledger, now))
 
-    def _months_at(self, now: float) -> _Months | None:
-        """What is known of the month of now: that of another month is not passed off as this one's."""
-        return self._months if self._months and self._months.start_seconds == month_start(now) else None
+    def known_month(self) -> ThisMonth | None:
+        """Return this month's money as it was last read."""
+        return _is_of(self.month.value, self._clock())
+
+    def count_budgets_by(self, count: Count) -> None:
+        """Count other budgets from now on."""
+        self._count = count
+        self.budgets.expire()
+
+    async def _count_budgets(self, now: float) -> Sequence[BudgetState]:
+        states = await self._count(now) if self._count else ()
+        # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
+        if unread := [state for state in states if state.unread]:
+            self.budgets.value = states
+            what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
+            raise PrometheusError("budgets_unread", what, retriable=True)
+        return states
 
     async def pods(self, filters: Filters) -> Sequence[LivePod]:
-        """Pods that match, from the live series; see ``Book.pods``."""
-        return await self._sources.pods(filters)
+        """Return the matching pods that hold devices now or did within a day, from the live series.
+
+        Raises:
+            PrometheusError: Prometheus cannot be asked.
+        """
+        return await self.sources.pods(filters)
 
     async def at_work_ratio(self, window: Window, filters: Filters) -> float | None:
-        """As recorded; a page goes without it where Prometheus cannot be asked."""
+        """Return the mean part of held GPUs at work; ``None`` if not recorded or Prometheus cannot be asked."""
         try:
-            return await self._sources.at_work_ratio(window, filters)
+            return await self.sources.at_work_ratio(window, filters)
         except PrometheusError:
             return None
 
-    def labels(self) -> Mapping[str, tuple[str, ...]]:
-        """As they were last learned."""
-        return self._labels
-
-    def recommendations(self) -> Sequence[Recommendation]:
-        """As they were last learned."""
-        return self._recommendations
-
-    def budgets(self) -> Sequence[BudgetState]:
-        """As they were last learned."""
-        return self._budgets
-
     def freshness(self) -> Freshness:
-        """As it was last learned, with the time of now."""
+        """Return how new the data is, at the present time."""
         return replace(self._freshness, now_seconds=self._clock())
 
-    def learn(
-        self,
-        *,
-        freshness: Freshness | None = None,
-        down: str | None = None,
-        labels: Mapping[str, tuple[str, ...]] | None = None,
-        recommendations: Sequence[Recommendation] | None = None,
-        budgets: Sequence[BudgetState] | None = None,
-    ) -> None:
-        """Show something newer. ``down`` is why Prometheus does not answer now, empty where it does."""
-        if down is not None:
-            self._down = down
-        if freshness is not None:
-            self._freshness = replace(freshness, simulated=freshness.simulated or self._freshness.simulated)
-        if labels is not None:
-            self._labels = labels
-        if recommendations is not None:
-            self._recommendations = tuple(recommendations)
-        if budgets is not None:
-            self._budgets = tuple(budgets)
+    def show(self, freshness: Freshness) -> None:
+        """Show how new the data is now; what was simulated stays so."""
+        self._freshness = replace(freshness, simulated=freshness.simulated or self._freshness.simulated)
 
     def _note(self, *, simulated: bool) -> None:
-        if simulated and not self._freshness.simulated:
-            self._freshness = replace(self._freshness, simulated=True)
+        self.show(replace(self._freshness, simulated=simulated))
 
-    def renew(self) -> None:
-        """From now on everything is read anew: an hour, a closed day or another budget has come."""
-        self._months_hold = False
+    def expire(self) -> None:
+        """Read everything again from now on: there is an hour or a closed day that was not there."""
+        for one in (self.labels, self.month, self.budgets, self.recommendations):
+            one.expire()
         self.readings.expire()
+
+
+def _is_of(month: ThisMonth | None, now: float) -> ThisMonth | None:
+    """Return a month's money if it is that of now: another month's is not passed off as this one's."""
+    return month if month and month.start_seconds == month_start(now) else None
 
 
 LOOK_BACK_HOURS = 26
@@ -459,7 +465,7 @@ async def label_values(client: PrometheusClient, now_seconds: float) -> dict[str
 
 
 def lateness(newest_seconds: float | None, now_seconds: float) -> str:
-    """Why there is no newer hour, in one sentence with the mend; empty where it is new enough."""
+    """Why there is no newer hour, in one sentence with the fix; empty where it is new enough."""
     if newest_seconds is None:
         return (
             f"{RECORDED} has no sample of the last {LOOK_BACK_HOURS} hours: load rules/prometheus-rules.yaml into"

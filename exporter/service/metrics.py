@@ -10,7 +10,7 @@ from exporter.metrics import catalog, text_format
 from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import NO_LABELS, Family, Kind, Labels, Metric, PageBuilder, labels
 from exporter.metrics.text_format import plain as _own
-from exporter.service.data import Freshness, MonthMoney
+from exporter.service.data import Freshness, Month
 
 BUDGET_LABELS = ("budget", "period", "currency", "cluster", "team", "workload_namespace")
 """Its name, its period's kind, and what it is for: the last three are absent where it is not for one of these."""
@@ -93,7 +93,7 @@ class ServiceFigures:
 
     freshness: Freshness
     budgets: Sequence[BudgetState] = ()
-    months: Sequence[MonthMoney] = ()
+    months: Sequence[Month] = ()
     days_closed: int | None = None
     """``None`` without a store."""
     days_not_closed: int | None = None

@@ -1,16 +1,17 @@
 """What a client of OpenCost or Kubecost asks for: windows, steps, aggregation and filters in their words."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.cost.ledger import (
     DAY_SECONDS,
     HOUR_SECONDS,
     LABEL,
     Dimension,
+    Filters,
     LineKey,
     Now,
     Window,
@@ -20,110 +21,82 @@ from exporter.cost.ledger import (
     too_many_labels,
 )
 from exporter.errors import ConfigError
-from exporter.service.parameters import Parameter, choice, shown, switch
+from exporter.service.parameters import Parameter, shown, switch
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
 """OpenCost's names: an owner that lacks what is asked for; what nobody held. The third is ours."""
+MOST_STEPS = 400
+_MOST_DAYS = 3650
+
+
+class Property(NamedTuple):
+    """A property of OpenCost's."""
+
+    dimension: Dimension | None
+    """The ledger's dimension for it; ``None`` if the ledger does not record it."""
+    value: Callable[[LineKey], str]
+    """A line's value; empty if the line has none."""
+
+
+def kind_of(key: LineKey) -> str:
+    """Return a line's kind as OpenCost spells it: in small letters."""
+    return key.kind.lower()
+
+
+def _of_kind(kind: str) -> Property:
+    return Property("workload", lambda key: key.workload if kind_of(key) == kind else "")
+
+
+_TEAM = Property("team", lambda key: key.team)
+FILTERABLE: Mapping[str, Property] = {
+    "cluster": Property("cluster", lambda key: key.cluster),
+    "node": Property("node", lambda key: key.node),
+    "namespace": Property("namespace", lambda key: key.namespace),
+    "controllerKind": Property("kind", kind_of),
+    "controllerName": Property("workload", lambda key: key.workload),
+    "team": _TEAM,
+}
+PARTS: Mapping[str, Property] = {
+    **{name: one for name, one in FILTERABLE.items() if name != "controllerName"},
+    "controller": Property("workload", lambda key: f"{kind_of(key)}:{key.workload}" if key.workload else ""),
+    "label:team": _TEAM,
+    **{kind: _of_kind(kind) for kind in ("deployment", "statefulset", "daemonset", "job")},
+}
+"""What rows can be told apart by, besides labels."""
+_LACKING = frozenset({"pod", "container", "service", "department", "environment", "owner", "product"})
+_NOT_RECORDED = Property(None, lambda _: "")
+
+
+def is_lacking(name: str) -> bool:
+    """Return whether OpenCost can aggregate by this property and the ledger does not record it."""
+    return name in _LACKING or name.startswith("annotation:")
+
+
+def _is_label(name: str) -> bool:
+    return name.startswith(LABEL) and not label_problem(name)
+
+
+def property_of(name: str) -> Property:
+    """Return the property that rows are aggregated or filtered by."""
+    found = PARTS.get(name) or FILTERABLE.get(name)
+    if found is None and name.startswith(LABEL):
+        return Property(name, lambda key: key.value(name))
+    return found or _NOT_RECORDED
+
+
+def keeps(wanted: Mapping[str, frozenset[str]], key: LineKey) -> bool:
+    """Return whether a line is asked for; kinds are in small letters."""
+    return all(property_of(name).value(key) in values for name, values in wanted.items())
+
+
 _TERM = re.compile(
     r"\s*(?P<name>[A-Za-z]+)(?:\[(?P<label>[^\]]*)\])?\s*:\s*"
     r'(?P<values>"[^"]*"(?:\s*,\s*"[^"]*")*|[^\s+"|]+)\s*'
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One of what rows are told apart by: its dimensions, and a line's name in it."""
-
-    dimensions: tuple[Dimension, ...]
-    name: Callable[[LineKey], str]
-
-
-def kind_of(key: LineKey) -> str:
-    """As OpenCost spells kinds: in small letters."""
-    return key.kind.lower()
-
-
-def _controller(key: LineKey) -> str:
-    return f"{kind_of(key)}:{key.workload}" if key.workload else ""
-
-
-def _of_kind(kind: str) -> Callable[[LineKey], str]:
-    return lambda key: key.workload if kind_of(key) == kind else ""
-
-
-_TEAM = Part(dimensions=("team",), name=lambda key: key.team)
-_CONTROLLERS = ("deployment", "statefulset", "daemonset", "job")
-PARTS: Mapping[str, Part] = {
-    "cluster": Part(dimensions=("cluster",), name=lambda key: key.cluster),
-    "node": Part(dimensions=("node",), name=lambda key: key.node),
-    "namespace": Part(dimensions=("namespace",), name=lambda key: key.namespace),
-    "controllerKind": Part(dimensions=("kind",), name=kind_of),
-    "controller": Part(dimensions=("workload",), name=_controller),
-    "team": _TEAM,
-    "label:team": _TEAM,
-    **{kind: Part(dimensions=("workload",), name=_of_kind(kind)) for kind in _CONTROLLERS},
-}
-_LACKING = frozenset({"pod", "container", "service", "department", "environment", "owner", "product"})
-_ANNOTATION = "annotation:"
-_NONE = Part(dimensions=(), name=lambda _: "")
-
-
-def is_lacking(name: str) -> bool:
-    """Return whether OpenCost can aggregate by this property and the ledger does not record it."""
-    return name in _LACKING or name.startswith(_ANNOTATION)
-
-
-def part_of(name: str) -> Part:
-    """Return the part of a property; one that the ledger does not record is empty on every line."""
-    if name.startswith(LABEL) and name not in PARTS:
-        return Part(dimensions=(name,), name=lambda key: key.value(name))
-    return PARTS.get(name, _NONE)
-
-
-_FIELDS: Mapping[str, str] = {
-    "cluster": "cluster",
-    "node": "node",
-    "namespace": "namespace",
-    "controllerKind": "controllerKind",
-    "controllerName": "controllerName",
-    "controller": "controllerName",
-    "team": "team",
-}
-FILTER_DIMENSIONS: Mapping[str, tuple[Dimension, ...]] = {
-    "cluster": ("cluster",),
-    "node": ("node",),
-    "namespace": ("namespace",),
-    "controllerKind": ("kind",),
-    "controllerName": ("workload",),
-    "team": ("team",),
-}
-_VALUE_OF: Mapping[str, Callable[[LineKey], str]] = {
-    "cluster": lambda key: key.cluster,
-    "node": lambda key: key.node,
-    "namespace": lambda key: key.namespace,
-    "controllerKind": kind_of,
-    "controllerName": lambda key: key.workload,
-    "team": lambda key: key.team,
-}
-
-
-def dimensions_of_field(name: str) -> tuple[Dimension, ...]:
-    """Return what a ledger must be told apart by for a filter by a field or a label."""
-    return FILTER_DIMENSIONS.get(name, (name,))
-
-
-def value_of(name: str, key: LineKey) -> str:
-    """Return a line's value of a field or label that can be filtered by; kinds in small letters."""
-    return _VALUE_OF[name](key) if name in _VALUE_OF else key.value(name)
-
-
-def keeps(wanted: Mapping[str, frozenset[str]], key: LineKey) -> bool:
-    """Whether a line is asked for; kinds in small letters."""
-    return all(value_of(name, key) in values for name, values in wanted.items())
-
-
 def conditions(text: str, _now: Now) -> dict[str, frozenset[str]]:
-    """``namespace:"a","b"+controllerKind:"job"``: what must hold, all of it; kinds in small letters.
+    """Return what ``namespace:"a","b"+controllerKind:"job"`` demands, by property; kinds are in small letters.
 
     Raises:
         ConfigError: It is not understood, and from where on.
@@ -132,16 +105,11 @@ def conditions(text: str, _now: Now) -> dict[str, frozenset[str]]:
     at = 0
     while at < len(text):
         match = _TERM.match(text, at)
-        name = _FIELDS.get(match["name"]) if match else None
-        if match and match["name"] == "label" and match["label"]:
-            label = LABEL + match["label"]
-            name = "team" if label == "label:team" else None if label_problem(label) else label
-        elif match and match["label"] is not None:
-            name = None
+        name = _property_of_term(match) if match else None
         if match is None or name is None:
             raise ConfigError(
                 f"filter: '{shown(text)}' is not understood from '{shown(text[at:])}'; allowed: terms such as"
-                f' namespace:"a","b" of {", ".join(FILTER_DIMENSIONS)}, label[KEY], joined by +'
+                f' namespace:"a","b" of {", ".join(FILTERABLE)}, label[KEY], joined by +'
             )
         values = [value.strip().strip('"') for value in match["values"].split(",")]
         wanted = frozenset(value.lower() if name == "controllerKind" else value for value in values)
@@ -152,8 +120,16 @@ def conditions(text: str, _now: Now) -> dict[str, frozenset[str]]:
     return found
 
 
-MOST_STEPS = 400
-_MOST_DAYS = 3650
+def _property_of_term(match: re.Match[str]) -> str | None:
+    """Return the property of a filter's term; ``None`` if it cannot be filtered by."""
+    name, label = match["name"], match["label"]
+    if name == "label" and label:
+        return "team" if label == "team" else LABEL + label if _is_label(LABEL + label) else None
+    if label is not None:
+        return None
+    return "controllerName" if name == "controller" else name if name in FILTERABLE else None
+
+
 _DAYS = re.compile(r"(\d{1,5})([dw])")
 _MINUTES = re.compile(r"(\d{1,8})m")
 _STEP = re.compile(r"(\d{1,6})([mhdw])")
@@ -213,12 +189,6 @@ def _step(text: str, _now: Now) -> int | None:
     return seconds
 
 
-def _resolution(text: str, _now: Now) -> str:
-    if not _STEP.fullmatch(text.strip()):
-        raise ValueError(text)
-    return text
-
-
 def _aggregate(text: str, _now: Now) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in PARTS and not is_lacking(name) and not _is_label(name)]
@@ -235,82 +205,69 @@ def _aggregate(text: str, _now: Now) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_label(name: str) -> bool:
-    return name.startswith(LABEL) and not label_problem(name)
+def _word(text: str, meanings: Mapping[str, str]) -> str:
+    """Return what a word in any case means.
 
-
-def _share(text: str, _now: Now) -> str:
-    words = {"true": "true", "1": "true", "false": "none", "0": "none", "none": "none"}
-    known = {**words, "weighted": "weighted", "even": "even"}
-    return known[text.strip().lower()] if text.strip().lower() in known else _refused(text)
-
-
-def _refused(text: str) -> str:
-    raise ValueError(text)
-
-
-def _accumulate(text: str, _now: Now) -> str:
-    word = {"true": "all", "1": "all", "false": "", "0": "", "none": ""}.get(text.strip().lower(), text.strip().lower())
-    if word not in {"", "all", *_LENGTHS, *_CALENDAR}:
+    Raises:
+        ValueError: It is none of them.
+    """
+    word = text.strip().lower()
+    if word not in meanings:
         raise ValueError(text)
-    return word
+    return meanings[word]
 
 
-def _values(name: str) -> Callable[[str, Now], frozenset[str]]:
-    def parse(text: str, _now: Now) -> frozenset[str]:
-        values = (value.strip() for value in text.split(","))
-        return frozenset(value.lower() if name == "controllerKind" else value for value in values)
+_SHARES = {
+    **dict.fromkeys(("true", "1", "weighted"), "weighted"),
+    **dict.fromkeys(("false", "0", "none"), "none"),
+    "even": "even",
+}
+_ACCUMULATIONS = {
+    **dict.fromkeys(("true", "1", "all"), "all"),
+    **dict.fromkeys(("false", "0", "none", ""), ""),
+    **{word: word for word in (*_LENGTHS, *_CALENDAR)},
+}
 
-    return parse
 
-
-def _team_labels(text: str, _now: Now) -> frozenset[str]:
-    pairs = [pair.strip().partition(":") for pair in text.split(",")]
-    if any(name != "team" or not colon for name, colon, _ in pairs):
+def _number(text: str, _now: Now) -> int:
+    if not (text.isascii() and text.isdecimal()):
         raise ValueError(text)
-    return frozenset(value for _, _, value in pairs)
-
-
-def _nothing(text: str, _now: Now) -> None:
-    raise ValueError(text)
+    return int(text)
 
 
 def _text(text: str, _now: Now) -> str:
-    return text
+    return text.strip()
 
 
-def ignored(name: str) -> Parameter:
-    """Return a parameter that clients send and that has no meaning here."""
-    return Parameter(name=name, about="Accepted, and without a meaning here.", parse=_text, allowed="anything")
-
-
-def _not_here(name: str) -> Parameter:
-    return Parameter(
-        name=name,
-        about="Not offered: only GPUs are counted, which no namespace holds for others. Refused where it is given.",
-        parse=_nothing,
-        allowed="leave it out",
-    )
-
-
-OLD_FILTERS: Mapping[str, str] = {
-    "filterClusters": "cluster",
-    "filterNodes": "node",
-    "filterNamespaces": "namespace",
-    "filterControllerKinds": "controllerKind",
-    "filterControllers": "controllerName",
-    "filterLabels": "team",
-}
-
+_WINDOW = Parameter(
+    name="window",
+    about="Period: today, yesterday, week, lastweek, month, lastmonth, 24h, 7d (days of the calendar, today among"
+    " them), two RFC 3339 or two Unix times with a comma. Begins and ends on whole hours UTC.",
+    parse=window_of,
+    allowed="such as 7d, lastweek, 2026-10-01T00:00:00Z,2026-10-08T00:00:00Z",
+    default="7d",
+)
+_FILTER = Parameter(
+    name="filter",
+    about='Rows that are wanted: terms such as namespace:"a","b" or controllerKind:"job", joined by +.',
+    parse=conditions,
+    allowed='such as namespace:"a"+controllerKind:"job"',
+)
+_CURRENCY = Parameter(
+    name="currency",
+    about="Currency of the costs where there are several, else that of --currency; not known to OpenCost.",
+    parse=_text,
+    allowed="an ISO 4217 code",
+)
+_LIMIT = Parameter(
+    name="limit",
+    about="How many rows each set has at most.",
+    parse=_number,
+    allowed="a whole number",
+    schema={"type": "integer", "minimum": 0},
+)
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter(
-        name="window",
-        about="Period: today, yesterday, week, lastweek, month, lastmonth, 24h, 7d (days of the calendar, today among"
-        " them), two RFC 3339 or two Unix times with a comma. Begins and ends on whole hours UTC.",
-        parse=window_of,
-        allowed="such as 7d, lastweek, 2026-10-01T00:00:00Z,2026-10-08T00:00:00Z",
-        default="7d",
-    ),
+    _WINDOW,
     Parameter(
         name="aggregate",
         about="What rows are told apart by, separated by commas. The ledger does not record pods, containers, services,"
@@ -331,93 +288,81 @@ PARAMETERS: tuple[Parameter, ...] = (
         about="true or all: one set for the whole window, whatever the step; hour, day, week: sets of this length;"
         " weeknow, month, quarter: sets that end with the calendar's week (Monday), month, quarter, in the service's"
         " time zone.",
-        parse=_accumulate,
+        parse=lambda text, _: _word(text, _ACCUMULATIONS),
         allowed="true, all, false, hour, day, week, weeknow, month, quarter",
         default="false",
-    ),
-    Parameter(
-        name="resolution",
-        about="Accepted, and without a meaning: the ledger counts every second.",
-        parse=_resolution,
-        allowed="such as 1m",
     ),
     switch("includeIdle", f"Add a row {IDLE} of what nobody held."),
     switch("idle", "The same, in Kubecost's word: the row is there where either of the two is true."),
     Parameter(
         name="shareIdle",
-        about="Spread what nobody held over owners: true (as shareSplit says), weighted, even.",
-        parse=_share,
+        about="Spread what nobody held over owners: true or weighted (by their cost), even.",
+        parse=lambda text, _: _word(text, _SHARES),
         allowed="true, false, weighted, even",
         default="false",
     ),
-    choice("shareSplit", "How shareIdle=true is spread: by owners' cost, or evenly.", "weighted", "even"),
-    switch("idleByNode", f"A row {IDLE} for each node."),
-    switch("splitIdle", f"A row {IDLE} for each cluster."),
+    _FILTER,
     Parameter(
-        name="filter",
-        about='Rows that are wanted: terms such as namespace:"a","b" or controllerKind:"job", joined by +.',
-        parse=conditions,
-        allowed='such as namespace:"a"+controllerKind:"job"',
+        name="filterNamespaces",
+        about="The same as filter=namespace, in older words: values separated by commas.",
+        parse=lambda text, _: frozenset(value.strip() for value in text.split(",")),
+        allowed="values separated by commas",
     ),
-    *(
-        Parameter(
-            name=name,
-            about=f"The same as filter={field}, in older words: values separated by commas.",
-            parse=_team_labels if field == "team" else _values(field),
-            allowed="team:NAME" if field == "team" else "values separated by commas",
-        )
-        for name, field in OLD_FILTERS.items()
-    ),
-    Parameter(
-        name="currency",
-        about="Currency of the costs where there are several, else that of --currency; not known to OpenCost.",
-        parse=_text,
-        allowed="an ISO 4217 code",
-    ),
+    _CURRENCY,
     Parameter(
         name="offset",
         about="How many rows of each set are left out, the dearest first.",
-        parse=lambda text, _: int(text) if text.isascii() and text.isdecimal() else _refused(text),
+        parse=_number,
         allowed="a whole number",
         default="0",
         schema={"type": "integer", "minimum": 0},
     ),
-    Parameter(
-        name="limit",
-        about="How many rows each set has at most.",
-        parse=lambda text, _: int(text) if text.isascii() and text.isdecimal() else _refused(text),
-        allowed="a whole number",
-        schema={"type": "integer", "minimum": 0},
+    _LIMIT,
+)
+
+
+def _optional(name: str, about: str, allowed: str = "any text") -> Parameter:
+    return Parameter(name=name, about=about, parse=_text, allowed=allowed)
+
+
+SUGGESTION_PARAMETERS: tuple[Parameter, ...] = (
+    _WINDOW,
+    _FILTER,
+    _LIMIT,
+    _optional("field", f"Whose values: {', '.join(FILTERABLE)}; anything else has none."),
+    _optional("search", "Only values that contain this, whatever the case."),
+)
+ASSET_PARAMETERS: tuple[Parameter, ...] = (
+    _WINDOW,
+    _CURRENCY,
+    replace(
+        _FILTER,
+        about='Nodes that are wanted: cluster:"a" or node:"a","b", joined by +.',
+        allowed='such as cluster:"a"',
     ),
-    *(_not_here(name) for name in ("shareNamespaces", "shareLabels", "shareCost")),
+    Parameter(
+        name="filterTypes",
+        about="Kubecost's: types of assets; there are nodes only. Where it is given, data is a list of one set.",
+        parse=lambda text, _: frozenset(one.strip().lower() for one in text.split(",")),
+        allowed="Node",
+    ),
     *(
-        ignored(name)
-        for name in (
-            "reconcile",
-            "external",
-            "etl",
-            "costMetric",
-            "costUnit",
-            "shareTenancyCosts",
-            "includeAggregatedMetadata",
-            "includeProportionalAssetResourceCosts",
-            "includeSharedCostBreakdown",
-        )
+        _optional(name, "Accepted, and without a meaning here.", "anything")
+        for name in ("aggregate", "accumulate", "includeIdle", "step")
     ),
 )
 
 
 def wanted_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """All conditions together."""
+    """Return all conditions together."""
     found: dict[str, frozenset[str]] = dict(values["filter"] or {})
-    for name, field in OLD_FILTERS.items():
-        if values[name] is not None:
-            found[field] = found[field] & values[name] if field in found else values[name]
+    if (namespaces := values["filterNamespaces"]) is not None:
+        found["namespace"] = found.get("namespace", namespaces) & namespaces
     return found
 
 
 def sets_of(window: Window, values: Mapping[str, Any], zone: tzinfo = UTC) -> tuple[Window, ...]:
-    """The periods of the sets, in the order of time.
+    """Return the periods of the sets, in the order of time.
 
     Raises:
         ConfigError: There would be too many.
@@ -448,3 +393,15 @@ def _calendar_sets(window: Window, after: Callable[[date], date], zone: tzinfo) 
 
 def _midnight(day: date, zone: tzinfo) -> int:
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
+
+
+def dimensions_of(names: Iterable[str]) -> tuple[Dimension, ...]:
+    """Return the ledger's dimensions for properties, each once."""
+    found = (property_of(name).dimension for name in names)
+    return tuple(dict.fromkeys(dimension for dimension in found if dimension is not None))
+
+
+def pushed(wanted: Mapping[str, frozenset[str]]) -> Filters:
+    """Return what can be left to the source: kinds are spelt otherwise there."""
+    found = {property_of(name).dimension: values for name, values in wanted.items() if name != "controllerKind"}
+    return Filters(wanted={dimension: values for dimension, values in found.items() if dimension is not None})

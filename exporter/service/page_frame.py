@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
 from exporter import __version__
+from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DIMENSIONS,
     HOUR_SECONDS,
@@ -65,6 +66,11 @@ class View:
         """The one that was asked for, or empty."""
         return (self.asked.get("currency") or ("",))[0]
 
+    @property
+    def window_text(self) -> str:
+        """The window as it was written, or the default one."""
+        return (self.asked.get("window") or (DEFAULT_WINDOW,))[0]
+
     def link(self, path: str | None = None, **changes: str | int | None) -> str:
         """The address of a page with the same window, filters, sharing and currency, but for ``changes``.
 
@@ -79,11 +85,9 @@ class View:
             asked.pop(name, None)
             if value is not None:
                 asked[name] = (str(value),)
-        return address(self.prefix, self.path if path is None else path, asked)
-
-    def without(self, *names: str) -> str:
-        """The address of this page without some parameters."""
-        return self.link(None, **dict.fromkeys(names))
+        path = self.path if path is None else path
+        pairs = [(name, value) for name, values in asked.items() for value in values if value]
+        return f"{self.prefix}{path}" + (f"?{urlencode(pairs, quote_via=quote, safe=':/')}" if pairs else "")
 
     def menu(self, path: str) -> str:
         """The address of a page of the menu. What a page is about is no filter of the next one."""
@@ -96,9 +100,14 @@ class View:
         """The address of the page on an owner, within what is asked for."""
         return self.link("/owner", **{name: value or NONE for name, value in parts.items()})
 
+    def workload(self, of: LineKey | Recommendation) -> str:
+        """The address of the page on a line's or a recommendation's workload."""
+        where = {"cluster": of.cluster} if of.cluster else {}
+        return self.owner(**where, namespace=of.namespace, kind=of.kind, workload=of.workload)
+
     def download(self, by: Iterable[Dimension], form: str) -> str:
         """The address of a table's data in the API, with the same window, filters and sharing."""
-        pairs = [("window", written(self)), ("by", ",".join(by))]
+        pairs = [("window", self.window_text), ("by", ",".join(by))]
         for name in dimensions_in(self.asked):
             pairs += [(f"filter.{name}", "" if value == NONE else filter_text(value)) for value in self.asked[name]]
         if self.share_idle != "none":
@@ -112,17 +121,6 @@ class View:
 def dimensions_in(asked: Asked) -> list[Dimension]:
     """Dimensions that a page is filtered by, labels last."""
     return [name for name in DIMENSIONS if name in asked] + [name for name in asked if name.startswith(LABEL)]
-
-
-def address(prefix: str, path: str, asked: Asked) -> str:
-    """Path and parameters as one link."""
-    pairs = [(name, value) for name, values in asked.items() for value in values if value]
-    return f"{prefix}{path}" + (f"?{urlencode(pairs, quote_via=quote, safe=':/')}" if pairs else "")
-
-
-def written(view: View) -> str:
-    """The window as it was written, or the default one."""
-    return (view.asked.get("window") or (DEFAULT_WINDOW,))[0]
 
 
 def read_view(
@@ -159,11 +157,6 @@ def read_view(
         page=page,
         search=asked.get("q", ("",))[0],
     )
-
-
-def plain_view(path: str, now_seconds: float, prefix: str = "", zone: tzinfo = UTC) -> View:
-    """The page with nothing asked for; what an error is shown on."""
-    return read_view(path, (), now_seconds, prefix, zone)
 
 
 def _window(asked: Asked, now: Now, problems: list[str]) -> Window:
@@ -396,7 +389,7 @@ def make_frame(
         site=settings.title or "GPU cost",
         menu=tuple(Link(words, view.menu(path), path == view.path) for path, words in _menu(labels)),
         windows=_windows(view),
-        window_text=written(view),
+        window_text=view.window_text,
         window_words=window_words(view.window),
         fields=() if subject else tuple(Field(name, title(name), values[name], offered.get(name, ())) for name in form),
         kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
@@ -435,17 +428,18 @@ def _windows(view: View) -> tuple[Link, ...]:
     if today.day > 1 or today.hour:
         # In its first hour a month has no hour yet.
         offered.insert(3, ("This month", f"{today:%Y-%m}"))
-    return tuple(Link(words, view.link(None, window=text), text == written(view)) for words, text in offered)
+    return tuple(Link(words, view.link(None, window=text), text == view.window_text) for words, text in offered)
 
 
 def _chips(view: View) -> tuple[Link, ...]:
     chips = [
-        Link(f"{title(name)} {' or '.join(view.asked[name])}", view.without(name)) for name in dimensions_in(view.asked)
+        Link(f"{title(name)} {' or '.join(view.asked[name])}", view.link(None, **{name: None}))
+        for name in dimensions_in(view.asked)
     ]
     if view.share_idle != "none":
         what = "Unallocated and Unattributed" if view.share_unallocated else "Unallocated"
         words = f"{what} shared {SHARING[view.share_idle]}"
-        chips.append(Link(words, view.without("share", "shareUnallocated")))
+        chips.append(Link(words, view.link(None, share=None, shareUnallocated=None)))
     return tuple(chips)
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from exporter.cost.budgets import BudgetState
-from exporter.cost.holdings import Advice, Recommendation
+from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import Dimension, Figures, LineKey
+from exporter.cost.recommend_render import totals
 from exporter.cost.render_rows import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_apart, total_of
 from exporter.service.charts import amount, model
 from exporter.service.data import Book
-from exporter.service.page_frame import NONE, Link, View, sum_line, written
+from exporter.service.page_frame import Link, View, sum_line
 
 LINES = 100
 """Of one page."""
@@ -184,7 +185,7 @@ def make_table(report: FleetReport, view: View, currency: str, subject: Subject,
 def _downloads(view: View, subject: Subject) -> tuple[Download, ...]:
     """Every form but FOCUS where a filter would leave out parts of its split charges, which must sum to the whole."""
     of_owners = bool(set(view.filters.wanted) - _OF_PLACES)
-    head = re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{written(view)}-{subject.name}")
+    head = re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{view.window_text}-{subject.name}")
     return tuple(
         Download(words, view.download(subject.by, form), f"{head}.{'csv' if form == 'focus' else form}")
         for words, form in _DOWNLOADS
@@ -257,15 +258,9 @@ def _beside(key: LineKey, subject: Subject, view: View, *, with_clusters: bool) 
 
 def _href(key: LineKey, subject: Subject, view: View) -> str:
     if subject.name == "workload":
-        if not key.workload and not key.kind:
-            return view.owner(namespace=key.namespace)
-        where = {"cluster": key.cluster} if key.cluster else {}
-        return view.owner(**where, namespace=key.namespace, kind=key.kind, workload=key.workload)
-    value = key.value(subject.name) or NONE
-    if subject.name == "node":
-        where = {"cluster": key.cluster} if key.cluster else {}
-        return view.owner(**where, node=value)
-    return view.owner(**{subject.name: value})
+        return view.workload(key) if key.workload or key.kind else view.owner(namespace=key.namespace)
+    where = {"cluster": key.cluster} if key.cluster and subject.name == "node" else {}
+    return view.owner(**where, **{subject.name: key.value(subject.name)})
 
 
 def _searched(rows: Sequence[Row], search: str) -> list[Row]:
@@ -313,26 +308,7 @@ def _sum_row(name: str, figures: Figures, currency: str) -> Row | None:
     )
 
 
-ADVICE_WORDS: Mapping[Advice, str] = {
-    "give-back": "Give back",
-    "fewer-gpus": "Fewer GPUs",
-    "share": "Share",
-    "smaller-mig": "Smaller MIG profile",
-    "smaller-model": "Smaller model",
-}
 _LONGEST_BAR_RATIO = 1.5
-_RISK_LOOKS = {"low": "ok", "medium": "idle", "high": "bad"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advised:
-    """A recommendation, and the page of whom it is for."""
-
-    of: Recommendation
-    sort: str
-    look: str
-    """Of its risk."""
-    href: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,46 +328,16 @@ class Standing:
     href: str
 
 
-def advised(recommendations: Sequence[Recommendation], view: View) -> list[Advised]:
-    """Those within the filters, in the order given."""
+def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recommendation]:
+    """Return those within the filters; what a recommendation does not know, as the pool, it is not said to have."""
     return [
-        Advised(
-            of=one,
-            sort=ADVICE_WORDS[one.advice],
-            look=_RISK_LOOKS[one.risk_level],
-            href=view.owner(
-                **({"cluster": one.cluster} if one.cluster else {}),
-                namespace=one.namespace,
-                kind=one.kind,
-                workload=one.workload,
-            ),
-        )
+        one
         for one in recommendations
-        if _is_wanted(one, view)
+        if all(
+            not values.isdisjoint(one.nodes if name == "node" else (getattr(one, name, None),))
+            for name, values in view.filters.wanted.items()
+        )
     ]
-
-
-def _is_wanted(one: Recommendation, view: View) -> bool:
-    """What a recommendation does not know, as the pool, it is not said to have."""
-    known: dict[str, Sequence[str]] = {
-        "cluster": (one.cluster,),
-        "node": one.nodes,
-        "namespace": (one.namespace,),
-        "kind": (one.kind,),
-        "workload": (one.workload,),
-        "team": (one.team,),
-        "model": (one.model,),
-    }
-    return all(not values.isdisjoint(known.get(name, ())) for name, values in view.filters.wanted.items())
-
-
-def savings(advice: Sequence[Advised]) -> dict[str, float]:
-    """What all of them would save per month, by currency."""
-    sums: dict[str, float] = {}
-    for one in advice:
-        if one.of.per_month is not None:
-            sums[one.of.currency] = sums.get(one.of.currency, 0.0) + one.of.per_month
-    return sums
 
 
 def standing(state: BudgetState, view: View) -> Standing:
@@ -427,14 +373,14 @@ def standing(state: BudgetState, view: View) -> Standing:
 async def recommendations(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The page of recommendations."""
     report = await book.report(view.window, (), view.filters)
-    advice = advised(book.recommendations(), view)
-    return report, {"advice": advice, "savings": sorted(savings(advice).items())}
+    advice = advised(book.recommendations.value, view)
+    return report, {"advice": advice, "savings": sorted(totals(advice).items())}
 
 
 async def budgets(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
     """The page of budgets."""
     report = await book.report(view.window, ())
-    return report, {"budgets": [standing(state, view) for state in book.budgets()]}
+    return report, {"budgets": [standing(state, view) for state in book.budgets.value]}
 
 
 async def about(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:

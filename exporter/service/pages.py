@@ -1,7 +1,7 @@
 """The pages of the cost service: each is read from the book, rendered here, and works without a script."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -31,7 +31,6 @@ from exporter.service.page_frame import (
     everything,
     groups,
     make_frame,
-    plain_view,
     read,
     read_view,
     render,
@@ -102,14 +101,7 @@ class Ranking(NamedTuple):
 def questions() -> tuple[Question, ...]:
     """What the page of a first visit asks the book for, and takes long."""
     return tuple(
-        Question(
-            name=DEFAULT_WINDOW,
-            by=by,
-            filters=frozenset(),
-            share_idle="none",
-            share_unallocated=False,
-            with_series=with_series,
-        )
+        Question(name=DEFAULT_WINDOW, by=by, filters=frozenset(), with_series=with_series)
         for by, with_series in ((GROUPS, True), (WORKLOADS.by, False))
     )
 
@@ -123,10 +115,10 @@ async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, objec
     at_work = await book.at_work_ratio(total.window, total.filters)
     starts = [period.start_seconds for period in total.periods]
     months = [] if view.filters.wanted else await book.months()
-    advice = advised(book.recommendations(), view)
+    advice = advised(book.recommendations.value, view)
     return total, {
         "month": next((month for month in months if month.currency == currency or not currency), None),
-        "budgets": [] if view.filters.wanted else [standing(state, view) for state in _budgets(book.budgets())],
+        "budgets": [] if view.filters.wanted else [standing(state, view) for state in _budgets(book.budgets.value)],
         "cost": total.total.money.get(currency),
         "figures": total.total,
         "idle_cost": sum(line.figures.money_in(currency).idle for line in total.held),
@@ -164,7 +156,7 @@ def funnel(report: FleetReport, now_seconds: float, at_work_ratio: float | None)
     return Funnel(
         total=trust.capacity_seconds / seconds,
         allocated=allocated,
-        at_work=None if at_work_ratio is None else allocated * at_work_ratio,
+        active=None if at_work_ratio is None else allocated * at_work_ratio,
         effective=sum(figures.active_seconds for figures in held) / seconds,
         unknown=sum(figures.unknown_seconds for figures in held) / seconds,
     )
@@ -176,8 +168,8 @@ def _steps(of: Funnel | None, *, whole: bool) -> list[Step]:
         return []
     unknown = f"; what {of.unknown:.1f} of them did is not known" if of.unknown >= _TOLD_GPUS else ""
     steps = [("Allocated", f"held by owners{unknown}", of.allocated, "held")]
-    if of.at_work is not None:
-        steps.append(("Active", "at work for 5 % of the time or more", of.at_work, "measured"))
+    if of.active is not None:
+        steps.append(("Active", "at work for 5 % of the time or more", of.active, "measured"))
     steps.append(("Effective", "active in the tables: half busy counts half", of.effective, "active"))
     if whole:
         steps.insert(0, ("Total", "there and metered, on average", of.total, "total"))
@@ -303,7 +295,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "pods_more": max(0, len(pods) - _PODS),
         "pods_asked": _asks_pods(view),
         "pods_problem": problem,
-        "advice": advised(book.recommendations(), view),
+        "advice": advised(book.recommendations.value, view),
     }
 
 
@@ -395,20 +387,26 @@ class _Pages:
     book: Book
     settings: ServeSettings
 
-    async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
+    def _view(self, path: str, pairs: Iterable[tuple[str, str]] = ()) -> View:
+        """Return the page as it is asked for, by default with nothing asked for."""
         now = self.book.freshness().now_seconds
+        return read_view(path, pairs, now, self.settings.path_prefix, self.settings.timezone)
+
+    async def page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
         try:
-            view = read_view(path, request.query.items(), now, self.settings.path_prefix, self.settings.timezone)
+            view = self._view(path, request.query.items())
         except ConfigError as error:
-            plain = plain_view(path, now, self.settings.path_prefix, self.settings.timezone)
-            return await self._failed(request, plain, HTTPStatus.BAD_REQUEST, error.problems)
+            return await self._failed(request, self._view(path), HTTPStatus.BAD_REQUEST, error.problems)
         try:
             whole = await everything(self.book, view)
             view = replace(view, usual_currency=usual_currency(whole))
             report, values = await make(self.book, view)
         except (PrometheusError, StoreError) as error:
             return await self._failed(request, view, HTTPStatus.SERVICE_UNAVAILABLE, (str(error),))
-        offered = {**choices(whole), **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels().items()}}
+        offered = {
+            **choices(whole),
+            **{LABEL + key: known[:MOST_CHOICES] for key, known in self.book.labels.value.items()},
+        }
         return await self._respond(request, template, view, values, report=report, offered=offered)
 
     async def label(self, request: web.Request) -> web.Response:
@@ -421,14 +419,11 @@ class _Pages:
 
     async def runbook(self, request: web.Request) -> web.Response:
         """Answer with the runbook, to which alerts link; it needs no Prometheus."""
-        view = plain_view("/runbook", self.book.freshness().now_seconds, self.settings.path_prefix)
-        return await self._respond(request, "runbook.html", view, {})
+        return await self._respond(request, "runbook.html", self._view("/runbook"), {})
 
-    async def error_page(self, request: web.Request, status: int, what: str, mend: str) -> web.Response:
+    async def error_page(self, request: web.Request, status: int, what: str, fix: str) -> web.Response:
         """An error of any path, for people."""
-        now = self.book.freshness().now_seconds
-        view = plain_view("", now, self.settings.path_prefix, self.settings.timezone)
-        return await self._failed(request, view, status, (f"{what}; {mend}" if mend else what,))
+        return await self._failed(request, self._view(""), status, (f"{what}; {fix}" if fix else what,))
 
     async def static(self, request: web.Request) -> web.Response:
         found = [(plain, asset) for plain, asset in assets().items() if asset.name == request.match_info["name"]]

@@ -23,6 +23,8 @@ FILTER = "filter."
 MOST_LINES = 100_000
 _LONGEST = 2000
 _MOST_PROBLEMS = 20
+_CHANGES_SUMS = ("filter", "shareCost", "shareLabels", "shareNamespaces", "shareSplit")
+"""How parameters begin that no endpoint may ignore: the answer would have other sums than the client asked for."""
 _POOLS = {"node pool", "node-pool", "nodepool"}
 
 
@@ -60,7 +62,7 @@ def read(
         parameters: The parameters of the endpoint.
         pairs: Names and texts of the query.
         now: The time, and the time zone of days and months.
-        ignored: Receives one warning for each unknown parameter; ``None`` refuses unknown parameters.
+        ignored: Receives one warning for each unknown parameter that cannot change sums; ``None`` refuses them all.
 
     Raises:
         ConfigError: With every parameter that is unknown (the first 20), given twice or cannot be understood.
@@ -77,10 +79,12 @@ def read(
         else:
             unknown[name] = None
     # Each is compared with all known names and reported: the cap keeps an answer from growing with its question.
-    told = [_unknown(name, known, refused=ignored is None) for name in list(unknown)[:_MOST_PROBLEMS]]
+    for name in sorted(unknown, key=lambda one: not one.startswith(_CHANGES_SUMS))[:_MOST_PROBLEMS]:
+        refused = ignored is None or name.startswith(_CHANGES_SUMS)
+        (problems if ignored is None or refused else ignored).append(_unknown(name, known, refused=refused))
     if len(unknown) > _MOST_PROBLEMS:
-        told.append(f"{len(unknown) - _MOST_PROBLEMS} more unknown parameters")
-    (problems if ignored is None else ignored).extend(told)
+        more = f"{len(unknown) - _MOST_PROBLEMS} more unknown parameters"
+        (problems if ignored is None else ignored).append(more)
     labels = [name.removeprefix(FILTER) for name in given if name.startswith(FILTER + LABEL)]
     problems += too_many_labels("filter", labels)
     problems += [f"{FILTER}{shown(name)}: {words}" for name in labels[:MOST_LABELS] if (words := label_problem(name))]

@@ -1,22 +1,22 @@
-"""Keeps the book fresh: looks for newer hours, and then counts months and budgets and asks for recommendations anew."""
+"""Keeps the book fresh: looks for newer hours, and then counts months and budgets and asks for recommendations again."""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from exporter.cost.budgets import BudgetState
-from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import DAY_SECONDS
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days, oldest_day
 from exporter.cost.store_schema import ClosedDay
 from exporter.errors import ConfigError, ExporterError, PrometheusError, StoreError
-from exporter.service.data import LiveBook, lateness
+from exporter.service.data import Book, Cached, Count, Freshness, lateness
 from exporter.service.report_cache import Question
 
 LOG = logging.getLogger("exporter.service")
@@ -42,8 +42,16 @@ class Keeping:
     not_closed: int | None = None
     """Days that the last closing left, but for those that wait for hours; ``None`` before it, and without a store."""
     _store: DayStore | None = None
-    _oldest_seconds: float | None = None
-    _oldest_at: float = 0.0
+    _oldest: Cached[float | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._oldest = Cached(
+            name="oldest day",
+            read=self._read_oldest,
+            value=None,
+            every_seconds=DAY_SECONDS,
+            holds=lambda found, _: found is not None,
+        )
 
     @property
     def state(self) -> object:
@@ -53,8 +61,8 @@ class Keeping:
     @property
     def first_day_seconds(self) -> float | None:
         """Start of the oldest day that the store or Prometheus has."""
-        known = [float(self.days[0].window.start_seconds)] if self.days else []
-        return min([*known, *([] if self._oldest_seconds is None else [self._oldest_seconds])], default=None)
+        closed = float(self.days[0].window.start_seconds) if self.days else None
+        return min((known for known in (closed, self._oldest.value) if known is not None), default=None)
 
     @property
     def closed_until_seconds(self) -> float | None:
@@ -103,16 +111,11 @@ class Keeping:
         """
         if self._store is None:
             await asyncio.to_thread(self.open, now)
-        midnight = int(now // DAY_SECONDS) * DAY_SECONDS
-        if self._oldest_seconds is None or now - self._oldest_at >= DAY_SECONDS:
-            self._oldest_seconds = await oldest_day(
-                self.prometheus, midnight + DAY_SECONDS, from_day=midnight - self.history_days * DAY_SECONDS
-            )
-            self._oldest_at = now
-        if self._store is None or self._oldest_seconds is None:
+        await self._oldest.refresh(now)
+        if self._store is None or self._oldest.value is None:
             self.changed()
             return
-        from_day = None if self.days else int(self._oldest_seconds)
+        from_day = None if self.days else int(self._oldest.value)
         closing = await close_due_days(
             self._store, self.prometheus, now, from_day=from_day, accept_gaps=True, by=BY, progress=_told
         )
@@ -124,6 +127,12 @@ class Keeping:
         self.days = await asyncio.to_thread(self._store.closed_days)
         self.changed()
 
+    async def _read_oldest(self, now: float) -> float | None:
+        midnight = int(now // DAY_SECONDS) * DAY_SECONDS
+        return await oldest_day(
+            self.prometheus, midnight + DAY_SECONDS, from_day=midnight - self.history_days * DAY_SECONDS
+        )
+
 
 def _told(progress: Progress) -> None:
     LOG.info("closing days", extra={"done": progress.done, "due": progress.total})
@@ -133,52 +142,21 @@ def _date(seconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}"
 
 
-async def keep(keeping: Keeping, clock: Callable[[], float], failed: Callable[[ExporterError], str]) -> None:
-    """Close days until cancelled; ``failed`` is told what went wrong."""
-    while True:
-        pause = EVERY_SECONDS
-        try:
-            await keeping.round(clock())
-        except ExporterError as error:
-            keeping.problem = failed(error)
-            pause = CLOSING_RETRY_SECONDS
-        except Exception:
-            # The service goes on with what it has; a day that was not closed is closed later.
-            LOG.exception("closing days has failed")
-            pause = CLOSING_RETRY_SECONDS
-        await asyncio.sleep(pause)
-
-
 RETRY_SECONDS = 15.0
 """Between two looks while Prometheus does not answer."""
 WARM_SECONDS = 7200.0
 """Reports that were read within this are read again as soon as there is something newer."""
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 60.0, 3600.0
-"""Before budgets that could not be counted are counted again: twice as long each time, as each costs many questions."""
 MOST_WARM = 8
 """Of these the ones that were looked at last, no more: each costs Prometheus the questions of a report."""
-
-Count = Callable[[float], Awaitable[Sequence[BudgetState]]]
-"""Counts all budgets at a Unix time. Raises PrometheusError or StoreError."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
-    """What is asked in the rounds; each raises PrometheusError where Prometheus does not answer."""
-
-    newest_hour: Callable[[float], Awaitable[float | None]]
-    labels: Callable[[float], Awaitable[Mapping[str, tuple[str, ...]]]]
-    recommendations: Callable[[float], Awaitable[Sequence[Recommendation]]]
-    load_budgets: Callable[[], Count]
-    """Reads the file of budgets. Raises ConfigError where it has mistakes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Refreshing:
     """The rounds, one at a time."""
 
-    book: LiveBook
-    questions: Questions
+    book: Book
+    load: Callable[[], Count]
+    """Reads the file of budgets. Raises ConfigError where it has mistakes."""
     keeping: Keeping
     first: Sequence[Question] = ()
     """What is read while nobody has looked at anything: the first visitor does not wait for it."""
@@ -188,16 +166,23 @@ class Refreshing:
     """Whether the first look is over, however it went."""
     last_read_seconds: float | None = None
     """When all of a round was answered last."""
-    pause_seconds: float = 0.0
-    """Between the last count of budgets, which failed, and the next one; 0 where it did not fail."""
-    _count: Count | None = None
+    _loaded: bool = False
     _newest: float | None = None
     _seen: object = None
-    _due: set[str] = field(default_factory=set)
-    _problems: dict[str, str] = field(default_factory=dict)
-    """Of the parts that are due still, why."""
-    _budgets_from: float = 0.0
-    """They are not counted before."""
+    _warm: Cached[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._warm = Cached(name="reports", read=self._read_warm, value=None)
+
+    @property
+    def _jobs(self) -> "tuple[Cached[Any], ...]":
+        book = self.book
+        return (book.labels, book.month, book.budgets, book.recommendations, self._warm)
+
+    @property
+    def pause_seconds(self) -> float:
+        """The shortest pause before something that could not be read is read again; 0 where there is none."""
+        return min((job.pause_seconds for job in self._jobs if job.pause_seconds), default=0.0)
 
     def load_budgets(self) -> None:
         """Read the file of budgets; where it has mistakes and there are budgets already, these stay.
@@ -206,95 +191,58 @@ class Refreshing:
             ConfigError: It has mistakes, and there are none.
         """
         try:
-            self._count = self.questions.load_budgets()
+            self.book.count_budgets_by(self.load())
+            self._loaded = True
         except ConfigError as error:
-            if self._count is None:
+            if not self._loaded:
                 raise
             for problem in error.problems:
                 LOG.warning("the budgets stay as they were: %s", problem)
-        self._due.add("budgets")
-        self._rest(0.0, 0.0)
+            self.book.budgets.expire()
 
     async def round(self, now: float) -> bool:
         """One look; false where Prometheus did not answer."""
         down = ""
         try:
-            self._newest = await self.questions.newest_hour(now)
+            self._newest = await self.book.sources.newest_hour(now)
         except PrometheusError as error:
             down = self.failed(error)
+        self.book.down = down
         state = (self._newest, self.keeping.state)
         if not down and state != self._seen:
             self._seen = state
-            self._due |= {"labels", "budgets", "months", "advice", "reports"}
-            self._rest(0.0, now)
-            self.book.renew()
-        self._tell(now, down)
+            self._warm.expire()
+            self.book.expire()
+        self._tell(now)
         self.looked = True
-        if not down:
-            await self._count_what_is_due(now)
-            self._tell(now, down)
-            if not self._due:
-                self.last_read_seconds = now
-        return not down
+        if down:
+            return False
+        for job in self._jobs:
+            if job.is_due(now):
+                try:
+                    await job.refresh(now)
+                except ExporterError as error:
+                    self.failed(error)
+        self._tell(now)
+        if not any(job.problem for job in self._jobs):
+            self.last_read_seconds = now
+        return True
 
-    def _tell(self, now: float, down: str) -> None:
+    def _tell(self, now: float) -> None:
+        down = self.book.down
         late = "" if down else lateness(self._newest, now)
-        self.book.learn(
-            down=down,
-            freshness=replace(
-                self.book.freshness(),
+        problems = (down, late, self.keeping.problem, *(job.problem for job in self._jobs))
+        self.book.show(
+            Freshness(
+                now_seconds=now,
                 first_day_seconds=self.keeping.first_day_seconds,
                 closed_until_seconds=self.keeping.closed_until_seconds,
                 read_until_seconds=self._newest,
-                problem="; ".join(one for one in (down, late, self.keeping.problem, *self._problems.values()) if one),
-            ),
+                problem="; ".join(problem for problem in problems if problem) or None,
+            )
         )
 
-    async def _count_what_is_due(self, now: float) -> None:
-        parts: dict[str, Callable[[float], Awaitable[None]]] = {
-            "labels": self._labels,
-            "months": self._months,
-            "budgets": self._budgets,
-            "advice": self._advice,
-            "reports": self._reports,
-        }
-        for name, part in parts.items():
-            # A clock that was set back makes no pause longer.
-            if name not in self._due or (name == "budgets" and 0 < self._budgets_from - now <= MOST_PAUSE_SECONDS):
-                continue
-            try:
-                await part(now)
-                self._due.discard(name)
-                self._problems.pop(name, None)
-            except ExporterError as error:
-                self._problems[name] = self.failed(error)
-                if name == "budgets":
-                    self._rest(min(max(2 * self.pause_seconds, FIRST_PAUSE_SECONDS), MOST_PAUSE_SECONDS), now)
-
-    def _rest(self, seconds: float, now: float) -> None:
-        self.pause_seconds, self._budgets_from = seconds, now + seconds
-
-    async def _labels(self, now: float) -> None:
-        self.book.learn(labels=await self.questions.labels(now))
-
-    async def _months(self, _now: float) -> None:
-        await self.book.months()
-
-    async def _budgets(self, now: float) -> None:
-        if self._count is None:
-            return
-        states = await self._count(now)
-        self.book.learn(budgets=states)
-        # Of a budget of which nothing is known nobody is alerted: not to be so until there is a newer hour.
-        if unread := [state for state in states if state.unread]:
-            what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
-            raise PrometheusError("budgets_unread", what, retriable=True)
-        self._rest(0.0, now)
-
-    async def _advice(self, now: float) -> None:
-        self.book.learn(recommendations=await self.questions.recommendations(now))
-
-    async def _reports(self, now: float) -> None:
+    async def _read_warm(self, now: float) -> None:
         """Read again what people look at, so that they do not wait for it."""
         for question in self.book.readings.lately(now - WARM_SECONDS)[-MOST_WARM:] or self.first:
             await self.book.again(question, now)
@@ -321,8 +269,21 @@ async def rounds(
             refreshing.errors["internal"] += 1
             good = False
         wanted = (refreshing.pause_seconds or interval_seconds) if good else RETRY_SECONDS
-        pause = min(wanted, interval_seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(wake.wait(), min(wanted, interval_seconds))
+
+
+async def keep(keeping: Keeping, clock: Callable[[], float], failed: Callable[[ExporterError], str]) -> None:
+    """Close days until cancelled; ``failed`` is told what went wrong."""
+    while True:
+        pause = EVERY_SECONDS
         try:
-            await asyncio.wait_for(wake.wait(), pause)
-        except TimeoutError:
-            continue
+            await keeping.round(clock())
+        except ExporterError as error:
+            keeping.problem = failed(error)
+            pause = CLOSING_RETRY_SECONDS
+        except Exception:
+            # The service goes on with what it has; a day that was not closed is closed later.
+            LOG.exception("closing days has failed")
+            pause = CLOSING_RETRY_SECONDS
+        await asyncio.sleep(pause)

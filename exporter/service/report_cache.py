@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from exporter.cost.ledger import Dimension, Filters, Window
+from exporter.cost.ledger import Dimension, Window
 from exporter.cost.report import FleetReport, ShareIdle
 from exporter.errors import ExporterError, PrometheusError
 
@@ -41,16 +41,21 @@ class Question:
     name: str
     by: tuple[Dimension, ...]
     filters: frozenset[tuple[Dimension, frozenset[str]]]
-    share_idle: ShareIdle
-    share_unallocated: bool
-    with_series: bool
+    share_idle: ShareIdle = "none"
+    share_unallocated: bool = False
+    with_series: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
+    """A report as it was read, and the failure since."""
+
     report: FleetReport
     generation: int
     read_at_seconds: float
+    failed_at_seconds: float = 0.0
+    problem: str = ""
+    """Why the question could not be answered, or not wholly, when it was asked last."""
 
     @property
     def weight(self) -> int:
@@ -81,7 +86,6 @@ class Readings:
         self._kept: OrderedDict[Question, _Kept] = OrderedDict()
         self._running: dict[tuple[Question, Window], _Running] = {}
         self._looked: dict[Question, float] = {}
-        self._failed: dict[Question, tuple[float, str]] = {}
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._places: Counter[str] = Counter()
         """Readings that are under way or wait, by client."""
@@ -91,7 +95,7 @@ class Readings:
         """Readings since the start."""
 
     def expire(self) -> None:
-        """From now on every report is read anew; what is kept stays as the old one."""
+        """From now on every report is read again; what is kept stays as the old one."""
         self._generation += 1
 
     def look(self, question: Question) -> None:
@@ -156,10 +160,10 @@ class Readings:
         kept = self._kept.get(question)
         if kept and kept.report.window == window and kept.generation == self._generation:
             self._kept.move_to_end(question)
-            if not kept.report.trust.failures or self._resting(question):
+            if not kept.report.trust.failures or self._resting(kept):
                 return kept.report
         old = kept if kept and self._clock() - kept.read_at_seconds < OLDEST_SECONDS else None
-        trouble = trouble or self._resting(question)
+        trouble = trouble or self._resting(kept)
         if old is not None and trouble:
             return _aged(old, trouble)
         running = self._running.get((question, window))
@@ -185,10 +189,11 @@ class Readings:
         finally:
             running.waiting -= 1
 
-    def _resting(self, question: Question) -> str:
-        """Why the question is not asked again yet; empty where it may be."""
-        at, why = self._failed.get(question, (0.0, ""))
-        return why if 0 <= self._clock() - at < REST_SECONDS else ""  # less than 0: the clock was set back
+    def _resting(self, kept: _Kept | None) -> str:
+        """Return why the question is not asked again yet; empty where it may be."""
+        if kept is None or not 0 <= self._clock() - kept.failed_at_seconds < REST_SECONDS:
+            return ""  # less than 0: the clock was set back
+        return kept.problem
 
     async def _wait(self, task: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetReport:
         if old is None:
@@ -220,22 +225,19 @@ class Readings:
             self._keep(question, _Kept(report=report, generation=generation, read_at_seconds=self._clock()))
         if failures:
             self._fail(question, failures[0].reason)
-        else:
-            self._failed.pop(question, None)
         return report
 
     def _fail(self, question: Question, why: str) -> None:
         """Remember it where it matters: a question without an older report is asked again at once."""
-        if question in self._kept:
-            self._failed[question] = (self._clock(), why)
+        if kept := self._kept.get(question):
+            kept.failed_at_seconds, kept.problem = self._clock(), why
 
     def _keep(self, question: Question, kept: _Kept) -> None:
         self._kept[question] = kept
         self._kept.move_to_end(question)
         weight = sum(one.weight for one in self._kept.values())
         while weight > MOST_FIGURES and len(self._kept) > 1:
-            last, gone = self._kept.popitem(last=False)
-            self._failed.pop(last, None)
+            _, gone = self._kept.popitem(last=False)
             weight -= gone.weight
 
     def _over(self, question: Question, window: Window, running: _Running) -> None:
@@ -252,26 +254,6 @@ class Readings:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def question_of(
-    window: Window,
-    by: tuple[Dimension, ...],
-    filters: Filters,
-    *,
-    share_idle: ShareIdle,
-    share_unallocated: bool,
-    with_series: bool,
-) -> Question:
-    """The question; two that are the same but for the hour at which they are asked are one."""
-    return Question(
-        name=window.label or f"{window.start_seconds},{window.end_seconds}",
-        by=by,
-        filters=frozenset(filters.wanted.items()),
-        share_idle=share_idle,
-        share_unallocated=share_unallocated,
-        with_series=with_series,
-    )
 
 
 def _busy() -> PrometheusError:

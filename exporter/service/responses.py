@@ -6,14 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from aiohttp import hdrs, web
 
@@ -26,7 +26,7 @@ _OF_A_REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; fr
 """For HTML that brings no policy of its own: a report to be saved, which has its styles in it and no script."""
 
 ErrorPage = Callable[[web.Request, int, str, str], Awaitable[web.Response]]
-"""From request, status, what is wrong and how to mend it to a page for people."""
+"""From request, status, what is wrong and how to fix it to a page for people."""
 ERROR_PAGE: web.AppKey[ErrorPage] = web.AppKey("ERROR_PAGE")
 """Set by what adds pages: answers errors of paths that are none of the API's, to those who accept HTML."""
 
@@ -34,10 +34,12 @@ ERROR_PAGE: web.AppKey[ErrorPage] = web.AppKey("ERROR_PAGE")
 def json_body(document: object) -> Body:
     """Return a document as compact UTF-8; bad Unicode is replaced, so that one odd name cannot cost the answer.
 
+    Dataclasses in it are objects.
+
     Raises:
         ValueError: It has a value that is no number; JSON has none for it.
     """
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=asdict)
     return Body(text.encode("utf-8", "replace"), JSON)
 
 
@@ -82,21 +84,36 @@ def _has_already(request: web.Request, etag: str) -> bool:
     }
 
 
-def problem_document(problems: Sequence[str], status: int) -> dict[str, Any]:
-    """Return the JSON of an error: ``error``, ``where`` and ``mend`` of the first problem, all of them in ``problems``.
+class ErrorDocument(TypedDict):
+    """What was wrong, where, and how to fix it. Clients of OpenCost read ``code`` and ``message``."""
 
-    A message of ours is ``where: what; how to mend it``; parts that a message does not have are empty. Clients of
-    OpenCost read ``code`` and ``message``.
-    """
+    error: Annotated[str, "What is wrong."]
+    where: Annotated[str, "The parameter, option or address; empty where there is none."]
+    fix: Annotated[str, "How to fix it; empty where it is not known."]
+    problems: Annotated[list[Mapping[str, Any]], "All problems, each with the three keys above."]
+    code: Annotated[int, "The HTTP status."]
+    message: Annotated[str, "All of it in one line."]
+
+
+def problem_document(problems: Sequence[str], status: int) -> ErrorDocument:
+    """Return the JSON of an error; a message of ours is ``where: what; how to fix it``."""
     documents = [_parts(problem) for problem in problems]
-    return {**documents[0], "problems": documents, "code": status, "message": "; ".join(problems)}
+    first = documents[0]
+    return {
+        "error": first["error"],
+        "where": first["where"],
+        "fix": first["fix"],
+        "problems": list(documents),
+        "code": status,
+        "message": "; ".join(problems),
+    }
 
 
 def _parts(problem: str) -> dict[str, str]:
     match = _WHERE.fullmatch(problem)
     where, rest = (match["where"], match["rest"]) if match else ("", problem)
-    what, _, mend = rest.partition("; ")
-    return {"error": what, "where": where, "mend": mend}
+    what, _, fix = rest.partition("; ")
+    return {"error": what, "where": where, "fix": fix}
 
 
 _LEVEL = 6

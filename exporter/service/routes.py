@@ -10,14 +10,17 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
+from exporter.cost.ledger import Now
 from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.service import responses
+from exporter.service.api import Ask, Endpoint
 from exporter.service.data import Book
-from exporter.service.openapi import add_endpoints, document
+from exporter.service.openapi import ENDPOINTS, document
 from exporter.service.pages import add_pages
+from exporter.service.parameters import read
 from exporter.service.report_cache import CLIENT
 from exporter.service.settings import ServeSettings
-from exporter.web.responses import Body
+from exporter.web.responses import Bodies, Body
 
 LOG = logging.getLogger("exporter.service")
 RETRY_AFTER_SECONDS = 15
@@ -78,9 +81,34 @@ def _one_app(book: Book, settings: ServeSettings, face: Face, middlewares: list[
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
-    add_endpoints(app, book, settings, face.clock)
+    _add_endpoints(app, book, settings, face.clock)
     add_pages(app, book, settings)
     return app
+
+
+def _add_endpoints(app: web.Application, book: Book, settings: ServeSettings, clock: Callable[[], float]) -> None:
+    """Answer every path of the API; ``clock`` gives Unix seconds."""
+    bodies = Bodies()
+    for endpoint in ENDPOINTS:
+        app.router.add_get(endpoint.path, _handler(endpoint, book, bodies, settings, clock))
+
+
+def _handler(
+    endpoint: Endpoint, book: Book, bodies: Bodies, settings: ServeSettings, clock: Callable[[], float]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        now = clock()
+        ignored: list[str] = []
+        lenient = ignored if endpoint.ignores_unknown else None
+        values = read(endpoint.parameters, request.query.items(), Now(now, settings.timezone), lenient)
+        ask = Ask(values=values, book=book, bodies=bodies, settings=settings, now_seconds=now, ignored=tuple(ignored))
+        answer = await endpoint.handle(ask)
+        headers: dict[str, str] = {}
+        if answer.filename:
+            headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{answer.filename}"'
+        return await responses.respond(request, answer.body, headers=headers)
+
+    return handle
 
 
 async def _redirect(request: web.Request, *, to: str) -> web.Response:
@@ -182,7 +210,7 @@ async def _problem(request: web.Request, status: int, problems: tuple[str, ...])
     for_people = "text/html" in request.headers.get(hdrs.ACCEPT, "") and not path.startswith(_API)
     told = responses.problem_document(problems, status)
     if page and for_people:
-        response = await page(request, status, told["error"], told["mend"])
+        response = await page(request, status, told["error"], told["fix"])
     else:
         response = await responses.respond(request, responses.json_body(told), status=status)
     if status == web.HTTPServiceUnavailable.status_code:

@@ -21,9 +21,9 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
 from exporter.metrics.process import ProcessMetrics
 from exporter.service import pages
-from exporter.service.data import LiveBook, Sources, label_values, newest_hour
+from exporter.service.data import Book, Count, Sources, label_values, newest_hour
 from exporter.service.metrics import ServiceFigures, render
-from exporter.service.refresh import Count, Keeping, Questions, Refreshing, keep, rounds
+from exporter.service.refresh import Keeping, Refreshing, keep, rounds
 from exporter.service.routes import Face, create_app
 from exporter.service.settings import ServeSettings
 from exporter.web.access import WebAccess
@@ -94,23 +94,21 @@ class Service:
         self._wake = asyncio.Event()
         label = settings.prometheus.cluster_label
         ledger = _ledger(settings, PrometheusLedger(client))
-        self.book = LiveBook(
+        self.book = Book(
             Sources(
                 ledger=ledger,
                 pods=partial(live_pods, client, cluster_label=label),
                 at_work_ratio=partial(at_work_ratio, client, cluster_label=label),
+                newest_hour=partial(newest_hour, client),
+                labels=partial(label_values, client),
+                recommendations=partial(read_recommendations, client, ledger, cluster_label=label),
             ),
             clock,
             settings.timezone,
         )
         self.refreshing = Refreshing(
             book=self.book,
-            questions=Questions(
-                newest_hour=partial(newest_hour, client),
-                labels=partial(label_values, client),
-                recommendations=partial(read_recommendations, client, ledger, cluster_label=label),
-                load_budgets=partial(_budgets, settings, ledger),
-            ),
+            load=partial(_budgets, settings, ledger),
             keeping=Keeping(
                 prometheus=PrometheusLedger(closing),
                 path=settings.store,
@@ -145,15 +143,15 @@ class Service:
 
     def _metrics(self, accept: str) -> Body:
         keeping = self.refreshing.keeping
-        months, coverage = self.book.known_months()
+        month = self.book.known_month()
         figures = ServiceFigures(
             freshness=self.book.freshness(),
-            budgets=self.book.budgets(),
-            months=months,
+            budgets=self.book.budgets.value,
+            months=month.money if month else (),
             days_closed=None if keeping.path is None else len(keeping.days),
             days_not_closed=keeping.not_closed,
             last_read_seconds=self.refreshing.last_read_seconds,
-            coverage_ratio=coverage,
+            coverage_ratio=month.coverage if month else None,
             read_errors=self.refreshing.errors,
         )
         return Body(*render(figures, accept, self._process))
