@@ -1,4 +1,4 @@
-"""Keeps the book fresh: looks for newer hours, and then counts months and budgets and asks for recommendations again."""
+"""Keep the data fresh: look for newer hours, then update months, budgets and recommendations when each is due."""
 
 import asyncio
 import logging
