@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple, TypeVar
 
@@ -128,6 +128,10 @@ def _pod(use: Use) -> tuple[str, str]:
     return use[1].holder.namespace, use[1].holder.pod
 
 
+def _workload(owner: Owner) -> tuple[str, str, str]:
+    return owner.namespace, owner.kind, owner.name
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A physical GPU with its MIG instances in the driver's order."""
@@ -149,11 +153,9 @@ class Group:
     def summary(self) -> Condition:
         """The state of the GPU, or how many of its instances or sharers are idle."""
         state = condition(self.gpu)
-        if state.look == "busy":
-            idle = sum(is_idle(use) for use in self.gpu.pods)
-        else:
-            idle = sum(condition(view).look == "idle" for view in self.instances) if state.look != "bad" else 0
-        return Condition("idle", f"{idle} idle") if idle else state
+        sharers = self.gpu.pods if state.look == "busy" else ()
+        idle = sum(map(is_idle, sharers)) + sum(condition(view).look == "idle" for view in self.instances)
+        return Condition("idle", f"{idle} idle") if idle and state.look != "bad" else state
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ def _owners(held: Holding) -> list[Holding]:
     """Return owners by what they cost, then by GPUs; the last one sums those beyond a page's worth."""
     by_owner = _grouped(held.uses, lambda use: owner_of(use[1]))
     owners = [Holding(held.snapshot, owner, uses) for owner, uses in by_owner.items()]
-    owners.sort(key=lambda one: (-sum(one.rates.values()), -one.gpus, astuple(one.owner)))
+    owners.sort(key=lambda one: (-sum(one.rates.values()), -one.gpus, *_workload(one.owner), one.owner.team))
     if rest := owners[_OWNERS_AT_MOST:]:
         uses = [use for one in rest for use in one.uses]
         owners[_OWNERS_AT_MOST:] = [Holding(held.snapshot, Owner(), uses, more=len(rest))]
@@ -249,7 +251,7 @@ def _idlers(idle: Holding) -> list[Holding]:
 
     def workload(use: Use) -> tuple[str, str, str]:
         owner = owner_of(use[1])
-        return (owner.namespace, owner.kind, owner.name) if owner.name else (*_pod(use), "")
+        return _workload(owner) if owner.name else (*_pod(use), "")
 
     found = sorted(_grouped(idle.uses, workload).items())
     idlers = [Holding(idle.snapshot, owner_of(uses[0][1]), uses) for _, uses in found]

@@ -55,6 +55,14 @@ def environment(package: str) -> "Environment":
     return made
 
 
+@cache
+def load(package: str) -> None:
+    """Compile all templates of a package, which takes a good part of a second; a second call does nothing."""
+    made = environment(package)
+    for name in made.list_templates():
+        made.get_template(name)
+
+
 def render(package: str, template: str, values: Mapping[str, object]) -> str:
     """Return a template of a package with its values, all of them escaped."""
     return environment(package).get_template(template).render(values)
