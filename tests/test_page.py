@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model import AllocationState, Snapshot, SourceState, SourceStatus
-from exporter.web import formatting, node_page
+from exporter.model import AllocationState, Snapshot, SourceState, SourceStatus, formatting
+from exporter.web import node_page
 
 VOID = {"meta", "link", "rect", "br"}
 EVIL = "<script>alert('x')</script>\" onload='&"
@@ -213,7 +213,7 @@ def test_durations_are_told_as_people_say_them(seconds: float, text: str, brief:
 
 
 def test_a_little_activity_is_not_shown_as_none() -> None:
-    assert formatting.percent(0.001) == "&lt;1 %"
+    assert formatting.percent(0.001) == "<1 %"
     assert formatting.percent(0.0) == "0 %"
 
 

@@ -7,7 +7,8 @@ import pytest
 from test_page import EVIL, read
 
 from exporter.model import AllocationState, DeviceView, LedgerView, Price, Snapshot
-from exporter.web import formatting, node_page
+from exporter.model.formatting import money
+from exporter.web import node_page
 
 PRICE = Price(per_hour=4.0, currency="USD", source="fleet:h100", as_of="2026-10-01")
 
@@ -51,10 +52,10 @@ def test_the_rest_of_a_gpu_that_somebody_may_hold_is_not_said_to_be_nobodys() ->
     doubtful = [replace(view, rest_is_free=False) for view in made.partitioned(0, made.MIXED)]
     lacking = [replace(view, lacks_instances=not view.instance) for view in doubtful]
     shared = replace(made.shared(0), rest_is_free=False)
-    assert formatting.unheld(priced(*lacking)) == formatting.unheld(priced(shared)) == {}
-    stranded = formatting.unheld(priced(*made.partitioned(0, made.MIXED)))
+    assert node_page.unheld(priced(*lacking)) == node_page.unheld(priced(shared)) == {}
+    stranded = node_page.unheld(priced(*made.partitioned(0, made.MIXED)))
     assert stranded
-    assert formatting.unheld(priced(*doubtful)) == stranded, "as the ledger has it: slices of no instance are nobody's"
+    assert node_page.unheld(priced(*doubtful)) == stranded, "as the ledger has it: slices of no instance are nobody's"
 
 
 def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
@@ -129,7 +130,7 @@ def test_names_of_rows_and_books_are_escaped() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "$0.00"), (0.001, "&lt;$0.01"), (12.345, "$12.35"), (12345.6, "$12,346")],
+    [(0.0, "$0.00"), (0.001, "<$0.01"), (12.345, "$12.35"), (12345.6, "$12,346")],
 )
 def test_amounts_are_told_as_people_say_them(value: float, shown: str) -> None:
-    assert formatting.amount(value, "USD") == shown
+    assert money(value, "USD") == shown

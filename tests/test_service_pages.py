@@ -20,7 +20,7 @@ from exporter.cost.ledger import Dimension, pairs, parse_window
 from exporter.cost.live import LivePod
 from exporter.cost.report import FleetReport
 from exporter.model import Totals
-from exporter.service.charts import amount, coverage, duration, gpus, hours, money, percent
+from exporter.model.formatting import brief_minutes, coverage, decimal, gpus, hours, money, percent
 from exporter.service.settings import ServeSettings
 from gpu_simulator.fleet_plan import FleetPlan
 from gpu_simulator.fleet_truth import FleetTruth
@@ -148,8 +148,8 @@ def test_a_table_has_the_figures_of_the_truth(service: Served, small_fleet: Flee
             hours(totals.active_seconds),
             hours(totals.idle_seconds),
             hours(totals.unknown_seconds),
-            amount(usd.total) + ("*" if totals.unpriced_seconds else ""),
-            amount(usd.idle),
+            decimal(usd.total) + ("*" if totals.unpriced_seconds else ""),
+            decimal(usd.idle),
         ]
         assert row[1:7] == expected, namespace
 
@@ -192,7 +192,7 @@ def test_currencies_are_never_added_and_each_is_a_link_away(service: Served, sma
     for currency, other in (("USD", "EUR"), ("EUR", "USD")):
         shown = page(service, f"/by/model?window={MONTH}&currency={currency}")
         total = truth.sum().money[currency].total
-        assert shown.row("Total")[5].rstrip("*") == amount(total)
+        assert shown.row("Total")[5].rstrip("*") == decimal(total)
         assert any(f"currency={other}" in link for link in shown.links)
 
 
@@ -238,7 +238,7 @@ def test_the_chart_has_what_its_table_says_and_sums_to_the_total(service: Served
     assert drawn == pytest.approx(month_truth(small_fleet).sum().money["USD"].total, rel=1e-9)
     days = [row for row in Page(text).rows if row and row[0] in data["periods"]]
     assert [row[0] for row in days] == data["periods"]
-    assert days[3][1] == amount(data["stacks"][0]["values"][3])
+    assert days[3][1] == decimal(data["stacks"][0]["values"][3])
 
 
 def test_most_waste_is_the_owner_with_most_idle_money(service: Served, small_fleet: FleetPlan) -> None:
@@ -633,8 +633,8 @@ def test_hostile_names_are_linked_to_the_page_of_their_own(hostile: FleetServer,
         (lambda: coverage(1.0), "100 %"),
         (lambda: hours(10.0), "<0.01"),
         (lambda: hours(3600.0 * 1234), "1,234"),
-        (lambda: duration(119.0), "1 min"),
-        (lambda: duration(86_400.0 * 3), "3 d"),
+        (lambda: brief_minutes(119.0), "1 min"),
+        (lambda: brief_minutes(86_400.0 * 3), "3 d"),
         (lambda: gpus(0.01), "<0.1"),
     ],
 )

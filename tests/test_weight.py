@@ -44,6 +44,11 @@ def test_the_agent_loads_nothing_that_only_other_commands_need() -> None:
     assert not {name for name in modules if name.startswith(("exporter.cost.", "exporter.service.", "gpu_simulator"))}
 
 
+def test_the_first_page_loads_the_template_engine() -> None:
+    modules = loaded(f"{AGENT}\nfrom exporter.web import node_page\nnode_page.document(None)")
+    assert packages(modules) & ONLY_OTHERS_NEED == {"jinja2"}
+
+
 @pytest.mark.parametrize(("source", "name"), [("nvml.source", "NvmlSource"), ("dcgm.session", "DcgmSource")])
 def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
     modules = loaded(CHILD.format(source=source, name=name))

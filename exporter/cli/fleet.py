@@ -35,12 +35,13 @@ from exporter.cost.ledger import (
 )
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.render import write_fleet
-from exporter.cost.render_rows import failure_words, percent
+from exporter.cost.render_rows import failure_words
 from exporter.cost.report import Trust, dimensions_of, filter_words, make_report, unknown_labels
 from exporter.cost.reprice import REPRICE_DIMENSIONS, reprice
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
 from exporter.errors import ConfigError, ExporterError
+from exporter.model.formatting import percent_down
 
 if TYPE_CHECKING:
     from exporter.cost.query_rows import LedgerSource
@@ -283,7 +284,8 @@ def _is_covered(trust: Trust, least: float) -> bool:
         return True
     hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
     say(
-        f"coverage: {percent(coverage)} of the hours were recorded ({hours}), less than --min-coverage {percent(least)}"
+        f"coverage: {percent_down(coverage)} of the hours were recorded ({hours}),"
+        f" less than --min-coverage {percent_down(least)}"
     )
     return False
 

@@ -25,9 +25,6 @@ _ORDER = (
     " mistakes in options and budgets, which do not."
 )
 
-_EXTRA = ("jinja2", "plotly")
-"""What the agent's image goes without."""
-
 
 def add(commands: Commands) -> None:
     """Add the command."""
@@ -45,10 +42,9 @@ def _serve(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     resolve.configure(settings.log_format, settings.log_level)
     for warning in settings.warnings:
         LOG.warning(warning)
-    lacking = [name for name in _EXTRA if find_spec(name) is None]
-    if lacking:
+    if find_spec("plotly") is None:  # the agent's image goes without
         raise ExporterError(
-            f"serve needs {' and '.join(lacking)}, which this installation lacks: take the image of the cost service,"
+            "serve needs plotly, which this installation lacks: take the image of the cost service,"
             " or pip install gpu-cost-exporter[report]"
         )
     from exporter.service.run import serve

@@ -20,6 +20,7 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import Closing, close_due_days
 from exporter.cost.store_schema import ALL_OF_A_DAY, HOURS_OF_A_DAY, DayVersion, day_name, day_window
 from exporter.errors import ExporterError
+from exporter.model.formatting import decimal, moment, money_with_code
 
 
 def backfill(namespace: argparse.Namespace) -> int:
@@ -140,17 +141,17 @@ def history(namespace: argparse.Namespace) -> int:
 
 
 def _lines(version: DayVersion) -> Iterator[str]:
-    at = render_rows.moment(version.closed_at_seconds)
+    at = moment(version.closed_at_seconds)
     by = f" by {render_rows.clean(version.closed_by)}" if version.closed_by else ""
     yield f"version {version.number}: closed {at}{by}, read from {render_rows.clean(version.engine)}"
     if version.reason:
         yield f"  why: {render_rows.clean(version.reason)}"
     figures = version.figures
     money = "".join(
-        f", {render_rows.decimal(money.total, 2)} {code} ({render_rows.decimal(money.idle, 2)} idle)"
+        f", {money_with_code(money.total, code)} ({decimal(money.idle)} idle)"
         for code, money in sorted(figures.money.items())
     )
-    hours = render_rows.decimal(figures.allocated_seconds / render_rows.HOUR, 1)
+    hours = decimal(figures.allocated_seconds / render_rows.HOUR, 1)
     yield f"  {version.lines} lines, {hours} GPU-hours{money}"
     few = {name: count for name, count in version.recorded_hours.items() if count < HOURS_OF_A_DAY}
     for name, count in sorted(few.items()):

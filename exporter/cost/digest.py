@@ -13,9 +13,10 @@ from exporter.cost.ledger import DAY_SECONDS, UNATTRIBUTED, Dimension, FleetLedg
 from exporter.cost.query_rows import LedgerSource, Progress
 from exporter.cost.recommend import read
 from exporter.cost.recommend_render import totals
-from exporter.cost.render_rows import HOUR, clean, decimal, encodable, failure_words, minute, percent
+from exporter.cost.render_rows import HOUR, clean, encodable, failure_words
 from exporter.cost.report import FleetReport, make_report, total_of
 from exporter.errors import ConfigError, ExporterError, PrometheusError
+from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
 WEEK_SECONDS = 7 * DAY_SECONDS
 DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team"})
@@ -259,11 +260,11 @@ def _change(before: float, after: float) -> str:
     ratio = after / before - 1
     if abs(ratio) < _LEAST_RATIO:
         return "as the week before"
-    return f"{'+' if ratio > 0 else '-'}{percent(abs(ratio), 1)} against the week before"
+    return f"{'+' if ratio > 0 else '-'}{percent_down(abs(ratio), 1)} against the week before"
 
 
 def _money(amount: float, currency: str) -> str:
-    return f"{decimal(amount, 2)} {clean(currency)}"
+    return money_with_code(amount, clean(currency))
 
 
 def _cut(text: str, most: int = _LONGEST_NAME) -> str:
@@ -289,7 +290,7 @@ def _spend(digest: Digest) -> Section:
             ("Unallocated, nobody held it", apart[False]),
         ):
             if amount > 0:
-                share = percent(amount / total, 1) if total else ""
+                share = percent_down(amount / total, 1) if total else ""
                 rows.append(DigestRow((title, _money(amount, currency), share, "")))
     return Section(
         title="Spend",
@@ -361,7 +362,7 @@ def _waste(digest: Digest) -> Section:
                     _owner(line.key),
                     _cut(line.key.team) or ("(no team)" if line.key.namespace else "-"),
                     _money(money.idle, currency),
-                    percent(money.idle / money.total, 0) if money.total else "-",
+                    percent_down(money.idle / money.total, 0) if money.total else "-",
                     decimal(line.figures.idle_seconds / HOUR, 1),
                 ),
                 href=_owner_link(digest, line.key) if line.key.namespace else "",
@@ -436,7 +437,7 @@ def _will_be_over(state: BudgetState) -> bool:
 def _budget_row(state: BudgetState) -> DigestRow:
     budget = state.budget
     ratio = state.spent / budget.amount
-    spent = f"{_money(state.spent, budget.currency)}, {percent(ratio, 0)}" if state.known else "not known"
+    spent = f"{_money(state.spent, budget.currency)}, {percent_down(ratio, 0)}" if state.known else "not known"
     projected = "not known" if state.projected is None else _money(state.projected, budget.currency)
     return DigestRow(
         (_cut(budget.name), state.period.label, spent, _money(budget.amount, budget.currency), projected),
@@ -449,11 +450,13 @@ def _trust(digest: Digest) -> Section:
     rows: list[DigestRow] = []
     if trust.period_coverage_ratio is not None:
         hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
-        rows.append(DigestRow(("Hours recorded", f"{percent(trust.period_coverage_ratio)} ({hours})")))
+        rows.append(DigestRow(("Hours recorded", f"{percent_down(trust.period_coverage_ratio)} ({hours})")))
     if trust.activity_coverage_ratio is not None:
-        rows.append(DigestRow(("Activity measured", f"{percent(trust.activity_coverage_ratio)} of held GPU-hours")))
+        rows.append(
+            DigestRow(("Activity measured", f"{percent_down(trust.activity_coverage_ratio)} of held GPU-hours"))
+        )
     if trust.price_coverage_ratio is not None:
-        rows.append(DigestRow(("Price known", f"{percent(trust.price_coverage_ratio)} of GPU-hours")))
+        rows.append(DigestRow(("Price known", f"{percent_down(trust.price_coverage_ratio)} of GPU-hours")))
     if unpriced_seconds > 0:
         rows.append(DigestRow(("Unpriced", f"{decimal(unpriced_seconds / HOUR, 1)} GPU-hours are in no cost")))
     if trust.missing_seconds:

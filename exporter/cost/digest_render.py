@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 from exporter.cost.digest import Digest, DigestRow, Section, headline, period, sections
 from exporter.cost.prometheus_access import NoRedirects
-from exporter.cost.render_rows import clean, encodable, render
+from exporter.cost.render_rows import clean, encodable
 from exporter.errors import ConfigError, ExporterError
+from exporter.web.templating import render
 
 MOST_BLOCKS = 50
 MOST_TEXTS = 5
@@ -63,11 +64,7 @@ def _lines(section: Section) -> Iterator[str]:
 
 
 def html(digest: Digest) -> str:
-    """Return the body of a mail: tables and inline styles, no script, no picture, nothing loaded.
-
-    Raises:
-        ExporterError: jinja2 is not installed.
-    """
+    """Return the body of a mail: tables and inline styles, no script, no picture, nothing loaded."""
     values = {
         "title": clean(digest.title),
         "week": digest.week.label,
@@ -77,7 +74,7 @@ def html(digest: Digest) -> str:
         "sections": list(sections(digest)),
         "engine": clean(digest.teams.engine),
     }
-    return encodable(render("exporter.cost.render", "digest.html", values))
+    return encodable(render("exporter.cost", "digest.html", values))
 
 
 def message(digest: Digest) -> dict[str, Any]:

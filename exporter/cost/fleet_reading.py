@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from exporter.cost import prometheus, queries
 from exporter.cost.ledger import (
@@ -37,6 +36,7 @@ from exporter.cost.query_rows import (
 )
 from exporter.cost.recorders import Recorded
 from exporter.errors import PrometheusError
+from exporter.model.formatting import day
 
 _MOST_GAPS = 3
 
@@ -61,7 +61,7 @@ def _missing(counted: Sequence[tuple[Window, int]], why: str) -> Iterator[str]:
     first = next(number for number, (_, count) in enumerate(counted) if count)
     before = sum(window.hours for window, _ in counted[:first])
     if before:
-        yield f"nothing was recorded before {day_of(counted[first][0].start_seconds)}, {before} hours{why}"
+        yield f"nothing was recorded before {day(counted[first][0].start_seconds)}, {before} hours{why}"
     gaps = [(window, window.hours - count) for window, count in counted[first:] if count < window.hours]
     if gaps:
         total = sum(missing for _, missing in gaps)
@@ -75,13 +75,8 @@ def _missing(counted: Sequence[tuple[Window, int]], why: str) -> Iterator[str]:
 
 def _days(window: Window) -> str:
     """A day, or the first and the last of a chunk that has several."""
-    first, last = day_of(window.start_seconds), day_of(window.end_seconds - 1)
+    first, last = day(window.start_seconds), day(window.end_seconds - 1)
     return first if first == last else f"within {first} to {last}"
-
-
-def day_of(unix_seconds: float) -> str:
-    """``2026-10-01``, in UTC."""
-    return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d}"
 
 
 RULES = (
@@ -117,14 +112,14 @@ async def _why_nothing(client: PrometheusClient, windows: Sequence[Window]) -> s
     """Nothing was recorded: the period is another, the rules are not loaded, or this is not the right server."""
     url = client.settings.url
     end = queries.asked_at(windows[-1])
-    first, last = day_of(windows[0].start_seconds), day_of(windows[-1].end_seconds - 1)
+    first, last = day(windows[0].start_seconds), day(windows[-1].end_seconds - 1)
     period = f"from {first} to {last}" if first != last else f"on {first}"
     days = await client.range(
         f"count(last_over_time({queries.RECORDED}[1d]))", end - _LOOK_BACK_DAYS * DAY_SECONDS, end, DAY_SECONDS
     )
     now = await client.instant(f"count(last_over_time({queries.RECORDED}[1d]))", None)
     if days:
-        newest = day_of(days[0].points[-1][0] - CHECKPOINT_SECONDS - 1)
+        newest = day(days[0].points[-1][0] - CHECKPOINT_SECONDS - 1)
         return f"{url}: nothing was recorded {period}; the newest hours before it are of {newest}"
     if now:
         return (

@@ -23,6 +23,7 @@ from exporter.cost.ledger import (
 )
 from exporter.errors import ExporterError
 from exporter.model import Money, NodeFacts
+from exporter.model.formatting import iso
 
 PLACES = 10
 """Decimals of money and hours."""
@@ -286,8 +287,8 @@ def _common(origin: Origin, settings: FocusSettings, unit_price: Decimal | None)
         "ChargeClass": "Correction" if settings.restated else "",
         "ChargeDescription": f"GPU time of {model} on {origin.node}",
         "ChargeFrequency": "Usage-Based",
-        "ChargePeriodStart": _moment(origin.window.start_seconds),
-        "ChargePeriodEnd": _moment(origin.window.end_seconds),
+        "ChargePeriodStart": iso(origin.window.start_seconds),
+        "ChargePeriodEnd": iso(origin.window.end_seconds),
         "ConsumedUnit": UNIT,
         "ContractedUnitPrice": "" if unit_price is None else written(unit_price),
         "PricingCategory": "Dynamic" if facts.capacity_type == "spot" else "Standard",
@@ -415,7 +416,3 @@ def _month(window: Window) -> tuple[str, str]:
     start = datetime.fromtimestamp(window.start_seconds, tz=UTC).replace(day=1, hour=0, minute=0, second=0)
     end = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
     return f"{start:%Y-%m-%dT%H:%M:%SZ}", f"{end:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _moment(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"

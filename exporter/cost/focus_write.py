@@ -5,7 +5,6 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from exporter import __version__
@@ -24,6 +23,7 @@ from exporter.cost.focus_rows import METHOD_ID, PLACES, TAG_PREFIX, UNIT, focus_
 from exporter.cost.ledger import FleetLedger
 from exporter.cost.render_rows import csv_stream, encodable, guarded
 from exporter.errors import ConfigError
+from exporter.model.formatting import iso
 
 _SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
 # Conditional columns for what a meter of GPUs never has.
@@ -131,13 +131,13 @@ def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summar
         "ColumnDefinition": [_definition(name, version) for name in header],
     }
     if settings.created_seconds is not None:
-        schema["CreationDate"] = _moment(settings.created_seconds)
+        schema["CreationDate"] = iso(settings.created_seconds)
     return {
         "DataGenerator": {"DataGenerator": "gpu-cost-exporter"},
         "Schema": schema,
         "x_Window": {
-            "Start": _moment(ledger.window.start_seconds),
-            "End": _moment(ledger.window.end_seconds),
+            "Start": iso(ledger.window.start_seconds),
+            "End": iso(ledger.window.end_seconds),
             "Granularity": "Daily",
         },
         "x_Filter": settings.filters or None,
@@ -154,8 +154,8 @@ def _metadata(ledger: FleetLedger, version: str, settings: FocusSettings, summar
         ],
         "x_Failures": [
             {
-                "Start": _moment(failure.window.start_seconds),
-                "End": _moment(failure.window.end_seconds),
+                "Start": iso(failure.window.start_seconds),
+                "End": iso(failure.window.end_seconds),
                 "What": failure.what,
                 "Reason": failure.reason,
             }
@@ -207,7 +207,3 @@ def _conservation(summary: FocusSummary) -> dict[str, Any]:
         "LedgerGpuHours": round(summary.ledger_gpu_hours, PLACES),
         "MeteredGpuHours": round(summary.capacity_gpu_hours, PLACES),
     }
-
-
-def _moment(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -13,9 +13,10 @@ from exporter.cost.document import By, Line, Lines, lines
 from exporter.cost.ledger import LABEL, pairs
 from exporter.cost.node_report import APART, NodeReport, PricedModel, owner_name
 from exporter.cost.render import LABEL_WIDTH, console_for, widen
-from exporter.cost.render_rows import HOUR, JOULES_PER_KWH, clean, csv_stream, decimal, digits_of, guarded, iso, moment
+from exporter.cost.render_rows import HOUR, JOULES_PER_KWH, clean, csv_stream, guarded
 from exporter.metrics.ledger_collector import energy_joules
 from exporter.model import Totals
+from exporter.model.formatting import decimal, hour_digits, iso, moment
 from exporter.web.node_api import account_keys, price_keys, totals_keys
 
 FORMATS = ("table", "csv", "json")
@@ -52,7 +53,7 @@ def _table(report: NodeReport, shown: Lines) -> Table:
     money_titles = [title for currency in currencies for title in (f"Cost {currency}", f"Idle {currency}")]
     for title in ("GPU-hours", "Active", "Idle", "Unknown", *money_titles):
         table.add_column(title.strip(), justify="right", no_wrap=True)
-    digits = digits_of(report.capacity_seconds)
+    digits = hour_digits(report.capacity_seconds)
     both = (*shown.held, *shown.apart)
     for number, line in enumerate(both, start=1):
         ends = number in {len(shown.held), len(both)}
@@ -97,7 +98,7 @@ def _figures(totals: Totals, currencies: tuple[str, ...], digits: int) -> list[s
 
 
 def _foot(report: NodeReport) -> Iterator[tuple[str, str, str]]:
-    total, digits = report.total, digits_of(report.capacity_seconds)
+    total, digits = report.total, hour_digits(report.capacity_seconds)
     whole = f"{decimal(report.capacity_seconds / HOUR, digits)} GPU-hours metered"
     error = f"conservation error {report.conservation_error_seconds:.1e} s"
     yield "Sum", f"{decimal(total.allocated_seconds / HOUR, digits)} of {whole}, {error}", ""

@@ -25,7 +25,7 @@ from exporter.cost.holdings import (
 )
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, Dimension, Filters, FleetLedger, Window, last_recorded
 from exporter.cost.query_rows import LedgerSource
-from exporter.cost.render_rows import decimal, minute, percent
+from exporter.model.formatting import decimal, minute, money_with_code, percent_down
 
 GIGABYTE = 1e9
 _CENTS_FROM = 0.1
@@ -52,16 +52,6 @@ def each(lot: HeldDevices) -> str:
     return f"the {devices(lot).removeprefix('1 ')}" if len(lot.uses) == 1 else f"each of {devices(lot)}"
 
 
-def ratio(value: float) -> str:
-    """``0.3 %``; a little is never shown as nothing."""
-    return "<0.1 %" if 0 < value < 0.001 else percent(value, 1)  # noqa: PLR2004 - what one decimal can show
-
-
-def whole(value: float) -> str:
-    """``20 %``."""
-    return percent(value, 0)
-
-
 def memory(size: float) -> str:
     """``4.2 GB``."""
     return f"{decimal(size / GIGABYTE, 1)} GB"
@@ -70,16 +60,17 @@ def memory(size: float) -> str:
 def activity(lot: HeldDevices) -> str:
     """How busy it was."""
     return (
-        f"{devices(lot)}: {ratio(lot.mean_ratio)} active on the mean, {ratio(lot.p95_ratio)} or less in 95 % of the"
-        f" hours, {ratio(lot.peak_ratio)} in the busiest hour."
+        f"{devices(lot)}: {percent_down(lot.mean_ratio, 1)} active on the mean, {percent_down(lot.p95_ratio, 1)} or"
+        f" less in 95 % of the hours, {percent_down(lot.peak_ratio, 1)} in the busiest hour."
     )
 
 
 def coverage(lot: HeldDevices, window: Window) -> str:
     """How far that can be trusted."""
     return (
-        f"Activity was measured for {ratio(lot.coverage_ratio)} of {decimal(lot.held_hours, 0)} device-hours held from"
-        f" {minute(window.start_seconds)} to {minute(window.end_seconds)} UTC ({window.seconds // HOUR_SECONDS} h)."
+        f"Activity was measured for {percent_down(lot.coverage_ratio, 1)} of {decimal(lot.held_hours, 0)} device-hours"
+        f" held from {minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
+        f" ({window.seconds // HOUR_SECONDS} h)."
     )
 
 
@@ -100,7 +91,7 @@ def paid(price: MeanPrice | None) -> str:
 
 def money(price: MeanPrice) -> str:
     """``4.10 USD``; cents of a cent where it is that little."""
-    return f"{decimal(price.per_hour, 2 if price.per_hour >= _CENTS_FROM else 4)} {price.currency}"
+    return money_with_code(price.per_hour, price.currency, 2 if price.per_hour >= _CENTS_FROM else 4)
 
 
 _ROUNDING = 1e-9
@@ -164,12 +155,12 @@ def _same_model(lot: HeldDevices, peak: float, price: MeanPrice | None, settings
         target = _smallest(profiles, lot, peak * room, lot.p95_ratio * room)
         if target is not None:
             title = f"Move {each(lot)} to a MIG instance {target.name}"
-            fact = f"With {whole(settings.headroom_ratio)} of room it fits {target.name}."
+            fact = f"With {percent_down(settings.headroom_ratio, 0)} of room it fits {target.name}."
             yield _kept(lot, "smaller-mig", title, target.share_ratio, fact, price)
     elif lot.whole and lot.memory_total_bytes is not None:
         sharers = _sharers(peak * room / lot.memory_total_bytes, lot.p95_ratio * room, settings)
         if sharers > 1:
-            fact = f"With {whole(settings.headroom_ratio)} of room {sharers} of its like fit one GPU."
+            fact = f"With {percent_down(settings.headroom_ratio, 0)} of room {sharers} of its like fit one GPU."
             title = f"Share {each(lot)} among {sharers} of its like"
             yield _kept(lot, "share", title, 1 / sharers, fact, price)
 
@@ -214,7 +205,7 @@ def _smaller_model(
         return
     need = peak * (1 + settings.headroom_ratio)
     other = None if price is None else market.cheapest(lot.payer.cluster, need, price)
-    limits = f"{whole(settings.small_use_ratio)} of activity and {memory(settings.small_use_bytes)} of memory"
+    limits = f"{percent_down(settings.small_use_ratio, 0)} of activity and {memory(settings.small_use_bytes)} of memory"
     fact = f"Less than {limits} is work for a smaller model."
     per_month = None
     name = "a smaller model"
@@ -307,7 +298,7 @@ def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice], pr
     others = [use for use in held if not any(use is gone for gone in unused.uses)]
     busiest = max(use.peak_ratio or 0.0 for use in others)
     rest = "Its other device" if len(others) == 1 else f"Of its other {len(others)} devices the busiest"
-    fact = f"{rest} was {ratio(busiest)} active in its busiest hour."
+    fact = f"{rest} was {percent_down(busiest, 1)} active in its busiest hour."
     risk = (
         "A program that splits its work over all its GPUs needs every one, also a stage of a pipeline that waits:"
         " look at its world size and CUDA_VISIBLE_DEVICES, then ask for fewer and compare the time of one run."

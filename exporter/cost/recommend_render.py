@@ -14,7 +14,8 @@ from exporter.cost.holdings import HeldDevice, Recommendation, RiskLevel
 from exporter.cost.ledger import FleetLedger
 from exporter.cost.recommend import AdviceReading
 from exporter.cost.render import LABEL_WIDTH, console_for, widen
-from exporter.cost.render_rows import clean, csv_stream, decimal, encodable, guarded, iso, minute
+from exporter.cost.render_rows import clean, csv_stream, encodable, guarded
+from exporter.model.formatting import decimal, iso, minute, money_with_code
 
 Form = Literal["table", "csv", "json"]
 FORMATS: tuple[Form, ...] = ("table", "csv", "json")
@@ -47,7 +48,7 @@ def _write_table(read: AdviceReading, stream: TextIO) -> None:
         why = Text(clean(one.title), style="bold")
         for sentence in (*one.evidence, f"Risk: {one.risk}"):
             why.append(f"\n{clean(sentence)}", style="not bold")
-        month = "-" if one.per_month is None else f"{decimal(one.per_month, 2)} {clean(one.currency)}"
+        month = "-" if one.per_month is None else money_with_code(one.per_month, clean(one.currency))
         level = Text(one.risk_level, style=_LEVELS[one.risk_level])
         owner = Text(clean(_owner(one)))
         table.add_row(owner, Text(clean(one.team)), why, decimal(one.gpus, 2), month, level, end_section=True)
@@ -73,7 +74,7 @@ def _foot(read: AdviceReading) -> Iterator[tuple[str, str]]:
     held = [use for use in read.uses if use.still_held]
     found = read.recommendations
     yield "Looked at", f"{len(held):,} devices that {len({_workload(use) for use in held}):,} workloads still hold"
-    month = " and ".join(f"{decimal(money, 2)} {clean(currency)}" for currency, money in totals(found).items())
+    month = " and ".join(money_with_code(money, clean(currency)) for currency, money in totals(found).items())
     unpriced = sum(one.per_month is None for one in found)
     without = f"; {unpriced} without a price" if unpriced else ""
     yield (

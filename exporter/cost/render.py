@@ -22,23 +22,19 @@ from exporter.cost.render_rows import (
     charged,
     clean,
     csv_stream,
-    decimal,
-    digits_of,
     encodable,
     failure_words,
     guarded,
     is_shared,
-    iso,
-    minute,
     number_titles,
     numbers,
-    percent,
     remarks,
-    render,
     rows,
     titles,
 )
 from exporter.cost.report import FleetReport, ReportLine, filter_words, is_apart, is_part, total_of
+from exporter.model.formatting import decimal, hour_digits, iso, minute, percent_down
+from exporter.web.templating import render
 
 _KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
 """Names of columns that differ from those of the dimensions."""
@@ -173,7 +169,7 @@ def widen(console: Console, table: Table) -> None:
 
 def _table(report: FleetReport, top: int | None) -> Iterator[tuple[str, str]]:
     """Lines with their styles."""
-    digits = digits_of(report.trust.capacity_seconds)
+    digits = hour_digits(report.trust.capacity_seconds)
     shown = rows(report, top)
     names = len(titles(report))
     head = (*titles(report), *number_titles(report))
@@ -227,12 +223,8 @@ class _Bar:
 
 
 def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
-    """One document in UTF-8, light and dark as the reader's device is.
-
-    Raises:
-        ExporterError: jinja2 is not installed.
-    """
-    digits = digits_of(report.trust.capacity_seconds)
+    """One document in UTF-8, light and dark as the reader's device is."""
+    digits = hour_digits(report.trust.capacity_seconds)
     shown = rows(report, top)
     dearest = max((_weight(row, report) for row in shown if row.sort in _WITH_BARS), default=0.0)
     window = report.window
@@ -246,7 +238,7 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
         "rows": [(row, numbers(row, report, digits), _row_pieces(row, report, dearest)) for row in shown],
         "remarks": list(remarks(report)),
     }
-    stream.write(encodable(render("exporter.cost.render", "report.html", values)))
+    stream.write(encodable(render("exporter.cost", "report.html", values)))
 
 
 def _money_bars(report: FleetReport) -> Iterator[_Bar]:
@@ -289,7 +281,7 @@ def _bar(title: str, values: Sequence[float], shown: Callable[[float], str]) -> 
 
 def _piece(name: str, css: str, value: float, whole: float, shown: str) -> _Piece:
     part = value / whole if whole else 0.0
-    return _Piece(name=name, css=css, width_percent=round(100 * part, 2), value=f"{shown} ({percent(part, 1)})")
+    return _Piece(name=name, css=css, width_percent=round(100 * part, 2), value=f"{shown} ({percent_down(part, 1)})")
 
 
 def _weight(row: ReportRow, report: FleetReport) -> float:
@@ -330,9 +322,6 @@ def write_fleet(report: FleetReport, form: Form, stream: TextIO, *, top: int | N
         form: One of ``FLEET_FORMATS``.
         stream: Takes UTF-8 text.
         top: How many owners' lines ``table`` and ``html`` show before they sum up the rest; the others show all.
-
-    Raises:
-        ExporterError: HTML was asked for and jinja2 is not installed.
     """
     if form == "table":
         write_table(report, stream, top)

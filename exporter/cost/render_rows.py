@@ -3,45 +3,17 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from math import floor
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TextIO, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TextIO, TypeAlias
 
 from exporter.cost.ledger import LABEL, Dimension, Failure, Figures, LineKey
 from exporter.cost.report import FleetReport, ReportLine, close, filter_words, is_apart, is_part, total_of
-from exporter.errors import ExporterError
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from exporter.model.formatting import decimal, hour_digits, minute, model, moment, money_with_code, percent_down
 
 HOUR = 3600.0
 JOULES_PER_KWH = 3.6e6
 _FORMULA_START = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\n")
 _FORMULA_WITHIN = re.compile(r'(^\s+|[;\t\n|][\s"]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])')
 """A formula sign where a spreadsheet that splits at another character than the comma sees the begin of a cell."""
-_MANY_HOURS, _SOME_HOURS = 1000, 10
-
-
-def digits_of(capacity_seconds: float) -> int:
-    """Decimals of hours: more of them for a ledger that has only just begun."""
-    hours = capacity_seconds / HOUR
-    return 1 if hours >= _MANY_HOURS else 2 if hours >= _SOME_HOURS else 4
-
-
-def decimal(value: float, digits: int) -> str:
-    """``1,234.50``; a little is never shown as nothing, and nothing has no sign."""
-    least = 10**-digits
-    if abs(value) < least / 2:
-        return f"<{least:.{digits}f}" if value > 0 else f"{0:.{digits}f}"
-    return f"{value:,.{digits}f}"
-
-
-def percent(ratio: float, digits: int = 2) -> str:
-    """``99.86 %``; rounded down, so that 100 % is all of it; a little is never shown as nothing."""
-    scale = 10**digits
-    if 0 < ratio * 100 * scale < 1:
-        return f"<{1 / scale:.{digits}f} %"
-    return f"{floor(ratio * 100 * scale + 1e-6) / scale:.{digits}f} %"
 
 
 def clean(name: str) -> str:
@@ -82,21 +54,6 @@ class _Terminal:
 def encodable(name: str) -> str:
     """A text that UTF-8 has: half a surrogate pair, which JSON can smuggle in, becomes a question mark."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()
-
-
-def moment(unix_seconds: float) -> str:
-    """``2026-10-01 00:00:00 UTC``."""
-    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def minute(unix_seconds: float) -> str:
-    """``2026-10-01 00:00``, in UTC, where that is said beside it."""
-    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%d %H:%M}"
-
-
-def iso(unix_seconds: float) -> str:
-    """``2026-10-01T00:00:00Z``."""
-    return f"{datetime.fromtimestamp(unix_seconds, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 Sort = Literal["held", "more", "apart", "total"]
@@ -222,7 +179,7 @@ def numbers(row: ReportRow, report: FleetReport, digits: int) -> list[str]:
     seconds = (figures.allocated_seconds, figures.active_seconds, figures.idle_seconds, figures.unknown_seconds)
     activity = active_ratio(figures)
     shown = [decimal(value / HOUR, digits) for value in seconds]
-    shown.append("" if activity is None or row.sort == "apart" else percent(activity, 0))
+    shown.append("" if activity is None or row.sort == "apart" else percent_down(activity, 0))
     unpriced = not figures.money and figures.unpriced_seconds > 0
     for currency in report.currencies or ("",):
         money = figures.money.get(currency)
@@ -264,7 +221,7 @@ def _name_in(dimension: Dimension, *, whole: bool) -> _Naming:
     if dimension == "workload":
         return lambda key: workload_name(key, whole=whole)
     if dimension == "model":
-        return lambda key: clean(key.model.removeprefix("NVIDIA "))
+        return lambda key: clean(model(key.model))
     unknown = f"(no {title(dimension)})" if dimension.startswith(LABEL) else _UNKNOWN.get(dimension, "")
     return lambda key: clean(key.value(dimension)) or unknown
 
@@ -322,7 +279,7 @@ def remarks(report: FleetReport) -> Iterator[Remark]:
     yield Remark("Prices", clean(report.prices) or "of the time of use")
     if report.total.unpriced_seconds > 0:
         mark = " (marked * where that is a part)" if report.total.money else ""
-        hours = decimal(report.total.unpriced_seconds / HOUR, digits_of(report.trust.capacity_seconds))
+        hours = decimal(report.total.unpriced_seconds / HOUR, hour_digits(report.trust.capacity_seconds))
         yield Remark("Unpriced", f"{hours} GPU-hours had no price and are in no cost{mark}", "warning")
     for label, failure in zip(("Not read", *("",) * len(report.trust.failures)), report.trust.failures, strict=False):
         yield Remark(label, failure_words(failure), "error")
@@ -339,7 +296,7 @@ def failure_words(failure: Failure) -> str:
 
 def _sum(report: FleetReport) -> Iterator[Remark]:
     trust = report.trust
-    digits = digits_of(trust.capacity_seconds)
+    digits = hour_digits(trust.capacity_seconds)
     capacity = f"{decimal(trust.capacity_seconds / HOUR, digits)} GPU-hours metered"
     if is_part(report.filters):
         hours = decimal(report.total.allocated_seconds / HOUR, digits)
@@ -368,10 +325,10 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
 def _funnel(report: FleetReport) -> Remark:
     held = total_of(line.figures for line in report.held)
     whole = report.total.allocated_seconds
-    digits = digits_of(report.trust.capacity_seconds)
+    digits = hour_digits(report.trust.capacity_seconds)
     steps = [f"{decimal(whole / HOUR, digits)} GPU-hours"]
     for seconds, word in ((held.allocated_seconds, "held"), (held.active_seconds, "active")):
-        part = f" ({percent(seconds / whole, 1)})" if whole else ""
+        part = f" ({percent_down(seconds / whole, 1)})" if whole else ""
         steps.append(f"{decimal(seconds / HOUR, digits)} {word}{part}")
     unknown = held.unknown_seconds / HOUR
     told = f"; of {decimal(unknown, digits)} held it is not known" if unknown else ""
@@ -384,7 +341,7 @@ def _sharing(report: FleetReport) -> Iterator[Remark]:
     how = "evenly over owners' lines" if report.share_idle == "even" else "over owners by their own cost"
     what = "Unallocated and Unattributed" if report.share_unallocated else "Unallocated"
     spread = {currency: sum(line.shared.get(currency, 0.0) for line in report.held) for currency in report.currencies}
-    amounts = " and ".join(f"{decimal(amount, 2)} {currency}" for currency, amount in spread.items()) or "nothing"
+    amounts = " and ".join(money_with_code(amount, currency) for currency, amount in spread.items()) or "nothing"
     yield Remark("Shared", f"{amounts} of {what}, {how}; Charged is Cost and Shared")
 
 
@@ -394,44 +351,12 @@ def _coverage(report: FleetReport) -> Iterator[Remark]:
     if trust.period_coverage_ratio is not None:
         hours = f"{trust.recorded_hours:,} of {trust.expected_hours:,}"
         tone: Tone = "warning" if trust.recorded_hours < trust.expected_hours else ""
-        yield Remark(label, f"{percent(trust.period_coverage_ratio)} of the hours were recorded ({hours})", tone)
+        yield Remark(label, f"{percent_down(trust.period_coverage_ratio)} of the hours were recorded ({hours})", tone)
         label = ""
     if trust.activity_coverage_ratio is not None:
         yield Remark(
-            label, f"{percent(trust.activity_coverage_ratio)} of the held GPU-hours had their activity measured"
+            label, f"{percent_down(trust.activity_coverage_ratio)} of the held GPU-hours had their activity measured"
         )
         label = ""
     if trust.price_coverage_ratio is not None:
-        yield Remark(label, f"{percent(trust.price_coverage_ratio)} of the GPU-hours had a price")
-
-
-def environment(package: str) -> "Environment":
-    """What knows the templates in a package's folder ``templates``.
-
-    Raises:
-        ExporterError: jinja2 is not installed: it comes with the extra ``report``.
-    """
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - an extra, needed for this only
-    except ImportError:
-        raise ExporterError(
-            "HTML needs jinja2, which is not installed; install gpu-cost-exporter[report], or ask for another format"
-        ) from None
-    return Environment(
-        loader=PackageLoader(package, "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-        keep_trailing_newline=True,
-    )
-
-
-def render(package: str, template: str, values: Mapping[str, object]) -> str:
-    """A template of a package with its values, all of them escaped.
-
-    Raises:
-        ExporterError: As for ``environment``.
-    """
-    return environment(package).get_template(template).render(values)
+        yield Remark(label, f"{percent_down(trust.price_coverage_ratio)} of the GPU-hours had a price")

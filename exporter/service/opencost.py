@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, UNATTRIBUTED, Figures, Filters, LineKey, Window
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart, total_of
 from exporter.errors import ConfigError
+from exporter.model.formatting import iso
 from exporter.service import responses
 from exporter.service.api import Answer, Ask, Endpoint
 from exporter.service.opencost_query import (
@@ -311,10 +311,7 @@ def _properties(keys: Sequence[LineKey], aggregate: Sequence[str]) -> dict[str, 
 
 
 def _period(window: Window) -> RowPeriod:
-    start, end = (
-        f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        for seconds in (window.start_seconds, window.end_seconds)
-    )
+    start, end = iso(window.start_seconds), iso(window.end_seconds)
     return {"window": {"start": start, "end": end}, "start": start, "end": end, "minutes": window.seconds / 60}
 
 

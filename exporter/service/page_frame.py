@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from typing import NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
-from exporter import __version__
 from exporter.cost.holdings import Recommendation
 from exporter.cost.ledger import (
     DIMENSIONS,
@@ -22,14 +21,14 @@ from exporter.cost.ledger import (
     parse_window,
     too_many_labels,
 )
-from exporter.cost.render_rows import TITLES, environment, title
+from exporter.cost.render_rows import TITLES, title
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, group_of, is_apart, total_of
 from exporter.errors import ConfigError
-from exporter.service import charts
-from exporter.service.charts import coverage, day, duration, hours, moment, plural
+from exporter.model.formatting import brief_minutes, coverage, day, hours, minute, plural
 from exporter.service.data import Book, Freshness
 from exporter.service.parameters import filter_text
 from exporter.service.settings import ServeSettings
+from exporter.web import templating
 
 NONE = "(none)"
 """In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
@@ -418,7 +417,7 @@ def window_words(window: Window) -> str:
     days = not window.start_seconds % 86_400 and not window.end_seconds % 86_400
     if days:
         return f"{day(window.start_seconds)} to {day(window.end_seconds - 1)}"
-    return f"{moment(window.start_seconds)} to {moment(window.end_seconds)}"
+    return f"{minute(window.start_seconds)} to {minute(window.end_seconds)}"
 
 
 def _windows(view: View) -> tuple[Link, ...]:
@@ -492,7 +491,7 @@ def _age(freshness: Freshness) -> tuple[Fact, ...]:
         age = freshness.now_seconds - until
         tone = "warn" if age > _STALE_SECONDS else "ok"
         facts.append(
-            Fact("Newest hour", f"{moment(until)} UTC, {duration(age)} ago", tone, "Newer hours are not in here.")
+            Fact("Newest hour", f"{minute(until)} UTC, {brief_minutes(age)} ago", tone, "Newer hours are not in here.")
         )
     if freshness.closed_until_seconds is not None:
         last = day(freshness.closed_until_seconds - 1)
@@ -548,26 +547,6 @@ def _span(windows: Sequence[Window]) -> str:
     return days[0] if len(days) == 1 else f"{plural(len(days), 'day')} from {days[0]} to {days[-1]}"
 
 
-_ENVIRONMENT = environment("exporter.service")
-_ENVIRONMENT.filters.update(
-    {
-        "money": charts.money,
-        "amount": charts.amount,
-        "hours": charts.hours,
-        "gpus": charts.gpus,
-        "percent": charts.percent,
-        "coverage": charts.coverage,
-        "duration": charts.duration,
-        "moment": charts.moment,
-        "day": charts.day,
-        "gib": charts.gib,
-        "model": charts.model,
-        "plural": charts.plural,
-    }
-)
-_ENVIRONMENT.globals.update({"version": __version__, "dash": charts.DASH})
-
-
 def render(template: str, values: Mapping[str, object]) -> bytes:
     """The page as UTF-8; what cannot be encoded (half a surrogate pair in a name) is shown as a question mark."""
-    return _ENVIRONMENT.get_template(template).render(values).encode("utf-8", "replace")
+    return templating.render("exporter.service", template, values).encode("utf-8", "replace")

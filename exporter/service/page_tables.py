@@ -11,7 +11,7 @@ from exporter.cost.ledger import Dimension, Figures, LineKey
 from exporter.cost.recommend_render import totals
 from exporter.cost.render_rows import noun, title
 from exporter.cost.report import FleetReport, ReportLine, is_apart, total_of
-from exporter.service.charts import amount, model
+from exporter.model.formatting import decimal, model
 from exporter.service.data import Book
 from exporter.service.page_frame import Link, View, sum_line
 
@@ -79,14 +79,14 @@ class Row(NamedTuple):
         """Its money, or that it has no price; a star where a part of it has none. Empty: no money in this currency."""
         if self.cost is None:
             return "no price" if self.figures.unpriced_seconds > 0 and not self.figures.money else ""
-        return amount(self.cost) + ("*" if self.figures.unpriced_seconds > 0 else "")
+        return decimal(self.cost) + ("*" if self.figures.unpriced_seconds > 0 else "")
 
     @property
     def charged_words(self) -> str:
         """Its money with what was spread onto it; empty where there is neither."""
         if self.cost is None and not self.shared:
             return ""
-        return amount((self.cost or 0.0) + self.shared) + ("*" if self.figures.unpriced_seconds > 0 else "")
+        return decimal((self.cost or 0.0) + self.shared) + ("*" if self.figures.unpriced_seconds > 0 else "")
 
     @property
     def parts(self) -> tuple[float, float, float]:

@@ -1,5 +1,6 @@
 """The agent's HTTP face: what shows the newest snapshot, and the one request that closes the driver."""
 
+import asyncio
 import ipaddress
 import logging
 import math
@@ -15,7 +16,7 @@ from exporter.metrics.collector import ExpositionOptions, build
 from exporter.metrics.process import ProcessMetrics
 from exporter.metrics.text_format import Block, Dropped, Family, forget_unused
 from exporter.model import Snapshot, SourceState
-from exporter.web import node_api, node_page
+from exporter.web import node_api, node_page, templating
 from exporter.web.access import ALIVE_TOO
 from exporter.web.responses import Bodies, Body, response_of
 
@@ -51,6 +52,7 @@ class _Face:
     bodies: Bodies = field(default_factory=Bodies)
 
     async def index(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(templating.load, "exporter.web")  # scrapes are answered meanwhile
         snapshot = self.snapshot()
         made = node_page.fragment if "fragment" in request.query else node_page.document
         body = self.bodies.of(

@@ -1,0 +1,68 @@
+"""HTML from templates: one environment per package, with the product's formatters as filters.
+
+jinja2 is loaded with the first page, not with this module: an agent that nobody looks at does without.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from exporter import __version__
+from exporter.model import formatting
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FILTERS = (
+    formatting.amounts,
+    formatting.brief,
+    formatting.brief_minutes,
+    formatting.coverage,
+    formatting.day,
+    formatting.decimal,
+    formatting.duration,
+    formatting.gib,
+    formatting.gib_number,
+    formatting.gpus,
+    formatting.hours,
+    formatting.iso,
+    formatting.minute,
+    formatting.model,
+    formatting.moment,
+    formatting.money,
+    formatting.percent,
+    formatting.plural,
+)
+
+
+@cache
+def environment(package: str) -> "Environment":
+    """Return the environment of the templates in a package's folder ``templates``; macros in ``web`` are for all."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - for pages only
+
+    own, shared = PackageLoader(package), PackageLoader("exporter.web")
+    made = Environment(
+        loader=ChoiceLoader([own, shared]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        keep_trailing_newline=True,
+    )
+    made.filters.update({function.__name__: function for function in _FILTERS})
+    made.globals.update({"version": __version__, "dash": "—"})
+    return made
+
+
+@cache
+def load(package: str) -> None:
+    """Compile all templates of a package, which takes a good part of a second; a second call does nothing."""
+    made = environment(package)
+    for name in made.list_templates():
+        made.get_template(name)
+
+
+def render(package: str, template: str, values: Mapping[str, object]) -> str:
+    """Return a template of a package with its values, all of them escaped."""
+    return environment(package).get_template(template).render(values)
