@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from exporter.cost.ledger import DAY_SECONDS, HOUR_SECONDS, UNATTRIBUTED, Dimension, Figures, Filters, LineKey, Window
 from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods, is_apart, total_of
 from exporter.errors import ConfigError
-from exporter.model.formatting import iso
 from exporter.service import responses
 from exporter.service.api import Answer, Ask, Endpoint
 from exporter.service.opencost_query import (
@@ -191,7 +191,7 @@ def _document(name: str, row: _Row, window: Window, values: Mapping[str, Any], c
         None if money is None and figures.unpriced_seconds and not shared else (money.total if money else 0.0) + shared
     )
     efficiency = _efficiency(figures, is_idle=name.endswith(IDLE))
-    start, end = iso(window.start_seconds), iso(window.end_seconds)
+    start, end = _time(window.start_seconds), _time(window.end_seconds)
     return {
         "name": name,
         "properties": _properties(row.keys, values),
@@ -261,6 +261,10 @@ def _properties(keys: Sequence[LineKey], values: Mapping[str, Any]) -> dict[str,
     return found
 
 
+def _time(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 def _warnings(report: FleetReport) -> list[str]:
     trust = report.trust
     found = [f"{failure.what}: {failure.reason}" for failure in trust.failures]
@@ -305,7 +309,7 @@ def _asset(cluster: str, node: str, row: _Row, window: Window, money: _Money) ->
     if amount is None and figures.money:
         return None
     cost = amount.total if amount else None
-    start, end = iso(window.start_seconds), iso(window.end_seconds)
+    start, end = _time(window.start_seconds), _time(window.end_seconds)
     return {
         "type": "Node",
         "properties": {"category": "Compute", "service": "Kubernetes", "cluster": cluster, "name": node},

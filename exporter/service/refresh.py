@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from exporter.cost.budgets import BudgetState
@@ -15,7 +16,6 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days, oldest_day
 from exporter.cost.store_schema import ClosedDay
 from exporter.errors import ConfigError, ExporterError, PrometheusError, StoreError
-from exporter.model.formatting import day
 from exporter.service.data import LiveBook, lateness
 from exporter.service.report_cache import Question
 
@@ -117,7 +117,7 @@ class Keeping:
             self._store, self.prometheus, now, from_day=from_day, accept_gaps=True, by=BY, progress=_told
         )
         for left in closing.left:
-            LOG.info("a day is not closed", extra={"day": day(left.day_seconds), "reason": left.reason})
+            LOG.info("a day is not closed", extra={"day": _date(left.day_seconds), "reason": left.reason})
         stuck = [left for left in closing.left if not left.waits]
         self.not_closed = len(stuck)
         self.problem = stuck[0].reason if stuck else ""
@@ -127,6 +127,10 @@ class Keeping:
 
 def _told(progress: Progress) -> None:
     LOG.info("closing days", extra={"done": progress.done, "due": progress.total})
+
+
+def _date(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}"
 
 
 async def keep(keeping: Keeping, clock: Callable[[], float], failed: Callable[[ExporterError], str]) -> None:
