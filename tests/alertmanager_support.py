@@ -14,7 +14,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from gpu_simulator.parts import Part, free_port
+from gpu_simulator.programs import Part, free_port
 from gpu_simulator.stack import find_tools
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy" / "alertmanager-example.yaml"

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gpu_simulator import demo_rules
-from gpu_simulator.parts import Part, free_port
+from gpu_simulator import stack
+from gpu_simulator.programs import Part, free_port
 from gpu_simulator.stack import RULES, find_tools
 from tests.alertmanager_support import Alertmanager, alertmanager, with_webhooks
 
@@ -39,11 +39,11 @@ SHORTER = {
     "for: 5m": "for: 4s",
 }
 UNKNOWN = (
-    demo_rules.Substitution(shipped="interval: 5m", demo="interval: 1s", what="how often slow rules run"),
-    demo_rules.Substitution(shipped="for: 30m", demo="for: 4s", what="delay of what is unknown"),
+    stack.Substitution(shipped="interval: 5m", demo="interval: 1s", what="how often slow rules run"),
+    stack.Substitution(shipped="for: 30m", demo="for: 4s", what="delay of what is unknown"),
 )
 SUBSTITUTIONS = (
-    *(replace(item, demo=SHORTER.get(item.shipped, item.demo)) for item in demo_rules.SUBSTITUTIONS),
+    *(replace(item, demo=SHORTER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS),
     *UNKNOWN,
 )
 """The demonstration's, shorter still. As in the shipped rules an exporter is down before waste outlives its cause."""
@@ -162,7 +162,7 @@ def _agents(directory: Path) -> dict[str, Part]:
 
 def _prometheus(program: str, manager: Alertmanager, agents: Mapping[str, Part], directory: Path) -> Part:
     rules = directory / "rules.yaml"
-    rules.write_text(demo_rules.shorten(RULES.read_text(encoding="utf-8"), str(RULES), SUBSTITUTIONS), encoding="utf-8")
+    rules.write_text(stack.shorten(RULES.read_text(encoding="utf-8"), str(RULES), SUBSTITUTIONS), encoding="utf-8")
     targets = [part.ready_url.removeprefix("http://").removesuffix("/readyz") for part in agents.values()]
     config = directory / "prometheus.yml"
     config.write_text(

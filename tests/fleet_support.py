@@ -18,11 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator.fleet import FleetTruth, TruthCounter, Writing, ledgers, write_fleet
 from gpu_simulator.fleet_ledger import NodeLedger
 from gpu_simulator.fleet_plan import FleetPlan, fleet_nodes
-from gpu_simulator.fleet_truth import FleetTruth, TruthCounter, ledgers
-from gpu_simulator.parts import free_port
+from gpu_simulator.programs import free_port
 
 TOOLS = Path(__file__).resolve().parent.parent / ".tools" / "bin"
 END_SECONDS = 1_789_999_200

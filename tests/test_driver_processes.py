@@ -7,7 +7,7 @@ from driver_support import GIB, T4, code_of, gpu, process, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_simulator.driver_ring import Ring
+from gpu_simulator.driver_session import ProcessSamples
 
 if TYPE_CHECKING:
     from gpu_simulator.truth import ProcessTruth
@@ -106,7 +106,7 @@ def test_over_minutes_every_process_gets_its_part_of_the_samples(parts: list[flo
     processes: list[ProcessTruth] = [process(pid, sm=part) for pid, part in enumerate(parts, start=1)]
     total = sum(parts)
     scale = min(total, 1.0) / total if total else 0.0
-    ring, seen, busy_seconds = Ring(), 0.0, dict.fromkeys(range(1, len(parts) + 1), 0.0)
+    ring, seen, busy_seconds = ProcessSamples(), 0.0, dict.fromkeys(range(1, len(parts) + 1), 0.0)
     ring.observe(0.0, processes)
     for poll in range(1, 201):
         ring.observe(poll * interval_tenths / 10, processes)
@@ -121,7 +121,7 @@ def test_over_minutes_every_process_gets_its_part_of_the_samples(parts: list[flo
 
 
 def test_a_clock_that_went_back_starts_the_ring_anew() -> None:
-    ring = Ring()
+    ring = ProcessSamples()
     ring.observe(50.0, [process(1, sm=1.0)])
     ring.observe(10.0, [process(2, sm=1.0)])
     assert [use.pid for use in ring.since(0.0)] == [2]

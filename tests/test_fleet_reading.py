@@ -31,8 +31,8 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import Progress
 from exporter.errors import PrometheusError
 from exporter.model import Totals
+from gpu_simulator.fleet import FleetTruth, added
 from gpu_simulator.fleet_plan import FleetPlan
-from gpu_simulator.fleet_truth import FleetTruth, added
 
 DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "pool")
 ENGINES = pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 
 from exporter.cli import main
 from exporter.errors import ConfigError
-from gpu_simulator import history
-from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator import stack
+from gpu_simulator.fleet import FleetTruth, Writing, fleet_truth, write_fleet
 from gpu_simulator.fleet_ledger import node_ledger, recording_hours
-from gpu_simulator.fleet_owners import read_trace, task
-from gpu_simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes
-from gpu_simulator.fleet_truth import FleetTruth, fleet_truth
+from gpu_simulator.fleet_plan import FleetPlan, TraceTask, fleet_nodes, read_trace, task
 from gpu_simulator.stack import HISTORY_DAYS
 
 TINY = FleetPlan(nodes=12, gpus_per_node=2, days=4, end_seconds=END_SECONDS, clusters=("a", "b"))
@@ -112,7 +110,7 @@ def test_instances_are_the_part_of_a_gpu_that_the_agent_has_them_as() -> None:
 
 
 def test_the_demonstration_has_workloads_that_did_nothing_for_its_last_week() -> None:
-    fleet = history.plan(END_SECONDS, HISTORY_DAYS)
+    fleet = stack.demo_fleet(END_SECONDS, HISTORY_DAYS)
     week = range(fleet.hours - 7 * 24, fleet.hours)
     idle = {
         owner

@@ -12,9 +12,8 @@ from exporter.attribution import processes as cgroup
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import scenario
-from gpu_simulator.mig_layout import LayoutError, place
-from gpu_simulator.models import MIB, MODELS, instance_memory_bytes
-from gpu_simulator.profiles import IdleAfter, Ramp, Signal, Sine, Square, Steady, Steps, noise
+from gpu_simulator.activity import IdleAfter, Ramp, Signal, Sine, Square, Steady, Steps, noise
+from gpu_simulator.models import MIB, MODELS, LayoutError, instance_memory_bytes, place
 from gpu_simulator.truth import Fault
 
 LEVEL = st.floats(0.0, 1.0)

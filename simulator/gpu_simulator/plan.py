@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from exporter.model import Field
-from gpu_simulator.loads import Mix
-from gpu_simulator.profiles import Signal
+from gpu_simulator.activity import Mix, Signal
 from gpu_simulator.truth import DcgmTruth, Fault, ModelSpec
 
 
