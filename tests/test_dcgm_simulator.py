@@ -22,7 +22,6 @@ pods:
   - {namespace: ml, name: whole, devices: [{gpu: 0}], activity: 0.8, memory_mib: 4096, start: -100}
   - {namespace: ml, name: part, devices: [{gpu: 1, mig: 0}], activity: 0.5, memory_mib: 2048, start: -100}
 """
-AMPERE = HOPPER.replace("h100", "a100-80gb")
 GPUS, INSTANCES = [(abi.GPU, 0), (abi.GPU, 1)], [(abi.GPU_INSTANCE, 8), (abi.COMPUTE_INSTANCE, 8)]
 
 
@@ -136,27 +135,6 @@ def _no_library_is_left() -> Iterator[None]:
     dcgm.uninstall()
 
 
-def test_the_library_has_every_function_that_the_binding_asks_for() -> None:
-    client = Node().client()
-    assert client.library.soname == "libdcgm.so.4"
-    assert client.library.has("dcgmConnect_v3")
-    assert client.library.describe(-33) == "Module not loaded"
-
-
-def test_an_engine_of_version_3_comes_with_its_own_library_and_knows_fewer_functions_and_fields() -> None:
-    client = Node(HOPPER + "dcgm: {version: 3.3.9}\n").connected()
-    assert client.library.soname == "libdcgm.so.3"
-    assert not client.library.has("dcgmConnect_v3")
-    assert client.library.field_meta(94) is None
-    assert client.library.field_meta(Field.PROF_GR_ENGINE_ACTIVE) is not None
-
-
-def test_a_library_of_another_major_version_is_told_apart() -> None:
-    node = Node()
-    dcgm.install(node.truth, monotonic=lambda: node.seconds, sleep=node.sleep, soname="libdcgm.so.3")
-    assert Client(libdcgm.load()).connect() == abi.VERSION_MISMATCH
-
-
 def test_the_engine_listens_at_its_own_address_only_and_a_closed_port_costs_the_whole_timeout() -> None:
     node = Node()
     client = node.client()
@@ -197,13 +175,6 @@ def test_the_hierarchy_lists_each_gpu_instance_and_then_its_compute_instances_un
     assert [one.nvmlProfileSlices for one in told.entityList[:3]] == [3, 3, 1]
 
 
-def test_a_list_of_entities_that_is_too_short_tells_how_long_it_has_to_be() -> None:
-    client = Node().connected()
-    count, ids = ctypes.c_int(1), (ctypes.c_uint * 1)()
-    code = client.call("dcgmGetEntityGroupEntities", abi.GPU, ids, ctypes.byref(count), 0)
-    assert (code, count.value) == (abi.BUFFER_TOO_SMALL, 2)
-
-
 def test_a_watch_gives_whole_percent_and_mebibytes_and_watts_and_its_time_moves_at_its_own_beat() -> None:
     node = Node()
     client = node.connected()
@@ -234,21 +205,6 @@ def test_a_profiling_field_is_blank_at_first_and_then_the_mean_since_the_beat_be
     assert client.latest(group, fields)[1, 0, 1001].value == pytest.approx(mean)
 
 
-def test_each_kind_of_lacking_value_has_its_own_sign() -> None:
-    client = Node().connected()
-    ids = [200, Field.XID_ERRORS, Field.POWER_INFOROM_VER, Field.FAN_SPEED, Field.NVLINK_COUNT_RX_ERRORS]
-    _, group, fields = client.watch(GPUS[:1], ids)
-    told = {key[2]: (one.status, one.value) for key, one in client.latest(group, fields).items()}
-    assert told == {
-        200: (0, BLANK + 2),
-        Field.XID_ERRORS: (abi.NO_DATA, BLANK),
-        Field.POWER_INFOROM_VER: (0, b"<<<NOT_SUPPORTED>>>"),
-        Field.FAN_SPEED: (0, 0x7FFFFFF0 + 2),
-        Field.NVLINK_COUNT_RX_ERRORS: (0, BLANK + 2),
-    }
-    assert client.live([(abi.GPU, 0), (abi.GPU, 7)], [150], flags=0) == [abi.NOT_WATCHED, abi.NOT_WATCHED]
-
-
 def test_an_instance_has_its_own_memory_name_and_engines_and_its_parents_board() -> None:
     node = Node()
     client = node.connected()
@@ -268,31 +224,6 @@ def test_an_instance_has_its_own_memory_name_and_engines_and_its_parents_board()
     assert told[abi.COMPUTE_INSTANCE, 8, 1005].value == BLANK_DOUBLE
 
 
-def test_without_module_and_gpm_a_watch_with_a_profiling_field_fails_whole_and_leaves_the_others_dead() -> None:
-    node = Node(AMPERE + PODS + "dcgm: {profiling_module: false}\n")
-    client = node.connected()
-    code, group, fields = client.watch(GPUS[:1], [Field.GPU_TEMP, Field.PROF_GR_ENGINE_ACTIVE])
-    assert code == abi.MODULE_NOT_LOADED
-    node.seconds += 5.0
-    told = client.latest(group, fields)
-    assert told[1, 0, Field.GPU_TEMP].status == 0
-    assert told[1, 0, Field.GPU_TEMP].at_microseconds == round((EPOCH + 100) * 1e6)
-    assert told[1, 0, 1001].status == abi.NOT_WATCHED
-    assert client.call("dcgmUnwatchFields", group, fields) == abi.MODULE_NOT_LOADED
-    groups = abi.MetricGroups(version=abi.version_word(abi.MetricGroups), gpuId=0)
-    assert client.call("dcgmProfGetSupportedMetricGroups", ctypes.byref(groups)) == abi.MODULE_NOT_LOADED
-
-
-@pytest.mark.parametrize(("text", "first"), [(AMPERE, 1002), (HOPPER, 1001)])
-def test_metric_groups_are_those_of_the_module_before_hopper_and_of_gpm_since(text: str, first: int) -> None:
-    client = Node(text).connected()
-    groups = abi.MetricGroups(version=abi.version_word(abi.MetricGroups), gpuId=0)
-    assert client.call("dcgmProfGetSupportedMetricGroups", ctypes.byref(groups)) == 0
-    told = [list(one.fieldIds[: one.numFieldIds]) for one in groups.metricGroups[: groups.numMetricGroups]]
-    assert told[0][0] == first
-    assert {1001, 1004, 1005, 1009} <= {one for each in told for one in each}
-
-
 def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engine_for_everybody() -> None:
     client = Node().connected()
     assert client.live(GPUS, [Field.GPU_UTIL]) == [80, BLANK + 2]
@@ -301,26 +232,6 @@ def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engi
     with pytest.raises(dcgm.EngineKilledError):
         client.live(GPUS, [Field.PROF_GR_ENGINE_ACTIVE])
     assert client.live(GPUS, [Field.GPU_UTIL]) == [abi.CONNECTION_GONE]
-
-
-def test_field_groups_are_refused_as_by_the_real_engine() -> None:
-    client = Node().connected()
-    assert client.fields([1600])[0] == abi.BAD_PARAMETER
-    assert client.fields(range(1001, 1001 + 96), b"a")[0] == 0
-    assert client.fields([*range(1001, 1097), *range(200, 233)], b"b")[0] == abi.BAD_PARAMETER
-    assert client.fields([150], b"a")[0] == abi.DUPLICATE_KEY
-    assert [client.fields([150], str(one).encode())[0] for one in range(60)].count(0) == 59
-
-
-def test_groups_belong_to_their_connection() -> None:
-    client = Node().connected()
-    _, group, fields = client.watch(GPUS, [150])
-    other = Client(client.library)
-    assert other.connect() == 0
-    assert other.call("dcgmWatchFields", group, fields, 1_000_000, 0.0, 1) == abi.NOT_CONFIGURED
-    assert dcgm.held() == {"connections": 2, "groups": 1, "field_groups": 1, "watches": 1}
-    assert client.call("dcgmDisconnect") == 0
-    assert dcgm.held() == {"connections": 1, "groups": 0, "field_groups": 0, "watches": 0}
 
 
 def test_an_engine_that_went_down_forgets_everything_and_its_connections_stay_dead() -> None:
@@ -348,21 +259,6 @@ def test_calls_of_a_hanging_engine_return_when_it_goes_on_and_a_slow_one_takes_i
     node.faults = {Fault.ENGINE_HANG: 0.0}
     assert client.live(GPUS, [52]) == [0, 1]
     assert node.slept > 5
-
-
-def test_paused_profiling_is_blank_for_everybody_and_the_module_says_so() -> None:
-    node = Node()
-    client = node.connected()
-    _, group, fields = client.watch(GPUS[:1], [1001])
-    states = abi.ModuleStatuses(version=abi.version_word(abi.ModuleStatuses))
-    seen = []
-    for node.seconds, faults in ((101.0, {}), (102.0, {Fault.PROFILING_PAUSED: 0.0}), (103.0, {}), (104.0, {})):
-        node.faults = dict(faults)
-        assert client.call("dcgmModuleGetStatuses", ctypes.byref(states)) == 0
-        blank = client.latest(group, fields)[1, 0, 1001].value == BLANK_DOUBLE
-        seen.append((states.statuses[abi.PROFILING_MODULE].status, blank))
-    loaded = (abi.MODULE_LOADED, False)
-    assert seen == [loaded, (abi.MODULE_PAUSED, True), (abi.MODULE_LOADED, True), loaded]
 
 
 def _with_fault(fault: Fault) -> Callable[[NodeTruth], NodeTruth]:
@@ -424,20 +320,6 @@ def test_a_test_can_have_one_field_refused() -> None:
     assert client.watch(GPUS, [1012])[0] == 0
     with pytest.raises(ValueError, match="dcgmWatch'"):
         dcgm.fail("dcgmWatch", -1)
-
-
-def test_records_are_spoilt_after_the_callback_so_that_a_kept_pointer_shows() -> None:
-    client = Node().connected()
-    _, group, fields = client.watch(GPUS[:1], [150])
-    kept: list[int] = []
-
-    def keep(_group: int, _number: int, address: int, _count: int, _data: object) -> int:
-        kept.append(address)
-        return 0
-
-    collect = abi.CALLBACK(keep)
-    assert client.call("dcgmGetLatestValues_v2", group, fields, collect, None) == 0
-    assert [one.field_id for one in libdcgm.records(kept[0], 1)] == [0xA5A5]
 
 
 @pytest.mark.parametrize(

@@ -1,52 +1,14 @@
 import ctypes
-from collections.abc import Callable
-from dataclasses import replace
 
 import pynvml
 import pytest
-from driver_support import H100, MIB, T4, code_of, gpu, load, partitioned, simulated
+from driver_support import H100, code_of, gpu, load, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.model import Field
 from gpu_simulator import driver
 from gpu_simulator.truth import GpuTruth, Load
-
-
-def test_devices_are_found_by_index_uuid_bus_id_and_serial() -> None:
-    with simulated(gpu(0), gpu(1)):
-        assert pynvml.nvmlDeviceGetCount() == 2
-        second = pynvml.nvmlDeviceGetHandleByIndex(1)
-        uuid = pynvml.nvmlDeviceGetUUID(second)
-        for found in (
-            pynvml.nvmlDeviceGetHandleByUUID(uuid),
-            pynvml.nvmlDeviceGetHandleByPciBusId("00000000:18:00.0"),
-            pynvml.nvmlDeviceGetHandleByPciBusId("0000:18:00.0"),
-            pynvml.nvmlDeviceGetHandleBySerial("1652423000001"),
-        ):
-            assert pynvml.nvmlDeviceGetUUID(found) == uuid
-            assert pynvml.nvmlDeviceGetIndex(found) == 1
-        assert code_of(pynvml.nvmlDeviceGetHandleByIndex, 2) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-        assert code_of(pynvml.nvmlDeviceGetHandleByUUID, "GPU-nowhere") == pynvml.NVML_ERROR_NOT_FOUND
-
-
-def test_identity_is_the_truth() -> None:
-    with simulated(gpu(0)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetName(handle) == "NVIDIA H100 80GB HBM3"
-        assert pynvml.nvmlDeviceGetSerial(handle) == "1652423000000"
-        assert pynvml.nvmlDeviceGetMinorNumber(handle) == 2
-        info = pynvml.nvmlDeviceGetPciInfo(handle)
-        assert (info.busId, info.busIdLegacy) == ("00000000:17:00.0", "0000:17:00.0")
-        assert (info.domain, info.bus, info.device) == (0, 0x17, 0)
-        assert pynvml.nvmlDeviceGetVbiosVersion(handle) == "96.00.A5.00.01"
-        assert pynvml.nvmlDeviceGetInforomVersion(handle, 1) == "7.16"
-        assert code_of(pynvml.nvmlDeviceGetInforomVersion, handle, 2) == pynvml.NVML_ERROR_NOT_SUPPORTED
-        assert pynvml.nvmlSystemGetDriverVersion() == "590.48.01"
-        assert pynvml.nvmlSystemGetNVMLVersion() == "13.590.48.01"
-        assert pynvml.nvmlDeviceGetBrand(handle) == pynvml.NVML_BRAND_NVIDIA
-        assert pynvml.nvmlDeviceGetVirtualizationMode(handle) == 0
-        assert pynvml.nvmlDeviceGetAccountingMode(handle) == 0
 
 
 def test_a_pointer_too_wide_for_an_int_survives_the_binding() -> None:
@@ -103,7 +65,6 @@ def test_every_value_read_through_the_binding_is_the_truth_in_nvml_units(truth: 
         assert pynvml.nvmlDeviceGetJpgUtilization(handle)[0] == round(busy.jpeg * 100)
         assert pynvml.nvmlDeviceGetOfaUtilization(handle)[0] == round(busy.optical_flow * 100)
         assert pynvml.nvmlDeviceGetPowerUsage(handle) == round(truth.power_watts * 1000)
-        assert pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) == round(truth.energy_joules * 1000)
         assert pynvml.nvmlDeviceGetTemperature(handle, 0) == truth.gpu_temp_celsius
         assert pynvml.nvmlDeviceGetTemperatureV(handle, 0) == truth.gpu_temp_celsius
         assert pynvml.nvmlDeviceGetClockInfo(handle, 1) == truth.sm_clock_mhz
@@ -138,48 +99,7 @@ def test_an_override_wins_and_none_is_not_supported() -> None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlDeviceGetUtilizationRates(handle).gpu == 77
         assert pynvml.nvmlDeviceGetFanSpeed(handle) == 30
-        assert pynvml.nvmlDeviceGetPcieReplayCounter(handle) == 9
         assert code_of(pynvml.nvmlDeviceGetPowerUsage, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_power_limits_and_thresholds_are_those_of_the_board() -> None:
-    with simulated(gpu(0, gpu_temp_celsius=41)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetPowerManagementLimit(handle) == 700_000
-        assert pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) == 700_000
-        assert pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) == 700_000
-        assert pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle) == [200_000, 700_000]
-        assert pynvml.nvmlDeviceGetMarginTemperature(handle) == 46
-        assert pynvml.nvmlDeviceGetTemperatureThreshold(handle, 1) < pynvml.nvmlDeviceGetTemperatureThreshold(handle, 0)
-        assert pynvml.nvmlDeviceGetMaxClockInfo(handle, 1) == 1980
-        assert pynvml.nvmlDeviceGetBAR1MemoryInfo(handle).bar1Total == 131072 * MIB
-        assert pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle) == 5
-        assert pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle) == 16
-        assert code_of(pynvml.nvmlDeviceGetFanSpeed, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_error_counters_come_by_every_door() -> None:
-    overrides = {
-        Field.ECC_SBE_VOL_TOTAL: 3,
-        Field.ECC_DBE_AGG_TOTAL: 5,
-        Field.UNCORRECTABLE_REMAPPED_ROWS: 2,
-        Field.RETIRED_SBE: 2,
-        Field.POWER_VIOLATION: 12345,
-        Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL: 4,
-    }
-    with simulated(gpu(0, overrides=overrides)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, 0) == 3
-        assert pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, 1) == 5
-        assert pynvml.nvmlDeviceGetMemoryErrorCounter(handle, 0, 0, 2) == 3
-        assert pynvml.nvmlDeviceGetRemappedRows(handle) == (0, 2, 0, 0)
-        assert len(pynvml.nvmlDeviceGetRetiredPages(handle, 0)) == 2
-        assert pynvml.nvmlDeviceGetRetiredPages(handle, 1) == []
-        assert pynvml.nvmlDeviceGetViolationStatus(handle, 0).violationTime == 12345
-        assert pynvml.nvmlDeviceGetNvLinkState(handle, 0) == 1
-        assert pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, 0, 0) == 4
-        values = pynvml.nvmlDeviceGetFieldValues(handle, [3, 6, 74, 143, 52])
-        assert [value.value.ullVal for value in values] == [3, 5, 12345, 2, 4]
 
 
 def test_a_field_value_that_the_board_lacks_fails_alone_and_ecc_off_stays_untouched() -> None:
@@ -209,22 +129,6 @@ def test_a_struct_of_the_wrong_version_is_refused() -> None:
         mismatch = pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
         assert code_of(pynvml.nvmlDeviceGetMemoryInfo, handle, 0x03000030) == mismatch
         assert code_of(pynvml.nvmlDeviceGetRunningProcessDetailList, handle, 0x02000018, 0) == mismatch
-
-
-def test_a_board_without_a_licence_server_has_no_licensable_feature() -> None:
-    with simulated(gpu(0)) as node:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetGridLicensableFeatures(handle).licensableFeaturesCount == 0
-        node.change(overrides={Field.VGPU_LICENSE_STATUS: 1})
-        assert pynvml.nvmlDeviceGetGridLicensableFeatures(handle).gridLicensableFeatures[0].featureState == 1
-
-
-def test_a_symbol_that_the_driver_lacks_is_function_not_found() -> None:
-    with simulated(gpu(0, model=T4)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        missing = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        assert code_of(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) == 0
-        assert code_of(pynvml.nvmlDeviceGetAdaptiveClockInfoStatus, handle) == missing
 
 
 def test_injected_errors_hit_the_named_device_as_often_as_asked() -> None:
@@ -268,59 +172,3 @@ def test_uninstalling_gives_the_binding_back_what_it_had() -> None:
     driver.uninstall()
     with pytest.raises(ValueError, match="not installed"):
         driver.clear_failures()
-
-
-@pytest.mark.parametrize(
-    ("call", "arguments"),
-    [
-        (pynvml.nvmlDeviceGetClockInfo, (9,)),
-        (pynvml.nvmlDeviceGetTemperature, (7,)),
-        (pynvml.nvmlDeviceGetTemperatureV, (7,)),
-        (pynvml.nvmlDeviceGetTemperatureThreshold, (99,)),
-        (pynvml.nvmlDeviceGetViolationStatus, (7,)),
-        (pynvml.nvmlDeviceGetTotalEccErrors, (5, 0)),
-        (pynvml.nvmlDeviceGetMemoryErrorCounter, (5, 0, 2)),
-        (pynvml.nvmlDeviceGetInforomVersion, (9,)),
-        (pynvml.nvmlDeviceGetNvLinkState, (18,)),
-        (pynvml.nvmlDeviceGetNvLinkErrorCounter, (0, 9)),
-        (pynvml.nvmlDeviceGetMigDeviceHandleByIndex, (7,)),
-        (pynvml.nvmlDeviceGetGpuInstanceProfileInfo, (18,)),
-    ],
-)
-def test_an_argument_that_nvml_does_not_know_is_invalid(
-    call: Callable[..., object], arguments: tuple[int, ...]
-) -> None:
-    with simulated(partitioned()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert code_of(call, handle, *arguments) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-
-
-def test_a_board_without_nvlink_has_no_links_and_pcie_is_measured_while_the_caller_waits() -> None:
-    lacking = replace(H100, not_supported=frozenset({Field.NVLINK_TX_BYTES_TOTAL}))
-    with simulated(gpu(0, model=lacking, load=load(pcie_tx_bytes_per_second=2e6))) as node:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert code_of(pynvml.nvmlDeviceGetNvLinkState, handle, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
-        before = node.seconds
-        assert pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES) == 2000
-        assert node.seconds >= before + 0.02
-
-
-def test_fixed_facts_follow_the_model() -> None:
-    with simulated(gpu(0), gpu(1, model=T4)):
-        hopper, turing = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-        assert pynvml.nvmlDeviceGetCudaComputeCapability(hopper) == (9, 0)
-        assert pynvml.nvmlDeviceGetCudaComputeCapability(turing) == (7, 5)
-        assert pynvml.nvmlDeviceGetArchitecture(hopper) == pynvml.NVML_DEVICE_ARCH_HOPPER
-        assert pynvml.nvmlDeviceGetArchitecture(turing) == pynvml.NVML_DEVICE_ARCH_TURING
-        assert pynvml.nvmlDeviceGetInforomImageVersion(turing) != pynvml.nvmlDeviceGetInforomImageVersion(hopper)
-        assert pynvml.nvmlDeviceGetPersistenceMode(hopper) == 1
-        assert pynvml.nvmlDeviceGetEccMode(hopper) == [1, 1]
-        assert pynvml.nvmlDeviceGetAccountingPids(hopper) == []
-        assert pynvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(hopper) == 0
-        assert pynvml.nvmlSystemGetCudaDriverVersion_v2() == 13000
-
-
-def test_thresholds_are_told_as_distances_too() -> None:
-    with simulated(gpu(0)):
-        values = pynvml.nvmlDeviceGetFieldValues(pynvml.nvmlDeviceGetHandleByIndex(0), [193, 194, 196])
-        assert [value.value.siVal for value in values] == [-8, -2, 0]

@@ -1,13 +1,11 @@
-import math
 from collections.abc import Callable
 
 import pynvml
 import pytest
-from driver_support import H100, T4, code_of, gpu, instance, load, partitioned, simulated
+from driver_support import code_of, gpu, instance, load, partitioned, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.model import Field
 from gpu_simulator.truth import Load
 
 
@@ -52,30 +50,6 @@ def test_a_metric_is_the_mean_between_its_two_samples(before: Load, after: Load,
             assert value == pytest.approx(mean * 100, abs=1e-9)
 
 
-def test_bandwidths_are_mebibytes_per_second_and_overrides_win() -> None:
-    moved = load(pcie_tx_bytes_per_second=2.0**30, nvlink_rx_bytes_per_second=2.0**31)
-    with simulated(gpu(0)) as node:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        old = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
-        overrides = {Field.PROF_SM_ACTIVE: 0.25, Field.PROF_PIPE_TENSOR_ACTIVE: None}
-        node.change(at=102.0, load_integral=moved, overrides=overrides)
-        new = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
-        assert _values(old, new, 20, 60, 61, 2, 5) == [512.0, 1024.0, 0.0, 25.0, -pynvml.NVML_ERROR_NOT_SUPPORTED]
-
-
-def test_samples_too_close_or_in_the_wrong_order_give_no_number() -> None:
-    with simulated(gpu(0)) as node:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        old = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
-        node.change(at=100.05)
-        new = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
-        assert math.isnan(_values(old, new, 1)[0])
-        node.change(at=101.0)
-        pynvml.nvmlGpmSampleGet(handle, new)
-        assert _values(old, new, 1) == [0.0]
-        assert math.isnan(_values(new, old, 1)[0])
-
-
 def test_an_instance_is_measured_by_its_handle_and_by_its_gpu_instance() -> None:
     first = instance(2, "1c.3g.40gb", compute_instance=0)
     second = instance(2, "2c.3g.40gb", compute_instance=1)
@@ -94,39 +68,3 @@ def test_an_instance_is_measured_by_its_handle_and_by_its_gpu_instance() -> None
         assert code_of(pynvml.nvmlGpmMigSampleGet, parent, 5, new) == pynvml.NVML_ERROR_NOT_FOUND
         mixed = _request(old, new_whole, 1)
         assert code_of(pynvml.nvmlGpmMetricsGet, mixed) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-
-
-def test_samples_die_with_being_freed_and_with_the_driver() -> None:
-    with simulated(gpu(0)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        sample = pynvml.nvmlGpmSampleAlloc()
-        pynvml.nvmlGpmSampleFree(sample)
-        invalid = pynvml.NVML_ERROR_INVALID_ARGUMENT
-        assert code_of(pynvml.nvmlGpmSampleGet, handle, sample) == invalid
-        assert code_of(pynvml.nvmlGpmSampleFree, sample) == invalid
-        kept = pynvml.nvmlGpmSampleAlloc()
-        pynvml.nvmlShutdown()
-        pynvml.nvmlInit()
-        assert code_of(pynvml.nvmlGpmSampleGet, pynvml.nvmlDeviceGetHandleByIndex(0), kept) == invalid
-
-
-def test_older_models_have_no_gpm_and_unknown_metrics_fail_alone() -> None:
-    with simulated(gpu(0), gpu(1, model=T4)) as node:
-        handle, old_model = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-        assert pynvml.nvmlGpmQueryDeviceSupport(old_model).isSupportedDevice == 0
-        sample = pynvml.nvmlGpmSampleAlloc()
-        assert code_of(pynvml.nvmlGpmSampleGet, old_model, sample) == pynvml.NVML_ERROR_NOT_SUPPORTED
-        old = _sampled(lambda one: pynvml.nvmlGpmSampleGet(handle, one))
-        node.change(at=101.0)
-        new = _sampled(lambda one: pynvml.nvmlGpmSampleGet(handle, one))
-        assert _values(old, new, 1, 400) == [0.0, -pynvml.NVML_ERROR_NOT_SUPPORTED]
-
-
-def test_a_request_of_the_wrong_version_is_refused() -> None:
-    with simulated(gpu(0, model=H100)) as node:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        old = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
-        node.change(at=101.0)
-        request = _request(old, old, 1)
-        request.version = 2
-        assert code_of(pynvml.nvmlGpmMetricsGet, request) == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH

@@ -6,9 +6,9 @@ from typing import Any
 
 from gpu_simulator import holders, identities
 from gpu_simulator.holders import HeldDevice, pod_identity
-from gpu_simulator.models import MIB, instance_memory_bytes, placements
-from gpu_simulator.plan import DraMig, DraVersion, GpuPlan, IdForm, InstancePlan, NodePlan, PodPlan, Sharing
-from gpu_simulator.truth import HolderTruth, PodTruth
+from gpu_simulator.models import MIB, instances
+from gpu_simulator.plan import DraMig, DraVersion, GpuPlan, IdForm, NodePlan, PodPlan, Sharing
+from gpu_simulator.truth import HolderTruth, MigTruth, PodTruth
 
 RUNNING, SUCCEEDED = "Running", "Succeeded"
 _DAEMONS = ("kube-proxy", "cilium", "node-exporter", "fluent-bit", "csi-node")
@@ -193,10 +193,9 @@ def _devices(plan: NodePlan, gpu: GpuPlan) -> Iterator[JsonObject]:
         return
     common |= {"type": {"string": "mig"}, "parentUUID": {"string": gpu.uuid}}
     if dynamic:
-        for possible in placements(gpu.model):
-            name = identities.dra_device(gpu.minor, possible.profile, possible.profile_id, possible.start)
-            memory = instance_memory_bytes(gpu.model, possible.memory_slices)
-            yield _device(plan, name, common | {"profile": {"string": possible.profile}}, memory)
+        for possible in instances(gpu.model):
+            attributes = common | {"profile": {"string": possible.profile}}
+            yield _device(plan, _device_name(gpu, possible), attributes, possible.memory_bytes)
         return
     for instance in gpu.instances:
         attributes = common | {"profile": {"string": instance.profile}, "uuid": {"string": instance.uuid}}
@@ -210,7 +209,7 @@ def _device(plan: NodePlan, name: str, attributes: Mapping[str, JsonObject], mem
     return {"name": name, **parts}
 
 
-def _device_name(gpu: GpuPlan, instance: InstancePlan | None) -> str:
+def _device_name(gpu: GpuPlan, instance: MigTruth | None) -> str:
     if instance is None:
         return identities.dra_device(gpu.minor)
     return identities.dra_device(gpu.minor, instance.profile, instance.profile_id, instance.placement_start)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TextIO
 
-from exporter.model import Money, Totals
+from exporter.model import Totals
 from gpu_simulator.fleet_ledger import Line, NodeLedger, day_of, node_ledger
 from gpu_simulator.fleet_plan import (
     HOUR_SECONDS,
@@ -22,6 +22,8 @@ from gpu_simulator.fleet_plan import (
 from gpu_simulator.identities import stable_uuid
 
 _MS = 1000
+_STATES = {"active_unprofiled": "active", "idle": "idle", "unknown": "unknown"}
+"""Label value, and the word for it here."""
 
 
 class TruthKey(NamedTuple):
@@ -39,43 +41,7 @@ class TruthKey(NamedTuple):
     mode: str = ""
 
 
-@dataclass(slots=True)
-class Sum:
-    """What adds up on a line, in whole milliseconds and joules."""
-
-    active_ms: int = 0
-    idle_ms: int = 0
-    unknown_ms: int = 0
-    unpriced_ms: int = 0
-    energy_joules: int = 0
-    active_cost: float = 0.0
-    idle_cost: float = 0.0
-    unknown_cost: float = 0.0
-
-    @property
-    def allocated_ms(self) -> int:
-        """Active, idle and unknown, always."""
-        return self.active_ms + self.idle_ms + self.unknown_ms
-
-    @property
-    def money(self) -> Money:
-        """By state."""
-        return Money(active=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
-
-    def add(self, line: "Line | Sum") -> None:
-        """Add a line, or another sum."""
-        self.active_ms += line.active_ms
-        self.idle_ms += line.idle_ms
-        self.unknown_ms += line.unknown_ms
-        self.unpriced_ms += line.unpriced_ms
-        self.energy_joules += line.energy_joules
-        self.active_cost += line.active_cost
-        self.idle_cost += line.idle_cost
-        self.unknown_cost += line.unknown_cost
-
-
-Row = Line | Sum
-TruthRows = dict[tuple[int, TruthKey, str], Sum]
+TruthRows = dict[tuple[int, TruthKey, str], Line]
 """By Unix time of the day's begin, owner and currency."""
 TruthHours = dict[tuple[int, str], set[int]]
 """Recorded hours by day and cluster."""
@@ -99,7 +65,7 @@ class FleetTruth:
             for key, totals in lines.items():
                 if all(getattr(key, name) == value for name, value in wanted.items()):
                     place = tuple(getattr(key, name) for name in names)
-                    found[place] = added(found[place], totals) if place in found else totals
+                    found[place] = found[place] + totals if place in found else totals
         return found
 
     def sum(self, **wanted: str) -> Totals:
@@ -110,22 +76,6 @@ class FleetTruth:
     def capacity_seconds(self) -> float:
         """GPU-seconds of all GPUs that were there."""
         return self.sum().allocated_seconds
-
-
-def added(one: Totals, other: Totals) -> Totals:
-    """Both together."""
-    money = dict(one.money)
-    for currency, more in other.money.items():
-        before = money.get(currency, Money())
-        money[currency] = before + more
-    return Totals(
-        active_seconds=one.active_seconds + other.active_seconds,
-        idle_seconds=one.idle_seconds + other.idle_seconds,
-        unknown_seconds=one.unknown_seconds + other.unknown_seconds,
-        unpriced_seconds=one.unpriced_seconds + other.unpriced_seconds,
-        energy_joules=one.energy_joules + other.energy_joules,
-        money=money,
-    )
 
 
 @dataclass(slots=True)
@@ -148,11 +98,11 @@ class TruthCounter:
         ]
         for (owner, mode), lines in ledger.lines.items():
             key = TruthKey(node.cluster, node.name if self.by_node else "", *owner, owner.labels, node.spec.name, mode)
-            at, row = 0, Sum()
+            at, row = 0, Line()
             for hour, line in lines.items():
                 day = days[hour]
                 if day and day != at:
-                    at, row = day, self.rows.setdefault((day, key, node.currency), Sum())
+                    at, row = day, self.rows.setdefault((day, key, node.currency), Line())
                 if day:
                     row.add(line)
         for hour in ledger.there:
@@ -162,7 +112,7 @@ class TruthCounter:
     def merge(self, other: "TruthCounter") -> None:
         """Add what another has counted."""
         for key, row in other.rows.items():
-            self.rows.setdefault(key, Sum()).add(row)
+            self.rows.setdefault(key, Line()).add(row)
         for place, hours in other.hours.items():
             self.hours.setdefault(place, set()).update(hours)
 
@@ -171,24 +121,13 @@ class TruthCounter:
         days: dict[int, dict[TruthKey, Totals]] = {}
         for (day, key, currency), row in sorted(self.rows.items(), key=lambda item: item[0]):
             lines = days.setdefault(day, {})
-            lines[key] = added(lines[key], _totals(row, currency)) if key in lines else _totals(row, currency)
+            lines[key] = lines.get(key, Totals()) + row.totals(currency)
         recorded: dict[int, dict[str, int]] = {}
         for (day, cluster), hours in sorted(self.hours.items()):
             recorded.setdefault(day, {})[cluster] = len(hours)
         return FleetTruth(
             start_seconds=self.start_seconds, end_seconds=self.end_seconds, days=days, recorded_hours=recorded
         )
-
-
-def _totals(row: Sum, currency: str) -> Totals:
-    return Totals(
-        active_seconds=row.active_ms / _MS,
-        idle_seconds=row.idle_ms / _MS,
-        unknown_seconds=row.unknown_ms / _MS,
-        unpriced_seconds=row.unpriced_ms / _MS,
-        energy_joules=float(row.energy_joules),
-        money={currency: row.money} if row.money.total else {},
-    )
 
 
 def fleet_truth(plan: FleetPlan) -> FleetTruth:
@@ -309,15 +248,12 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
 
 
 def quantities_text(
-    level: str, inside: Mapping[str, str], lines: Mapping[int, Row], ending: tuple[str, ...]
+    level: str, inside: Mapping[str, str], lines: Mapping[int, Line], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The hourly series of a level that are the same in all currencies: seconds and joules."""
     rows = lines.items()
-    for state, values in (
-        ("active_unprofiled", ((hour, row.active_ms / _MS) for hour, row in rows)),
-        ("idle", ((hour, row.idle_ms / _MS) for hour, row in rows)),
-        ("unknown", ((hour, row.unknown_ms / _MS) for hour, row in rows)),
-    ):
+    for state, word in _STATES.items():
+        values = ((hour, getattr(row, f"{word}_ms") / _MS) for hour, row in rows)
         yield series(f"{level}:gpu_seconds:delta1h", labels(**inside, state=state), values, ending)
     plain = labels(**inside)
     unpriced = ((hour, row.unpriced_ms / _MS) for hour, row in rows)
@@ -327,15 +263,11 @@ def quantities_text(
 
 
 def money_text(
-    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Row], ending: tuple[str, ...]
+    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Line], ending: tuple[str, ...]
 ) -> Iterator[str]:
     """The hourly money of a level, in one currency."""
-    rows = lines.items()
-    for state, values in (
-        ("active_unprofiled", ((hour, row.active_cost) for hour, row in rows)),
-        ("idle", ((hour, row.idle_cost) for hour, row in rows)),
-        ("unknown", ((hour, row.unknown_cost) for hour, row in rows)),
-    ):
+    for state, word in _STATES.items():
+        values = ((hour, getattr(row, f"{word}_cost")) for hour, row in lines.items())
         yield series(f"{level}:gpu_cost:delta1h", labels(**inside, state=state, currency=currency), values, ending)
 
 
@@ -350,6 +282,18 @@ def slot_uuid(node: FleetNode, slot: int) -> str:
     if not part.instance:
         return gpu_uuid(node, part.gpu)
     return f"MIG-{stable_uuid('fleet', node.plan.seed, node.index, part.gpu, part.instance)}"
+
+
+def _device_labels(node: FleetNode, slot: int, place: Mapping[str, str]) -> dict[str, str]:
+    part = node.slots[slot]
+    return {
+        **place,
+        "gpu": str(part.gpu),
+        "uuid": slot_uuid(node, slot),
+        "gpu_instance": part.instance,
+        "mig_profile": part.profile,
+        "model": node.spec.name,
+    }
 
 
 def _prices(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, ...]) -> Iterator[str]:
@@ -374,16 +318,8 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
         if owner == UNATTRIBUTED:
             continue
         part = node.slots[slot]
-        device = {
-            **place,
-            "gpu": str(part.gpu),
-            "uuid": slot_uuid(node, slot),
-            "gpu_instance": part.instance,
-            "mig_profile": part.profile,
-            "model": node.spec.name,
-        }
         inside = labels(
-            **device,
+            **_device_labels(node, slot, place),
             workload_namespace=owner.namespace,
             workload_kind=owner.kind,
             workload_name=owner.name,
@@ -404,14 +340,7 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
     for slot, part in enumerate(node.slots):
         total = int(memory * (part.share_ratio if part.instance else 1))
         if node.device(slot) == slot:
-            inside = labels(
-                **place,
-                gpu=str(part.gpu),
-                uuid=slot_uuid(node, slot),
-                gpu_instance=part.instance,
-                mig_profile=part.profile,
-                model=node.spec.name,
-            )
+            inside = labels(**_device_labels(node, slot, place))
             yield series(
                 "workload_device:gpu_memory_total_bytes:max", inside, ((h, total) for h in ledger.there), ending
             )
@@ -421,7 +350,7 @@ _MS = 1000
 _HOUR_MS = HOUR_SECONDS * _MS
 _AT_WORK_RATIO = 0.05
 
-Rows = dict[int, Sum]
+Rows = dict[int, Line]
 """By hour."""
 
 
@@ -440,7 +369,7 @@ class FleetSums:
         for (owner, _), lines in ledger.lines.items():
             rows = self.rows.setdefault((node.cluster, owner, node.spec.name), {}).setdefault(node.currency, {})
             for hour, line in lines.items():
-                rows.setdefault(hour, Sum()).add(line)
+                rows.setdefault(hour, Line()).add(line)
         working = self.working.setdefault(node.cluster, {})
         for (_, owner), hours in ledger.uses.items():
             if owner == UNATTRIBUTED:
@@ -506,7 +435,7 @@ class FleetSums:
 
 def _add(rows: Rows, more: Rows) -> None:
     for hour, row in more.items():
-        rows.setdefault(hour, Sum()).add(row)
+        rows.setdefault(hour, Line()).add(row)
 
 
 def _in_order(rows: Rows) -> Rows:

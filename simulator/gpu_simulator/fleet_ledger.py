@@ -7,6 +7,7 @@ from functools import lru_cache
 from random import Random
 from typing import Literal, NamedTuple
 
+from exporter.model import Money, Totals
 from gpu_simulator.fleet_plan import (
     DAY_HOURS,
     DAY_SECONDS,
@@ -217,18 +218,19 @@ _EPOCH_WEEKDAY = 3
 """1970-01-01 was a Thursday."""
 
 
-class Line(NamedTuple):
-    """One owner's gain of one hour; integers add up without rounding."""
+@dataclass(slots=True)
+class Line:
+    """What adds up for one owner: of an hour, a day or a model; integers add up without rounding."""
 
-    active_ms: int
-    idle_ms: int
-    unknown_ms: int
-    unpriced_ms: int
-    energy_joules: int
+    active_ms: int = 0
+    idle_ms: int = 0
+    unknown_ms: int = 0
+    unpriced_ms: int = 0
+    energy_joules: int = 0
     """0 where none was measured."""
-    active_cost: float
-    idle_cost: float
-    unknown_cost: float
+    active_cost: float = 0.0
+    idle_cost: float = 0.0
+    unknown_cost: float = 0.0
 
     @property
     def allocated_ms(self) -> int:
@@ -236,9 +238,25 @@ class Line(NamedTuple):
         return self.active_ms + self.idle_ms + self.unknown_ms
 
     @property
-    def cost(self) -> float:
-        """Of all states."""
-        return self.active_cost + self.idle_cost + self.unknown_cost
+    def money(self) -> Money:
+        """Money by state."""
+        return Money(active=self.active_cost, idle=self.idle_cost, unknown=self.unknown_cost)
+
+    def add(self, line: "Line") -> None:
+        """Add another line."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(line, name))
+
+    def totals(self, currency: str) -> Totals:
+        """Return the same in seconds, with money in a currency."""
+        return Totals(
+            active_seconds=self.active_ms / _MS,
+            idle_seconds=self.idle_ms / _MS,
+            unknown_seconds=self.unknown_ms / _MS,
+            unpriced_seconds=self.unpriced_ms / _MS,
+            energy_joules=float(self.energy_joules),
+            money={currency: self.money} if self.money.total else {},
+        )
 
 
 class LineOwner(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from gpu_simulator import activity, identities
 from gpu_simulator.models import MIB
-from gpu_simulator.plan import Claim, ContainerPlan, GpuPlan, IdForm, InstancePlan, NodePlan, PodPlan, Sharing
-from gpu_simulator.truth import HolderTruth, ProcessTruth
+from gpu_simulator.plan import Claim, ContainerPlan, GpuPlan, IdForm, NodePlan, PodPlan, Sharing
+from gpu_simulator.truth import HolderTruth, MigTruth, ProcessTruth
 
 FIRST_PID = 20_000
 _PIDS = 4_000_000
@@ -198,7 +198,7 @@ _VOLCANO_DEVICES = "volcano.sh/vgpu-ids-new"
 _WHOLE_CORES = 100
 
 
-def instance_of(plan: NodePlan, claim: Claim) -> InstancePlan | None:
+def instance_of(plan: NodePlan, claim: Claim) -> MigTruth | None:
     """Give the MIG instance that a claim is of."""
     return None if claim.instance is None else plan.gpus[claim.gpu].instances[claim.instance]
 
@@ -310,7 +310,7 @@ class HeldDevice:
     """One container's hold on one device."""
 
     gpu: GpuPlan
-    instance: InstancePlan | None
+    instance: MigTruth | None
     held: Held
     share_ratio: float
     """Part of the physical GPU; 0 for one that only looks at it."""
@@ -358,12 +358,12 @@ def _shared_claim(plan: NodePlan, held: Held) -> tuple[str, ...]:
     return (use.pod.namespace, held.pod, use.container.name, str(use.position))
 
 
-def physical_share(gpu: GpuPlan, instance: InstancePlan | None) -> float:
+def physical_share(gpu: GpuPlan, instance: MigTruth | None) -> float:
     """Part of the physical GPU that a device is; the instances of one GPU never sum to more than 1."""
     if instance is None:
         return 1.0
 
-    def parts(plan: InstancePlan) -> float:
+    def parts(plan: MigTruth) -> float:
         return max(plan.compute_slices / gpu.model.compute_slices, plan.memory_slices / gpu.model.memory_slices)
 
     return parts(instance) / max(1.0, sum(map(parts, gpu.instances)))
@@ -388,7 +388,7 @@ def also_listed(
         if hold.held.use.claim.admin:
             yield _truth(plan, hold, 0.0)
         elif plan.plugin.ids is IdForm.VOLCANO and hold.instance is None:
-            yield _volcano_memory(hold)
+            yield _volcano_memory(plan, hold)
     yield from _finished(plan, uses, t)
     yield from _reservation_holders(plan, held)
 
@@ -432,22 +432,10 @@ def placeholder(plan: NodePlan, gpu: GpuPlan) -> GpuPlan:
     return boards[(boards.index(gpu) + 1) % len(boards)]
 
 
-def _volcano_memory(hold: HeldDevice) -> HolderTruth:
-    gpu, held = hold.gpu, hold.held
-    memory = held.use.claim.memory_bytes or gpu.model.memory_bytes
-    ids = range(memory // _VOLCANO_UNIT_BYTES)
-    return HolderTruth(
-        namespace=held.use.pod.namespace,
-        pod=held.pod,
-        container=held.use.container.name,
-        pod_uid=held.pod_uid,
-        device_uuid=gpu.uuid,
-        resource=identities.VOLCANO_MEMORY,
-        device_ids=tuple(f"{gpu.uuid}-memory-{number}" for number in ids),
-        share_ratio=0.0,
-        activity_ratio=0.0,
-        started_seconds=held.started_seconds,
-    )
+def _volcano_memory(plan: NodePlan, hold: HeldDevice) -> HolderTruth:
+    memory = hold.held.use.claim.memory_bytes or hold.gpu.model.memory_bytes
+    ids = tuple(f"{hold.gpu.uuid}-memory-{number}" for number in range(memory // _VOLCANO_UNIT_BYTES))
+    return replace(_truth(plan, hold, 0.0), resource=identities.VOLCANO_MEMORY, device_ids=ids)
 
 
 def _finished(plan: NodePlan, uses: Mapping[_Device, tuple[DeviceUse, ...]], t: float) -> Iterator[HolderTruth]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exporter.model import Field
-from gpu_simulator.truth import GpuTruth, ModelSpec
+from gpu_simulator.truth import GpuTruth, MigTruth, ModelSpec
 
 MIB = 1024 * 1024
 
@@ -221,16 +221,11 @@ def board_of(gpu: GpuTruth) -> Board:
     return next((board for part, board in _BOARDS.items() if part in gpu.model.name), _BOARDS["H100"])
 
 
-def instance_memory_bytes(model: ModelSpec, memory_slices: int) -> int:
+def _instance_memory_bytes(model: ModelSpec, memory_slices: int) -> int:
     """Memory of a MIG instance in bytes; on H100 exactly what was recorded for 1g, 2g and 3g."""
     slice_mib = model.memory_bytes // MIB * 10112 // 81559 * 8 // max(model.memory_slices, 1)
     small = memory_slices * 2 < model.memory_slices
     return (memory_slices * slice_mib - (128 if small else 0)) * MIB
-
-
-def instance_multiprocessors(model: ModelSpec, compute_slices: int) -> int:
-    """Streaming multiprocessors of a MIG instance."""
-    return _SEVEN_SLICES[compute_slices] if model.gpm else 14 * compute_slices
 
 
 def instance_base_bytes(memory_slices: int) -> int:
@@ -238,36 +233,32 @@ def instance_base_bytes(memory_slices: int) -> int:
     return {1: 9, 2: 17, 4: 26}.get(memory_slices, 7 * memory_slices) * MIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """One GPU instance of a layout."""
-
-    profile: str
-    profile_id: int
-    start: int
-    """First memory slice."""
-    compute_slices: int
-    memory_slices: int
-    gpu_instance_id: int
-
-
 class LayoutError(ValueError):
     """A layout that the GPU cannot have; the message is for the user."""
 
 
-def placements(model: ModelSpec) -> tuple[Placement, ...]:
-    """Every instance that a model could have, each alone; in the order of profiles, then of places."""
+def instances(model: ModelSpec) -> tuple[MigTruth, ...]:
+    """Return every instance that a model can have, each alone, without a UUID; by profile, then by place."""
     return tuple(
-        Placement(
-            profile=profile,
-            profile_id=profile_id,
-            start=start,
-            compute_slices=compute,
-            memory_slices=memory,
-            gpu_instance_id=_instance_id(model, start, memory),
-        )
-        for profile, (profile_id, compute, memory) in model.mig_profiles.items()
+        _instance(model, profile, start)
+        for profile, (_, compute, memory) in model.mig_profiles.items()
         for start in _allowed_starts(model, compute, memory)
+    )
+
+
+def _instance(model: ModelSpec, profile: str, start: int) -> MigTruth:
+    profile_id, compute, memory = model.mig_profiles[profile]
+    return MigTruth(
+        uuid="",
+        gpu_instance_id=_instance_id(model, start, memory),
+        compute_instance_id=0,
+        profile=profile,
+        profile_id=profile_id,
+        placement_start=start,
+        compute_slices=compute,
+        memory_slices=memory,
+        memory_bytes=_instance_memory_bytes(model, memory),
+        multiprocessors=_SEVEN_SLICES[compute] if model.gpm else 14 * compute,
     )
 
 
@@ -301,20 +292,20 @@ def _instance_id(model: ModelSpec, start: int, memory_slices: int) -> int:
     return first + start // width
 
 
-def place(model: ModelSpec, profiles: Sequence[str]) -> tuple[Placement, ...]:
-    """Place instances in the order given.
+def place(model: ModelSpec, profiles: Sequence[str]) -> tuple[MigTruth, ...]:
+    """Place instances in the order given, without a UUID.
 
     Raises:
         LayoutError: a profile that the model has not, or one that does not fit any more.
     """
     taken: set[int] = set()
     compute_left = model.compute_slices
-    placed: list[Placement] = []
+    placed: list[MigTruth] = []
     for profile in profiles:
         if profile not in model.mig_profiles:
             allowed = ", ".join(model.mig_profiles) or "none: this model has no MIG"
             raise LayoutError(f"{model.name} has no MIG profile {profile!r}; allowed: {allowed}")
-        profile_id, compute, memory = model.mig_profiles[profile]
+        _, compute, memory = model.mig_profiles[profile]
         starts = _allowed_starts(model, compute, memory)
         free = [start for start in starts if not taken & set(range(start, start + memory))]
         if not free or compute > compute_left:
@@ -325,14 +316,5 @@ def place(model: ModelSpec, profiles: Sequence[str]) -> tuple[Placement, ...]:
             )
         taken |= set(range(free[0], free[0] + memory))
         compute_left -= compute
-        placed.append(
-            Placement(
-                profile=profile,
-                profile_id=profile_id,
-                start=free[0],
-                compute_slices=compute,
-                memory_slices=memory,
-                gpu_instance_id=_instance_id(model, free[0], memory),
-            )
-        )
+        placed.append(_instance(model, profile, free[0]))
     return tuple(placed)

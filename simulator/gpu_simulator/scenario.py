@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,7 +13,7 @@ from gpu_simulator import activity, cluster, holders, identities, scenario_file
 from gpu_simulator.cluster import KnownPod
 from gpu_simulator.holders import DeviceState, DeviceUse, board_uses, device_state
 from gpu_simulator.models import IDLE_SM_CLOCK_MHZ, NOT_SUPPORTED_IN_MIG_MODE, instance_base_bytes
-from gpu_simulator.plan import FaultPlan, GpuPlan, IdForm, InstancePlan, MigStrategy, NodePlan, XidPlan
+from gpu_simulator.plan import FaultPlan, GpuPlan, IdForm, MigStrategy, NodePlan, XidPlan
 from gpu_simulator.truth import ClusterTruth, Fault, GpuTruth, Load, MigTruth, NodeTruth, PodTruth
 
 XIDS_KEPT = 256
@@ -86,7 +86,7 @@ class Scenario:
 
     def _gpu(self, gpu: GpuPlan, states: Mapping[tuple[int, int | None], DeviceState], t: float) -> GpuTruth:
         instances = tuple(
-            _instance_truth(plan, states.get((gpu.index, position), DeviceState()))
+            _with_load(plan, states.get((gpu.index, position), DeviceState()))
             for position, plan in enumerate(gpu.instances)
         )
         state = _board_state(gpu, states) if gpu.mig_enabled else states.get((gpu.index, None), DeviceState())
@@ -186,19 +186,10 @@ def build(plan: NodePlan, source: str = "") -> Scenario:
     )
 
 
-def _instance_truth(plan: InstancePlan, state: DeviceState) -> MigTruth:
-    return MigTruth(
-        uuid=plan.uuid,
-        gpu_instance_id=plan.gpu_instance_id,
-        compute_instance_id=plan.compute_instance_id,
-        profile=plan.profile,
-        profile_id=plan.profile_id,
-        placement_start=plan.placement_start,
-        compute_slices=plan.compute_slices,
-        memory_slices=plan.memory_slices,
-        memory_bytes=plan.memory_bytes,
-        multiprocessors=plan.multiprocessors,
-        load=activity.load(state.vector, instance_base_bytes(plan.memory_slices) + state.memory_bytes),
+def _with_load(instance: MigTruth, state: DeviceState) -> MigTruth:
+    return replace(
+        instance,
+        load=activity.load(state.vector, instance_base_bytes(instance.memory_slices) + state.memory_bytes),
         load_integral=activity.load(state.integral, clamp=False),
         processes=state.processes,
     )

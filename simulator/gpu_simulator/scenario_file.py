@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import identities
-from gpu_simulator.models import MODELS, LayoutError, instance_memory_bytes, instance_multiprocessors, place
+from gpu_simulator.models import MODELS, LayoutError, place
 from gpu_simulator.plan import (
     DraMig,
     DraVersion,
     FaultPlan,
     GpuPlan,
     IdForm,
-    InstancePlan,
     MigStrategy,
     NodePlan,
     Override,
@@ -25,7 +25,7 @@ from gpu_simulator.plan import (
 )
 from gpu_simulator.scenario_keys import Problems, Section, close_match, read_tree
 from gpu_simulator.scenario_pods import read_outside, read_pods
-from gpu_simulator.truth import DcgmTruth, Fault, ModelSpec
+from gpu_simulator.truth import DcgmTruth, Fault, MigTruth, ModelSpec
 
 MOST_OTHER_PODS = 250
 _DCGM_VERSION = re.compile(r"(?:3\.[3-9]|4\.\d{1,2})\.\d{1,2}")
@@ -192,7 +192,7 @@ def _sharing(section: Section, ids: IdForm) -> tuple[Sharing, int]:
     return strategy, replicas
 
 
-def _instances(section: Section, model: ModelSpec, uuid: str) -> tuple[InstancePlan, ...]:
+def _instances(section: Section, model: ModelSpec, uuid: str) -> tuple[MigTruth, ...]:
     profiles = []
     for item in section.items("mig"):
         if isinstance(item.value, str):
@@ -203,24 +203,13 @@ def _instances(section: Section, model: ModelSpec, uuid: str) -> tuple[InstanceP
         section.problem("mig", f"is not for {model.name}, which has no MIG; allowed: leave it out")
         return ()
     try:
-        placements = place(model, profiles)
+        placed = place(model, profiles)
     except LayoutError as error:
         section.problem("mig", str(error))
         return ()
     return tuple(
-        InstancePlan(
-            uuid="MIG-" + identities.stable_uuid(uuid, "mig", number, placement.profile),
-            gpu_instance_id=placement.gpu_instance_id,
-            compute_instance_id=0,
-            profile=placement.profile,
-            profile_id=placement.profile_id,
-            placement_start=placement.start,
-            compute_slices=placement.compute_slices,
-            memory_slices=placement.memory_slices,
-            memory_bytes=instance_memory_bytes(model, placement.memory_slices),
-            multiprocessors=instance_multiprocessors(model, placement.compute_slices),
-        )
-        for number, placement in enumerate(placements)
+        replace(one, uuid="MIG-" + identities.stable_uuid(uuid, "mig", number, one.profile))
+        for number, one in enumerate(placed)
     )
 
 
