@@ -11,7 +11,7 @@ from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm import library as libdcgm
 from exporter.model import Field
 from gpu_simulator import dcgm, scenario, scenario_file
-from gpu_simulator.truth import Fault, MigTruth, NodeTruth
+from gpu_simulator.truth import Fault, NodeTruth
 
 EPOCH = 1_800_000_000.0
 BLANK, BLANK_DOUBLE = 0x7FFFFFFFFFFFFFF0, 2.0**47
@@ -175,22 +175,6 @@ def test_the_hierarchy_lists_each_gpu_instance_and_then_its_compute_instances_un
     assert [one.nvmlProfileSlices for one in told.entityList[:3]] == [3, 3, 1]
 
 
-def test_a_watch_gives_whole_percent_and_mebibytes_and_watts_and_its_time_moves_at_its_own_beat() -> None:
-    node = Node()
-    client = node.connected()
-    ids = [Field.GPU_UTIL, Field.FB_USED, Field.POWER_USAGE]
-    _, group, fields = client.watch(GPUS[:1], ids, seconds=2.0)
-    first = client.latest(group, fields)
-    assert first[1, 0, Field.GPU_UTIL].value == 80
-    assert first[1, 0, Field.FB_USED].value == 4096
-    assert first[1, 0, Field.POWER_USAGE].value == pytest.approx(node.truth().gpus[0].power_watts, abs=0.001)
-    assert first[1, 0, Field.GPU_UTIL].at_microseconds == round((EPOCH + 100) * 1e6)
-    times = []
-    for node.seconds in (101.0, 102.5, 103.5, 104.1):
-        times.append(client.latest(group, fields)[1, 0, Field.GPU_UTIL].at_microseconds / 1e6 - EPOCH)
-    assert times == pytest.approx([100.0, 102.5, 102.5, 104.1])
-
-
 def test_a_profiling_field_is_blank_at_first_and_then_the_mean_since_the_beat_before() -> None:
     text = HOPPER + PODS.replace("activity: 0.8", "activity: {square: {high: 1.0, low: 0.0, period: 2, duty: 0.25}}")
     node = Node(text)
@@ -278,48 +262,6 @@ def test_a_gpu_in_trouble_keeps_its_name_while_its_measurements_are_blank(fault:
     count, ids = ctypes.c_int(32), (ctypes.c_uint * 32)()
     client.call("dcgmGetEntityGroupEntities", abi.GPU, ids, ctypes.byref(count), abi.SUPPORTED_ONLY)
     assert count.value == (1 if fault is Fault.GPU_ABSENT else 2)
-
-
-def test_xids_since_the_watch_began_are_told_once_each_with_their_time() -> None:
-    node = Node(HOPPER + "xids: [{gpu: 0, code: 13, at: 50}, {gpu: 0, code: 79, at: 101, every: 2}]\n")
-    client = node.connected()
-    _, group, fields = client.watch(GPUS, [Field.XID_ERRORS], keep=100)
-    assert client.since(group, fields, 0)[0] == []
-    node.seconds = 104.0
-    told, following = client.since(group, fields, 0)
-    assert [(at / 1e6 - EPOCH, code) for at, code in told] == [(101.0, 79), (103.0, 79)]
-    assert client.since(group, fields, following)[0] == []
-    assert client.latest(group, fields)[1, 0, Field.XID_ERRORS].value == 79
-    assert client.latest(group, fields)[1, 1, Field.XID_ERRORS].status == abi.NO_DATA
-
-
-def test_survivors_of_a_new_mig_layout_keep_their_id_and_a_new_instance_takes_the_free_one() -> None:
-    node = Node()
-    client = node.connected()
-    assert client.live([(abi.GPU_INSTANCE, 9)], [50]) == [b"1g.10gb"]
-
-    def with_instances(*kept: MigTruth) -> Callable[[NodeTruth], NodeTruth]:
-        return lambda truth: replace(truth, gpus=(truth.gpus[0], replace(truth.gpus[1], instances=kept)))
-
-    first, second = node.truth().gpus[1].instances
-    node.change = with_instances(second)
-    assert client.live([(abi.GPU_INSTANCE, 8), (abi.GPU_INSTANCE, 9)], [50]) == [abi.NOT_WATCHED, b"1g.10gb"]
-    node.change = with_instances(second, replace(first, uuid="MIG-new", gpu_instance_id=12))
-    assert client.live([(abi.COMPUTE_INSTANCE, 8), (abi.COMPUTE_INSTANCE, 9)], [54]) == [
-        b"MIG-new",
-        second.uuid.encode(),
-    ]
-
-
-def test_a_test_can_have_one_field_refused() -> None:
-    client = Node().connected()
-    dcgm.fail("dcgmWatchFields", abi.PROFILING_NOT_SUPPORTED, field_id=1012)
-    assert client.watch(GPUS, [1001, 1012])[0] == abi.PROFILING_NOT_SUPPORTED
-    assert client.watch(GPUS, [1001])[0] == 0
-    dcgm.clear_failures()
-    assert client.watch(GPUS, [1012])[0] == 0
-    with pytest.raises(ValueError, match="dcgmWatch'"):
-        dcgm.fail("dcgmWatch", -1)
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,13 @@ from exporter.model import Field
 from gpu_simulator.dcgm_engine import (
     CALLS,
     INSTANCES_PER_GPU,
+    Blank,
     Connection,
     Engine,
     Entity,
     FieldKey,
     FieldWatch,
     Record,
-)
-from gpu_simulator.dcgm_fields import (
-    Blank,
     Value,
     encoded,
     is_profiling,

@@ -24,7 +24,7 @@ from gpu_simulator.driver_session import (
     system,
 )
 from gpu_simulator.gpu_values import instance_bar1_bytes, is_before, read
-from gpu_simulator.models import MIB, Board, board_of
+from gpu_simulator.models import MIB, ModelFacts, facts_of
 from gpu_simulator.truth import Fault, GpuTruth
 
 _BRAND_NVIDIA = 14
@@ -80,41 +80,15 @@ def _bus_id(text: str) -> tuple[int, str]:
         raise Refused(INVALID_ARGUMENT) from error
 
 
-@device("nvmlDeviceGetName", static=True, mig=True)
-def _name(target: Target, buffer: CArgument, size: CArgument) -> None:
-    suffix = f" MIG {target.instance.profile}" if target.instance else ""
-    put_text(buffer, size, target.gpu.model.name + suffix)
-
-
-@device("nvmlDeviceGetUUID", static=True, mig=True)
-def _uuid(target: Target, buffer: CArgument, size: CArgument) -> None:
-    put_text(buffer, size, target.instance.uuid if target.instance else target.gpu.uuid)
-
-
-@device("nvmlDeviceGetSerial", static=True)
-def _serial(target: Target, buffer: CArgument, size: CArgument) -> None:
-    put_text(buffer, size, target.gpu.serial)
-
-
-@device("nvmlDeviceGetVbiosVersion", static=True)
-def _vbios(target: Target, buffer: CArgument, size: CArgument) -> None:
-    put_text(buffer, size, board_of(target.gpu).vbios)
-
-
 @device("nvmlDeviceGetInforomVersion", static=True)
 def _inforom(target: Target, kind: CArgument, buffer: CArgument, size: CArgument) -> None:
-    versions = board_of(target.gpu).inforom[1:]
+    versions = facts_of(target.gpu).inforom[1:]
     if not 0 <= plain(kind) < len(versions):
         raise Refused(INVALID_ARGUMENT)
-    _put_version(buffer, size, versions[plain(kind)])
+    _put(buffer, size, versions[plain(kind)])
 
 
-@device("nvmlDeviceGetInforomImageVersion", static=True)
-def _inforom_image(target: Target, buffer: CArgument, size: CArgument) -> None:
-    _put_version(buffer, size, board_of(target.gpu).inforom[0])
-
-
-def _put_version(buffer: CArgument, size: CArgument, version: str | None) -> None:
+def _put(buffer: CArgument, size: CArgument, version: str | None) -> None:
     if version is None:
         raise Refused(NOT_SUPPORTED)
     put_text(buffer, size, version)
@@ -138,9 +112,21 @@ def _pci(target: Target, info: CArgument) -> None:
     struct.busId = f"{domain:08X}:{rest}".encode()
     struct.busIdLegacy = f"{domain:04X}:{rest}".encode()
     struct.domain, struct.bus, struct.device = domain, int(bus, 16), int(number.split(".")[0], 16)
-    struct.pciDeviceId = board_of(target.gpu).pci_device_id
+    struct.pciDeviceId = facts_of(target.gpu).pci_device_id
 
 
+def _name(target: Target) -> str:
+    return target.gpu.model.name + (f" MIG {target.instance.profile}" if target.instance else "")
+
+
+_TEXTS: Mapping[str, Callable[[Target], str | None]] = {
+    "nvmlDeviceGetName": _name,
+    "nvmlDeviceGetUUID": lambda target: (target.instance or target.gpu).uuid,
+    "nvmlDeviceGetSerial": lambda target: target.gpu.serial,
+    "nvmlDeviceGetVbiosVersion": lambda target: facts_of(target.gpu).vbios,
+    "nvmlDeviceGetInforomImageVersion": lambda target: facts_of(target.gpu).inforom[0],
+}
+_TEXTS_OF_INSTANCES = frozenset({"nvmlDeviceGetName", "nvmlDeviceGetUUID"})
 _SCALARS: Mapping[str, tuple[Field, float]] = {
     "nvmlDeviceGetPowerUsage": (Field.POWER_USAGE, 1000.0),
     "nvmlDeviceGetPowerManagementLimit": (Field.POWER_MGMT_LIMIT, 1000.0),
@@ -178,6 +164,17 @@ _CHOICES: Mapping[str, Mapping[int, Field]] = {
 
 
 def _declare_values() -> None:
+    for name, text_of in _TEXTS.items():
+
+        def text(
+            target: Target,
+            buffer: CArgument,
+            size: CArgument,
+            text_of: Callable[[Target], str | None] = text_of,
+        ) -> None:
+            _put(buffer, size, text_of(target))
+
+        device(name, static=True, mig=name in _TEXTS_OF_INSTANCES)(text)
     for name, (field, scale) in _SCALARS.items():
 
         def scalar(target: Target, value: CArgument, field: Field = field, scale: float = scale) -> None:
@@ -367,7 +364,7 @@ _ITEMS: Mapping[int, _Item] = {
 }
 _RECOVERY_ACTION = 230
 _BOARD_POWER_IDS = frozenset({185, 186, 187, 188, 189, 190, 191, 192})
-_MARGINS: Mapping[int, Callable[[Board], int]] = {
+_MARGINS: Mapping[int, Callable[[ModelFacts], int]] = {
     193: lambda board: -board.celsius[2],
     194: lambda board: -board.celsius[1],
     196: lambda _: 0,
@@ -385,7 +382,7 @@ def _answer(target: Target, number: int, scope: int) -> tuple[int, int]:
     if target.gpu.fault is Fault.RESET_REQUIRED and number != _RECOVERY_ACTION:
         raise Refused(RESET_REQUIRED)
     if number in _MARGINS and Field.GPU_TEMP_LIMIT not in target.gpu.model.not_supported:
-        return (_MARGINS[number](board_of(target.gpu)), _INT)
+        return (_MARGINS[number](facts_of(target.gpu)), _INT)
     if item is None or (scope and number in _BOARD_POWER_IDS) or (item.all_links and scope != _ALL_LINKS):
         raise Refused(NOT_SUPPORTED)
     value = supported(read(target.gpu, item.field)) * item.scale

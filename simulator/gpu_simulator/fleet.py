@@ -22,6 +22,7 @@ from gpu_simulator.fleet_plan import (
 from gpu_simulator.identities import stable_uuid
 
 _MS = 1000
+_HOUR_MS = HOUR_SECONDS * _MS
 _STATES = {"active_unprofiled": "active", "idle": "idle", "unknown": "unknown"}
 """Label value, and the word for it here."""
 
@@ -133,14 +134,9 @@ class TruthCounter:
 def fleet_truth(plan: FleetPlan) -> FleetTruth:
     """The truth over all of a fleet's time, with its nodes apart."""
     counter = TruthCounter(plan.start_seconds, plan.end_seconds)
-    for ledger in ledgers(fleet_nodes(plan)):
+    for ledger in map(node_ledger, fleet_nodes(plan)):
         counter.add(ledger)
     return counter.truth()
-
-
-def ledgers(nodes: Iterable[FleetNode]) -> Iterator[NodeLedger]:
-    """Node after node: one at a time is in memory."""
-    return map(node_ledger, nodes)
 
 
 def truth_json(truth: FleetTruth) -> dict[str, Any]:
@@ -176,9 +172,6 @@ def truth_json(truth: FleetTruth) -> dict[str, Any]:
 
 Format = Literal["openmetrics", "import"]
 """OpenMetrics with times in seconds, for promtool; Prometheus' text format with milliseconds, for VictoriaMetrics."""
-
-_MS = 1000
-_HOUR_MS = HOUR_SECONDS * _MS
 
 
 def labels(**values: str) -> str:
@@ -346,8 +339,6 @@ def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, .
             )
 
 
-_MS = 1000
-_HOUR_MS = HOUR_SECONDS * _MS
 _AT_WORK_RATIO = 0.05
 
 Rows = dict[int, Line]

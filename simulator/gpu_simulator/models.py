@@ -152,7 +152,7 @@ IDLE_SM_CLOCK_MHZ = {"h100": 345, "h200": 345, "a100-40gb": 210, "a100-80gb": 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class ModelFacts:
     """Fixed facts of a model that no scenario needs to vary; ``None`` is what nvidia-smi shows as N/A.
 
     Source of H100 and L40S: nvidia-smi captures of the project utkuozdemir/nvidia_gpu_exporter; the rest: data sheets.
@@ -171,10 +171,10 @@ class Board:
 
 
 _AMPERE_INFOROM = ("G506.0200.00.04", "2.0", "6.16", None)
-_BOARDS: Mapping[str, Board] = {
-    "H100": Board(),
-    "H200": Board(pci_device_id=0x233510DE, bar1_mib=262144),
-    "L40S": Board(
+_FACTS: Mapping[str, ModelFacts] = {
+    "H100": ModelFacts(),
+    "H200": ModelFacts(pci_device_id=0x233510DE, bar1_mib=262144),
+    "L40S": ModelFacts(
         vbios="95.02.66.00.02",
         inforom=("G133.0242.00.03", "2.1", "6.16", None),
         pci_device_id=0x26B910DE,
@@ -184,7 +184,7 @@ _BOARDS: Mapping[str, Board] = {
         celsius=(88, 2, 5),
         compute_capability=(8, 9),
     ),
-    "A100": Board(
+    "A100": ModelFacts(
         vbios="92.00.45.00.03",
         inforom=_AMPERE_INFOROM,
         pci_device_id=0x20B210DE,
@@ -193,7 +193,7 @@ _BOARDS: Mapping[str, Board] = {
         celsius=(85, 4, 7),
         compute_capability=(8, 0),
     ),
-    "A30": Board(
+    "A30": ModelFacts(
         vbios="92.00.66.00.0A",
         inforom=("1001.0205.00.03", *_AMPERE_INFOROM[1:]),
         pci_device_id=0x20B710DE,
@@ -203,7 +203,7 @@ _BOARDS: Mapping[str, Board] = {
         celsius=(85, 2, 8),
         compute_capability=(8, 0),
     ),
-    "T4": Board(
+    "T4": ModelFacts(
         vbios="90.04.96.00.01",
         inforom=("G183.0200.00.02", "1.1", "5.0", None),
         pci_device_id=0x1EB810DE,
@@ -216,9 +216,9 @@ _BOARDS: Mapping[str, Board] = {
 }
 
 
-def board_of(gpu: GpuTruth) -> Board:
+def facts_of(gpu: GpuTruth) -> ModelFacts:
     """Return the facts of a GPU's model, found by a part of its name; those of an H100 for an unknown model."""
-    return next((board for part, board in _BOARDS.items() if part in gpu.model.name), _BOARDS["H100"])
+    return next((board for part, board in _FACTS.items() if part in gpu.model.name), _FACTS["H100"])
 
 
 def _instance_memory_bytes(model: ModelSpec, memory_slices: int) -> int:

@@ -22,7 +22,7 @@ TAIL_LINES = 5
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
+class Program:
     """One program of the stack.
 
     ``ready_url`` answers 200 once it can be used; ``log`` takes what it writes. ``process`` is there after ``start``.
@@ -166,7 +166,7 @@ _OF_ALERTMANAGER = (("Alertmanager", ("", "api/v2/alerts")),)
 _SECONDS = 5.0
 
 
-async def links(prometheus: str, alertmanager: str) -> Sequence[tuple[str, str]]:
+async def page_addresses(prometheus: str, alertmanager: str) -> Sequence[tuple[str, str]]:
     """What to show people, and where: of each the first address that answers, as some packages come without pages.
 
     Args:

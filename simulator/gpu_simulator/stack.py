@@ -17,7 +17,7 @@ import aiohttp
 from exporter.errors import ConfigError, ExporterError
 from gpu_simulator.fleet import Writing, write_fleet
 from gpu_simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetPlan, team_names
-from gpu_simulator.programs import Part, Webhook, free_port, links
+from gpu_simulator.programs import Program, Webhook, free_port, page_addresses
 from gpu_simulator.scenario import load
 
 
@@ -241,13 +241,13 @@ def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Pa
     return alertmanager_file, prometheus_file
 
 
-def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Part]:
+def programs(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Program]:
     """Write the configurations into ``directory`` and name the programs to start, the agent first.
 
     Raises:
         ConfigError: The rules file is not there, or is not the one of this version.
     """
-    agent = Part(
+    agent = Program(
         name="agent",
         command=(
             *(*options.agent_command, "--simulate", options.scenario, "--simulate-hour", HOUR),
@@ -259,7 +259,7 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
     if tools.prometheus is None or tools.alertmanager is None:
         return [agent]
     alertmanager_file, prometheus_file = _configure(options, ports, directory)
-    alertmanager = Part(
+    alertmanager = Program(
         name="alertmanager",
         command=(
             tools.alertmanager,
@@ -271,7 +271,7 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
         ready_url=f"http://127.0.0.1:{ports.alertmanager}/-/ready",
         log=directory / "alertmanager.log",
     )
-    prometheus = Part(
+    prometheus = Program(
         name="prometheus",
         command=(
             tools.prometheus,
@@ -292,9 +292,9 @@ def _has_past(options: StackOptions, tools: Tools) -> bool:
     return options.history_days > 0 and tools.promtool is not None and tools.prometheus is not None
 
 
-def _cost(ports: Ports, directory: Path) -> Part:
+def _cost(ports: Ports, directory: Path) -> Program:
     address = f"127.0.0.1:{ports.cost}"
-    return Part(
+    return Program(
         name="cost service",
         command=(
             *(sys.executable, "-m", "exporter", "serve", "--listen", address),
@@ -339,10 +339,10 @@ def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str
 
 
 async def _pages(ports: Ports) -> Sequence[tuple[str, str]]:
-    return await links(f"http://127.0.0.1:{ports.prometheus}/", f"http://127.0.0.1:{ports.alertmanager}/")
+    return await page_addresses(f"http://127.0.0.1:{ports.prometheus}/", f"http://127.0.0.1:{ports.alertmanager}/")
 
 
-async def _bring_up(started: list[Part], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
+async def _bring_up(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
     """Start all and wait until all answer; an exit code when there is nothing to show or it was asked to stop."""
     for part in started:
         await part.start()
@@ -362,7 +362,7 @@ async def _bring_up(started: list[Part], say: Callable[[str], None], stop: async
     return agent.returncode if agent is not None else 1
 
 
-async def _stand_by(started: list[Part], say: Callable[[str], None], stop: asyncio.Event) -> int:
+async def _stand_by(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int:
     """Wait until asked to stop or the agent ends; another dead part is told, and the rest goes on."""
     stopping = asyncio.create_task(stop.wait())
     watches = {asyncio.create_task(part.ended()): part for part in started}
@@ -408,9 +408,9 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
     if missing:
         say(f"not on the PATH: {' and '.join(missing)}; showing the agent alone ({GET_THEM})")
     with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as directory:
-        started: list[Part] = []
+        started: list[Program] = []
         try:
-            started = parts(options, tools, ports, Path(directory))
+            started = programs(options, tools, ports, Path(directory))
             say(f"SIMULATED: starting {', '.join(part.name for part in started)} ...")
             with_cost = _has_past(options, tools) and len(started) > 1
             if with_cost:
