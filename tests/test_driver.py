@@ -1,14 +1,19 @@
+"""The simulated driver through the real binding: values are the truth, and errors are the driver's."""
+
 import ctypes
+from collections.abc import Callable
 
 import pynvml
 import pytest
-from driver_support import H100, code_of, gpu, load, simulated
+from driver_support import H100, code_of, gpu, instance, load, partitioned, process, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.model import Field
 from gpu_simulator import driver
-from gpu_simulator.truth import GpuTruth, Load
+from gpu_simulator.driver_mig import profile_index
+from gpu_simulator.driver_session import ProcessSamples
+from gpu_simulator.truth import GpuTruth, Load, ProcessTruth
 
 
 def test_a_pointer_too_wide_for_an_int_survives_the_binding() -> None:
@@ -172,3 +177,163 @@ def test_uninstalling_gives_the_binding_back_what_it_had() -> None:
     driver.uninstall()
     with pytest.raises(ValueError, match="not installed"):
         driver.clear_failures()
+
+
+def _mig_handles(parent: object) -> dict[int, object]:
+    """Handle per index, holes left out."""
+    found = {}
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        try:
+            found[index] = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
+        except pynvml.NVMLError_NotFound:
+            continue
+    return found
+
+
+def test_a_destroyed_instance_leaves_a_hole_and_its_handle_dies() -> None:
+    with simulated(partitioned(instance(7), instance(8), instance(9))) as node:
+        parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handles = _mig_handles(parent)
+        assert list(handles) == [0, 1, 2]
+        node.change(instances=(instance(7), instance(9)))
+        assert list(_mig_handles(parent)) == [0, 2]
+        assert code_of(pynvml.nvmlDeviceGetUUID, handles[1]) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        assert pynvml.nvmlDeviceGetUUID(handles[2]) == instance(9).uuid
+        assert code_of(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, 7) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        node.change(instances=(instance(7), instance(9), instance(11)))
+        assert list(_mig_handles(parent)) == [0, 1, 2]
+        node.change(mig_enabled=False, instances=())
+        assert code_of(pynvml.nvmlDeviceGetUUID, handles[2]) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(parent) == 0
+
+
+def test_processes_are_listed_per_instance_and_on_the_parent_with_their_ids() -> None:
+    busy, other = instance(7, processes=(process(11),)), instance(9, processes=(process(12), process(13)))
+    with simulated(partitioned(busy, other)):
+        parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+        first, second = _mig_handles(parent).values()
+        assert [one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(first)] == [11]
+        assert [one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(second)] == [12, 13]
+        of_all = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(parent)
+        assert [(one.pid, one.gpuInstanceId) for one in of_all] == [(11, 7), (12, 9), (13, 9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_slices", "index"),
+    [
+        ("1g.5gb", 1, 0),
+        ("1g.10gb", 2, 9),
+        ("1g.5gb+me", 1, 7),
+        ("2g.12gb+me", 2, 8),
+        ("4g.24gb", 4, 3),
+        ("1c.3g.40gb", 4, 2),
+        ("1g.12gb-me", 1, 13),
+        ("nonsense", 1, None),
+    ],
+)
+def test_profile_names_map_to_nvml_profile_numbers(name: str, memory_slices: int, index: int | None) -> None:
+    assert profile_index(name, memory_slices) == index
+
+
+def _request(old: object, new: object, *metrics: int) -> object:
+    request = pynvml.c_nvmlGpmMetricsGet_t()
+    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics, request.sample1, request.sample2 = len(metrics), old, new
+    for slot, metric in zip(request.metrics, metrics, strict=False):
+        slot.metricId = metric
+    return request
+
+
+def _values(old: object, new: object, *metrics: int) -> list[float | int]:
+    """Value per metric, or the negative return code."""
+    answer = pynvml.nvmlGpmMetricsGet(_request(old, new, *metrics))
+    return [m.value if m.nvmlReturn == 0 else -m.nvmlReturn for m in answer.metrics[: len(metrics)]]
+
+
+def _sampled(take: Callable[[object], object]) -> object:
+    sample = pynvml.nvmlGpmSampleAlloc()
+    take(sample)
+    return sample
+
+
+_integral = st.builds(
+    Load, **dict.fromkeys(("engine", "sm", "occupancy", "tensor", "dram", "fp64", "fp32", "fp16"), st.floats(0, 1e6))
+)
+_ids = {1: "engine", 2: "sm", 3: "occupancy", 5: "tensor", 10: "dram", 11: "fp64", 12: "fp32", 13: "fp16"}
+
+
+@settings(deadline=None)
+@given(_integral, _integral, st.floats(0.2, 3600))
+def test_a_metric_is_the_mean_between_its_two_samples(before: Load, after: Load, seconds: float) -> None:
+    with simulated(gpu(0, load_integral=before)) as node:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice == 1
+        old = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
+        node.change(at=100.0 + seconds, load_integral=after)
+        new = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
+        for value, name in zip(_values(old, new, *_ids), _ids.values(), strict=True):
+            mean = (getattr(after, name) - getattr(before, name)) / (node.truth.at_seconds - 100.0)
+            assert value == pytest.approx(mean * 100, abs=1e-9)
+
+
+def test_an_instance_is_measured_by_its_handle_and_by_its_gpu_instance() -> None:
+    first = instance(2, "1c.3g.40gb", compute_instance=0)
+    second = instance(2, "2c.3g.40gb", compute_instance=1)
+    with simulated(partitioned(first, second)) as node:
+        parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, 0)
+        old = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(mig, sample))
+        old_whole = _sampled(lambda sample: pynvml.nvmlGpmMigSampleGet(parent, 2, sample))
+        busy = instance(2, "1c.3g.40gb", load_integral=load(engine=0.9, sm=0.3))
+        node.change(at=101.0, instances=(busy, second))
+        new = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(mig, sample))
+        new_whole = _sampled(lambda sample: pynvml.nvmlGpmMigSampleGet(parent, 2, sample))
+        assert _values(old, new, 1, 2) == pytest.approx([90.0, 30.0])
+        assert _values(old, new, 20) == [-pynvml.NVML_ERROR_NOT_SUPPORTED]
+        assert _values(old_whole, new_whole, 1, 2) == pytest.approx([30.0, 10.0])
+        assert code_of(pynvml.nvmlGpmMigSampleGet, parent, 5, new) == pynvml.NVML_ERROR_NOT_FOUND
+        mixed = _request(old, new_whole, 1)
+        assert code_of(pynvml.nvmlGpmMetricsGet, mixed) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def _good(samples: list[object], last_us: int) -> dict[int, object]:
+    return {s.pid: s for s in samples if s.pid and 0 <= s.smUtil <= 100 and s.timeStamp > last_us}
+
+
+@pytest.mark.parametrize("call", [pynvml.nvmlDeviceGetProcessUtilization, pynvml.nvmlDeviceGetProcessesUtilizationInfo])
+def test_samples_since_the_last_poll_divide_the_device_among_its_processes(call: object) -> None:
+    processes = (process(11, sm=0.6, mem_ratio=0.3), process(12, sm=0.2, enc_ratio=0.5))
+    with simulated(gpu(0, processes=processes)) as node:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        last_us = max(one.timeStamp for one in _good(call(handle, 0), 0).values())
+        for second in range(1, 6):
+            node.change(at=100.0 + second)
+            pynvml.nvmlDeviceGetCount()
+        samples = call(handle, last_us)
+        assert len(samples) == 100
+        assert any(one.smUtil > 100 for one in samples)
+        good = _good(samples, last_us)
+        assert good[11].smUtil == pytest.approx(60, abs=3)
+        assert good[12].smUtil == pytest.approx(20, abs=3)
+        assert good[11].memUtil == pytest.approx(30, abs=3)
+        assert good[12].encUtil == pytest.approx(50, abs=3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=5), st.integers(5, 50))
+def test_over_minutes_every_process_gets_its_part_of_the_samples(parts: list[float], interval_tenths: int) -> None:
+    processes: list[ProcessTruth] = [process(pid, sm=part) for pid, part in enumerate(parts, start=1)]
+    total = sum(parts)
+    scale = min(total, 1.0) / total if total else 0.0
+    ring, seen, busy_seconds = ProcessSamples(), 0.0, dict.fromkeys(range(1, len(parts) + 1), 0.0)
+    ring.observe(0.0, processes)
+    for poll in range(1, 201):
+        ring.observe(poll * interval_tenths / 10, processes)
+        uses = ring.since(seen)
+        newest = max((use.newest_seconds for use in uses), default=seen)
+        for use in uses:
+            busy_seconds[use.pid] += use.percents[0] / 100 * (newest - seen)
+        seen = newest
+    if seen:
+        for pid, part in enumerate(parts, start=1):
+            assert busy_seconds[pid] / seen == pytest.approx(part * scale, abs=0.03)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from exporter.model import Field
 from gpu_simulator.driver_session import (
@@ -25,13 +27,10 @@ from gpu_simulator.driver_session import (
 )
 from gpu_simulator.gpu_values import instance_bar1_bytes, is_before, read
 from gpu_simulator.models import MIB, ModelFacts, facts_of
-from gpu_simulator.truth import Fault, GpuTruth
+from gpu_simulator.truth import Fault, GpuTruth, MigTruth
 
 _BRAND_NVIDIA = 14
-_TEMPERATURE_V1 = 0x0100000C
-_MARGIN_V1 = 0x01000008
 _MEMORY_V2 = 0x02000028
-_UNREPAIRABLE_V1 = 0x01000008
 _SAMPLING_PERIOD_US = 166_666
 _ECC_CORRECTED = 0
 _VGPU_LICENSED_FEATURE = 1
@@ -40,6 +39,13 @@ _VGPU_LICENSED_FEATURE = 1
 def whole(gpu: GpuTruth, field: Field, scale: float = 1.0) -> int:
     """Return ``field`` as NVML's whole number; refused where the board lacks it."""
     return round(supported(read(gpu, field)) * scale)
+
+
+def instance_of(target: Target) -> MigTruth:
+    """The instance behind a MIG handle; other handles are refused."""
+    if target.instance is None:
+        raise Refused(NOT_SUPPORTED)
+    return target.instance
 
 
 def _lookup(session: Session, name: str, device: CArgument, uuid: str | None) -> None:
@@ -94,16 +100,6 @@ def _put(buffer: CArgument, size: CArgument, version: str | None) -> None:
     put_text(buffer, size, version)
 
 
-@device("nvmlDeviceGetBrand", static=True)
-def _brand(_target: Target, brand: CArgument) -> None:
-    out(brand).value = _BRAND_NVIDIA
-
-
-@device("nvmlDeviceGetMinorNumber", static=True)
-def _minor(target: Target, minor: CArgument) -> None:
-    out(minor).value = target.gpu.minor
-
-
 @device("nvmlDeviceGetPciInfo_v3", static=True)
 def _pci(target: Target, info: CArgument) -> None:
     struct = out(info)
@@ -126,7 +122,23 @@ _TEXTS: Mapping[str, Callable[[Target], str | None]] = {
     "nvmlDeviceGetVbiosVersion": lambda target: facts_of(target.gpu).vbios,
     "nvmlDeviceGetInforomImageVersion": lambda target: facts_of(target.gpu).inforom[0],
 }
-_TEXTS_OF_INSTANCES = frozenset({"nvmlDeviceGetName", "nvmlDeviceGetUUID"})
+_OF_INSTANCES_TOO = frozenset(
+    {"nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"}
+)
+_NUMBERS: Mapping[str, Callable[[Target], int]] = {
+    "nvmlDeviceGetBrand": lambda _: _BRAND_NVIDIA,
+    "nvmlDeviceGetMinorNumber": lambda target: target.gpu.minor,
+    "nvmlDeviceGetMaxMigDeviceCount": lambda target: target.gpu.model.compute_slices if target.gpu.mig_enabled else 0,
+    "nvmlDeviceGetGpuInstanceId": lambda target: instance_of(target).gpu_instance_id,
+    "nvmlDeviceGetComputeInstanceId": lambda target: instance_of(target).compute_instance_id,
+}
+"""Static numbers with one out-argument."""
+_STRUCTS: Mapping[str, tuple[int, str, Field]] = {
+    "nvmlDeviceGetTemperatureV": (0x0100000C, "temperature", Field.GPU_TEMP),
+    "nvmlDeviceGetMarginTemperature": (0x01000008, "marginTemperature", Field.GPU_TEMP_LIMIT),
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1": (0x01000008, "unrepairableMemory", Field.MEMORY_UNREPAIRABLE_FLAG),
+}
+"""C functions with a versioned struct: its version word, its member and the member's field."""
 _SCALARS: Mapping[str, tuple[Field, float]] = {
     "nvmlDeviceGetPowerUsage": (Field.POWER_USAGE, 1000.0),
     "nvmlDeviceGetPowerManagementLimit": (Field.POWER_MGMT_LIMIT, 1000.0),
@@ -163,63 +175,48 @@ _CHOICES: Mapping[str, Mapping[int, Field]] = {
 """C functions with a choice and one out-argument: the field of each choice."""
 
 
-def _declare_values() -> None:
-    for name, text_of in _TEXTS.items():
-
-        def text(
-            target: Target,
-            buffer: CArgument,
-            size: CArgument,
-            text_of: Callable[[Target], str | None] = text_of,
-        ) -> None:
-            _put(buffer, size, text_of(target))
-
-        device(name, static=True, mig=name in _TEXTS_OF_INSTANCES)(text)
-    for name, (field, scale) in _SCALARS.items():
-
-        def scalar(target: Target, value: CArgument, field: Field = field, scale: float = scale) -> None:
-            out(value).value = whole(target.gpu, field, scale)
-
-        device(name)(scalar)
-    for name, field in _ENGINES.items():
-
-        def engine(target: Target, value: CArgument, period: CArgument, field: Field = field) -> None:
-            out(value).value = whole(target.gpu, field)
-            out(period).value = _SAMPLING_PERIOD_US
-
-        device(name)(engine)
-    for name, fields in _CHOICES.items():
-
-        def chosen(target: Target, choice: CArgument, value: CArgument, fields: Mapping[int, Field] = fields) -> None:
-            if plain(choice) not in fields:
-                raise Refused(INVALID_ARGUMENT)
-            out(value).value = whole(target.gpu, fields[plain(choice)])
-
-        device(name)(chosen)
+def _put_text_of(text_of: Callable[[Target], str | None], target: Target, buffer: CArgument, size: CArgument) -> None:
+    _put(buffer, size, text_of(target))
 
 
-_declare_values()
+def _put_number(number_of: Callable[[Target], int], target: Target, value: CArgument) -> None:
+    out(value).value = number_of(target)
 
 
-@device("nvmlDeviceGetTemperatureV")
-def _temperature(target: Target, info: CArgument) -> None:
-    struct = out(info)
-    check_version(struct, _TEMPERATURE_V1)
-    if struct.sensorType != 0:
+def _put_member(layout: tuple[int, str, Field], target: Target, struct: CArgument) -> None:
+    version, attribute, field = layout
+    check_version(out(struct), version)
+    setattr(out(struct), attribute, whole(target.gpu, field))
+
+
+def _put_scalar(item: tuple[Field, float], target: Target, value: CArgument) -> None:
+    out(value).value = whole(target.gpu, *item)
+
+
+def _put_engine(field: Field, target: Target, value: CArgument, period: CArgument) -> None:
+    out(value).value = whole(target.gpu, field)
+    out(period).value = _SAMPLING_PERIOD_US
+
+
+def _put_chosen(fields: Mapping[int, Field], target: Target, choice: CArgument, value: CArgument) -> None:
+    if plain(choice) not in fields:
         raise Refused(INVALID_ARGUMENT)
-    struct.temperature = whole(target.gpu, Field.GPU_TEMP)
+    out(value).value = whole(target.gpu, fields[plain(choice)])
 
 
-@device("nvmlDeviceGetMarginTemperature")
-def _margin(target: Target, info: CArgument) -> None:
-    check_version(out(info), _MARGIN_V1)
-    out(info).marginTemperature = whole(target.gpu, Field.GPU_TEMP_LIMIT)
+def _declare(
+    table: Mapping[str, Any], put: Callable[..., None], *, static: bool = False, mig: frozenset[str] = frozenset()
+) -> None:
+    for symbol, item in table.items():
+        device(symbol, static=static, mig=symbol in mig)(partial(put, item))
 
 
-@device("nvmlDeviceGetUnrepairableMemoryFlag_v1")
-def _unrepairable(target: Target, info: CArgument) -> None:
-    check_version(out(info), _UNREPAIRABLE_V1)
-    out(info).unrepairableMemory = whole(target.gpu, Field.MEMORY_UNREPAIRABLE_FLAG)
+_declare(_TEXTS, _put_text_of, static=True, mig=_OF_INSTANCES_TOO)
+_declare(_NUMBERS, _put_number, static=True, mig=_OF_INSTANCES_TOO)
+_declare(_STRUCTS, _put_member)
+_declare(_SCALARS, _put_scalar)
+_declare(_ENGINES, _put_engine)
+_declare(_CHOICES, _put_chosen)
 
 
 @device("nvmlDeviceGetPowerManagementLimitConstraints")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from exporter.model import DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
+from gpu_simulator.driver_devices import instance_of
 from gpu_simulator.driver_session import (
     INVALID_ARGUMENT,
     NOT_FOUND,
@@ -68,13 +69,6 @@ def slices_of(instance: MigTruth) -> tuple[int, int]:
     return (slices, int(match["compute"] or slices))
 
 
-def instance_of(target: Target) -> MigTruth:
-    """The instance behind a MIG handle; other handles are refused."""
-    if target.instance is None:
-        raise Refused(NOT_SUPPORTED)
-    return target.instance
-
-
 def _require_mig_model(gpu: GpuTruth) -> None:
     if not gpu.model.mig_profiles:
         raise Refused(NOT_SUPPORTED)
@@ -84,11 +78,6 @@ def _require_mig_model(gpu: GpuTruth) -> None:
 def _mode(target: Target, current: CArgument, pending: CArgument) -> None:
     _require_mig_model(target.gpu)
     out(current).value = out(pending).value = int(target.gpu.mig_enabled)
-
-
-@device("nvmlDeviceGetMaxMigDeviceCount", static=True)
-def _max_count(target: Target, count: CArgument) -> None:
-    out(count).value = target.gpu.model.compute_slices if target.gpu.mig_enabled else 0
 
 
 @device("nvmlDeviceGetMigDeviceHandleByIndex", static=True)
@@ -102,16 +91,6 @@ def _by_index(target: Target, index: CArgument, device: CArgument) -> None:
     if uuid is None:
         raise Refused(NOT_FOUND)
     put_pointer(device, target.session.pointer((target.gpu.uuid, uuid)))
-
-
-@device("nvmlDeviceGetGpuInstanceId", static=True, mig=True)
-def _gpu_instance_id(target: Target, number: CArgument) -> None:
-    out(number).value = instance_of(target).gpu_instance_id
-
-
-@device("nvmlDeviceGetComputeInstanceId", static=True, mig=True)
-def _compute_instance_id(target: Target, number: CArgument) -> None:
-    out(number).value = instance_of(target).compute_instance_id
 
 
 @device("nvmlDeviceGetAttributes_v2", static=True, mig=True)

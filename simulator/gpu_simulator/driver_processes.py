@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gpu_simulator.driver_session import (
     FUNCTION_NOT_FOUND,
@@ -92,17 +93,12 @@ def _fill_record(record: CArgument, entry: _Running) -> None:
     record.computeInstanceId = entry.compute_instance_id
 
 
-def _declare_lists() -> None:
-    for position, kind in enumerate(("Compute", "Graphics", "MPSCompute")):
-
-        def listed(target: Target, count: CArgument, records: CArgument, position: int = position) -> None:
-            _fill_list(_split(target)[position], count, records)
-
-        symbol = f"nvmlDeviceGet{kind}RunningProcesses"
-        device(f"{symbol}_v3", mig=True)(listed)
+def _list(position: int, target: Target, count: CArgument, records: CArgument) -> None:
+    _fill_list(_split(target)[position], count, records)
 
 
-_declare_lists()
+for _position, _kind in enumerate(("Compute", "Graphics", "MPSCompute")):
+    device(f"nvmlDeviceGet{_kind}RunningProcesses_v3", mig=True)(partial(_list, _position))
 
 
 @device("nvmlDeviceGetRunningProcessDetailList", mig=True)
