@@ -244,8 +244,14 @@ class Line:
 
     def add(self, line: "Line") -> None:
         """Add another line."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(line, name))
+        self.active_ms += line.active_ms
+        self.idle_ms += line.idle_ms
+        self.unknown_ms += line.unknown_ms
+        self.unpriced_ms += line.unpriced_ms
+        self.energy_joules += line.energy_joules
+        self.active_cost += line.active_cost
+        self.idle_cost += line.idle_cost
+        self.unknown_cost += line.unknown_cost
 
     def totals(self, currency: str) -> Totals:
         """Return the same in seconds, with money in a currency."""
