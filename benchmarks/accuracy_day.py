@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from trace_replay import GPUS_OF_A_NODE, MODEL_OF_A_NODE, NAMESPACES, REPLICAS, Node, TracePod, place
 
 from gpu_simulator import identities
+from gpu_simulator.activity import Square
 from gpu_simulator.models import MODELS
-from gpu_simulator.profiles import Square
 
 DAY_SECONDS = 86_400
 WARM_SECONDS = 900

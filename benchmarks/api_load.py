@@ -23,8 +23,8 @@ import fleet_load
 import kube_objects
 from byte_meter import ByteMeter
 
+from gpu_simulator.api_objects import ApiObjects
 from gpu_simulator.api_server import ApiServer
-from gpu_simulator.api_store import ApiObjects
 from gpu_simulator.truth import Fault
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -29,7 +29,8 @@ from exporter.metrics import collectors_file
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
 from exporter.model import Allocations, ContainerAllocation, DeviceIds, Snapshot
-from gpu_simulator import driver, filesystem, scenario
+from gpu_simulator import driver, scenario
+from gpu_simulator.node import write_filesystem
 
 CAPTURES = {
     "capture-h100": "linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01.txt",
@@ -245,7 +246,7 @@ def exposed(name: str, at_seconds: float, directory: Path) -> Page:
         source.close()
         driver.uninstall()
     truth = loaded.at(now)
-    filesystem.write(truth, directory / "proc", directory / "pods")
+    write_filesystem(truth, directory / "proc", directory / "pods")
     attributor = Attributor(
         kubelet=None, pids=PidResolver(directory / "proc"), names=PodNames(directory / "pods"), expiry_seconds=60
     )

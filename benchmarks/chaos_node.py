@@ -20,10 +20,11 @@ from chaos_machine import HERE, Machine, Weight, children, cpu_seconds, send, us
 from chaos_schedule import Act, Injection
 from chaos_world import INSTANCE_TYPE, NODE, World
 
-from gpu_simulator import api_objects, filesystem
+from gpu_simulator import api_objects
 from gpu_simulator.api_server import ApiServer
 from gpu_simulator.kubelet import KubeletServer
-from gpu_simulator.parts import free_port
+from gpu_simulator.node import write_filesystem
+from gpu_simulator.programs import free_port
 from gpu_simulator.truth import NodeTruth
 
 SCRAPE_SECONDS = 0.5
@@ -156,7 +157,7 @@ class ChaosNode:
 
     async def _keep_fresh(self) -> None:
         while True:
-            filesystem.write(self.truth(), self.directory / "proc", self.directory / "pods")
+            write_filesystem(self.truth(), self.directory / "proc", self.directory / "pods")
             await asyncio.sleep(0.5)
 
     # The agent

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gpu_simulator.scenario_faults import GPU_FAULTS
+from gpu_simulator.scenario_file import GPU_FAULTS
 from gpu_simulator.truth import Fault
 
 GPUS = 4

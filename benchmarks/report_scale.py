@@ -17,9 +17,12 @@ import fleet_support  # noqa: E402 - lies beside the tests, which the line above
 import scale_support  # noqa: E402 - as above
 from fleet_support import FleetServer  # noqa: E402 - as above
 
-from gpu_simulator.fleet import Writing, write_fleet  # noqa: E402 - as above
+from gpu_simulator.fleet import (  # noqa: E402 - as above
+    FleetTruth,
+    Writing,
+    write_fleet,
+)
 from gpu_simulator.fleet_plan import FleetPlan  # noqa: E402 - as above
-from gpu_simulator.fleet_truth import FleetTruth  # noqa: E402 - as above
 
 MIB = 1024 * 1024
 CHUNK_BYTES = 4 * MIB

@@ -15,10 +15,10 @@ import kube_objects
 from api_support import self_signed
 from stub_support import MIB, RELEASE, gpu_uuid
 
-from gpu_simulator import filesystem
+from gpu_simulator.api_objects import ApiObjects
 from gpu_simulator.api_server import ApiServer
-from gpu_simulator.api_store import ApiObjects
 from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.node import write_filesystem
 from gpu_simulator.truth import Fault, GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
 
 CHANGE_SECONDS = 2.0
@@ -140,7 +140,7 @@ class World:
 
 async def serve(directory: Path, what: NodeTruth) -> None:
     """Write /proc, pod logs and a service account, serve kubelet and API, say ``ready`` and its URL; until SIGTERM."""
-    filesystem.write(what, directory / "proc", directory / "pods")
+    write_filesystem(what, directory / "proc", directory / "pods")
     kubelet = KubeletServer(directory / "kubelet.sock", lambda: what)
     world = World(what, time.monotonic)
     api = ApiServer(

@@ -33,8 +33,8 @@ from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
 from exporter.model import Field, Gpu, GpuReading, Reading, Snapshot
 from gpu_simulator import identities, scenario
+from gpu_simulator.activity import MIXES, Steady, mix
 from gpu_simulator.kubelet import KubeletServer
-from gpu_simulator.loads import MIXES, mix
 from gpu_simulator.models import MODELS
 from gpu_simulator.plan import (
     Claim,
@@ -48,7 +48,6 @@ from gpu_simulator.plan import (
     Sharing,
     Window,
 )
-from gpu_simulator.profiles import Steady
 from gpu_simulator.truth import NodeTruth
 
 TRACE = "openb_pod_list_default.csv"

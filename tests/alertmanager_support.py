@@ -14,7 +14,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from gpu_simulator.parts import Part, free_port
+from gpu_simulator.programs import Program, free_port
 from gpu_simulator.stack import find_tools
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy" / "alertmanager-example.yaml"
@@ -150,7 +150,7 @@ async def alertmanager(
     file = directory / "alertmanager.yml"
     file.write_text(yaml.safe_dump(configure(f"http://127.0.0.1:{runner.addresses[0][1]}")), encoding="utf-8")
     port = free_port(0)
-    part = Part(
+    part = Program(
         name="alertmanager",
         command=(
             program,

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gpu_simulator import demo_rules
-from gpu_simulator.parts import Part, free_port
+from gpu_simulator import stack
+from gpu_simulator.programs import Program, free_port
 from gpu_simulator.stack import RULES, find_tools
 from tests.alertmanager_support import Alertmanager, alertmanager, with_webhooks
 
@@ -39,11 +39,11 @@ SHORTER = {
     "for: 5m": "for: 4s",
 }
 UNKNOWN = (
-    demo_rules.Substitution(shipped="interval: 5m", demo="interval: 1s", what="how often slow rules run"),
-    demo_rules.Substitution(shipped="for: 30m", demo="for: 4s", what="delay of what is unknown"),
+    stack.Substitution(shipped="interval: 5m", demo="interval: 1s", what="how often slow rules run"),
+    stack.Substitution(shipped="for: 30m", demo="for: 4s", what="delay of what is unknown"),
 )
 SUBSTITUTIONS = (
-    *(replace(item, demo=SHORTER.get(item.shipped, item.demo)) for item in demo_rules.SUBSTITUTIONS),
+    *(replace(item, demo=SHORTER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS),
     *UNKNOWN,
 )
 """The demonstration's, shorter still. As in the shipped rules an exporter is down before waste outlives its cause."""
@@ -66,8 +66,8 @@ class AlertStack:
     """All of it, running."""
 
     manager: Alertmanager
-    prometheus: Part
-    agents: Mapping[str, Part]
+    prometheus: Program
+    agents: Mapping[str, Program]
     since: float = field(default_factory=time.time)
 
     def told(self, status: str = "firing", **labels: str) -> list[tuple[str, Alert]]:
@@ -146,12 +146,12 @@ async def until(check: Callable[[], Awaitable[object]], what: str, seconds: floa
         await asyncio.sleep(0.2)
 
 
-def _agents(directory: Path) -> dict[str, Part]:
+def _agents(directory: Path) -> dict[str, Program]:
     found = {}
     for name, options in AGENTS.items():
         port = free_port(0)
         command = (sys.executable, "-m", "exporter", "agent", "--simulate", str(SCENARIOS / f"{name}.yaml"))
-        found[name] = Part(
+        found[name] = Program(
             name=f"agent {name}",
             command=(*command, "--simulate-hour", HOUR, "--listen", f"127.0.0.1:{port}", *options),
             ready_url=f"http://127.0.0.1:{port}/readyz",
@@ -160,9 +160,9 @@ def _agents(directory: Path) -> dict[str, Part]:
     return found
 
 
-def _prometheus(program: str, manager: Alertmanager, agents: Mapping[str, Part], directory: Path) -> Part:
+def _prometheus(program: str, manager: Alertmanager, agents: Mapping[str, Program], directory: Path) -> Program:
     rules = directory / "rules.yaml"
-    rules.write_text(demo_rules.shorten(RULES.read_text(encoding="utf-8"), str(RULES), SUBSTITUTIONS), encoding="utf-8")
+    rules.write_text(stack.shorten(RULES.read_text(encoding="utf-8"), str(RULES), SUBSTITUTIONS), encoding="utf-8")
     targets = [part.ready_url.removeprefix("http://").removesuffix("/readyz") for part in agents.values()]
     config = directory / "prometheus.yml"
     config.write_text(
@@ -174,7 +174,7 @@ def _prometheus(program: str, manager: Alertmanager, agents: Mapping[str, Part],
         encoding="utf-8",
     )
     port = free_port(0)
-    return Part(
+    return Program(
         name="prometheus",
         command=(
             program,
@@ -193,9 +193,9 @@ async def alert_stack(directory: Path) -> AsyncIterator[AlertStack]:
     program = find_tools().prometheus
     if program is None:
         pytest.skip("needs prometheus on the PATH: make install")
-    started: list[Part] = []
+    started: list[Program] = []
 
-    async def start(*parts: Part) -> None:
+    async def start(*parts: Program) -> None:
         started.extend(parts)
         for part in parts:
             await part.start()

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from exporter.kube.api_client import ApiClient
 from exporter.kube.list_watch import ListWatch
+from gpu_simulator.api_objects import ApiObjects
 from gpu_simulator.api_server import ApiServer, Tls
-from gpu_simulator.api_store import ApiObjects
 
 if TYPE_CHECKING:
     from gpu_simulator.truth import Fault

@@ -24,8 +24,8 @@ import yaml
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.text_format import render
-from gpu_simulator import demo_rules, scenario, scenario_file
-from gpu_simulator.parts import free_port
+from gpu_simulator import scenario, scenario_file, stack
+from gpu_simulator.programs import free_port
 from tests import pipeline_support
 from tests.fleet_support import READY_SECONDS, backfill, tool
 
@@ -208,7 +208,7 @@ def _until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _replay(directory: Path, url: str, start: float, end: float) -> None:
-    shipped = yaml.safe_load(demo_rules.shorten(RULES.read_text(encoding="utf-8"), str(RULES)))
+    shipped = yaml.safe_load(stack.shorten(RULES.read_text(encoding="utf-8"), str(RULES)))
     for rule in (rule for group in shipped["groups"] for rule in group["rules"]):
         rule.pop("annotations", None)  # their questions are no part of a replay
     times = [datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for at in (start, end)]

@@ -3,7 +3,7 @@
 from exporter.attribution import vgpu
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.kube.objects import allocated_devices, claim_uid, parse, parse_slice, pools_of
-from gpu_simulator.api_store import ApiObjects
+from gpu_simulator.api_objects import ApiObjects
 
 _FINISHED = ("Succeeded", "Failed")
 

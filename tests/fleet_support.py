@@ -18,11 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_simulator.fleet import Writing, write_fleet
-from gpu_simulator.fleet_ledger import NodeLedger
+from gpu_simulator.fleet import FleetTruth, TruthCounter, Writing, write_fleet
+from gpu_simulator.fleet_ledger import NodeLedger, node_ledger
 from gpu_simulator.fleet_plan import FleetPlan, fleet_nodes
-from gpu_simulator.fleet_truth import FleetTruth, TruthCounter, ledgers
-from gpu_simulator.parts import free_port
+from gpu_simulator.programs import free_port
 
 TOOLS = Path(__file__).resolve().parent.parent / ".tools" / "bin"
 END_SECONDS = 1_789_999_200
@@ -60,7 +59,7 @@ def tool(name: str) -> str:
 @lru_cache(maxsize=4)
 def fleet_ledgers(plan: FleetPlan) -> tuple[NodeLedger, ...]:
     """What every node of a small fleet recorded."""
-    return tuple(ledgers(fleet_nodes(plan)))
+    return tuple(map(node_ledger, fleet_nodes(plan)))
 
 
 def truth_between(start_seconds: int, end_seconds: int, plan: FleetPlan = SMALL_FLEET) -> FleetTruth:

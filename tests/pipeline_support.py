@@ -32,10 +32,11 @@ from exporter.kube.kubelet import KubeletClient
 from exporter.kube.metadata import Metadata, MetadataSettings
 from exporter.metrics.collectors_file import DEFAULT, Collectors
 from exporter.model import Allocations, Field, NodeFacts, Reading, Snapshot, SourceState, SourceStatus
-from gpu_simulator import dcgm, driver, filesystem
+from gpu_simulator import dcgm, driver
 from gpu_simulator.api_objects import objects_of
 from gpu_simulator.api_server import ApiServer
 from gpu_simulator.kubelet import KubeletServer
+from gpu_simulator.node import write_filesystem
 from gpu_simulator.scenario import Scenario
 from gpu_simulator.truth import NodeTruth
 
@@ -156,7 +157,7 @@ class Pipeline:
     async def step(self, seconds: float) -> Snapshot:
         """Go to ``seconds`` since the scenario's start, sample once, ask the kubelet if it is time, tick once."""
         self.clock.seconds = seconds
-        filesystem.write(self.truth, self.directory / "proc", self.directory / "pods")
+        write_filesystem(self.truth, self.directory / "proc", self.directory / "pods")
         now = EPOCH_SECONDS + seconds
         await self._events_told()
         for one in self.sampled:
@@ -314,7 +315,7 @@ async def _made(
         return seen[clock.seconds]
 
     server = KubeletServer(directory / "kubelet.sock", truth, clock=lambda: clock.seconds)
-    filesystem.write(truth(), directory / "proc", directory / "pods")
+    write_filesystem(truth(), directory / "proc", directory / "pods")
     await server.start()
     stack.push_async_callback(server.stop)
     client = KubeletClient(str(directory / "kubelet.sock"), canary=agent.own_pod, deadline_seconds=KUBELET_SECONDS)

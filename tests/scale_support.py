@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from exporter.model import Totals
-from gpu_simulator.fleet_truth import FleetTruth
+from gpu_simulator.fleet import FleetTruth
 
 APART = ("Unallocated", "Unattributed")
 FIELDS: Mapping[str, tuple[str, ...]] = {

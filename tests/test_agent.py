@@ -54,7 +54,7 @@ def test_every_kind_of_holder_of_the_demo_is_attributed(demo_agent: AgentProcess
 def test_the_demo_divides_money_by_labels_of_pods_and_namespaces(tmp_path: Path) -> None:
     ports = Ports(agent=0, prometheus=0, alertmanager=0, webhook=0, cost=0)
     alone = Tools(prometheus=None, alertmanager=None)
-    command = stack.parts(StackOptions(scenario="demo", agent_command=()), alone, ports, tmp_path)[0].command
+    command = stack.programs(StackOptions(scenario="demo", agent_command=()), alone, ports, tmp_path)[0].command
     with running_agent(*command, "--kube-start-jitter", "0s") as agent:
 
         def divided(page: dict[str, float]) -> set[tuple[str, ...]]:

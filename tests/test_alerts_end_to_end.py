@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_simulator import demo_rules
+from gpu_simulator.stack import SUBSTITUTIONS
 from tests.alerts_support import SHORTER, Alert, AlertStack, alert_stack, until
 
 WASTE = ("GPUUnderutilised", "GPUIdle", "GPUSharedIdle")
@@ -130,7 +130,7 @@ def owner(told: Told) -> tuple[str | None, ...]:
 
 
 def test_what_is_shortened_further_is_what_the_demonstration_shortens() -> None:
-    assert set(SHORTER) <= {item.shipped for item in demo_rules.SUBSTITUTIONS}
+    assert set(SHORTER) <= {item.shipped for item in SUBSTITUTIONS}
 
 
 def test_the_notebooks_alert_reaches_its_team_with_owner_money_and_links(story: Story) -> None:

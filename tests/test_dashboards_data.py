@@ -12,8 +12,8 @@ import pytest
 from exporter.cost.budgets import Budget, BudgetState, period_at
 from exporter.service.data import Freshness, Month
 from exporter.service.metrics import ServiceFigures, render
+from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
-from gpu_simulator.fleet_truth import FleetTruth
 from tests.dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
 from tests.fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfill, backfilled, prometheus, truth_between
 

@@ -11,7 +11,7 @@ from exporter.gpu.dcgm import library as abi
 from exporter.gpu.dcgm import library as libdcgm
 from exporter.model import Field
 from gpu_simulator import dcgm, scenario, scenario_file
-from gpu_simulator.truth import Fault, MigTruth, NodeTruth
+from gpu_simulator.truth import Fault, NodeTruth
 
 EPOCH = 1_800_000_000.0
 BLANK, BLANK_DOUBLE = 0x7FFFFFFFFFFFFFF0, 2.0**47
@@ -22,7 +22,6 @@ pods:
   - {namespace: ml, name: whole, devices: [{gpu: 0}], activity: 0.8, memory_mib: 4096, start: -100}
   - {namespace: ml, name: part, devices: [{gpu: 1, mig: 0}], activity: 0.5, memory_mib: 2048, start: -100}
 """
-AMPERE = HOPPER.replace("h100", "a100-80gb")
 GPUS, INSTANCES = [(abi.GPU, 0), (abi.GPU, 1)], [(abi.GPU_INSTANCE, 8), (abi.COMPUTE_INSTANCE, 8)]
 
 
@@ -136,27 +135,6 @@ def _no_library_is_left() -> Iterator[None]:
     dcgm.uninstall()
 
 
-def test_the_library_has_every_function_that_the_binding_asks_for() -> None:
-    client = Node().client()
-    assert client.library.soname == "libdcgm.so.4"
-    assert client.library.has("dcgmConnect_v3")
-    assert client.library.describe(-33) == "Module not loaded"
-
-
-def test_an_engine_of_version_3_comes_with_its_own_library_and_knows_fewer_functions_and_fields() -> None:
-    client = Node(HOPPER + "dcgm: {version: 3.3.9}\n").connected()
-    assert client.library.soname == "libdcgm.so.3"
-    assert not client.library.has("dcgmConnect_v3")
-    assert client.library.field_meta(94) is None
-    assert client.library.field_meta(Field.PROF_GR_ENGINE_ACTIVE) is not None
-
-
-def test_a_library_of_another_major_version_is_told_apart() -> None:
-    node = Node()
-    dcgm.install(node.truth, monotonic=lambda: node.seconds, sleep=node.sleep, soname="libdcgm.so.3")
-    assert Client(libdcgm.load()).connect() == abi.VERSION_MISMATCH
-
-
 def test_the_engine_listens_at_its_own_address_only_and_a_closed_port_costs_the_whole_timeout() -> None:
     node = Node()
     client = node.client()
@@ -197,29 +175,6 @@ def test_the_hierarchy_lists_each_gpu_instance_and_then_its_compute_instances_un
     assert [one.nvmlProfileSlices for one in told.entityList[:3]] == [3, 3, 1]
 
 
-def test_a_list_of_entities_that_is_too_short_tells_how_long_it_has_to_be() -> None:
-    client = Node().connected()
-    count, ids = ctypes.c_int(1), (ctypes.c_uint * 1)()
-    code = client.call("dcgmGetEntityGroupEntities", abi.GPU, ids, ctypes.byref(count), 0)
-    assert (code, count.value) == (abi.BUFFER_TOO_SMALL, 2)
-
-
-def test_a_watch_gives_whole_percent_and_mebibytes_and_watts_and_its_time_moves_at_its_own_beat() -> None:
-    node = Node()
-    client = node.connected()
-    ids = [Field.GPU_UTIL, Field.FB_USED, Field.POWER_USAGE]
-    _, group, fields = client.watch(GPUS[:1], ids, seconds=2.0)
-    first = client.latest(group, fields)
-    assert first[1, 0, Field.GPU_UTIL].value == 80
-    assert first[1, 0, Field.FB_USED].value == 4096
-    assert first[1, 0, Field.POWER_USAGE].value == pytest.approx(node.truth().gpus[0].power_watts, abs=0.001)
-    assert first[1, 0, Field.GPU_UTIL].at_microseconds == round((EPOCH + 100) * 1e6)
-    times = []
-    for node.seconds in (101.0, 102.5, 103.5, 104.1):
-        times.append(client.latest(group, fields)[1, 0, Field.GPU_UTIL].at_microseconds / 1e6 - EPOCH)
-    assert times == pytest.approx([100.0, 102.5, 102.5, 104.1])
-
-
 def test_a_profiling_field_is_blank_at_first_and_then_the_mean_since_the_beat_before() -> None:
     text = HOPPER + PODS.replace("activity: 0.8", "activity: {square: {high: 1.0, low: 0.0, period: 2, duty: 0.25}}")
     node = Node(text)
@@ -232,21 +187,6 @@ def test_a_profiling_field_is_blank_at_first_and_then_the_mean_since_the_beat_be
     mean = node.truth().gpus[0].load_integral.engine - before
     assert mean == pytest.approx(0.5)
     assert client.latest(group, fields)[1, 0, 1001].value == pytest.approx(mean)
-
-
-def test_each_kind_of_lacking_value_has_its_own_sign() -> None:
-    client = Node().connected()
-    ids = [200, Field.XID_ERRORS, Field.POWER_INFOROM_VER, Field.FAN_SPEED, Field.NVLINK_COUNT_RX_ERRORS]
-    _, group, fields = client.watch(GPUS[:1], ids)
-    told = {key[2]: (one.status, one.value) for key, one in client.latest(group, fields).items()}
-    assert told == {
-        200: (0, BLANK + 2),
-        Field.XID_ERRORS: (abi.NO_DATA, BLANK),
-        Field.POWER_INFOROM_VER: (0, b"<<<NOT_SUPPORTED>>>"),
-        Field.FAN_SPEED: (0, 0x7FFFFFF0 + 2),
-        Field.NVLINK_COUNT_RX_ERRORS: (0, BLANK + 2),
-    }
-    assert client.live([(abi.GPU, 0), (abi.GPU, 7)], [150], flags=0) == [abi.NOT_WATCHED, abi.NOT_WATCHED]
 
 
 def test_an_instance_has_its_own_memory_name_and_engines_and_its_parents_board() -> None:
@@ -268,31 +208,6 @@ def test_an_instance_has_its_own_memory_name_and_engines_and_its_parents_board()
     assert told[abi.COMPUTE_INSTANCE, 8, 1005].value == BLANK_DOUBLE
 
 
-def test_without_module_and_gpm_a_watch_with_a_profiling_field_fails_whole_and_leaves_the_others_dead() -> None:
-    node = Node(AMPERE + PODS + "dcgm: {profiling_module: false}\n")
-    client = node.connected()
-    code, group, fields = client.watch(GPUS[:1], [Field.GPU_TEMP, Field.PROF_GR_ENGINE_ACTIVE])
-    assert code == abi.MODULE_NOT_LOADED
-    node.seconds += 5.0
-    told = client.latest(group, fields)
-    assert told[1, 0, Field.GPU_TEMP].status == 0
-    assert told[1, 0, Field.GPU_TEMP].at_microseconds == round((EPOCH + 100) * 1e6)
-    assert told[1, 0, 1001].status == abi.NOT_WATCHED
-    assert client.call("dcgmUnwatchFields", group, fields) == abi.MODULE_NOT_LOADED
-    groups = abi.MetricGroups(version=abi.version_word(abi.MetricGroups), gpuId=0)
-    assert client.call("dcgmProfGetSupportedMetricGroups", ctypes.byref(groups)) == abi.MODULE_NOT_LOADED
-
-
-@pytest.mark.parametrize(("text", "first"), [(AMPERE, 1002), (HOPPER, 1001)])
-def test_metric_groups_are_those_of_the_module_before_hopper_and_of_gpm_since(text: str, first: int) -> None:
-    client = Node(text).connected()
-    groups = abi.MetricGroups(version=abi.version_word(abi.MetricGroups), gpuId=0)
-    assert client.call("dcgmProfGetSupportedMetricGroups", ctypes.byref(groups)) == 0
-    told = [list(one.fieldIds[: one.numFieldIds]) for one in groups.metricGroups[: groups.numMetricGroups]]
-    assert told[0][0] == first
-    assert {1001, 1004, 1005, 1009} <= {one for each in told for one in each}
-
-
 def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engine_for_everybody() -> None:
     client = Node().connected()
     assert client.live(GPUS, [Field.GPU_UTIL]) == [80, BLANK + 2]
@@ -301,26 +216,6 @@ def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engi
     with pytest.raises(dcgm.EngineKilledError):
         client.live(GPUS, [Field.PROF_GR_ENGINE_ACTIVE])
     assert client.live(GPUS, [Field.GPU_UTIL]) == [abi.CONNECTION_GONE]
-
-
-def test_field_groups_are_refused_as_by_the_real_engine() -> None:
-    client = Node().connected()
-    assert client.fields([1600])[0] == abi.BAD_PARAMETER
-    assert client.fields(range(1001, 1001 + 96), b"a")[0] == 0
-    assert client.fields([*range(1001, 1097), *range(200, 233)], b"b")[0] == abi.BAD_PARAMETER
-    assert client.fields([150], b"a")[0] == abi.DUPLICATE_KEY
-    assert [client.fields([150], str(one).encode())[0] for one in range(60)].count(0) == 59
-
-
-def test_groups_belong_to_their_connection() -> None:
-    client = Node().connected()
-    _, group, fields = client.watch(GPUS, [150])
-    other = Client(client.library)
-    assert other.connect() == 0
-    assert other.call("dcgmWatchFields", group, fields, 1_000_000, 0.0, 1) == abi.NOT_CONFIGURED
-    assert dcgm.held() == {"connections": 2, "groups": 1, "field_groups": 1, "watches": 1}
-    assert client.call("dcgmDisconnect") == 0
-    assert dcgm.held() == {"connections": 1, "groups": 0, "field_groups": 0, "watches": 0}
 
 
 def test_an_engine_that_went_down_forgets_everything_and_its_connections_stay_dead() -> None:
@@ -350,21 +245,6 @@ def test_calls_of_a_hanging_engine_return_when_it_goes_on_and_a_slow_one_takes_i
     assert node.slept > 5
 
 
-def test_paused_profiling_is_blank_for_everybody_and_the_module_says_so() -> None:
-    node = Node()
-    client = node.connected()
-    _, group, fields = client.watch(GPUS[:1], [1001])
-    states = abi.ModuleStatuses(version=abi.version_word(abi.ModuleStatuses))
-    seen = []
-    for node.seconds, faults in ((101.0, {}), (102.0, {Fault.PROFILING_PAUSED: 0.0}), (103.0, {}), (104.0, {})):
-        node.faults = dict(faults)
-        assert client.call("dcgmModuleGetStatuses", ctypes.byref(states)) == 0
-        blank = client.latest(group, fields)[1, 0, 1001].value == BLANK_DOUBLE
-        seen.append((states.statuses[abi.PROFILING_MODULE].status, blank))
-    loaded = (abi.MODULE_LOADED, False)
-    assert seen == [loaded, (abi.MODULE_PAUSED, True), (abi.MODULE_LOADED, True), loaded]
-
-
 def _with_fault(fault: Fault) -> Callable[[NodeTruth], NodeTruth]:
     return lambda truth: replace(truth, gpus=(replace(truth.gpus[0], fault=fault), *truth.gpus[1:]))
 
@@ -382,62 +262,6 @@ def test_a_gpu_in_trouble_keeps_its_name_while_its_measurements_are_blank(fault:
     count, ids = ctypes.c_int(32), (ctypes.c_uint * 32)()
     client.call("dcgmGetEntityGroupEntities", abi.GPU, ids, ctypes.byref(count), abi.SUPPORTED_ONLY)
     assert count.value == (1 if fault is Fault.GPU_ABSENT else 2)
-
-
-def test_xids_since_the_watch_began_are_told_once_each_with_their_time() -> None:
-    node = Node(HOPPER + "xids: [{gpu: 0, code: 13, at: 50}, {gpu: 0, code: 79, at: 101, every: 2}]\n")
-    client = node.connected()
-    _, group, fields = client.watch(GPUS, [Field.XID_ERRORS], keep=100)
-    assert client.since(group, fields, 0)[0] == []
-    node.seconds = 104.0
-    told, following = client.since(group, fields, 0)
-    assert [(at / 1e6 - EPOCH, code) for at, code in told] == [(101.0, 79), (103.0, 79)]
-    assert client.since(group, fields, following)[0] == []
-    assert client.latest(group, fields)[1, 0, Field.XID_ERRORS].value == 79
-    assert client.latest(group, fields)[1, 1, Field.XID_ERRORS].status == abi.NO_DATA
-
-
-def test_survivors_of_a_new_mig_layout_keep_their_id_and_a_new_instance_takes_the_free_one() -> None:
-    node = Node()
-    client = node.connected()
-    assert client.live([(abi.GPU_INSTANCE, 9)], [50]) == [b"1g.10gb"]
-
-    def with_instances(*kept: MigTruth) -> Callable[[NodeTruth], NodeTruth]:
-        return lambda truth: replace(truth, gpus=(truth.gpus[0], replace(truth.gpus[1], instances=kept)))
-
-    first, second = node.truth().gpus[1].instances
-    node.change = with_instances(second)
-    assert client.live([(abi.GPU_INSTANCE, 8), (abi.GPU_INSTANCE, 9)], [50]) == [abi.NOT_WATCHED, b"1g.10gb"]
-    node.change = with_instances(second, replace(first, uuid="MIG-new", gpu_instance_id=12))
-    assert client.live([(abi.COMPUTE_INSTANCE, 8), (abi.COMPUTE_INSTANCE, 9)], [54]) == [
-        b"MIG-new",
-        second.uuid.encode(),
-    ]
-
-
-def test_a_test_can_have_one_field_refused() -> None:
-    client = Node().connected()
-    dcgm.fail("dcgmWatchFields", abi.PROFILING_NOT_SUPPORTED, field_id=1012)
-    assert client.watch(GPUS, [1001, 1012])[0] == abi.PROFILING_NOT_SUPPORTED
-    assert client.watch(GPUS, [1001])[0] == 0
-    dcgm.clear_failures()
-    assert client.watch(GPUS, [1012])[0] == 0
-    with pytest.raises(ValueError, match="dcgmWatch'"):
-        dcgm.fail("dcgmWatch", -1)
-
-
-def test_records_are_spoilt_after_the_callback_so_that_a_kept_pointer_shows() -> None:
-    client = Node().connected()
-    _, group, fields = client.watch(GPUS[:1], [150])
-    kept: list[int] = []
-
-    def keep(_group: int, _number: int, address: int, _count: int, _data: object) -> int:
-        kept.append(address)
-        return 0
-
-    collect = abi.CALLBACK(keep)
-    assert client.call("dcgmGetLatestValues_v2", group, fields, collect, None) == 0
-    assert [one.field_id for one in libdcgm.records(kept[0], 1)] == [0xA5A5]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import close_due_days
 from exporter.errors import ConfigError, ExporterError
-from gpu_simulator.fleet_truth import FleetTruth
+from gpu_simulator.fleet import FleetTruth
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_792_400_400.0

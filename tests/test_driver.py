@@ -1,52 +1,19 @@
+"""The simulated driver through the real binding: values are the truth, and errors are the driver's."""
+
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
 
 import pynvml
 import pytest
-from driver_support import H100, MIB, T4, code_of, gpu, load, partitioned, simulated
+from driver_support import H100, code_of, gpu, instance, load, partitioned, process, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.model import Field
 from gpu_simulator import driver
-from gpu_simulator.truth import GpuTruth, Load
-
-
-def test_devices_are_found_by_index_uuid_bus_id_and_serial() -> None:
-    with simulated(gpu(0), gpu(1)):
-        assert pynvml.nvmlDeviceGetCount() == 2
-        second = pynvml.nvmlDeviceGetHandleByIndex(1)
-        uuid = pynvml.nvmlDeviceGetUUID(second)
-        for found in (
-            pynvml.nvmlDeviceGetHandleByUUID(uuid),
-            pynvml.nvmlDeviceGetHandleByPciBusId("00000000:18:00.0"),
-            pynvml.nvmlDeviceGetHandleByPciBusId("0000:18:00.0"),
-            pynvml.nvmlDeviceGetHandleBySerial("1652423000001"),
-        ):
-            assert pynvml.nvmlDeviceGetUUID(found) == uuid
-            assert pynvml.nvmlDeviceGetIndex(found) == 1
-        assert code_of(pynvml.nvmlDeviceGetHandleByIndex, 2) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-        assert code_of(pynvml.nvmlDeviceGetHandleByUUID, "GPU-nowhere") == pynvml.NVML_ERROR_NOT_FOUND
-
-
-def test_identity_is_the_truth() -> None:
-    with simulated(gpu(0)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetName(handle) == "NVIDIA H100 80GB HBM3"
-        assert pynvml.nvmlDeviceGetSerial(handle) == "1652423000000"
-        assert pynvml.nvmlDeviceGetMinorNumber(handle) == 2
-        info = pynvml.nvmlDeviceGetPciInfo(handle)
-        assert (info.busId, info.busIdLegacy) == ("00000000:17:00.0", "0000:17:00.0")
-        assert (info.domain, info.bus, info.device) == (0, 0x17, 0)
-        assert pynvml.nvmlDeviceGetVbiosVersion(handle) == "96.00.A5.00.01"
-        assert pynvml.nvmlDeviceGetInforomVersion(handle, 1) == "7.16"
-        assert code_of(pynvml.nvmlDeviceGetInforomVersion, handle, 2) == pynvml.NVML_ERROR_NOT_SUPPORTED
-        assert pynvml.nvmlSystemGetDriverVersion() == "590.48.01"
-        assert pynvml.nvmlSystemGetNVMLVersion() == "13.590.48.01"
-        assert pynvml.nvmlDeviceGetBrand(handle) == pynvml.NVML_BRAND_NVIDIA
-        assert pynvml.nvmlDeviceGetVirtualizationMode(handle) == 0
-        assert pynvml.nvmlDeviceGetAccountingMode(handle) == 0
+from gpu_simulator.driver_mig import profile_index
+from gpu_simulator.driver_session import ProcessSamples
+from gpu_simulator.truth import GpuTruth, Load, ProcessTruth
 
 
 def test_a_pointer_too_wide_for_an_int_survives_the_binding() -> None:
@@ -103,7 +70,6 @@ def test_every_value_read_through_the_binding_is_the_truth_in_nvml_units(truth: 
         assert pynvml.nvmlDeviceGetJpgUtilization(handle)[0] == round(busy.jpeg * 100)
         assert pynvml.nvmlDeviceGetOfaUtilization(handle)[0] == round(busy.optical_flow * 100)
         assert pynvml.nvmlDeviceGetPowerUsage(handle) == round(truth.power_watts * 1000)
-        assert pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) == round(truth.energy_joules * 1000)
         assert pynvml.nvmlDeviceGetTemperature(handle, 0) == truth.gpu_temp_celsius
         assert pynvml.nvmlDeviceGetTemperatureV(handle, 0) == truth.gpu_temp_celsius
         assert pynvml.nvmlDeviceGetClockInfo(handle, 1) == truth.sm_clock_mhz
@@ -138,48 +104,7 @@ def test_an_override_wins_and_none_is_not_supported() -> None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlDeviceGetUtilizationRates(handle).gpu == 77
         assert pynvml.nvmlDeviceGetFanSpeed(handle) == 30
-        assert pynvml.nvmlDeviceGetPcieReplayCounter(handle) == 9
         assert code_of(pynvml.nvmlDeviceGetPowerUsage, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_power_limits_and_thresholds_are_those_of_the_board() -> None:
-    with simulated(gpu(0, gpu_temp_celsius=41)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetPowerManagementLimit(handle) == 700_000
-        assert pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) == 700_000
-        assert pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) == 700_000
-        assert pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle) == [200_000, 700_000]
-        assert pynvml.nvmlDeviceGetMarginTemperature(handle) == 46
-        assert pynvml.nvmlDeviceGetTemperatureThreshold(handle, 1) < pynvml.nvmlDeviceGetTemperatureThreshold(handle, 0)
-        assert pynvml.nvmlDeviceGetMaxClockInfo(handle, 1) == 1980
-        assert pynvml.nvmlDeviceGetBAR1MemoryInfo(handle).bar1Total == 131072 * MIB
-        assert pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle) == 5
-        assert pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle) == 16
-        assert code_of(pynvml.nvmlDeviceGetFanSpeed, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_error_counters_come_by_every_door() -> None:
-    overrides = {
-        Field.ECC_SBE_VOL_TOTAL: 3,
-        Field.ECC_DBE_AGG_TOTAL: 5,
-        Field.UNCORRECTABLE_REMAPPED_ROWS: 2,
-        Field.RETIRED_SBE: 2,
-        Field.POWER_VIOLATION: 12345,
-        Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL: 4,
-    }
-    with simulated(gpu(0, overrides=overrides)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, 0) == 3
-        assert pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, 1) == 5
-        assert pynvml.nvmlDeviceGetMemoryErrorCounter(handle, 0, 0, 2) == 3
-        assert pynvml.nvmlDeviceGetRemappedRows(handle) == (0, 2, 0, 0)
-        assert len(pynvml.nvmlDeviceGetRetiredPages(handle, 0)) == 2
-        assert pynvml.nvmlDeviceGetRetiredPages(handle, 1) == []
-        assert pynvml.nvmlDeviceGetViolationStatus(handle, 0).violationTime == 12345
-        assert pynvml.nvmlDeviceGetNvLinkState(handle, 0) == 1
-        assert pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, 0, 0) == 4
-        values = pynvml.nvmlDeviceGetFieldValues(handle, [3, 6, 74, 143, 52])
-        assert [value.value.ullVal for value in values] == [3, 5, 12345, 2, 4]
 
 
 def test_a_field_value_that_the_board_lacks_fails_alone_and_ecc_off_stays_untouched() -> None:
@@ -209,22 +134,6 @@ def test_a_struct_of_the_wrong_version_is_refused() -> None:
         mismatch = pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
         assert code_of(pynvml.nvmlDeviceGetMemoryInfo, handle, 0x03000030) == mismatch
         assert code_of(pynvml.nvmlDeviceGetRunningProcessDetailList, handle, 0x02000018, 0) == mismatch
-
-
-def test_a_board_without_a_licence_server_has_no_licensable_feature() -> None:
-    with simulated(gpu(0)) as node:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetGridLicensableFeatures(handle).licensableFeaturesCount == 0
-        node.change(overrides={Field.VGPU_LICENSE_STATUS: 1})
-        assert pynvml.nvmlDeviceGetGridLicensableFeatures(handle).gridLicensableFeatures[0].featureState == 1
-
-
-def test_a_symbol_that_the_driver_lacks_is_function_not_found() -> None:
-    with simulated(gpu(0, model=T4)):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        missing = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        assert code_of(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) == 0
-        assert code_of(pynvml.nvmlDeviceGetAdaptiveClockInfoStatus, handle) == missing
 
 
 def test_injected_errors_hit_the_named_device_as_often_as_asked() -> None:
@@ -270,57 +179,161 @@ def test_uninstalling_gives_the_binding_back_what_it_had() -> None:
         driver.clear_failures()
 
 
+def _mig_handles(parent: object) -> dict[int, object]:
+    """Handle per index, holes left out."""
+    found = {}
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+        try:
+            found[index] = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
+        except pynvml.NVMLError_NotFound:
+            continue
+    return found
+
+
+def test_a_destroyed_instance_leaves_a_hole_and_its_handle_dies() -> None:
+    with simulated(partitioned(instance(7), instance(8), instance(9))) as node:
+        parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handles = _mig_handles(parent)
+        assert list(handles) == [0, 1, 2]
+        node.change(instances=(instance(7), instance(9)))
+        assert list(_mig_handles(parent)) == [0, 2]
+        assert code_of(pynvml.nvmlDeviceGetUUID, handles[1]) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        assert pynvml.nvmlDeviceGetUUID(handles[2]) == instance(9).uuid
+        assert code_of(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, 7) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        node.change(instances=(instance(7), instance(9), instance(11)))
+        assert list(_mig_handles(parent)) == [0, 1, 2]
+        node.change(mig_enabled=False, instances=())
+        assert code_of(pynvml.nvmlDeviceGetUUID, handles[2]) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(parent) == 0
+
+
+def test_processes_are_listed_per_instance_and_on_the_parent_with_their_ids() -> None:
+    busy, other = instance(7, processes=(process(11),)), instance(9, processes=(process(12), process(13)))
+    with simulated(partitioned(busy, other)):
+        parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+        first, second = _mig_handles(parent).values()
+        assert [one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(first)] == [11]
+        assert [one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(second)] == [12, 13]
+        of_all = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(parent)
+        assert [(one.pid, one.gpuInstanceId) for one in of_all] == [(11, 7), (12, 9), (13, 9)]
+
+
 @pytest.mark.parametrize(
-    ("call", "arguments"),
+    ("name", "memory_slices", "index"),
     [
-        (pynvml.nvmlDeviceGetClockInfo, (9,)),
-        (pynvml.nvmlDeviceGetTemperature, (7,)),
-        (pynvml.nvmlDeviceGetTemperatureV, (7,)),
-        (pynvml.nvmlDeviceGetTemperatureThreshold, (99,)),
-        (pynvml.nvmlDeviceGetViolationStatus, (7,)),
-        (pynvml.nvmlDeviceGetTotalEccErrors, (5, 0)),
-        (pynvml.nvmlDeviceGetMemoryErrorCounter, (5, 0, 2)),
-        (pynvml.nvmlDeviceGetInforomVersion, (9,)),
-        (pynvml.nvmlDeviceGetNvLinkState, (18,)),
-        (pynvml.nvmlDeviceGetNvLinkErrorCounter, (0, 9)),
-        (pynvml.nvmlDeviceGetMigDeviceHandleByIndex, (7,)),
-        (pynvml.nvmlDeviceGetGpuInstanceProfileInfo, (18,)),
+        ("1g.5gb", 1, 0),
+        ("1g.10gb", 2, 9),
+        ("1g.5gb+me", 1, 7),
+        ("2g.12gb+me", 2, 8),
+        ("4g.24gb", 4, 3),
+        ("1c.3g.40gb", 4, 2),
+        ("1g.12gb-me", 1, 13),
+        ("nonsense", 1, None),
     ],
 )
-def test_an_argument_that_nvml_does_not_know_is_invalid(
-    call: Callable[..., object], arguments: tuple[int, ...]
-) -> None:
-    with simulated(partitioned()):
+def test_profile_names_map_to_nvml_profile_numbers(name: str, memory_slices: int, index: int | None) -> None:
+    assert profile_index(name, memory_slices) == index
+
+
+def _request(old: object, new: object, *metrics: int) -> object:
+    request = pynvml.c_nvmlGpmMetricsGet_t()
+    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics, request.sample1, request.sample2 = len(metrics), old, new
+    for slot, metric in zip(request.metrics, metrics, strict=False):
+        slot.metricId = metric
+    return request
+
+
+def _values(old: object, new: object, *metrics: int) -> list[float | int]:
+    """Value per metric, or the negative return code."""
+    answer = pynvml.nvmlGpmMetricsGet(_request(old, new, *metrics))
+    return [m.value if m.nvmlReturn == 0 else -m.nvmlReturn for m in answer.metrics[: len(metrics)]]
+
+
+def _sampled(take: Callable[[object], object]) -> object:
+    sample = pynvml.nvmlGpmSampleAlloc()
+    take(sample)
+    return sample
+
+
+_integral = st.builds(
+    Load, **dict.fromkeys(("engine", "sm", "occupancy", "tensor", "dram", "fp64", "fp32", "fp16"), st.floats(0, 1e6))
+)
+_ids = {1: "engine", 2: "sm", 3: "occupancy", 5: "tensor", 10: "dram", 11: "fp64", 12: "fp32", 13: "fp16"}
+
+
+@settings(deadline=None)
+@given(_integral, _integral, st.floats(0.2, 3600))
+def test_a_metric_is_the_mean_between_its_two_samples(before: Load, after: Load, seconds: float) -> None:
+    with simulated(gpu(0, load_integral=before)) as node:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert code_of(call, handle, *arguments) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        assert pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice == 1
+        old = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
+        node.change(at=100.0 + seconds, load_integral=after)
+        new = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(handle, sample))
+        for value, name in zip(_values(old, new, *_ids), _ids.values(), strict=True):
+            mean = (getattr(after, name) - getattr(before, name)) / (node.truth.at_seconds - 100.0)
+            assert value == pytest.approx(mean * 100, abs=1e-9)
 
 
-def test_a_board_without_nvlink_has_no_links_and_pcie_is_measured_while_the_caller_waits() -> None:
-    lacking = replace(H100, not_supported=frozenset({Field.NVLINK_TX_BYTES_TOTAL}))
-    with simulated(gpu(0, model=lacking, load=load(pcie_tx_bytes_per_second=2e6))) as node:
+def test_an_instance_is_measured_by_its_handle_and_by_its_gpu_instance() -> None:
+    first = instance(2, "1c.3g.40gb", compute_instance=0)
+    second = instance(2, "2c.3g.40gb", compute_instance=1)
+    with simulated(partitioned(first, second)) as node:
+        parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, 0)
+        old = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(mig, sample))
+        old_whole = _sampled(lambda sample: pynvml.nvmlGpmMigSampleGet(parent, 2, sample))
+        busy = instance(2, "1c.3g.40gb", load_integral=load(engine=0.9, sm=0.3))
+        node.change(at=101.0, instances=(busy, second))
+        new = _sampled(lambda sample: pynvml.nvmlGpmSampleGet(mig, sample))
+        new_whole = _sampled(lambda sample: pynvml.nvmlGpmMigSampleGet(parent, 2, sample))
+        assert _values(old, new, 1, 2) == pytest.approx([90.0, 30.0])
+        assert _values(old, new, 20) == [-pynvml.NVML_ERROR_NOT_SUPPORTED]
+        assert _values(old_whole, new_whole, 1, 2) == pytest.approx([30.0, 10.0])
+        assert code_of(pynvml.nvmlGpmMigSampleGet, parent, 5, new) == pynvml.NVML_ERROR_NOT_FOUND
+        mixed = _request(old, new_whole, 1)
+        assert code_of(pynvml.nvmlGpmMetricsGet, mixed) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def _good(samples: list[object], last_us: int) -> dict[int, object]:
+    return {s.pid: s for s in samples if s.pid and 0 <= s.smUtil <= 100 and s.timeStamp > last_us}
+
+
+@pytest.mark.parametrize("call", [pynvml.nvmlDeviceGetProcessUtilization, pynvml.nvmlDeviceGetProcessesUtilizationInfo])
+def test_samples_since_the_last_poll_divide_the_device_among_its_processes(call: object) -> None:
+    processes = (process(11, sm=0.6, mem_ratio=0.3), process(12, sm=0.2, enc_ratio=0.5))
+    with simulated(gpu(0, processes=processes)) as node:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert code_of(pynvml.nvmlDeviceGetNvLinkState, handle, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
-        before = node.seconds
-        assert pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES) == 2000
-        assert node.seconds >= before + 0.02
+        last_us = max(one.timeStamp for one in _good(call(handle, 0), 0).values())
+        for second in range(1, 6):
+            node.change(at=100.0 + second)
+            pynvml.nvmlDeviceGetCount()
+        samples = call(handle, last_us)
+        assert len(samples) == 100
+        assert any(one.smUtil > 100 for one in samples)
+        good = _good(samples, last_us)
+        assert good[11].smUtil == pytest.approx(60, abs=3)
+        assert good[12].smUtil == pytest.approx(20, abs=3)
+        assert good[11].memUtil == pytest.approx(30, abs=3)
+        assert good[12].encUtil == pytest.approx(50, abs=3)
 
 
-def test_fixed_facts_follow_the_model() -> None:
-    with simulated(gpu(0), gpu(1, model=T4)):
-        hopper, turing = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
-        assert pynvml.nvmlDeviceGetCudaComputeCapability(hopper) == (9, 0)
-        assert pynvml.nvmlDeviceGetCudaComputeCapability(turing) == (7, 5)
-        assert pynvml.nvmlDeviceGetArchitecture(hopper) == pynvml.NVML_DEVICE_ARCH_HOPPER
-        assert pynvml.nvmlDeviceGetArchitecture(turing) == pynvml.NVML_DEVICE_ARCH_TURING
-        assert pynvml.nvmlDeviceGetInforomImageVersion(turing) != pynvml.nvmlDeviceGetInforomImageVersion(hopper)
-        assert pynvml.nvmlDeviceGetPersistenceMode(hopper) == 1
-        assert pynvml.nvmlDeviceGetEccMode(hopper) == [1, 1]
-        assert pynvml.nvmlDeviceGetAccountingPids(hopper) == []
-        assert pynvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(hopper) == 0
-        assert pynvml.nvmlSystemGetCudaDriverVersion_v2() == 13000
-
-
-def test_thresholds_are_told_as_distances_too() -> None:
-    with simulated(gpu(0)):
-        values = pynvml.nvmlDeviceGetFieldValues(pynvml.nvmlDeviceGetHandleByIndex(0), [193, 194, 196])
-        assert [value.value.siVal for value in values] == [-8, -2, 0]
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=5), st.integers(5, 50))
+def test_over_minutes_every_process_gets_its_part_of_the_samples(parts: list[float], interval_tenths: int) -> None:
+    processes: list[ProcessTruth] = [process(pid, sm=part) for pid, part in enumerate(parts, start=1)]
+    total = sum(parts)
+    scale = min(total, 1.0) / total if total else 0.0
+    ring, seen, busy_seconds = ProcessSamples(), 0.0, dict.fromkeys(range(1, len(parts) + 1), 0.0)
+    ring.observe(0.0, processes)
+    for poll in range(1, 201):
+        ring.observe(poll * interval_tenths / 10, processes)
+        uses = ring.since(seen)
+        newest = max((use.newest_seconds for use in uses), default=seen)
+        for use in uses:
+            busy_seconds[use.pid] += use.percents[0] / 100 * (newest - seen)
+        seen = newest
+    if seen:
+        for pid, part in enumerate(parts, start=1):
+            assert busy_seconds[pid] / seen == pytest.approx(part * scale, abs=0.03)

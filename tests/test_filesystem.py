@@ -5,7 +5,7 @@ import pytest
 
 from exporter.attribution.processes import NO_NAME, PidResolver, PodNames
 from exporter.errors import ConfigError
-from gpu_simulator.filesystem import write
+from gpu_simulator.node import write_filesystem
 from gpu_simulator.scenario import load, shipped
 from gpu_simulator.truth import GpuTruth, HolderTruth, ModelSpec, NodeTruth, ProcessTruth
 
@@ -60,7 +60,7 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_the_product_finds_in_it_what_the_truth_says(roots: tuple[Path, Path]) -> None:
-    write(node(PROCESS), *roots)
+    write_filesystem(node(PROCESS), *roots)
     uid = PidResolver(roots[0]).pod_uid(4242)
     assert uid == UID
     assert PodNames(roots[1]).name_of(uid) == ("ml", "a")
@@ -69,36 +69,36 @@ def test_the_product_finds_in_it_what_the_truth_says(roots: tuple[Path, Path]) -
 
 def test_what_ends_vanishes_and_what_stays_is_not_written_again(roots: tuple[Path, Path]) -> None:
     other = dataclasses.replace(PROCESS, pid=4243)
-    write(node(PROCESS, other), *roots)
+    write_filesystem(node(PROCESS, other), *roots)
     before = (roots[0] / "4242" / "stat").stat().st_mtime_ns
-    write(node(PROCESS), *roots)
+    write_filesystem(node(PROCESS), *roots)
     assert (roots[0] / "4242" / "stat").stat().st_mtime_ns == before
     assert not (roots[0] / "4243").exists()
 
 
 def test_a_pid_used_again_leads_to_the_new_pod(roots: tuple[Path, Path]) -> None:
     resolver = PidResolver(roots[0])
-    write(node(PROCESS), *roots)
+    write_filesystem(node(PROCESS), *roots)
     assert resolver.pod_uid(4242) == UID
-    write(node(dataclasses.replace(PROCESS, start_ticks=101, cgroup="0::/user.slice\n")), *roots)
+    write_filesystem(node(dataclasses.replace(PROCESS, start_ticks=101, cgroup="0::/user.slice\n")), *roots)
     assert resolver.pod_uid(4242) == ""
 
 
 def test_a_pod_that_is_gone_has_no_log_directory_though_its_process_lives_on(roots: tuple[Path, Path]) -> None:
-    write(node(PROCESS), *roots)
-    write(node(PROCESS, holders=()), *roots)
+    write_filesystem(node(PROCESS), *roots)
+    write_filesystem(node(PROCESS, holders=()), *roots)
     assert PidResolver(roots[0]).pod_uid(4242) == UID
     assert PodNames(roots[1]).name_of(UID) == NO_NAME
 
 
 def test_a_listed_pod_without_a_device_has_a_log_directory(roots: tuple[Path, Path]) -> None:
     truth = dataclasses.replace(node(PROCESS, holders=()), other_pods=(("ml", "a", "main"),))
-    write(truth, *roots)
+    write_filesystem(truth, *roots)
     assert PodNames(roots[1]).name_of(UID) == ("ml", "a")
 
 
 def test_it_says_that_nothing_in_it_is_real(roots: tuple[Path, Path]) -> None:
-    write(node(PROCESS), *roots)
+    write_filesystem(node(PROCESS), *roots)
     assert all("simulator" in (root / "simulated").read_text() for root in roots)
 
 
@@ -108,7 +108,7 @@ def test_every_process_of_a_shipped_scenario_leads_to_its_own_pod(name: str, roo
     resolver, names = PidResolver(roots[0]), PodNames(roots[1])
     for now in (1.0, 60.0, 600.0, 6000.0):
         truth = scenario.at(now)
-        write(truth, *roots)
+        write_filesystem(truth, *roots)
         listed = {(holder.namespace, holder.pod) for holder in truth.holders}
         listed.update((namespace, pod) for namespace, pod, _ in truth.other_pods)
         for gpu in truth.gpus:
@@ -122,7 +122,7 @@ def test_every_process_of_a_shipped_scenario_leads_to_its_own_pod(name: str, roo
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "proc" / "1").mkdir(parents=True)
     with pytest.raises(ConfigError, match="not empty"):
-        write(node(PROCESS), tmp_path / "proc", tmp_path / "pods")
+        write_filesystem(node(PROCESS), tmp_path / "proc", tmp_path / "pods")
     assert (tmp_path / "proc" / "1").exists()
 
 
@@ -130,10 +130,10 @@ def test_a_container_has_its_logs_directory_before_it_has_a_process(tmp_path: Pa
     """Or whoever looks in between would find a process of a pod that is not on this node."""
     proc, pods = tmp_path / "proc", tmp_path / "pods"
     proc.mkdir()
-    write(dataclasses.replace(load("demo").at(0.0), gpus=(), holders=(), pods=()), proc, pods)
+    write_filesystem(dataclasses.replace(load("demo").at(0.0), gpus=(), holders=(), pods=()), proc, pods)
     truth = load("demo").at(0.0)
     process = next(process for gpu in truth.gpus for process in gpu.processes)
     (proc / str(process.pid)).write_text("in the way")
     with pytest.raises(FileExistsError):
-        write(truth, proc, pods)
+        write_filesystem(truth, proc, pods)
     assert PodNames(pods).name_of(process.pod_uid) == (process.namespace, process.pod)

@@ -31,8 +31,8 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.query_rows import Progress
 from exporter.errors import PrometheusError
 from exporter.model import Totals
+from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
-from gpu_simulator.fleet_truth import FleetTruth, added
 
 DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "pool")
 ENGINES = pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
@@ -84,7 +84,7 @@ def summed(ledger: FleetLedger, *fields: str) -> dict[tuple[str, ...], Totals]:
     for chunk in ledger.chunks:
         for key, figures in chunk.lines.items():
             place = tuple(getattr(key, field) for field in fields)
-            found[place] = added(found[place], totals(figures)) if place in found else totals(figures)
+            found[place] = found[place] + totals(figures) if place in found else totals(figures)
     return found
 
 
@@ -111,7 +111,7 @@ def apart(truth: FleetTruth, *names: str) -> dict[tuple[str, ...], Totals]:
     found: dict[tuple[str, ...], Totals] = {}
     for (kind, *rest), total in truth.total("kind", *names).items():
         place = (kind if kind in {"Unallocated", "Unattributed"} else "", *rest)
-        found[place] = added(found[place], total) if place in found else total
+        found[place] = found[place] + total if place in found else total
     return found
 
 
@@ -194,7 +194,7 @@ async def test_nodes_are_summed_by_their_sort(engine: str, request: pytest.Fixtu
     expected: dict[tuple[str, ...], Totals] = {}
     for (cluster, node, model), total in summed(by_node, "cluster", "node", "model").items():
         place = (sorts[cluster, node], model)
-        expected[place] = added(expected[place], total) if place in expected else total
+        expected[place] = expected[place] + total if place in expected else total
     assert_same(summed(ledger, "pool", "model"), expected)
     assert {"p5.48xlarge reserved", "g6e.48xlarge on-demand", ""} <= {pool for pool, _ in expected}
     assert not any(key.node or key.cluster for chunk in ledger.chunks for key in chunk.lines)

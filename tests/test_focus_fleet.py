@@ -17,7 +17,7 @@ from exporter.cost.ledger import DAY_SECONDS, Window
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import DayStore
 from exporter.cost.store_schema import ALL_OF_A_DAY
-from gpu_simulator.fleet_truth import FleetTruth
+from gpu_simulator.fleet import FleetTruth
 
 START, END = 1_788_566_400, 1_788_825_600  # 2026-09-05 to 2026-09-08
 WINDOW = "2026-09-05..2026-09-07"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.kube.list_watch import GONE_SPREAD_SECONDS, ListWatch
-from gpu_simulator import api_answers
-from gpu_simulator.api_store import ApiObjects, Store
+from gpu_simulator import api_server
+from gpu_simulator.api_objects import ApiObjects, Store
 from gpu_simulator.truth import Fault
 
 A, B, C = ("ml", "a"), ("ml", "b"), ("ml", "c")
@@ -209,7 +209,7 @@ async def test_without_the_right_to_watch_the_list_is_polled_slowly_and_the_righ
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
-            return web.json_response(api_answers.status(403, "Forbidden", "no"), status=403)
+            return web.json_response(api_server.status(403, "Forbidden", "no"), status=403)
         return pod_list(*found)
 
     waits = Waits()
@@ -224,7 +224,7 @@ async def test_without_the_right_to_watch_the_list_is_polled_slowly_and_the_righ
 async def test_one_gone_lists_from_a_cache_and_more_of_them_list_consistently(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
-            return await stream(request, [event("ERROR", api_answers.expired(1, 2))])
+            return await stream(request, [event("ERROR", api_server.expired(1, 2))])
         return pod_list(at("a", 90))
 
     waits = Waits()
@@ -242,7 +242,7 @@ async def test_a_cache_that_is_behind_is_not_believed(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             first = request.query["resourceVersion"] == "100"
-            lines = [event("ADDED", at("b", 120)), event("ERROR", api_answers.expired(1, 2))]
+            lines = [event("ADDED", at("b", 120)), event("ERROR", api_server.expired(1, 2))]
             return await stream(request, lines if first else [], hold=not first)
         if "resourceVersion" in request.query:
             return pod_list(at("a", 90), version=100)
@@ -494,13 +494,13 @@ STATES = st.dictionaries(NAMES, st.tuples(st.sampled_from(["u1", "u2"]), st.samp
 @given(st.lists(STATES, max_size=12))
 def test_events_give_the_map_that_a_list_would_have_given(states: list[dict[str, tuple[str, str]]]) -> None:
     store, pods = Store(), offline()
-    wanted = api_answers.selector("pods", SELECTOR["fieldSelector"])
+    wanted = api_server.selector("pods", SELECTOR["fieldSelector"])
     for state in states:
         version = store.version
         made = tuple(pod(name, uid=uid, phase=phase, node=NODE) for name, (uid, phase) in state.items())
         store.follow(ApiObjects(pods=made))
         for change in store.changes("pods", version):
-            if line := api_answers.event(change, wanted, metadata_only=True):
+            if line := api_server.event(change, wanted, metadata_only=True):
                 read = json.loads(line)
                 pods._apply(read["type"], read["object"])
         assert dict(pods.items) == dict(uid_of(dict(shown)) for shown in store.list("pods") if wanted(shown))

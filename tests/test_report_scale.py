@@ -6,9 +6,8 @@ import pytest
 from fleet_support import END_SECONDS, FleetServer, backfill, prometheus, victoria
 from scale_support import FIELDS, errors, flaky, report, reported, true_numbers, window
 
-from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator.fleet import FleetTruth, Writing, write_fleet
 from gpu_simulator.fleet_plan import FleetPlan
-from gpu_simulator.fleet_truth import FleetTruth
 
 PLAN = FleetPlan(nodes=20, end_seconds=END_SECONDS, seed=3, clusters=("alpha", "beta"), currencies=("USD", "EUR"))
 PERIOD = window(PLAN.start_seconds, PLAN.end_seconds)

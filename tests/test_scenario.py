@@ -12,9 +12,8 @@ from exporter.attribution import processes as cgroup
 from exporter.errors import ConfigError
 from exporter.model import Field
 from gpu_simulator import scenario
-from gpu_simulator.mig_layout import LayoutError, place
-from gpu_simulator.models import MIB, MODELS, instance_memory_bytes
-from gpu_simulator.profiles import IdleAfter, Ramp, Signal, Sine, Square, Steady, Steps, noise
+from gpu_simulator.activity import Ramp, Signal, Sine, Square, Steady, Steps, noise
+from gpu_simulator.models import MIB, MODELS, LayoutError, place
 from gpu_simulator.truth import Fault
 
 LEVEL = st.floats(0.0, 1.0)
@@ -57,18 +56,6 @@ def summed(signal: Signal, start: float, end: float, parts: int = 4000) -> float
 def test_the_integral_of_every_form_is_the_area_under_its_values(signal: Signal, start: float, width: float) -> None:
     exact = signal.integral(start + width) - signal.integral(start)
     assert exact == pytest.approx(summed(signal, start, start + width), abs=width * 2e-3 + 1e-6)
-
-
-@given(SIGNALS, st.floats(0.0, 5000.0))
-def test_no_form_leaves_0_to_1_or_passes_its_peak(signal: Signal, t: float) -> None:
-    assert 0.0 <= signal.value(t) <= min(1.0, signal.peak + 1e-12)
-
-
-@given(SIGNALS, SECONDS, st.floats(0.0, 3000.0))
-def test_after_idle_after_nothing_is_added(signal: Signal, after: float, more: float) -> None:
-    idle = IdleAfter(signal=signal, seconds=after)
-    assert idle.value(after + more) == 0.0
-    assert idle.integral(after + more) == idle.integral(after)
 
 
 @pytest.mark.parametrize("name", scenario.shipped())
@@ -127,19 +114,6 @@ def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: flo
         assert (found[0] if found else "") == process.pod_uid
 
 
-def test_a_pods_processes_keep_their_pids_while_it_lives() -> None:
-    pids = [{p.pid for p in _LOADED["demo"].at(t).gpus[2].processes} for t in (0.0, 60.0, 9000.0)]
-    assert pids[0] == pids[1] == pids[2]
-    assert len(pids[0]) == 2
-
-
-def test_a_pod_that_comes_again_is_another_pod_with_other_pids() -> None:
-    first, second = ([*_LOADED["t4-timeslicing"].at(t).gpus[1].processes] for t in (30.0, 150.0))
-    uids = [{p.pod_uid for p in processes if p.pod.startswith("thumbnails")} for processes in (first, second)]
-    assert len(uids[0]) == len(uids[1]) == 1
-    assert uids[0] != uids[1]
-
-
 def test_processes_can_outlive_their_pod_and_then_belong_to_no_holder() -> None:
     truth = _LOADED["t4-timeslicing"].at(75.0)
     assert any(process.pod.startswith("thumbnails") for process in truth.gpus[1].processes)
@@ -169,23 +143,10 @@ def test_the_demos_gpu_fails_with_xid_79_and_returns() -> None:
     assert lost.gpus[1].uuid not in lost.allocatable["nvidia.com/gpu"]
 
 
-def test_chaos_shows_every_fault_and_health_between_them() -> None:
-    seen: set[Fault] = set()
-    healthy = 0
-    for t in range(0, 1200, 5):
-        truth = _LOADED["chaos"].at(float(t))
-        now = {gpu.fault for gpu in truth.gpus if gpu.fault} | set(truth.faults)
-        seen |= now
-        healthy += not now
-    # An API has a node under one name, and serves one version, for as long as an agent lives.
-    assert seen == set(Fault) - {Fault.API_OTHER_NODE_NAME, Fault.API_UPGRADED}
-    assert healthy > 40
-
-
 def test_mig_instances_sit_and_are_numbered_as_recorded_on_a_real_h100() -> None:
     placed = place(MODELS["h100"], ["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"])
-    assert [(p.start, p.gpu_instance_id) for p in placed] == [(4, 2), (0, 3), (2, 9), (3, 10)]
-    assert [instance_memory_bytes(MODELS["h100"], p.memory_slices) // MIB for p in placed] == [40448, 20096, 9984, 9984]
+    assert [(p.placement_start, p.gpu_instance_id) for p in placed] == [(4, 2), (0, 3), (2, 9), (3, 10)]
+    assert [p.memory_bytes // MIB for p in placed] == [40448, 20096, 9984, 9984]
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS.values() if model.mig_profiles])
@@ -198,19 +159,10 @@ def test_instances_of_a_layout_that_is_accepted_never_overlap(model: object, dat
     except LayoutError as error:
         assert re.search("does not fit", str(error))  # noqa: PT017 - refusing is one of two right outcomes
         return
-    spans = sorted((p.start, p.start + p.memory_slices) for p in placed)
+    spans = sorted((p.placement_start, p.placement_start + p.memory_slices) for p in placed)
     assert all(one[1] <= other[0] for one, other in pairwise(spans))
     assert sum(p.compute_slices for p in placed) <= spec.compute_slices
     assert len({p.gpu_instance_id for p in placed}) == len(placed)
-
-
-@pytest.mark.parametrize(("profiles", "fits"), [(["3g.40gb", "3g.40gb"], True), (["4g.40gb", "4g.40gb"], False)])
-def test_two_thirds_fit_and_two_halves_of_four_slices_do_not(profiles: list[str], fits: bool) -> None:  # noqa: FBT001 - a table
-    if fits:
-        assert len(place(MODELS["h100"], profiles)) == 2
-    else:
-        with pytest.raises(LayoutError, match="3 of 7 compute"):
-            place(MODELS["h100"], profiles)
 
 
 def test_what_a_partitioned_board_no_longer_tells_is_not_told() -> None:

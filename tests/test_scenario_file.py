@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from exporter.errors import ConfigError
 from gpu_simulator import scenario, scenario_file
-from gpu_simulator.loads import MIXES
+from gpu_simulator.activity import MIXES
 from gpu_simulator.models import MODELS
 from gpu_simulator.plan import DraMig, DraVersion, IdForm, MigStrategy, Runtime, Sharing
 from gpu_simulator.truth import Fault

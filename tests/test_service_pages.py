@@ -22,8 +22,8 @@ from exporter.cost.report import FleetReport
 from exporter.model import Totals
 from exporter.model.formatting import brief_minutes, coverage, decimal, gpus, hours, money, percent
 from exporter.service.settings import ServeSettings
+from gpu_simulator.fleet import FleetTruth
 from gpu_simulator.fleet_plan import FleetPlan
-from gpu_simulator.fleet_truth import FleetTruth
 
 DAY_SECONDS, HOUR_SECONDS = 86_400, 3600
 MONTH = "2026-09"

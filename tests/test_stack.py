@@ -16,10 +16,9 @@ import aiohttp
 import pytest
 
 from exporter.errors import ConfigError
-from gpu_simulator import demo_rules
-from gpu_simulator.parts import free_port
+from gpu_simulator import stack
+from gpu_simulator.programs import Webhook, free_port, line
 from gpu_simulator.stack import ALERTMANAGER_CONFIG, RULES, StackOptions, Tools, find_tools, run
-from gpu_simulator.webhook import Webhook, line
 
 TIMEOUT_SECONDS = 90.0
 
@@ -59,7 +58,7 @@ QUICKER = {
     "for: 15m": "for: 5s",
     "for: 10m": "for: 2s",
 }
-QUICK = tuple(replace(item, demo=QUICKER.get(item.shipped, item.demo)) for item in demo_rules.SUBSTITUTIONS)
+QUICK = tuple(replace(item, demo=QUICKER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS)
 
 
 @dataclass
@@ -117,8 +116,8 @@ def test_shortened_rules_are_valid_and_keep_no_long_window(tmp_path: Path) -> No
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool on the PATH: make install")
-    text = demo_rules.shorten(RULES.read_text(encoding="utf-8"), str(RULES))
-    for item in demo_rules.SUBSTITUTIONS:
+    text = stack.shorten(RULES.read_text(encoding="utf-8"), str(RULES))
+    for item in stack.SUBSTITUTIONS:
         assert item.shipped not in text
     path = tmp_path / "rules.yaml"
     path.write_text(text, encoding="utf-8")
@@ -128,8 +127,8 @@ def test_shortened_rules_are_valid_and_keep_no_long_window(tmp_path: Path) -> No
 
 def test_a_rules_file_of_another_version_is_refused_with_everything_that_is_missing() -> None:
     with pytest.raises(ConfigError) as caught:
-        demo_rules.shorten("groups: []", "old.yaml")
-    assert len(caught.value.problems) == len(demo_rules.SUBSTITUTIONS)
+        stack.shorten("groups: []", "old.yaml")
+    assert len(caught.value.problems) == len(stack.SUBSTITUTIONS)
     assert "old.yaml: '[1h]' (window) is not in it" in str(caught.value)
 
 

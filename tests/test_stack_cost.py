@@ -12,8 +12,8 @@ from test_stack import both_tools, running, stand_in
 
 from exporter.cost.budgets import load as load_budgets
 from exporter.errors import ExporterError
-from gpu_simulator import history
-from gpu_simulator.parts import free_port
+from gpu_simulator import stack
+from gpu_simulator.programs import free_port
 
 HISTORY_DAYS = 3
 
@@ -33,8 +33,8 @@ async def test_the_demonstration_shows_the_money_of_a_fleets_past() -> None:
         async with session.get(f"{base}/") as response:
             page = await response.text()
         assert await budget_of_all(session, base) > 0
-    assert {line["cluster"] for line in report["lines"]} >= set(history.CLUSTERS)
-    assert report["total"]["allocated_seconds"] >= 0.9 * history.NODES * 8 * (HISTORY_DAYS - 1) * 86_400
+    assert {line["cluster"] for line in report["lines"]} >= set(stack.CLUSTERS)
+    assert report["total"]["allocated_seconds"] >= 0.9 * stack.NODES * 8 * (HISTORY_DAYS - 1) * 86_400
     assert report["simulated"] is True
     assert "SIMULATED" in page
 
@@ -53,7 +53,7 @@ async def budget_of_all(session: aiohttp.ClientSession, base: str) -> float:
 
 def test_the_demonstrations_budgets_are_a_budget_file(tmp_path: Path) -> None:
     file = tmp_path / "budgets.yaml"
-    file.write_text(history.budgets(history.plan(1_790_000_000.0, 1)), encoding="utf-8")
+    file.write_text(stack.demo_budgets(stack.demo_fleet(1_790_000_000.0, 1)), encoding="utf-8")
     assert [budget.name for budget in load_budgets(file)][-1] == "all-gpus"
 
 
@@ -62,5 +62,5 @@ def test_a_promtool_that_fails_is_told_in_its_words(tmp_path: Path) -> None:
     promtool.write_text("#!/bin/sh\necho no such command >&2; exit 1\n", encoding="utf-8")
     promtool.chmod(0o755)
     with pytest.raises(ExporterError, match=r"promtool: could not make .*: no such command"):
-        history.make(history.plan(1_790_000_000.0, 1), str(promtool), tmp_path / "blocks")
+        stack.make_history(stack.demo_fleet(1_790_000_000.0, 1), str(promtool), tmp_path / "blocks")
     assert not list(tmp_path.glob("*.om"))

@@ -18,7 +18,7 @@ from web_support import PASSWORD, Certificates, hashed, make_certificates, web_f
 from exporter.cli import main
 from exporter.doctor import host
 from exporter.doctor.report import Level
-from gpu_simulator.parts import free_port
+from gpu_simulator.programs import free_port
 
 PATIENCE_SECONDS = 60.0
 

@@ -68,8 +68,7 @@ def add_fleet(kinds: Commands) -> None:
 
 def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
     refuse(problems)
-    from gpu_simulator.fleet import Writing, write_fleet
-    from gpu_simulator.fleet_truth import truth_json
+    from gpu_simulator.fleet import Writing, truth_json, write_fleet
 
     plan = _plan(namespace)
     writing = Writing(
@@ -92,8 +91,7 @@ def _write(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
 
 def _plan(namespace: argparse.Namespace) -> "FleetPlan":
     from exporter.config.types import CURRENCIES
-    from gpu_simulator.fleet_owners import read_trace
-    from gpu_simulator.fleet_plan import FleetPlan
+    from gpu_simulator.fleet_plan import FleetPlan, read_trace
 
     currencies = tuple(namespace.currencies.split(","))
     unknown = [code for code in currencies if code not in CURRENCIES]

@@ -1,22 +1,191 @@
-"""A simulated Kubernetes API server: real HTTP, list, watch and get over whatever objects there are at the instant."""
+"""A simulated Kubernetes API server: real HTTP, list, watch and get over the objects of the instant."""
 
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 import ssl
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
-from gpu_simulator import api_answers
-from gpu_simulator.api_store import ApiObjects, Json, Store
-from gpu_simulator.api_watch import Watch
+from gpu_simulator.api_objects import ApiObjects, Change, Json, Store
 from gpu_simulator.truth import Fault
+
+Selector = Callable[[Json], bool]
+_TERM = re.compile(r"\s*([A-Za-z.]+)\s*(!=|==|=)\s*([^=!]*)\s*")
+_FIELDS = {
+    "pods": {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"},
+    "resourceslices": {"metadata.name", "spec.nodeName", "spec.driver"},
+}
+_KINDS = {"pods": ("v1", "Pod"), "resourceslices": ("resource.k8s.io/", "ResourceSlice")}
+
+
+def selector(resource: str, text: str) -> Selector:
+    """Read a ``fieldSelector``.
+
+    Raises:
+        ValueError: For a field that the API cannot select by.
+    """
+    terms = []
+    for part in filter(None, text.split(",")):
+        found = _TERM.fullmatch(part)
+        if found is None or found[1] not in _FIELDS[resource]:
+            raise ValueError(f"field label not supported: {part}")
+        terms.append((found[1].split("."), found[2] != "!=", found[3]))
+    return lambda shown: all((_field(shown, path) == value) is equal for path, equal, value in terms)
+
+
+def one(shown: Json, *, metadata_only: bool) -> Json:
+    """Show an object whole or as ``PartialObjectMetadata``."""
+    if not metadata_only:
+        return shown
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": shown["metadata"]}
+
+
+def listed(resource: str, items: Iterable[Json], version: int, *, metadata_only: bool, dra_version: str) -> Json:
+    """Make a list; its items have no kind of their own, as in the real one, except in the metadata form."""
+    api, kind = _KINDS[resource]
+    if metadata_only:
+        api, kind = "meta.k8s.io/v1", "PartialObjectMetadata"
+    elif api.endswith("/"):
+        api += dra_version
+    shown = [one(each, metadata_only=metadata_only) for each in items]
+    if not metadata_only:
+        shown = [{key: value for key, value in each.items() if key not in {"kind", "apiVersion"}} for each in shown]
+    return {
+        "kind": f"{kind}List",
+        "apiVersion": api,
+        "metadata": {"resourceVersion": str(version)},
+        "items": shown,
+    }
+
+
+def event(change: Change, wanted: Selector, *, metadata_only: bool) -> bytes | None:
+    """Make the line by which a watch is told of a change; ``None`` where it does not concern the watch."""
+    before = change.before if change.before is not None and wanted(change.before) else None
+    after = change.after if change.after is not None and wanted(change.after) else None
+    shown = after if after is not None else before
+    if shown is None:
+        return None
+    kind = "DELETED" if after is None else "ADDED" if before is None else "MODIFIED"
+    metadata = {**shown["metadata"], "resourceVersion": str(change.version)}
+    return event_line(kind, one({**shown, "metadata": metadata}, metadata_only=metadata_only))
+
+
+def bookmark(resource: str, version: int, *, metadata_only: bool) -> bytes:
+    """Make the line that tells a watch how far it has come."""
+    api, kind = ("meta.k8s.io/v1", "PartialObjectMetadata") if metadata_only else _KINDS[resource]
+    shown: dict[str, Any] = {
+        "kind": kind,
+        "apiVersion": api,
+        "metadata": {"resourceVersion": str(version), "creationTimestamp": None},
+    }
+    if resource == "pods" and not metadata_only:
+        shown |= {"spec": {"containers": None}, "status": {}}
+    return event_line("BOOKMARK", shown)
+
+
+def status(code: int, reason: str, message: str) -> Json:
+    """Make the body of a refusal."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
+
+
+def expired(version: int, oldest: int) -> Json:
+    """Make the status for a resource version that is too old."""
+    return status(410, "Expired", f"too old resource version: {version} ({oldest})")
+
+
+def event_line(kind: str, shown: Json) -> bytes:
+    """Make one line of a watch."""
+    return json.dumps({"type": kind, "object": shown}, separators=(",", ":")).encode() + b"\n"
+
+
+def _field(shown: Json, path: Iterable[str]) -> str:
+    value: Any = shown
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return "" if value is None else str(value)
+
+
+_HALF_A_LINE = b'{"type":"MODIFIED","object":{"kind":"Pod","metadata":{"na'
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientWatch:
+    """What a client asked for, and how far it has been served."""
+
+    resource: str
+    wanted: Selector
+    version: int
+    """Of the last change sent; 0 begins with all objects that there are."""
+    metadata_only: bool
+    bookmark_seconds: float | None
+    """``None``: no bookmarks."""
+    lifetime_seconds: float
+    has_news: bool = False
+    """Whether an object of the resource has changed since the last bookmark: without that a server sends none."""
+
+    async def serve(
+        self,
+        stream: web.StreamResponse,
+        store: Store,
+        faults: Callable[[], Mapping[Fault, float]],
+        ticked: asyncio.Condition,
+    ) -> None:
+        """Write events until the watch's time is up or a fault ends it."""
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + self.lifetime_seconds
+        bookmark_at = clock() + (self.bookmark_seconds or 0.0)
+        for line in self._first(store):
+            await stream.write(line)
+        while clock() < ends_at:
+            now = faults()
+            if Fault.API_CUT in now:
+                await stream.write(_HALF_A_LINE)
+                return
+            if Fault.API_GONE in now or self.version < store.oldest:
+                await stream.write(event_line("ERROR", expired(self.version, store.oldest)))
+                return
+            if Fault.API_SILENT not in now:
+                for line in self._news(store):
+                    await stream.write(line)
+                if self.bookmark_seconds is not None and clock() >= bookmark_at and self.has_news:
+                    bookmark_at, self.has_news = clock() + self.bookmark_seconds, False
+                    await stream.write(bookmark(self.resource, self.version, metadata_only=self.metadata_only))
+            async with ticked:
+                await ticked.wait()
+
+    def _first(self, store: Store) -> Iterator[bytes]:
+        if self.version:
+            return
+        self.version = store.version
+        for shown in store.list(self.resource):
+            first = Change(version=store.version, resource=self.resource, before=None, after=shown)
+            if line := event(first, self.wanted, metadata_only=self.metadata_only):
+                yield line
+
+    def _news(self, store: Store) -> Iterator[bytes]:
+        for change in tuple(store.changes(self.resource, self.version)):
+            self.has_news = True
+            if line := event(change, self.wanted, metadata_only=self.metadata_only):
+                yield line
+        self.version = store.version
+
 
 __all__ = ["ApiObjects", "ApiServer"]
 
@@ -224,14 +393,14 @@ class ApiServer:
 
     def _list(self, request: web.Request, resource: str) -> web.Response:
         try:
-            wanted = api_answers.selector(resource, request.query.get("fieldSelector", ""))
+            wanted = selector(resource, request.query.get("fieldSelector", ""))
         except ValueError as error:
             return _refuse(400, "BadRequest", str(error))
         parts = request.path.strip("/").split("/")
         namespace = parts[3] if "namespaces" in parts else None
         found = (each for each in self._store.list(resource) if namespace in {None, each["metadata"].get("namespace")})
         return web.json_response(
-            api_answers.listed(
+            listed(
                 resource,
                 filter(wanted, found),
                 self._store.version,
@@ -260,13 +429,13 @@ class ApiServer:
                 found = self._store.get("resourceclaims", namespace, name) if asked == version else None
         if found is None:
             return _refuse(404, "NotFound", f"{request.path} not found")
-        return web.json_response(api_answers.one(found, metadata_only=self._metadata_only(request)))
+        return web.json_response(one(found, metadata_only=self._metadata_only(request)))
 
     async def _watch(self, request: web.Request, resource: str) -> web.StreamResponse:
         try:
-            watch = Watch(
+            watch = ClientWatch(
                 resource=resource,
-                wanted=api_answers.selector(resource, request.query.get("fieldSelector", "")),
+                wanted=selector(resource, request.query.get("fieldSelector", "")),
                 version=int(request.query.get("resourceVersion") or 0),
                 metadata_only=self._metadata_only(request),
                 bookmark_seconds=self._bookmark_seconds if request.query.get("allowWatchBookmarks") == "true" else None,
@@ -275,7 +444,7 @@ class ApiServer:
         except ValueError as error:
             return _refuse(400, "BadRequest", str(error))
         if Fault.API_GONE in self._faults() or 0 < watch.version < self._store.oldest:
-            return web.json_response(api_answers.expired(watch.version, self._store.oldest), status=410)
+            return web.json_response(expired(watch.version, self._store.oldest), status=410)
         stream = web.StreamResponse(headers={"Content-Type": "application/json"})
         stream.enable_chunked_encoding()
         await stream.prepare(request)
@@ -291,7 +460,7 @@ class ApiServer:
 
 
 def _refuse(code: int, reason: str, message: str) -> web.Response:
-    return web.json_response(api_answers.status(code, reason, message), status=code)
+    return web.json_response(status(code, reason, message), status=code)
 
 
 def _name(request: web.Request) -> tuple[str, str]:

@@ -5,23 +5,22 @@ from collections.abc import Callable
 
 import pynvml
 
-from gpu_simulator import (
-    driver_device,
-    driver_events,
-    driver_fields,
-    driver_gpm,
-    driver_identity,
-    driver_links,
-    driver_mig,
-    driver_processes,
+from gpu_simulator import driver_devices, driver_mig, driver_processes
+from gpu_simulator.driver_session import (
+    CALLS,
+    CArgument,
+    CLibrary,
+    Session,
+    plain,
+    put_text,
+    system,
 )
-from gpu_simulator.driver_core import Call, Calls, CArgument, Refused, Session, out, plain, put_text
+from gpu_simulator.gpu_values import cuda_major
 from gpu_simulator.truth import NodeTruth
 
-_SYSTEM = Calls()
+_DECLARE = (driver_devices, driver_mig, driver_processes)
+"""Modules that declare C functions when they are imported."""
 _NO_GPUS_IS_FINE = 0x1
-_FIRST_CUDA_13_DRIVER = 580
-_FIRST_CUDA_12_DRIVER = 525
 _ERRORS = {
     0: "Success",
     1: "Uninitialized",
@@ -42,82 +41,33 @@ _ERRORS = {
 }
 
 
-@_SYSTEM.system("nvmlInitWithFlags", needs_init=False)
+@system("nvmlInitWithFlags", needs_init=False)
 def _init_with_flags(session: Session, flags: CArgument) -> None:
     session.open(tolerate_no_gpus=bool(plain(flags) & _NO_GPUS_IS_FINE))
 
 
-@_SYSTEM.system("nvmlInit_v2", needs_init=False)
-def _init(session: Session) -> None:
-    session.open(tolerate_no_gpus=False)
-
-
-@_SYSTEM.system("nvmlSystemGetDriverVersion")
+@system("nvmlSystemGetDriverVersion")
 def _driver_version(session: Session, buffer: CArgument, size: CArgument) -> None:
     put_text(buffer, size, session.now().driver_version)
 
 
-def cuda_major(driver_version: str) -> int:
-    """Major version of CUDA that came with a driver."""
-    major = driver_fields.driver_major(driver_version)
-    if major >= _FIRST_CUDA_13_DRIVER:
-        return 13
-    return 12 if major >= _FIRST_CUDA_12_DRIVER else 11
-
-
-@_SYSTEM.system("nvmlSystemGetNVMLVersion")
+@system("nvmlSystemGetNVMLVersion")
 def _nvml_version(session: Session, buffer: CArgument, size: CArgument) -> None:
     version = session.now().driver_version
     put_text(buffer, size, f"{cuda_major(version)}.{version}")
 
 
-@_SYSTEM.system("nvmlSystemGetCudaDriverVersion_v2")
-def _cuda_version(session: Session, version: CArgument) -> None:
-    out(version).value = cuda_major(session.now().driver_version) * 1000
-
-
-def _shutdown(session: Session, _arguments: tuple[CArgument, ...]) -> None:
+def _shutdown(session: Session) -> None:
     """Closing works whatever is wrong with the driver, except while it hangs."""
     session.wait_while_hung()
     session.close()
 
 
-_CALLS: dict[str, Call] = {"nvmlShutdown": _shutdown, **_SYSTEM.by_name}
-for _subject in (
-    driver_device,
-    driver_events,
-    driver_fields,
-    driver_gpm,
-    driver_identity,
-    driver_links,
-    driver_mig,
-    driver_processes,
-):
-    _CALLS.update(_subject.CALLS.by_name)
+CALLS["nvmlShutdown"] = _shutdown
 
 
-class _Library:
-    """What pynvml takes for the loaded ``libnvidia-ml.so.1``: C symbols as plain functions."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Callable[..., int | bytes]:
-        if name == "nvmlErrorString":
-            return lambda code: _ERRORS.get(plain(code), "Unknown Error").encode()
-        call = _CALLS.get(name)
-        if call is None:
-            raise AttributeError(name)
-        session = self._session
-
-        def function(*arguments: CArgument) -> int:
-            try:
-                call(session, arguments)
-            except Refused as refusal:
-                return refusal.code
-            return 0
-
-        return function
+def _error_string(code: CArgument) -> bytes:
+    return _ERRORS.get(plain(code), "Unknown Error").encode()
 
 
 class _Installed:
@@ -149,7 +99,7 @@ def install(
     _Installed.session = Session(
         source=truth, monotonic=monotonic, sleep=sleep, cache_seconds=cache_seconds, epoch_seconds=epoch_seconds
     )
-    _swap(_Library(_Installed.session))
+    _swap(CLibrary(_Installed.session, CALLS, {"nvmlErrorString": _error_string}))
 
 
 def uninstall() -> None:
@@ -186,26 +136,19 @@ def fail(function_name: str, code: int, device_index: int | None = None, times: 
     Raises:
         ValueError: The fake driver has no such function, or is not installed.
     """
-    if function_name not in _CALLS:
-        raise ValueError(f"the simulated driver has no function {function_name!r}")
-    _session().inject(function_name, code, device_index, times)
+    _session().failures.add(function_name, code, device_index, times)
 
 
 def clear_failures() -> None:
     """End every error that ``fail`` asked for."""
-    _session().failures.clear()
+    _session().failures.by_name.clear()
 
 
 def events_told() -> bool:
     """Return whether every event set has delivered its events so far and is waited on again; true without a set."""
     session = _session()
     node = session.now(fresh=True)
-    return all(driver_events.is_delivered(registered, node) for registered in list(session.event_sets.values()))
-
-
-def functions() -> frozenset[str]:
-    """C symbols that the fake driver has."""
-    return frozenset(_CALLS) | {"nvmlErrorString"}
+    return all(driver_processes.is_delivered(registered, node) for registered in list(session.event_sets.values()))
 
 
 def _session() -> Session:

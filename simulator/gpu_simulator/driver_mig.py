@@ -1,26 +1,32 @@
-"""NVML functions of MIG: mode, instances with holes in their numbering, shapes and profiles."""
+"""NVML functions of MIG and GPM: instances with holes in their numbering, and means between two samples."""
 
+import math
 import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
-from gpu_simulator.driver_board import MIB
-from gpu_simulator.driver_core import (
+from exporter.model import DECODERS, FLOW_ENGINES, JPEG_DECODERS, Field
+from gpu_simulator.driver_devices import instance_of
+from gpu_simulator.driver_session import (
     INVALID_ARGUMENT,
     NOT_FOUND,
     NOT_SUPPORTED,
-    Calls,
     CArgument,
+    GpmSample,
     Refused,
     Session,
     Target,
     address,
     check_version,
+    device,
     out,
     plain,
+    pointer_field,
     put_pointer,
+    system,
 )
-from gpu_simulator.truth import GpuTruth, MigTruth
-
-CALLS = Calls()
+from gpu_simulator.models import MIB
+from gpu_simulator.truth import GpuTruth, Load, MigTruth
 
 _PROFILE_INFO_V2 = 0x02000098
 _PROFILE_COUNT = 18
@@ -63,63 +69,31 @@ def slices_of(instance: MigTruth) -> tuple[int, int]:
     return (slices, int(match["compute"] or slices))
 
 
-def instance_of(target: Target) -> MigTruth:
-    """The instance behind a MIG handle; other handles are refused."""
-    if target.instance is None:
-        raise Refused(NOT_SUPPORTED)
-    return target.instance
-
-
 def _require_mig_model(gpu: GpuTruth) -> None:
     if not gpu.model.mig_profiles:
         raise Refused(NOT_SUPPORTED)
 
 
-@CALLS.device("nvmlDeviceGetMigMode", static=True)
+@device("nvmlDeviceGetMigMode", static=True)
 def _mode(target: Target, current: CArgument, pending: CArgument) -> None:
     _require_mig_model(target.gpu)
     out(current).value = out(pending).value = int(target.gpu.mig_enabled)
 
 
-@CALLS.device("nvmlDeviceIsMigDeviceHandle", static=True, mig=True)
-def _is_mig(target: Target, answer: CArgument) -> None:
-    out(answer).value = int(target.instance is not None)
-
-
-@CALLS.device("nvmlDeviceGetMaxMigDeviceCount", static=True)
-def _max_count(target: Target, count: CArgument) -> None:
-    out(count).value = target.gpu.model.compute_slices if target.gpu.mig_enabled else 0
-
-
-@CALLS.device("nvmlDeviceGetMigDeviceHandleByIndex", static=True)
+@device("nvmlDeviceGetMigDeviceHandleByIndex", static=True)
 def _by_index(target: Target, index: CArgument, device: CArgument) -> None:
     if not target.gpu.mig_enabled:
         raise Refused(NOT_SUPPORTED)
     slots, position = target.session.mig_slots(target.gpu), plain(index)
     if position >= max(target.gpu.model.compute_slices, len(slots)):
         raise Refused(INVALID_ARGUMENT)
-    if position >= len(slots) or not slots[position]:
+    uuid = slots[position] if position < len(slots) else None
+    if uuid is None:
         raise Refused(NOT_FOUND)
-    put_pointer(device, target.session.pointer((target.gpu.uuid, slots[position])))
+    put_pointer(device, target.session.pointer((target.gpu.uuid, uuid)))
 
 
-@CALLS.device("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", static=True, mig=True)
-def _parent(target: Target, device: CArgument) -> None:
-    instance_of(target)
-    put_pointer(device, target.session.pointer((target.gpu.uuid, "")))
-
-
-@CALLS.device("nvmlDeviceGetGpuInstanceId", static=True, mig=True)
-def _gpu_instance_id(target: Target, number: CArgument) -> None:
-    out(number).value = instance_of(target).gpu_instance_id
-
-
-@CALLS.device("nvmlDeviceGetComputeInstanceId", static=True, mig=True)
-def _compute_instance_id(target: Target, number: CArgument) -> None:
-    out(number).value = instance_of(target).compute_instance_id
-
-
-@CALLS.device("nvmlDeviceGetAttributes_v2", static=True, mig=True)
+@device("nvmlDeviceGetAttributes_v2", static=True, mig=True)
 def _attributes(target: Target, attributes: CArgument) -> None:
     instance, struct = instance_of(target), out(attributes)
     struct.multiprocessorCount = instance.multiprocessors
@@ -144,42 +118,25 @@ def _fill_profile(target: Target, index: CArgument, struct: CArgument) -> str:
     raise Refused(NOT_SUPPORTED)
 
 
-@CALLS.device("nvmlDeviceGetGpuInstanceProfileInfoV", static=True)
+@device("nvmlDeviceGetGpuInstanceProfileInfoV", static=True)
 def _profile_v2(target: Target, index: CArgument, info: CArgument) -> None:
     check_version(out(info), _PROFILE_INFO_V2)
     out(info).name = f"MIG {_fill_profile(target, index, out(info))}".encode()
 
 
-@CALLS.device("nvmlDeviceGetGpuInstanceProfileInfo", static=True)
+@device("nvmlDeviceGetGpuInstanceProfileInfo", static=True)
 def _profile_v1(target: Target, index: CArgument, info: CArgument) -> None:
     _fill_profile(target, index, out(info))
 
 
-def _gpu_instance_pointer(session: Session, gpu: GpuTruth, number: int) -> int:
-    return session.pointer((gpu.uuid, f"gpu-instance {number}"))
-
-
-@CALLS.device("nvmlDeviceGetGpuInstanceById", static=True)
+@device("nvmlDeviceGetGpuInstanceById", static=True)
 def _gpu_instance(target: Target, number: CArgument, gpu_instance: CArgument) -> None:
     if not any(instance.gpu_instance_id == plain(number) for instance in target.gpu.instances):
         raise Refused(NOT_FOUND)
-    put_pointer(gpu_instance, _gpu_instance_pointer(target.session, target.gpu, plain(number)))
+    put_pointer(gpu_instance, target.session.pointer((target.gpu.uuid, f"gpu-instance {plain(number)}")))
 
 
-@CALLS.device("nvmlDeviceGetGpuInstances", static=True)
-def _gpu_instances(target: Target, profile_id: CArgument, instances: CArgument, count: CArgument) -> None:
-    found = sorted({i.gpu_instance_id for i in target.gpu.instances if i.profile_id == plain(profile_id)})
-    for position, number in enumerate(found):
-        pointer = _gpu_instance_pointer(target.session, target.gpu, number)
-        out(instances)[position] = type(out(instances)[position]).from_buffer(_pointer_bytes(pointer))
-    out(count).value = len(found)
-
-
-def _pointer_bytes(pointer: int) -> bytearray:
-    return bytearray(pointer.to_bytes(8, "little"))
-
-
-@CALLS.system("nvmlGpuInstanceGetInfo")
+@system("nvmlGpuInstanceGetInfo")
 def _gpu_instance_info(session: Session, gpu_instance: CArgument, info: CArgument) -> None:
     key = session.handles.get(address(gpu_instance))
     if key is None or not key[1].startswith("gpu-instance "):
@@ -191,5 +148,135 @@ def _gpu_instance_info(session: Session, gpu_instance: CArgument, info: CArgumen
     struct = out(info)
     struct.id, struct.profileId = number, instance.profile_id
     struct.placement.start, struct.placement.size = instance.placement_start, instance.memory_slices
-    parent = _pointer_bytes(session.pointer((gpu.uuid, "")))
-    struct.device = type(struct.device).from_buffer(parent)
+    struct.device = pointer_field(struct.device, session.pointer((gpu.uuid, "")))
+
+
+_GPM_VERSION = 1
+_MOST_METRICS = 477
+_SHORTEST_SECONDS = 0.1
+_PERCENT = 100.0
+_PER_MIB = 1 / (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """What a GPM metric is the mean of; ``scale`` turns a ratio or bytes per second into NVML's unit."""
+
+    of: Callable[[Load], float]
+    field: Field
+    scale: float = _PERCENT
+    whole_gpu_only: bool = False
+
+
+_METRICS: Mapping[int, _Metric] = {
+    1: _Metric(lambda x: x.engine, Field.PROF_GR_ENGINE_ACTIVE),
+    2: _Metric(lambda x: x.sm, Field.PROF_SM_ACTIVE),
+    3: _Metric(lambda x: x.occupancy, Field.PROF_SM_OCCUPANCY),
+    5: _Metric(lambda x: x.tensor, Field.PROF_PIPE_TENSOR_ACTIVE),
+    10: _Metric(lambda x: x.dram, Field.PROF_DRAM_ACTIVE),
+    11: _Metric(lambda x: x.fp64, Field.PROF_PIPE_FP64_ACTIVE),
+    12: _Metric(lambda x: x.fp32, Field.PROF_PIPE_FP32_ACTIVE),
+    13: _Metric(lambda x: x.fp16, Field.PROF_PIPE_FP16_ACTIVE),
+    20: _Metric(lambda x: x.pcie_tx_bytes_per_second, Field.PROF_PCIE_TX_BYTES, _PER_MIB, whole_gpu_only=True),
+    21: _Metric(lambda x: x.pcie_rx_bytes_per_second, Field.PROF_PCIE_RX_BYTES, _PER_MIB, whole_gpu_only=True),
+    30: _Metric(lambda x: x.decode, DECODERS[0]),
+    40: _Metric(lambda x: x.jpeg, JPEG_DECODERS[0]),
+    50: _Metric(lambda x: x.optical_flow, FLOW_ENGINES[0]),
+    60: _Metric(lambda x: x.nvlink_rx_bytes_per_second, Field.PROF_NVLINK_RX_BYTES, _PER_MIB, whole_gpu_only=True),
+    61: _Metric(lambda x: x.nvlink_tx_bytes_per_second, Field.PROF_NVLINK_TX_BYTES, _PER_MIB, whole_gpu_only=True),
+}
+
+
+@device("nvmlGpmQueryDeviceSupport", static=True, mig=True)
+def _support(target: Target, support: CArgument) -> None:
+    check_version(out(support), _GPM_VERSION)
+    out(support).isSupportedDevice = int(target.gpu.model.gpm)
+
+
+@system("nvmlGpmSampleAlloc")
+def _alloc(session: Session, sample: CArgument) -> None:
+    pointer = session.new_pointer()
+    session.gpm_samples[pointer] = None
+    put_pointer(sample, pointer)
+
+
+@system("nvmlGpmSampleFree")
+def _gpm_free(session: Session, sample: CArgument) -> None:
+    if address(sample) not in session.gpm_samples:
+        raise Refused(INVALID_ARGUMENT)
+    del session.gpm_samples[address(sample)]
+
+
+@device("nvmlGpmSampleGet", mig=True)
+def _sample(target: Target, sample: CArgument) -> None:
+    if target.instance:
+        _store(target, sample, target.instance.uuid, target.instance.load_integral, whole=False)
+    else:
+        _store(target, sample, target.gpu.uuid, target.gpu.load_integral, whole=True)
+
+
+@device("nvmlGpmMigSampleGet")
+def _mig_sample(target: Target, number: CArgument, sample: CArgument) -> None:
+    instances = target.gpu.instances if target.gpu.mig_enabled else ()
+    members = [instance for instance in instances if instance.gpu_instance_id == plain(number)]
+    if not members:
+        raise Refused(NOT_FOUND if target.gpu.mig_enabled else NOT_SUPPORTED)
+    uuid = f"{target.gpu.uuid}/{plain(number)}/" + ",".join(member.uuid for member in members)
+    _store(target, sample, uuid, joined(members), whole=False)
+
+
+def joined(members: Sequence[MigTruth]) -> Load:
+    """Load of a GPU instance: its compute instances by their part of the slices in use."""
+    weights = [slices_of(member)[1] for member in members]
+    total = max(sum(weights), 1)
+    return Load(
+        **{
+            f.name: sum(
+                getattr(member.load_integral, f.name) * weight for member, weight in zip(members, weights, strict=True)
+            )
+            / total
+            for f in fields(Load)
+        }
+    )
+
+
+def _store(target: Target, sample: CArgument, uuid: str, integral: Load, *, whole: bool) -> None:
+    if not target.gpu.model.gpm:
+        raise Refused(NOT_SUPPORTED)
+    if address(sample) not in target.session.gpm_samples:
+        raise Refused(INVALID_ARGUMENT)
+    target.session.gpm_samples[address(sample)] = GpmSample(
+        device_uuid=uuid, at_seconds=target.node.at_seconds, integral=integral, gpu=target.gpu, whole=whole
+    )
+
+
+@system("nvmlGpmMetricsGet")
+def _metrics(session: Session, request: CArgument) -> None:
+    struct = out(request)
+    check_version(struct, _GPM_VERSION)
+    old = session.gpm_samples.get(address(struct.sample1))
+    new = session.gpm_samples.get(address(struct.sample2))
+    if old is None or new is None or old.device_uuid != new.device_uuid or struct.numMetrics > _MOST_METRICS:
+        raise Refused(INVALID_ARGUMENT)
+    for metric in struct.metrics[: struct.numMetrics]:
+        try:
+            metric.value = _mean(old, new, metric.metricId)
+            metric.nvmlReturn = 0
+        except Refused as refusal:
+            metric.nvmlReturn = refusal.code
+
+
+def _mean(old: GpmSample, new: GpmSample, number: int) -> float:
+    """Mean of a metric between two samples; NaN where they are too close or in the wrong order."""
+    metric = _METRICS.get(number)
+    if metric is None or metric.field in new.gpu.model.not_supported or (metric.whole_gpu_only and not new.whole):
+        raise Refused(NOT_SUPPORTED)
+    seconds = new.at_seconds - old.at_seconds
+    if seconds < _SHORTEST_SECONDS:
+        return math.nan
+    if new.whole and metric.field in new.gpu.overrides:
+        fixed = new.gpu.overrides[metric.field]
+        if fixed is None:
+            raise Refused(NOT_SUPPORTED)
+        return fixed * metric.scale
+    return (metric.of(new.integral) - metric.of(old.integral)) / seconds * metric.scale

@@ -1,27 +1,36 @@
-"""NVML functions of processes: who runs on a device, and the ring of who was seen running."""
+"""NVML functions of processes and events: the processes on a device, samples of their use, Xid errors, MIG changes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from gpu_simulator.driver_core import (
+from gpu_simulator.driver_session import (
     FUNCTION_NOT_FOUND,
     INSUFFICIENT_SIZE,
     INVALID_ARGUMENT,
     NOT_FOUND,
     NOT_SUPPORTED,
-    Calls,
+    TIMEOUT,
+    UNINITIALIZED,
+    UNKNOWN,
     CArgument,
+    EventSet,
+    ProcessSamples,
+    ProcessUse,
     Refused,
+    Session,
     Target,
+    address,
     check_version,
+    device,
     out,
     plain,
+    pointer_field,
+    put_pointer,
+    system,
 )
-from gpu_simulator.driver_fields import driver_major
-from gpu_simulator.driver_ring import Ring, Use
-from gpu_simulator.truth import Fault, ProcessTruth
-
-CALLS = Calls()
+from gpu_simulator.gpu_values import driver_major
+from gpu_simulator.truth import Fault, GpuTruth, NodeTruth, ProcessTruth
 
 _NO_INSTANCE = 0xFFFFFFFF
 _DETAIL_LIST_V1 = 0x01000018
@@ -84,20 +93,15 @@ def _fill_record(record: CArgument, entry: _Running) -> None:
     record.computeInstanceId = entry.compute_instance_id
 
 
-def _declare_lists() -> None:
-    for position, kind in enumerate(("Compute", "Graphics", "MPSCompute")):
-
-        def listed(target: Target, count: CArgument, records: CArgument, position: int = position) -> None:
-            _fill_list(_split(target)[position], count, records)
-
-        symbol = f"nvmlDeviceGet{kind}RunningProcesses"
-        CALLS.device(f"{symbol}_v2", f"{symbol}_v3", mig=True)(listed)
+def _list(position: int, target: Target, count: CArgument, records: CArgument) -> None:
+    _fill_list(_split(target)[position], count, records)
 
 
-_declare_lists()
+for _position, _kind in enumerate(("Compute", "Graphics", "MPSCompute")):
+    device(f"nvmlDeviceGet{_kind}RunningProcesses_v3", mig=True)(partial(_list, _position))
 
 
-@CALLS.device("nvmlDeviceGetRunningProcessDetailList", mig=True)
+@device("nvmlDeviceGetRunningProcessDetailList", mig=True)
 def _detail_list(target: Target, details: CArgument) -> None:
     struct = out(details)
     check_version(struct, _DETAIL_LIST_V1)
@@ -114,20 +118,20 @@ def _detail_list(target: Target, details: CArgument) -> None:
         _fill_record(struct.procArray[position], entry)
 
 
-def _uses(target: Target, last_seen_us: int) -> tuple[Use, ...]:
+def _uses(target: Target, last_seen_us: int) -> tuple[ProcessUse, ...]:
     if target.gpu.mig_enabled:
         raise Refused(NOT_SUPPORTED)
     session = target.session
-    ring = session.rings.get(target.gpu.uuid, Ring())
+    samples = session.samples.get(target.gpu.uuid, ProcessSamples())
     with session.lock:
-        uses = ring.since(last_seen_us / 1e6 - session.epoch_seconds)
+        uses = samples.since(last_seen_us / 1e6 - session.epoch_seconds)
     if not uses:
         raise Refused(NOT_FOUND)
     return uses
 
 
 def _fill_samples(
-    target: Target, uses: Sequence[Use], record_at: Callable[[int], CArgument], last_seen_us: int
+    target: Target, uses: Sequence[ProcessUse], record_at: Callable[[int], CArgument], last_seen_us: int
 ) -> None:
     """Write the samples, and into the slots behind them what a real driver leaves there: garbage."""
     for position, use in enumerate(uses):
@@ -144,7 +148,7 @@ def _fill_samples(
         record.smUtil = _GARBAGE_PERCENT
 
 
-@CALLS.device("nvmlDeviceGetProcessUtilization")
+@device("nvmlDeviceGetProcessUtilization")
 def _utilisation(target: Target, records: CArgument, count: CArgument, last_seen: CArgument) -> None:
     last_seen_us = plain(last_seen)
     uses = _uses(target, last_seen_us)
@@ -156,7 +160,7 @@ def _utilisation(target: Target, records: CArgument, count: CArgument, last_seen
     _fill_samples(target, uses[:_SLOTS], lambda position: array[position], last_seen_us)
 
 
-@CALLS.device("nvmlDeviceGetProcessesUtilizationInfo")
+@device("nvmlDeviceGetProcessesUtilizationInfo")
 def _utilisation_info(target: Target, info: CArgument) -> None:
     struct = out(info)
     if driver_major(target.node.driver_version) < _UTILISATION_INFO_SINCE_DRIVER:
@@ -168,3 +172,109 @@ def _utilisation_info(target: Target, info: CArgument) -> None:
     if not struct.procUtilArray or room < _SLOTS:
         raise Refused(INSUFFICIENT_SIZE)
     _fill_samples(target, uses[:_SLOTS], lambda position: struct.procUtilArray[position], last_seen_us)
+
+
+_ECC_EVENTS = 0x1 | 0x2
+_XID = 0x8
+_MIG_CONFIG_CHANGE = 0x100
+_WHOLE_GPU = 0xFFFFFFFF
+_POLL_SECONDS = 0.1
+
+
+def supported_types(gpu: GpuTruth) -> int:
+    """Mask of the event types that the board can tell."""
+    return _ECC_EVENTS | _XID | (_MIG_CONFIG_CHANGE if gpu.model.mig_profiles else 0)
+
+
+def _layout(gpu: GpuTruth) -> tuple[str, ...]:
+    return (str(gpu.mig_enabled), *(instance.uuid for instance in gpu.instances))
+
+
+@system("nvmlEventSetCreate")
+def _create(session: Session, event_set: CArgument) -> None:
+    pointer = session.new_pointer()
+    session.event_sets[pointer] = EventSet()
+    put_pointer(event_set, pointer)
+
+
+@system("nvmlEventSetFree")
+def _event_free(session: Session, event_set: CArgument) -> None:
+    if session.event_sets.pop(address(event_set), None) is None:
+        raise Refused(INVALID_ARGUMENT)
+
+
+@device("nvmlDeviceGetSupportedEventTypes")
+def _types(target: Target, mask: CArgument) -> None:
+    out(mask).value = supported_types(target.gpu)
+
+
+@system("nvmlDeviceRegisterEvents")
+def _register(session: Session, device: CArgument, mask: CArgument, event_set: CArgument) -> None:
+    registered = session.event_sets.get(address(event_set))
+    if registered is None:
+        raise Refused(INVALID_ARGUMENT)
+    try:
+        target = session.target("nvmlDeviceRegisterEvents", device)
+    except Refused as refused:
+        registered.undefined |= refused.code == UNKNOWN
+        raise
+    if target.instance is not None or plain(mask) & ~supported_types(target.gpu):
+        raise Refused(NOT_SUPPORTED)
+    uuid = target.gpu.uuid
+    if uuid not in registered.masks:
+        registered.told[uuid], registered.layouts[uuid] = len(target.gpu.xids), _layout(target.gpu)
+    registered.masks[uuid] = registered.masks.get(uuid, 0) | plain(mask)
+
+
+def is_delivered(registered: EventSet, node: NodeTruth) -> bool:
+    """Return whether a set has delivered every event so far, and its owner waits again."""
+    watched = [(gpu, registered.masks[gpu.uuid]) for gpu in node.gpus if gpu.uuid in registered.masks]
+    return registered.waits and not any(
+        (mask & _XID and registered.told.get(gpu.uuid, 0) < len(gpu.xids))
+        or (mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu))
+        for gpu, mask in watched
+    )
+
+
+def _next_event(registered: EventSet, node: NodeTruth) -> tuple[str, int, int, tuple[int, ...]] | None:
+    """(GPU UUID, event type, data, ids of the part) of the oldest event not told yet, and mark it as told."""
+    due: list[tuple[float, str, int, tuple[int, ...]]] = []
+    for gpu in node.gpus:
+        mask = registered.masks.get(gpu.uuid, 0)
+        if mask & _MIG_CONFIG_CHANGE and registered.layouts[gpu.uuid] != _layout(gpu):
+            registered.layouts[gpu.uuid] = _layout(gpu)
+            return (gpu.uuid, _MIG_CONFIG_CHANGE, 0, ())
+        told = registered.told[gpu.uuid] = min(registered.told.get(gpu.uuid, 0), len(gpu.xids))
+        if mask & _XID and told < len(gpu.xids):
+            seconds, code, *part = gpu.xids[told]
+            due.append((seconds, gpu.uuid, code, tuple(part)))
+    if not due:
+        return None
+    _, uuid, xid, part_of = min(due)
+    registered.told[uuid] += 1
+    return (uuid, _XID, xid, part_of)
+
+
+@system("nvmlEventSetWait_v2")
+def _wait(session: Session, event_set: CArgument, data: CArgument, timeout_ms: CArgument) -> None:
+    deadline = session.monotonic() + plain(timeout_ms) / 1000
+    while True:
+        registered = session.event_sets.get(address(event_set))
+        if registered is None:
+            raise Refused(INVALID_ARGUMENT if session.references else UNINITIALIZED)
+        event = None if registered.undefined else _next_event(registered, session.now())
+        registered.waits = event is None
+        if event is not None:
+            return _tell(session, out(data), event)
+        left = deadline - session.monotonic()
+        if left <= 0:
+            raise Refused(TIMEOUT)
+        session.sleep(min(left, _POLL_SECONDS))
+        session.gate("nvmlEventSetWait_v2", needs_init=True)
+
+
+def _tell(session: Session, struct: CArgument, event: tuple[str, int, int, tuple[int, ...]]) -> None:
+    uuid, struct.eventType, struct.eventData, part = event
+    pointer = session.pointer((uuid, ""))
+    struct.device = pointer_field(struct.device, pointer)
+    struct.gpuInstanceId, struct.computeInstanceId = (*part, _WHOLE_GPU, _WHOLE_GPU)[:2]

@@ -1,17 +1,437 @@
-"""Writes a simulated fleet's recorded series, node after node, and counts the truth meanwhile."""
+"""The recorded series of a simulated fleet as text, and the truth behind them, by UTC day."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
-from gpu_simulator.fleet_ledger import node_ledger
-from gpu_simulator.fleet_plan import FleetNode, FleetPlan, fleet_nodes
-from gpu_simulator.fleet_series import Format, ends, node_text
-from gpu_simulator.fleet_sums import FleetSums
-from gpu_simulator.fleet_truth import FleetTruth, TruthCounter
+from exporter.model import Totals
+from gpu_simulator.fleet_ledger import Line, NodeLedger, day_of, node_ledger
+from gpu_simulator.fleet_plan import (
+    HOUR_SECONDS,
+    NOBODY,
+    RECORDED_AFTER_SECONDS,
+    UNATTRIBUTED,
+    FleetNode,
+    FleetOwner,
+    FleetPlan,
+    fleet_nodes,
+)
+from gpu_simulator.identities import stable_uuid
+
+_MS = 1000
+_HOUR_MS = HOUR_SECONDS * _MS
+_STATES = {"active_unprofiled": "active", "idle": "idle", "unknown": "unknown"}
+"""Label value, and the word for it here."""
+
+
+class TruthKey(NamedTuple):
+    """Whose a line is; empty where it is not known, or was summed away."""
+
+    cluster: str = ""
+    node: str = ""
+    namespace: str = ""
+    kind: str = ""
+    """Of the workload, or ``Unallocated``, ``Unattributed``."""
+    workload: str = ""
+    team: str = ""
+    labels: str = ""
+    model: str = ""
+    mode: str = ""
+
+
+TruthRows = dict[tuple[int, TruthKey, str], Line]
+"""By Unix time of the day's begin, owner and currency."""
+TruthHours = dict[tuple[int, str], set[int]]
+"""Recorded hours by day and cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetTruth:
+    """Totals by UTC day of the hours that end after ``start_seconds`` and by ``end_seconds``."""
+
+    start_seconds: int
+    end_seconds: int
+    days: Mapping[int, Mapping[TruthKey, Totals]]
+    """By Unix time of the day's begin."""
+    recorded_hours: Mapping[int, Mapping[str, int]]
+    """By day and cluster."""
+
+    def total(self, *names: str, **wanted: str) -> dict[tuple[str, ...], Totals]:
+        """Totals of the whole time, by fields of ``TruthKey``, of the lines that have the wanted values."""
+        found: dict[tuple[str, ...], Totals] = {}
+        for lines in self.days.values():
+            for key, totals in lines.items():
+                if all(getattr(key, name) == value for name, value in wanted.items()):
+                    place = tuple(getattr(key, name) for name in names)
+                    found[place] = found[place] + totals if place in found else totals
+        return found
+
+    def sum(self, **wanted: str) -> Totals:
+        """One total of the whole time, of the lines that have the wanted values."""
+        return self.total(**wanted).get((), Totals())
+
+    @property
+    def capacity_seconds(self) -> float:
+        """GPU-seconds of all GPUs that were there."""
+        return self.sum().allocated_seconds
+
+
+@dataclass(slots=True)
+class TruthCounter:
+    """Adds up nodes; what several processes counted can be merged."""
+
+    start_seconds: int
+    end_seconds: int
+    by_node: bool = True
+    rows: TruthRows = field(default_factory=dict)
+    hours: TruthHours = field(default_factory=dict)
+
+    def add(self, ledger: NodeLedger) -> None:
+        """Add one node."""
+        node = ledger.node
+        plan = node.plan
+        days = [
+            day_of(plan, hour) if self.start_seconds < plan.stamp(hour) <= self.end_seconds else 0
+            for hour in range(plan.hours)
+        ]
+        for (owner, mode), lines in ledger.lines.items():
+            key = TruthKey(node.cluster, node.name if self.by_node else "", *owner, owner.labels, node.spec.name, mode)
+            at, row = 0, Line()
+            for hour, line in lines.items():
+                day = days[hour]
+                if day and day != at:
+                    at, row = day, self.rows.setdefault((day, key, node.currency), Line())
+                if day:
+                    row.add(line)
+        for hour in ledger.there:
+            if days[hour]:
+                self.hours.setdefault((days[hour], node.cluster), set()).add(hour)
+
+    def merge(self, other: "TruthCounter") -> None:
+        """Add what another has counted."""
+        for key, row in other.rows.items():
+            self.rows.setdefault(key, Line()).add(row)
+        for place, hours in other.hours.items():
+            self.hours.setdefault(place, set()).update(hours)
+
+    def truth(self) -> FleetTruth:
+        """What was counted so far."""
+        days: dict[int, dict[TruthKey, Totals]] = {}
+        for (day, key, currency), row in sorted(self.rows.items(), key=lambda item: item[0]):
+            lines = days.setdefault(day, {})
+            lines[key] = lines.get(key, Totals()) + row.totals(currency)
+        recorded: dict[int, dict[str, int]] = {}
+        for (day, cluster), hours in sorted(self.hours.items()):
+            recorded.setdefault(day, {})[cluster] = len(hours)
+        return FleetTruth(
+            start_seconds=self.start_seconds, end_seconds=self.end_seconds, days=days, recorded_hours=recorded
+        )
+
+
+def fleet_truth(plan: FleetPlan) -> FleetTruth:
+    """The truth over all of a fleet's time, with its nodes apart."""
+    counter = TruthCounter(plan.start_seconds, plan.end_seconds)
+    for ledger in map(node_ledger, fleet_nodes(plan)):
+        counter.add(ledger)
+    return counter.truth()
+
+
+def truth_json(truth: FleetTruth) -> dict[str, Any]:
+    """The truth as JSON: days, and in them lines in the order of their keys; seconds are GPU-seconds."""
+    return {
+        "simulated": True,
+        "start_seconds": truth.start_seconds,
+        "end_seconds": truth.end_seconds,
+        "days": [
+            {
+                "start_seconds": day,
+                "recorded_hours": truth.recorded_hours.get(day, {}),
+                "lines": [
+                    {
+                        **{name: value for name, value in key._asdict().items() if value},
+                        "active_seconds": totals.active_seconds,
+                        "idle_seconds": totals.idle_seconds,
+                        "unknown_seconds": totals.unknown_seconds,
+                        "unpriced_seconds": totals.unpriced_seconds,
+                        "energy_joules": totals.energy_joules,
+                        "money": {
+                            currency: {"total": money.total, "idle": money.idle}
+                            for currency, money in totals.money.items()
+                        },
+                    }
+                    for key, totals in lines.items()
+                ],
+            }
+            for day, lines in truth.days.items()
+        ],
+    }
+
+
+Format = Literal["openmetrics", "import"]
+"""OpenMetrics with times in seconds, for promtool; Prometheus' text format with milliseconds, for VictoriaMetrics."""
+
+
+def labels(**values: str) -> str:
+    """Labels in braces, escaped; those without a value are left out, as Prometheus has it."""
+    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items() if value)
+    return f"{{{inside}}}" if inside else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Ends(NamedTuple):
+    """For each hour what a sample's line ends with: its time."""
+
+    ledger: tuple[str, ...]
+    """Of the hourly ledger."""
+    live: tuple[str, ...]
+    """Of what is scraped, or recorded all the time."""
+
+
+def ends(plan: FleetPlan, form: Format) -> Ends:
+    """The times of a fleet's samples."""
+    unit = 1 if form == "openmetrics" else _MS
+    stamps = [plan.stamp(hour) for hour in range(plan.hours)]
+    ledger, live = (tuple(f" {(stamp + late) * unit}\n" for stamp in stamps) for late in (RECORDED_AFTER_SECONDS, 0))
+    return Ends(ledger, live)
+
+
+def series(
+    name: str, inside: str, values: Iterable[tuple[int, float]], ending: tuple[str, ...], *, zeros: bool = False
+) -> str:
+    """All samples of one series; those of 0 only with ``zeros``: evidence has them, and the ledger has none."""
+    begin = f"{name}{inside} "
+    return "".join([f"{begin}{value}{ending[hour]}" for hour, value in values if zeros or value > 0])
+
+
+def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, devices: bool) -> Iterator[str]:
+    """The owners' series of one node, its facts and prices; with ``devices`` what was used of each device, too."""
+    node = ledger.node
+    place = {**extra, "cluster": node.cluster, "node": node.name}
+    for (owner, mode), lines in ledger.lines.items():
+        whose = {
+            "workload_namespace": owner.namespace,
+            "workload_kind": owner.kind,
+            "workload_name": owner.name,
+            "team": owner.team,
+            "cost_labels": owner.labels,
+            "model": node.spec.name,
+            "mode": mode,
+        }
+        yield from quantities_text("owner", {**place, **whose}, lines, ending.ledger)
+        yield from money_text("owner", {**place, **whose}, node.currency, lines, ending.ledger)
+    facts = node.facts
+    known = labels(
+        **place,
+        instance_type=facts.instance_type,
+        capacity_type=facts.capacity_type,
+        region=facts.region,
+        gpu_product=facts.gpu_product,
+    )
+    yield series("gpu_node_info", known, ((hour, 1) for hour in ledger.there), ending.live)
+    yield series("gpu_exporter_simulated", labels(**place), ((hour, 1) for hour in ledger.there), ending.live)
+    if devices:
+        yield from _prices(ledger, place, ending.live)
+        yield from _evidence(ledger, place, ending.live)
+
+
+def quantities_text(
+    level: str, inside: Mapping[str, str], lines: Mapping[int, Line], ending: tuple[str, ...]
+) -> Iterator[str]:
+    """The hourly series of a level that are the same in all currencies: seconds and joules."""
+    rows = lines.items()
+    for state, word in _STATES.items():
+        values = ((hour, getattr(row, f"{word}_ms") / _MS) for hour, row in rows)
+        yield series(f"{level}:gpu_seconds:delta1h", labels(**inside, state=state), values, ending)
+    plain = labels(**inside)
+    unpriced = ((hour, row.unpriced_ms / _MS) for hour, row in rows)
+    yield series(f"{level}:gpu_unpriced_seconds:delta1h", plain, unpriced, ending)
+    joules = ((hour, float(row.energy_joules)) for hour, row in rows)
+    yield series(f"{level}:gpu_energy_joules:delta1h", plain, joules, ending)
+
+
+def money_text(
+    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Line], ending: tuple[str, ...]
+) -> Iterator[str]:
+    """The hourly money of a level, in one currency."""
+    for state, word in _STATES.items():
+        values = ((hour, getattr(row, f"{word}_cost")) for hour, row in lines.items())
+        yield series(f"{level}:gpu_cost:delta1h", labels(**inside, state=state, currency=currency), values, ending)
+
+
+def gpu_uuid(node: FleetNode, gpu: int) -> str:
+    """The UUID of a physical GPU."""
+    return f"GPU-{stable_uuid('fleet', node.plan.seed, node.index, gpu)}"
+
+
+def slot_uuid(node: FleetNode, slot: int) -> str:
+    """The UUID of the device that a slot is, or is on."""
+    part = node.slots[slot]
+    if not part.instance:
+        return gpu_uuid(node, part.gpu)
+    return f"MIG-{stable_uuid('fleet', node.plan.seed, node.index, part.gpu, part.instance)}"
+
+
+def _device_labels(node: FleetNode, slot: int, place: Mapping[str, str]) -> dict[str, str]:
+    part = node.slots[slot]
+    return {
+        **place,
+        "gpu": str(part.gpu),
+        "uuid": slot_uuid(node, slot),
+        "gpu_instance": part.instance,
+        "mig_profile": part.profile,
+        "model": node.spec.name,
+    }
+
+
+def _prices(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, ...]) -> Iterator[str]:
+    node = ledger.node
+    prices = [(hour, node.price(hour) or 0.0) for hour in ledger.there]
+    for gpu in range(node.plan.gpus_per_node):
+        inside = labels(
+            **place,
+            gpu=str(gpu),
+            uuid=gpu_uuid(node, gpu),
+            model=node.spec.name,
+            currency=node.currency,
+            price_source="simulated:fleet",
+        )
+        yield series("gpu_hourly_price", inside, prices, ending)
+
+
+def _evidence(ledger: NodeLedger, place: Mapping[str, str], ending: tuple[str, ...]) -> Iterator[str]:
+    node = ledger.node
+    memory = node.spec.memory_bytes - node.spec.memory_reserved_bytes
+    for (slot, owner), hours in ledger.uses.items():
+        if owner == UNATTRIBUTED:
+            continue
+        part = node.slots[slot]
+        inside = labels(
+            **_device_labels(node, slot, place),
+            workload_namespace=owner.namespace,
+            workload_kind=owner.kind,
+            workload_name=owner.name,
+            team=owner.team,
+        )
+        total = int(memory * (part.share_ratio if part.instance else 1))
+        used = int(total * (0.1 + 0.8 * node.random(f"memory/{slot}/{owner}").random()))
+        rows = hours.items()
+        level = "workload_device:gpu"
+        yield series(f"{level}_share:ratio", inside, ((h, round(sum(use) / _HOUR_MS, 6)) for h, use in rows), ending)
+        active = ((h, round(use[0] / _HOUR_MS, 6)) for h, use in rows)
+        yield series(f"{level}_active:rate1h", inside, active, ending, zeros=True)
+        measured = ((h, round((use[0] + use[1]) / _HOUR_MS, 6)) for h, use in rows)
+        yield series(f"{level}_measured:rate1h", inside, measured, ending, zeros=True)
+        yield series(f"{level}_memory_used_bytes:max1h", inside, ((h, used) for h in hours), ending)
+        if part.mode == "shared":
+            yield series(f"{level}_estimated:info", inside, ((h, 1) for h in hours), ending)
+    for slot, part in enumerate(node.slots):
+        total = int(memory * (part.share_ratio if part.instance else 1))
+        if node.device(slot) == slot:
+            inside = labels(**_device_labels(node, slot, place))
+            yield series(
+                "workload_device:gpu_memory_total_bytes:max", inside, ((h, total) for h in ledger.there), ending
+            )
+
+
+_AT_WORK_RATIO = 0.05
+
+Rows = dict[int, Line]
+"""By hour."""
+
+
+@dataclass(slots=True)
+class FleetSums:
+    """What the rules sum over nodes. Several can be merged."""
+
+    rows: dict[tuple[str, FleetOwner, str], dict[str, Rows]] = field(default_factory=dict)
+    """By cluster, owner and model; then by currency."""
+    working: dict[str, dict[int, float]] = field(default_factory=dict)
+    """By cluster and hour: GPUs that are held and at work."""
+
+    def add(self, ledger: NodeLedger) -> None:
+        """Add one node."""
+        node = ledger.node
+        for (owner, _), lines in ledger.lines.items():
+            rows = self.rows.setdefault((node.cluster, owner, node.spec.name), {}).setdefault(node.currency, {})
+            for hour, line in lines.items():
+                rows.setdefault(hour, Line()).add(line)
+        working = self.working.setdefault(node.cluster, {})
+        for (_, owner), hours in ledger.uses.items():
+            if owner == UNATTRIBUTED:
+                continue
+            for hour, (active, idle, unknown) in hours.items():
+                if active and active >= _AT_WORK_RATIO * (active + idle):
+                    working[hour] = working.get(hour, 0.0) + (active + idle + unknown) / _HOUR_MS
+
+    def merge(self, other: "FleetSums") -> None:
+        """Add what another has summed."""
+        for key, currencies in other.rows.items():
+            for currency, hours in currencies.items():
+                _add(self.rows.setdefault(key, {}).setdefault(currency, {}), hours)
+        for cluster, gpus in other.working.items():
+            working = self.working.setdefault(cluster, {})
+            for hour, count in gpus.items():
+                working[hour] = working.get(hour, 0.0) + count
+
+    def text(self, ending: Ends, extra: Mapping[str, str]) -> Iterator[str]:
+        """All series."""
+        capacity: dict[str, Rows] = {}
+        held: dict[str, Rows] = {}
+        for (cluster, owner, model), currencies in sorted(self.rows.items()):
+            inside = {
+                **extra,
+                "cluster": cluster,
+                "workload_namespace": owner.namespace,
+                "workload_kind": owner.kind,
+                "workload_name": owner.name,
+                "team": owner.team,
+                "cost_labels": owner.labels,
+                "model": model,
+            }
+            every: Rows = {}
+            for currency, rows in sorted(currencies.items()):
+                _add(every, rows)
+                yield from money_text("workload", inside, currency, _in_order(rows), ending.ledger)
+            yield from quantities_text("workload", inside, _in_order(every), ending.ledger)
+            _add(capacity.setdefault(cluster, {}), every)
+            if owner not in {NOBODY, UNATTRIBUTED}:
+                _add(held.setdefault(cluster, {}), every)
+        for cluster, rows in sorted(capacity.items()):
+            yield from self._funnel(cluster, rows, held.get(cluster, {}), ending, extra)
+
+    def _funnel(
+        self, cluster: str, capacity: Rows, held: Rows, ending: Ends, extra: Mapping[str, str]
+    ) -> Iterator[str]:
+        inside = labels(**extra, cluster=cluster)
+        metered = [(hour, row.allocated_ms) for hour, row in sorted(capacity.items())]
+        of_hours = ((hour, ms / _MS) for hour, ms in metered)
+        yield series("cluster:gpu_capacity_seconds:delta1h", inside, of_hours, ending.ledger)
+        owned = sorted(held.items())
+        for word, counts in (
+            ("capacity", metered),
+            ("allocated", [(hour, row.allocated_ms) for hour, row in owned]),
+            ("effective", [(hour, row.active_ms) for hour, row in owned]),
+        ):
+            gauges = ((hour, ms / _HOUR_MS) for hour, ms in counts)
+            yield series(f"cluster:gpu_{word}:sum", inside, gauges, ending.live)
+        at_work = ((hour, round(gpus, 6)) for hour, gpus in sorted(self.working.get(cluster, {}).items()))
+        yield series("cluster:gpu_active:sum", inside, at_work, ending.live)
+
+
+def _add(rows: Rows, more: Rows) -> None:
+    for hour, row in more.items():
+        rows.setdefault(hour, Line()).add(row)
+
+
+def _in_order(rows: Rows) -> Rows:
+    return dict(sorted(rows.items()))
+
 
 _BATCH_NODES = 4
 _HEAD = "# HELP gpu_exporter_simulated 1: nothing here is real. Written by gpu-cost-exporter simulate fleet.\n"

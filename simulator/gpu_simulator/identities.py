@@ -5,7 +5,8 @@ import uuid
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gpu_simulator.plan import Claim, GpuPlan, IdForm, InstancePlan, MigStrategy, Plugin, Runtime, Sharing
+from gpu_simulator.plan import Claim, GpuPlan, IdForm, MigStrategy, Plugin, Runtime, Sharing
+from gpu_simulator.truth import MigTruth
 
 _NAMESPACE = uuid.UUID("5f1f3c1c-6d0b-4d55-8f3a-0a4a2f3b7c10")
 _HGX_BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
@@ -66,7 +67,7 @@ def outside_cgroup_text(name: str) -> str:
     return "0::/user.slice/user-1000.slice/session-3.scope\n"
 
 
-def resource_name(plugin: Plugin, gpu: GpuPlan, instance: InstancePlan | None) -> str:
+def resource_name(plugin: Plugin, gpu: GpuPlan, instance: MigTruth | None) -> str:
     """Extended resource under which a device plugin advertises a device."""
     if plugin.ids is IdForm.VOLCANO:
         return VOLCANO_NUMBER
@@ -96,7 +97,7 @@ def claim_uid(namespace: str, name: str) -> str:
     return stable_uuid("claim", namespace, name)
 
 
-def _base_id(plugin: Plugin, node: str, gpu: GpuPlan, instance: InstancePlan | None) -> str:
+def _base_id(plugin: Plugin, node: str, gpu: GpuPlan, instance: MigTruth | None) -> str:
     if plugin.ids is IdForm.GKE:
         return f"nvidia{gpu.minor}" + (f"/gi{instance.gpu_instance_id}" if instance else "")
     if plugin.ids is IdForm.DRA:
@@ -112,7 +113,7 @@ def _base_id(plugin: Plugin, node: str, gpu: GpuPlan, instance: InstancePlan | N
 
 
 def device_ids(
-    plugin: Plugin, node: str, gpu: GpuPlan, instance: InstancePlan | None, replicas: Sequence[int]
+    plugin: Plugin, node: str, gpu: GpuPlan, instance: MigTruth | None, replicas: Sequence[int]
 ) -> tuple[str, ...]:
     """Ids by which the kubelet lists a device, or these replicas of it."""
     base = _base_id(plugin, node, gpu, instance)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from exporter.model import Field
-from gpu_simulator.loads import Mix
-from gpu_simulator.profiles import Signal
-from gpu_simulator.truth import DcgmTruth, Fault, ModelSpec
+from gpu_simulator.activity import Mix, Signal
+from gpu_simulator.truth import DcgmTruth, Fault, MigTruth, ModelSpec
 
 
 class IdForm(StrEnum):
@@ -97,22 +96,6 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstancePlan:
-    """One MIG instance."""
-
-    uuid: str
-    gpu_instance_id: int
-    compute_instance_id: int
-    profile: str
-    profile_id: int
-    placement_start: int
-    compute_slices: int
-    memory_slices: int
-    memory_bytes: int
-    multiprocessors: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
     """Values that replace what would follow from the load, while the window lasts."""
 
@@ -132,7 +115,7 @@ class GpuPlan:
     model_key: str
     model: ModelSpec
     mig_enabled: bool = False
-    instances: tuple[InstancePlan, ...] = ()
+    instances: tuple[MigTruth, ...] = ()
     sharing: Sharing = Sharing.NONE
     replicas: int = 1
     """Of the GPU, or of each of its MIG instances."""

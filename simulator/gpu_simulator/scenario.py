@@ -2,18 +2,18 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from exporter.errors import ConfigError
 from exporter.model import Field
-from gpu_simulator import claims, holding, identities, loads, pods, scenario_file
-from gpu_simulator.devices import DeviceState, Use, board_uses, device_state
+from gpu_simulator import activity, cluster, holders, identities, scenario_file
+from gpu_simulator.cluster import KnownPod
+from gpu_simulator.holders import DeviceState, DeviceUse, board_uses, device_state
 from gpu_simulator.models import IDLE_SM_CLOCK_MHZ, NOT_SUPPORTED_IN_MIG_MODE, instance_base_bytes
-from gpu_simulator.plan import FaultPlan, GpuPlan, IdForm, InstancePlan, MigStrategy, NodePlan, XidPlan
-from gpu_simulator.pods import KnownPod
+from gpu_simulator.plan import FaultPlan, GpuPlan, IdForm, MigStrategy, NodePlan, XidPlan
 from gpu_simulator.truth import ClusterTruth, Fault, GpuTruth, Load, MigTruth, NodeTruth, PodTruth
 
 XIDS_KEPT = 256
@@ -33,7 +33,7 @@ class Scenario:
     plan: NodePlan
     source: str = ""
     """What ``load`` was asked for, so that another process can load the same; empty for one made in memory."""
-    uses: Mapping[tuple[int, int | None], tuple[Use, ...]]
+    uses: Mapping[tuple[int, int | None], tuple[DeviceUse, ...]]
     """Who uses each device, by (GPU index, position in its MIG layout)."""
     known: tuple[KnownPod, ...] = ()
     others: tuple[PodTruth, ...] = ()
@@ -59,25 +59,25 @@ class Scenario:
         t = max(0.0, t)
         states = {key: device_state(uses, self.plan, t) for key, uses in self.uses.items()}
         gpus = tuple(self._gpu(gpu, states, t) for gpu in self.plan.gpus)
-        held = list(holding.holdings(self.plan, states))
-        also_listed = tuple(holding.also_listed(self.plan, held, self.uses, t))
-        present = list(pods.present(self.plan.node, self.known, t))
-        reservations = tuple(pods.reservations(self.plan, also_listed))
+        held = list(holders.holdings(self.plan, states))
+        also_listed = tuple(holders.also_listed(self.plan, held, self.uses, t))
+        present = list(cluster.present(self.plan.node, self.known, t))
+        reservations = tuple(cluster.reservations(self.plan, also_listed))
         return NodeTruth(
             at_seconds=t,
             node=self.plan.node,
             driver_version=self.plan.driver_version,
             gpus=gpus,
-            holders=tuple(holding.holders(self.plan, held, states)),
-            other_pods=tuple(pods.without_devices(self.others, present)),
+            holders=tuple(holders.holders(self.plan, held, states)),
+            other_pods=tuple(cluster.without_devices(self.others, present)),
             also_listed=also_listed,
             allocatable=self._allocatable(gpus),
             pods=(*(pod for _, pod in present), *reservations, *self.others),
             cluster=ClusterTruth(
                 node_labels=self.plan.node_labels,
                 namespaces=self.plan.namespaces,
-                slices=self.slices if t < claims.STALE_SECONDS else self.slices[1:],
-                claims=claims.claims(self.plan, held),
+                slices=self.slices if t < cluster.STALE_SECONDS else self.slices[1:],
+                claims=cluster.claims(self.plan, held),
                 dra_version=self.plan.dra_version,
             ),
             dcgm=self.plan.dcgm,
@@ -86,15 +86,15 @@ class Scenario:
 
     def _gpu(self, gpu: GpuPlan, states: Mapping[tuple[int, int | None], DeviceState], t: float) -> GpuTruth:
         instances = tuple(
-            _instance_truth(plan, states.get((gpu.index, position), DeviceState()))
+            _with_load(plan, states.get((gpu.index, position), DeviceState()))
             for position, plan in enumerate(gpu.instances)
         )
         state = _board_state(gpu, states) if gpu.mig_enabled else states.get((gpu.index, None), DeviceState())
         memory = state.memory_bytes
         if gpu.mig_enabled:
             memory = sum(instance.load.memory_used_bytes for instance in instances)
-        load = loads.load(state.vector, memory)
-        integral = loads.load(state.integral, clamp=False)
+        load = activity.load(state.vector, memory)
+        integral = activity.load(state.integral, clamp=False)
         busy = state.processes != () or any(instance.processes for instance in instances)
         power = gpu.model.idle_watts + _dynamic(gpu, load)
         return GpuTruth(
@@ -180,26 +180,17 @@ def build(plan: NodePlan, source: str = "") -> Scenario:
         plan=plan,
         source=source,
         uses=board_uses(plan),
-        known=pods.known_pods(plan),
-        others=pods.others(plan),
-        slices=claims.slices(plan),
+        known=cluster.known_pods(plan),
+        others=cluster.others(plan),
+        slices=cluster.slices(plan),
     )
 
 
-def _instance_truth(plan: InstancePlan, state: DeviceState) -> MigTruth:
-    return MigTruth(
-        uuid=plan.uuid,
-        gpu_instance_id=plan.gpu_instance_id,
-        compute_instance_id=plan.compute_instance_id,
-        profile=plan.profile,
-        profile_id=plan.profile_id,
-        placement_start=plan.placement_start,
-        compute_slices=plan.compute_slices,
-        memory_slices=plan.memory_slices,
-        memory_bytes=plan.memory_bytes,
-        multiprocessors=plan.multiprocessors,
-        load=loads.load(state.vector, instance_base_bytes(plan.memory_slices) + state.memory_bytes),
-        load_integral=loads.load(state.integral, clamp=False),
+def _with_load(instance: MigTruth, state: DeviceState) -> MigTruth:
+    return replace(
+        instance,
+        load=activity.load(state.vector, instance_base_bytes(instance.memory_slices) + state.memory_bytes),
+        load_integral=activity.load(state.integral, clamp=False),
         processes=state.processes,
     )
 
@@ -211,8 +202,8 @@ def _board_state(gpu: GpuPlan, states: Mapping[tuple[int, int | None], DeviceSta
         for position, plan in enumerate(gpu.instances)
     ]
     return DeviceState(
-        vector=loads.combine([(weight, state.vector) for weight, state in parts]),
-        integral=loads.combine([(weight, state.integral) for weight, state in parts]),
+        vector=activity.combine([(weight, state.vector) for weight, state in parts]),
+        integral=activity.combine([(weight, state.integral) for weight, state in parts]),
     )
 
 

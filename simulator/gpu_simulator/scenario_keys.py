@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+import yaml
+
+from gpu_simulator.plan import Window
+
 Choice = TypeVar("Choice", bound=StrEnum)
+_MOST_NODES = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,50 @@ class Section:
         """A mapping found by the caller, named as part of this one."""
         return Section(item, self._name(name), self._problems)
 
+    def texts(self, key: str) -> dict[str, str]:
+        """Return a mapping of names to texts: labels or annotations; empty ones are allowed, as in Kubernetes."""
+        part = self.section(key)
+        found: dict[str, str] = {}
+        for name in part.keys() if part else ():
+            item = part.item(name) if part else None
+            if part and (item is None or not isinstance(item.value, str)):
+                told = "empty" if item is None else repr(item.value)
+                part.problem(name, f"is {told}; allowed: a text (in quotes if it looks like something else)")
+            elif item is not None:
+                found[name] = str(item.value)
+        return found
+
+    def gpu_index(self, gpus: int) -> int | None:
+        """Return ``gpu``, the index of a board that is there; ``None`` after a mistake."""
+        index = self.integer("gpu")
+        if index < gpus:
+            return index
+        allowed = f"0 to {gpus - 1}" if gpus else "none, there are no GPUs"
+        self.problem("gpu", f"is {index}, which is not there; allowed: {allowed}")
+        return None
+
+    def window(self, first: str, last: str, linger_seconds: float = 0.0) -> Window:
+        """Return when something is there: ``first``, then ``last`` or ``for``, and ``every``.
+
+        Args:
+            first: Key of the start.
+            last: Key of the end; without an end it lasts for ever.
+            linger_seconds: What must fit between the end and the next start.
+        """
+        start = self.number(first, 0.0)
+        end = self.optional_number(last, low=start)
+        ends = f"'{last}'"
+        if last == "to":
+            duration, ends = self.optional_number("for", low=0.0), "'to' or 'for'"
+            if end is not None and duration is not None:
+                self.problem("for", "stands beside 'to'; allowed: one of them")
+            end = end if duration is None else start + duration
+        every = self.optional_number("every", low=0.001)
+        if every is not None and (end is None or end - start + linger_seconds > every):
+            self.problem("every", f"is {every:g}; allowed: at least what it lasts, with {ends} given")
+            every = None
+        return Window(start_seconds=start, end_seconds=end, every_seconds=every)
+
     def finish(self) -> None:
         """Tell the keys that mean nothing here."""
         for key in self._values:
@@ -189,3 +238,63 @@ def _bounds(low: float, high: float) -> str:
     if high in (float("inf"), 2**53):
         return f" from {low:g}"
     return f" from {low:g} to {high:g}"
+
+
+def read_tree(text: str, problems: Problems) -> Item | None:
+    """The file as values with lines; ``None`` after a mistake that leaves nothing to read."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problems.add(mark.line + 1 if mark else 1, f"is no YAML: {error.problem or error.context}")
+        return None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # of \UFFFFFFFF
+        problems.add(1, f"is no YAML: {str(error).splitlines()[0]}")
+        return None
+    if root is None:
+        problems.add(1, "is empty; allowed: a scenario, see docs/scenarios.md")
+        return None
+    if _count(root) > _MOST_NODES:
+        problems.add(1, "aliases (*) make far more of it than stands there; write them out")
+        return None
+    return _item(root, problems)
+
+
+def _count(root: yaml.Node) -> int:
+    """Return the number of nodes, aliases followed, up to one more than ``_MOST_NODES``."""
+    waiting, seen = [root], 0
+    while waiting and seen <= _MOST_NODES:
+        node = waiting.pop()
+        seen += 1
+        if isinstance(node, yaml.CollectionNode):
+            waiting += [part for one in node.value for part in (one if isinstance(one, tuple) else (one,))]
+    return seen
+
+
+def _item(node: yaml.Node, problems: Problems) -> Item:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        found: dict[str, Item] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            if key in found:
+                problems.add(key_node.start_mark.line + 1, f"{key}: stands twice in one mapping")
+            child = _item(value_node, problems)
+            # A mistake in a value that begins on a line of its own is looked for at its key.
+            found[key] = Item(child.value, key_node.start_mark.line + 1)
+        return Item(found, line)
+    if isinstance(node, yaml.SequenceNode):
+        return Item(tuple(_item(child, problems) for child in node.value), line)
+    return Item(_scalar(node, problems), line)
+
+
+def _scalar(node: yaml.Node, problems: Problems) -> str | int | float | bool | None:
+    """A scalar as YAML's safe schema reads it; a date is a text here."""
+    if node.tag == "tag:yaml.org,2002:timestamp":
+        return str(node.value)
+    try:
+        value = yaml.SafeLoader("").construct_object(node)
+    except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:  # of !!bool maybe, !!int ''
+        problems.add(node.start_mark.line + 1, f"cannot be read: {str(error).partition(chr(10))[0]}")
+        return None
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

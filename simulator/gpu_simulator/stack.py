@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,11 +15,131 @@ from pathlib import Path
 import aiohttp
 
 from exporter.errors import ConfigError, ExporterError
-from gpu_simulator import demo_rules, history
-from gpu_simulator.links import links
-from gpu_simulator.parts import Part, free_port
+from gpu_simulator.fleet import Writing, write_fleet
+from gpu_simulator.fleet_plan import HOUR_SECONDS, RECORDED_AFTER_SECONDS, FleetPlan, team_names
+from gpu_simulator.programs import Program, Webhook, free_port, page_addresses
 from gpu_simulator.scenario import load
-from gpu_simulator.webhook import Webhook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Substitution:
+    """One text of the rules file, what stands there in the demonstration, and what it is."""
+
+    shipped: str
+    demo: str
+    what: str
+
+
+def _window(shipped: str, demo: str) -> tuple[Substitution, ...]:
+    """A window wherever it stands: as a range, as an offset, and as the word that an alert tells."""
+    return tuple(
+        Substitution(shipped=text.format(shipped), demo=text.format(demo), what=what)
+        for text, what in (("[{}]", "window"), ("offset {}", "the window before"))
+    )
+
+
+SUBSTITUTIONS = (
+    Substitution(shipped="interval: 30s", demo="interval: 2s", what="how often rules run"),
+    Substitution(shipped="interval: 2m", demo="interval: 6s", what="how often slow rules run"),
+    Substitution(shipped="interval: 1h", demo="interval: 1m", what="how often evidence for recommend is recorded"),
+    Substitution(shipped="[24h]", demo="[4m]", what="a day of idle money"),
+    Substitution(shipped=") / 3600", demo=") / 60", what="seconds of a window of 1h"),
+    Substitution(shipped="[2h] offset 6h", demo="[30s] offset 2m", what="since when a pool is there"),
+    Substitution(shipped="[6h]", demo="[2m]", what="for how long GPUs are free"),
+    *_window("1h", "1m"),
+    Substitution(shipped="[15m]", demo="[15s]", what="window of amounts"),
+    Substitution(shipped="[2m]", demo="[5s]", what="how long a missed scrape is bridged"),
+    Substitution(shipped="nobody for 6h", demo="nobody for 2m", what="words of GPUUnallocated"),
+    Substitution(
+        shipped="keep_firing_for: 15m", demo="keep_firing_for: 15s", what="how long an alert outlives its cause"
+    ),
+    Substitution(shipped="for: 15m", demo="for: 15s", what="delay of the alerts of workloads"),
+    Substitution(shipped="for: 10m", demo="for: 10s", what="delay of other alerts"),
+    Substitution(shipped="for: 5m", demo="for: 20s", what="delay of the exporter's alerts"),
+)
+"""In this order: a longer text comes before one that it contains."""
+
+
+def shorten(rules: str, source: str, substitutions: tuple[Substitution, ...] = SUBSTITUTIONS) -> str:
+    """Put the demonstration's windows into a rules file.
+
+    Args:
+        rules: Text of ``rules/prometheus-rules.yaml``.
+        source: Where the text comes from, for the error.
+        substitutions: What to replace, in order.
+
+    Returns:
+        The same rules, with every shipped text replaced.
+
+    Raises:
+        ConfigError: A text to be replaced is not in the file, so the file and this table do not belong together.
+    """
+    missing = [item for item in substitutions if item.shipped not in rules]
+    if missing:
+        raise ConfigError(
+            *(
+                f"{source}: {item.shipped!r} ({item.what}) is not in it; take the rules file of this version"
+                for item in missing
+            )
+        )
+    for item in substitutions:
+        rules = rules.replace(item.shipped, item.demo)
+    return rules
+
+
+def table(substitutions: tuple[Substitution, ...] = SUBSTITUTIONS) -> str:
+    """Show the substitutions, one line each."""
+    width = max(len(item.shipped) for item in substitutions)
+    return "\n".join(f"  {item.shipped:<{width}}  ->  {item.demo:<31}  {item.what}" for item in substitutions)
+
+
+NODES = 12
+CLUSTERS = ("sim-research", "sim-serving")
+_PROMTOOL_SECONDS = 120.0
+_BUDGETS = """\
+# Of the simulated fleet: one that holds, one that does not, and one for everything.
+budgets:
+  - {{name: {first}, amount: 90000, currency: USD, period: month, owner: {{team: {first}}}}}
+  - {{name: {second}, amount: 45000, currency: USD, period: month, owner: {{team: {second}}}}}
+  - {{name: all-gpus, amount: 230000, currency: USD, period: month, include_unallocated: true}}
+"""
+
+
+def demo_fleet(now_seconds: float, days: int) -> FleetPlan:
+    """The fleet whose past ends with the last hour that is recorded: Prometheus appends nothing before its newest."""
+    end = int((now_seconds - RECORDED_AFTER_SECONDS) // HOUR_SECONDS) * HOUR_SECONDS
+    return FleetPlan(nodes=NODES, days=days, end_seconds=end, clusters=CLUSTERS)
+
+
+def make_history(fleet: FleetPlan, promtool: str, blocks: Path) -> None:
+    """Write the fleet's past as blocks into a directory that Prometheus has not opened yet; takes seconds.
+
+    Raises:
+        ExporterError: promtool could not make them; its words are in the message.
+    """
+    blocks.mkdir(parents=True, exist_ok=True)
+    text = blocks.with_suffix(".om")
+    with text.open("w", encoding="utf-8") as output:
+        write_fleet(fleet, output, Writing(form="openmetrics"))
+    command = [promtool, "tsdb", "create-blocks-from", "--max-block-duration=768h", "--quiet", "openmetrics"]
+    try:
+        made = subprocess.run(  # noqa: S603 - promtool, found on the PATH, on a file of ours
+            [*command, str(text), str(blocks)], check=False, capture_output=True, text=True, timeout=_PROMTOOL_SECONDS
+        )
+        problem = "" if made.returncode == 0 else (made.stderr or made.stdout).strip()[-500:] or "it said nothing"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    finally:
+        text.unlink()
+    if problem:
+        raise ExporterError(f"{promtool}: could not make the simulated fleet's past: {problem}")
+
+
+def demo_budgets(fleet: FleetPlan) -> str:
+    """A budget file for teams of the fleet."""
+    first, second = team_names(fleet)[:2]
+    return _BUDGETS.format(first=first, second=second)
+
 
 RULES = Path(__file__).resolve().parents[2] / "rules" / "prometheus-rules.yaml"
 READY_SECONDS = 60.0
@@ -61,7 +182,7 @@ class StackOptions:
 
     scenario: str
     rules: Path = RULES
-    substitutions: tuple[demo_rules.Substitution, ...] = demo_rules.SUBSTITUTIONS
+    substitutions: tuple[Substitution, ...] = SUBSTITUTIONS
     agent_port: int = 9400
     prometheus_port: int = 9090
     alertmanager_port: int = 9093
@@ -107,7 +228,7 @@ def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Pa
     except OSError as error:
         raise ConfigError(f"{options.rules}: {error.strerror}; run it from a checkout of the repository") from error
     rules = directory / "rules.yaml"
-    rules.write_text(demo_rules.shorten(shipped, str(options.rules), options.substitutions), encoding="utf-8")
+    rules.write_text(shorten(shipped, str(options.rules), options.substitutions), encoding="utf-8")
     alertmanager_file = directory / "alertmanager.yml"
     alertmanager_file.write_text(ALERTMANAGER_CONFIG.format(webhook=ports.webhook), encoding="utf-8")
     prometheus_file = directory / "prometheus.yml"
@@ -120,13 +241,13 @@ def _configure(options: StackOptions, ports: Ports, directory: Path) -> tuple[Pa
     return alertmanager_file, prometheus_file
 
 
-def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Part]:
+def programs(options: StackOptions, tools: Tools, ports: Ports, directory: Path) -> list[Program]:
     """Write the configurations into ``directory`` and name the programs to start, the agent first.
 
     Raises:
         ConfigError: The rules file is not there, or is not the one of this version.
     """
-    agent = Part(
+    agent = Program(
         name="agent",
         command=(
             *(*options.agent_command, "--simulate", options.scenario, "--simulate-hour", HOUR),
@@ -138,7 +259,7 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
     if tools.prometheus is None or tools.alertmanager is None:
         return [agent]
     alertmanager_file, prometheus_file = _configure(options, ports, directory)
-    alertmanager = Part(
+    alertmanager = Program(
         name="alertmanager",
         command=(
             tools.alertmanager,
@@ -150,7 +271,7 @@ def parts(options: StackOptions, tools: Tools, ports: Ports, directory: Path) ->
         ready_url=f"http://127.0.0.1:{ports.alertmanager}/-/ready",
         log=directory / "alertmanager.log",
     )
-    prometheus = Part(
+    prometheus = Program(
         name="prometheus",
         command=(
             tools.prometheus,
@@ -171,9 +292,9 @@ def _has_past(options: StackOptions, tools: Tools) -> bool:
     return options.history_days > 0 and tools.promtool is not None and tools.prometheus is not None
 
 
-def _cost(ports: Ports, directory: Path) -> Part:
+def _cost(ports: Ports, directory: Path) -> Program:
     address = f"127.0.0.1:{ports.cost}"
-    return Part(
+    return Program(
         name="cost service",
         command=(
             *(sys.executable, "-m", "exporter", "serve", "--listen", address),
@@ -187,9 +308,9 @@ def _cost(ports: Ports, directory: Path) -> Part:
 
 
 def _make_past(options: StackOptions, tools: Tools, directory: Path) -> None:
-    fleet = history.plan(time.time(), options.history_days)
-    (directory / "budgets.yaml").write_text(history.budgets(fleet), encoding="utf-8")
-    history.make(fleet, str(tools.promtool), directory / "prometheus")
+    fleet = demo_fleet(time.time(), options.history_days)
+    (directory / "budgets.yaml").write_text(demo_budgets(fleet), encoding="utf-8")
+    make_history(fleet, str(tools.promtool), directory / "prometheus")
 
 
 def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str]], *, with_cost: bool = False) -> str:
@@ -201,14 +322,14 @@ def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str
         f"  metrics            http://127.0.0.1:{ports.agent}/metrics",
     ]
     if with_cost:
-        days = f"{history.NODES} nodes that do not exist, {options.history_days} days"
+        days = f"{NODES} nodes that do not exist, {options.history_days} days"
         lines.insert(3, f"  cost of a fleet    http://127.0.0.1:{ports.cost}/   ({days})")
     lines += [f"  {name:<18} {url}" for name, url in pages]
     if pages:
         lines += [
             "",
             f"An hour of activity takes {HOUR}. Rules: rules/prometheus-rules.yaml with shorter times:",
-            demo_rules.table(options.substitutions),
+            table(options.substitutions),
             "",
             "Alerts that Alertmanager delivers are printed below. Ctrl-C ends everything.",
         ]
@@ -218,10 +339,10 @@ def greeting(options: StackOptions, ports: Ports, pages: Sequence[tuple[str, str
 
 
 async def _pages(ports: Ports) -> Sequence[tuple[str, str]]:
-    return await links(f"http://127.0.0.1:{ports.prometheus}/", f"http://127.0.0.1:{ports.alertmanager}/")
+    return await page_addresses(f"http://127.0.0.1:{ports.prometheus}/", f"http://127.0.0.1:{ports.alertmanager}/")
 
 
-async def _bring_up(started: list[Part], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
+async def _bring_up(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int | None:
     """Start all and wait until all answer; an exit code when there is nothing to show or it was asked to stop."""
     for part in started:
         await part.start()
@@ -241,7 +362,7 @@ async def _bring_up(started: list[Part], say: Callable[[str], None], stop: async
     return agent.returncode if agent is not None else 1
 
 
-async def _stand_by(started: list[Part], say: Callable[[str], None], stop: asyncio.Event) -> int:
+async def _stand_by(started: list[Program], say: Callable[[str], None], stop: asyncio.Event) -> int:
     """Wait until asked to stop or the agent ends; another dead part is told, and the rest goes on."""
     stopping = asyncio.create_task(stop.wait())
     watches = {asyncio.create_task(part.ended()): part for part in started}
@@ -287,9 +408,9 @@ async def run(options: StackOptions, *, say: Callable[[str], None], stop: asynci
     if missing:
         say(f"not on the PATH: {' and '.join(missing)}; showing the agent alone ({GET_THEM})")
     with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as directory:
-        started: list[Part] = []
+        started: list[Program] = []
         try:
-            started = parts(options, tools, ports, Path(directory))
+            started = programs(options, tools, ports, Path(directory))
             say(f"SIMULATED: starting {', '.join(part.name for part in started)} ...")
             with_cost = _has_past(options, tools) and len(started) > 1
             if with_cost:
