@@ -4,10 +4,6 @@ from oncall_links import node_link
 from panels import RUNBOOK, Column, Panel, graph, grid, link, states
 from promql import GPU, NODES
 
-CRITICAL_XIDS = "46|48|62|64|74|79|95|109|110|119|120|136|140|143|151|155|156|158"
-APPLICATION_XIDS = "8|11|13|25|31|32|39|40|41|60|68|69|7[0-2]|7[5-7]|80|8[2-6]|88|89|9[6-9]|10[0-5]|12[6-9]|13[0-5]|139"
-QUIET_XIDS = "14|37|38|43|44|45|63|66|67|92|93|106|107|108|121|137|141|152|153|157|160|161"
-"""The tiers of rules/src/health.yaml; all others are warnings."""
 TIERS = {"critical": "red", "warning": "orange", "application": "blue", "none": "text"}
 ON_OFF = {"0": ("no", "transparent"), "1": ("yes", "orange")}
 REASONS = 'reason!~"gpu_idle|clocks_setting|display_clocks"'
@@ -16,17 +12,13 @@ REASONS = 'reason!~"gpu_idle|clocks_setting|display_clocks"'
 def xids() -> list[Panel]:
     """Driver errors by code."""
     by = f"{GPU}, model, xid"
-    seen = f"max by ({by}) (gpu_xid_last_seen_timestamp_seconds{{{NODES}}}) * 1000"
-    tiers = (("critical", CRITICAL_XIDS), ("application", APPLICATION_XIDS), ("none", QUIET_XIDS))
-    tiered = f'label_replace({seen}, "tier", "warning", "", "")'
-    for tier, codes in tiers:
-        tiered = f'label_replace({tiered}, "tier", "{tier}", "xid", "{codes}")'
+    seen = f"max by ({by}, tier) (gpu_xid_last_seen_timestamp_seconds{{{NODES}}}) * 1000"
     return [
         grid(
             "Xids",
             "Each code by GPU: its tier, when it was last seen, and how often since the exporter started. Tiers as in "
             "the runbook; none: nobody needs to hear of it.",
-            [tiered, f"sum by ({by}) (max by ({by}, instance) (gpu_xid_errors_total{{{NODES}}}))"],
+            [seen, f"sum by ({by}) (max by ({by}, instance) (gpu_xid_errors_total{{{NODES}}}))"],
             [
                 Column("tier", "Tier", texts=TIERS),
                 Column("xid", "Xid", links=(link("Runbook", f"{RUNBOOK}#gpuxidcritical"),)),

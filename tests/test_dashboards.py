@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from exporter.metrics import catalog
+from exporter.model import XidTier
 from exporter.service import metrics
 from tests.dashboards_support import DEFAULTS, NAMES, ROOT, Board, expand, load, panels
 
@@ -164,12 +165,10 @@ def test_every_metric_is_one_that_the_agent_the_cost_service_or_the_rules_make(b
     assert asked <= known
 
 
-def test_tiers_of_xids_are_those_of_the_rules() -> None:
-    lists = set(re.findall(r'"tier\\", \\"(\w+)\\", \\"xid\\", \\"([^"\\]+)\\"', json.dumps(BOARDS["oncall"])))
-    assert {tier for tier, _ in lists} == {"critical", "application", "none"}
-    rules = json.dumps(RULES)
-    for _, codes in lists:
-        assert codes in rules
+def test_every_tier_of_xids_has_a_colour() -> None:
+    (panel,) = (one for one in panels(BOARDS["oncall"]) if one["title"] == "Xids")
+    assert "tier" in panel["targets"][0]["expr"]
+    assert all(f'"{tier}"' in json.dumps(panel["fieldConfig"]["overrides"]) for tier in XidTier)
 
 
 def test_alerts_lead_to_dashboards_that_are_there() -> None:

@@ -9,31 +9,21 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "src" / "health.yaml"
-OWNERS = ROOT / "rules" / "src" / "evidence.yaml"
-"""Records whose workload a pod is."""
 UNIT_TESTS = ROOT / "tests" / "rules" / "health.yaml"
-THERMAL = '            unless on (cluster, node, gpu, uuid) gpu_throttle_seconds_total{reason="thermal"}\n'
-NO_LIMIT = ' gpu_temperature_limit_celsius{limit="memory_max_operating"}\n          ) <= 0'
-TOLD = "on (cluster, node, gpu) gpu_recovery_action"
 # A change that someone could make in good faith: before, after, and the beginning of the case that must notice it.
 WEAKENED = {
-    "old events": (") > time() - 600", ") > 0", "a GPU fell off the bus"),
-    "154 in any case": (TOLD, "on (cluster, node, gpu) gpu_row_remap_failure", "codes that are not known"),
-    "154 like any other": ('|158|154"', '|158"', "codes that are not known"),
+    "old events": (") < 600", ") < 60000", "a GPU fell off the bus"),
+    "what is told to nobody": ('{tier="warning"}', '{tier!="critical"}', "codes that nobody needs"),
+    "critical alone": ('{tier="warning"}', '{tier="critical"}', "codes that are not known"),
     "everybody on the board": (
         '(or\n            $labels.gpu_instance ".*")',
         '\n            ".*"',
         "the event of one MIG instance",
     ),
-    "owners while their pods live": (
-        "pod_namespace, pod_name) last_over_time(gpu_pod_info[10m])",
-        "pod_namespace, pod_name) gpu_pod_info",
+    "a second scrape is a second GPU": (
+        "cluster, node, uuid, workload_namespace",
+        "cluster, node, uuid, instance, workload_namespace",
         "an illegal address",
-    ),
-    "pods whose owner has come to be known": (
-        '2 * max_over_time(gpu_pod_info{workload_name!=""}[1h])',
-        '0.5 * max_over_time(gpu_pod_info{workload_name!=""}[1h])',
-        "a pod whose workload is not known",
     ),
     "errors of long ago": (
         ' - min_over_time(gpu_ecc_errors_total{type="uncorrected"}[15m])',
@@ -41,7 +31,11 @@ WEAKENED = {
         "a board that is well",
     ),
     "corrected errors": ('{type="uncorrected"}', "", "a board that is well"),
-    "flags believed before clocks": (THERMAL, "", "a board that is well"),
+    "heat now and then": (
+        "(gpu_thermal_throttle_ratio) > 0.1",
+        "(gpu_thermal_throttle_ratio) > 0.05",
+        "a board that is well",
+    ),
     "a few errors of links": (") > 100", ") > 10", "a board that is well"),
     "a few replays": (") > 50", ") > 10", "a board that is well"),
     "asks for a reset, hence missing": (
@@ -55,8 +49,8 @@ WEAKENED = {
         "one GPU of two is lost",
     ),
     "forgotten by a new agent": (' or max_over_time(gpu_devices{state="present"}[6h])', "", "the only GPU is lost"),
-    "warm memory": (") <= 0", ") <= 3", "memory at its limit"),
-    "a limit that is told": (NO_LIMIT, NO_LIMIT.replace("memory_max_operating", "none"), "memory at its limit"),
+    "warm memory": ('{limit="assumed"}[5m]) <= 0', '{limit="assumed"}[5m]) <= 3', "memory at its limit"),
+    "a limit that is told": ('{limit="driver"}[5m]) <= 3', '{limit="driver"}[5m]) <= 10', "memory at its limit"),
     "a drain pages": (
         "(gpu_recovery_action > 0 != 4)",
         "(gpu_recovery_action > 0)",
@@ -73,12 +67,11 @@ def test_a_guard_of_a_health_alert_cannot_be_lost_unnoticed(tmp_path: Path, chan
     if promtool is None:
         pytest.skip("needs promtool on the PATH: make install")
     before, after, case = WEAKENED[change]
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (RULES, OWNERS)}
-    assert any(before in text for text in sources.values())
+    text = RULES.read_text(encoding="utf-8")
+    assert before in text
     (tmp_path / "rules" / "src").mkdir(parents=True)
     (tmp_path / "tests" / "rules").mkdir(parents=True)
-    for name, text in sources.items():
-        (tmp_path / "rules" / "src" / name).write_text(text.replace(before, after), encoding="utf-8")
+    (tmp_path / "rules" / "src" / RULES.name).write_text(text.replace(before, after), encoding="utf-8")
     document = yaml.safe_load(UNIT_TESTS.read_text(encoding="utf-8"))
     document["tests"] = [test for test in document["tests"] if test["name"].startswith(case)]
     assert len(document["tests"]) == 1
