@@ -56,17 +56,31 @@ class Firing:
         return self.labels["alertname"]
 
 
-def fleets(shapes: Sequence[Shape], step: float = 120.0) -> tuple[Fleet, ...]:
-    """The shapes in fleets: of hours, judged every ``step`` seconds, of days, and those with intervals of their own."""
+def fleets(shapes: Sequence[Shape], step: float = 120.0, most: float = math.inf) -> tuple[Fleet, ...]:
+    """The shapes in fleets: of hours, judged every ``step`` seconds, of days, and those with intervals of their own.
+
+    A fleet of several shapes has at most ``most`` GPUs.
+    """
     made: dict[tuple[bool, float, float], list[Shape]] = {}
     for shape in shapes:
         long = shape.lasts > LONG_SECONDS
         scrape, turn = shape.scrape_seconds or (60.0 if long else 30.0), shape.step_seconds or (300.0 if long else step)
         made.setdefault((long, scrape, turn), []).append(shape)
     return tuple(
-        Fleet(shapes=tuple(of_fleet), scrape_seconds=scrape, step_seconds=turn)
+        Fleet(shapes=part, scrape_seconds=scrape, step_seconds=turn)
         for (_, scrape, turn), of_fleet in made.items()
+        for part in _parted(of_fleet, most)
     )
+
+
+def _parted(shapes: Iterable[Shape], most: float) -> Iterator[tuple[Shape, ...]]:
+    part: list[Shape] = []
+    for shape in shapes:
+        if part and sum(len(one.boards) for one in (*part, shape)) > most:
+            yield tuple(part)
+            part = []
+        part.append(shape)
+    yield tuple(part)
 
 
 def needed(rules: Path, alerts: frozenset[str]) -> dict[str, Any]:
@@ -145,7 +159,7 @@ def evaluate(
         path.write_text(json.dumps(document), encoding="utf-8")
         done = subprocess.run([str(PROMTOOL), "test", "rules", str(path)], capture_output=True, text=True, check=False)
     pending = {
-        rule["alert"]: sum(_parts(rule.get("for", "")))
+        rule["alert"]: _seconds(rule.get("for", ""))
         for group in wanted["groups"]
         for rule in group["rules"]
         if "alert" in rule
@@ -182,11 +196,7 @@ def _episodes(times: Iterable[float], step: float) -> Iterator[tuple[float, floa
 
 
 def _seconds(text: str) -> float:
-    return sum(_parts(text))
-
-
-def _parts(text: str) -> Iterator[float]:
-    return (float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION.findall(text))
+    return sum((float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION.findall(text)), 0.0)
 
 
 def run(
@@ -195,11 +205,12 @@ def run(
     alerts: frozenset[str],
     page: Callable[[Shape, Series], object],
     step: float = 120.0,
+    most: float = math.inf,
 ) -> list[Firing]:
     """Evaluate rules over all shapes; fleets at the same time."""
     index = Index(shapes)
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda fleet: evaluate(fleet, rules, alerts, page), fleets(shapes, step))
+        found = pool.map(lambda fleet: evaluate(fleet, rules, alerts, page), fleets(shapes, step, most))
         return [_restored(one, index) for of_fleet in found for one in of_fleet]
 
 
