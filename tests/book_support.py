@@ -19,7 +19,7 @@ from exporter.cost.live import LivePod, at_work_ratio
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import read_recommendations
 from exporter.errors import PrometheusError
-from exporter.service.data import Book, Freshness, Sources, label_values, newest_hour
+from exporter.service.data import Book, BookSources, Freshness, label_values, newest_hour
 from exporter.service.routes import Face, create_app
 from exporter.service.settings import ServeSettings
 
@@ -80,7 +80,7 @@ async def served(
     asked = PrometheusSettings(url=prometheus_url, retries=0, timeout_seconds=60.0)
     async with PrometheusClient(asked) as client:
         ledger = PrometheusLedger(client)
-        sources = Sources(
+        sources = BookSources(
             ledger=ledger,
             pods=live_pods(pods, prometheus_url),
             at_work_ratio=partial(at_work_ratio, client, cluster_label="cluster"),

@@ -14,7 +14,7 @@ from exporter.cost.ledger import DAY_SECONDS, Chunk, Figures, Filters, LineKey, 
 from exporter.cost.store_schema import day_window
 from exporter.errors import ConfigError
 from exporter.model import Money
-from exporter.service.data import Book, Count, Sources
+from exporter.service.data import Book, BookSources, Count
 from exporter.service.refresh import Keeping, Refreshing
 
 ONE = """\
@@ -278,7 +278,7 @@ async def rounds_of(source: Known, *seconds: float) -> tuple[Refreshing, list[in
     async def labels(_now: float) -> dict[str, tuple[str, ...]]:
         return {}
 
-    sources = Sources(
+    sources = BookSources(
         ledger=source,
         pods=PodsOf(None, ""),
         at_work_ratio=unasked,

@@ -243,7 +243,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ApiAnswer:
     """What is sent."""
 
     body: Body
@@ -257,7 +257,7 @@ class Endpoint:
 
     path: str
     about: str
-    handle: Callable[[Ask], Awaitable[Answer]]
+    handle: Callable[[Ask], Awaitable[ApiAnswer]]
     answer: type
     """Of its JSON."""
     parameters: tuple[Parameter, ...] = ()
@@ -267,7 +267,7 @@ class Endpoint:
     """Ignore unknown parameters with a warning, as an API of others does; else they are refused."""
 
 
-async def _report(ask: Ask) -> Answer:
+async def _report(ask: Ask) -> ApiAnswer:
     values, form = ask.values, ask.values["format"]
     if form == "focus":
         return await _focus(ask)
@@ -282,10 +282,10 @@ async def _report(ask: Ask) -> Answer:
     if form == "json":
         offset, limit = values["offset"], values["limit"]
         make = partial(_json_page, report, offset, limit)
-        return Answer(body=await ask.bodies.of_thread(report, (form, offset, limit), make))
+        return ApiAnswer(body=await ask.bodies.of_thread(report, (form, offset, limit), make))
     body = await ask.bodies.of_thread(report, form, partial(_rendered, report, form))
     name = "" if form == "table" else _filename("gpu-cost", report.window, "-".join(report.by), form)
-    return Answer(body=body, filename=name)
+    return ApiAnswer(body=body, filename=name)
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
@@ -307,7 +307,7 @@ def _rendered(report: FleetReport, form: render.Form) -> Body:
     return Body(stream.getvalue().encode("utf-8", "replace"), content_type)
 
 
-async def _focus(ask: Ask) -> Answer:
+async def _focus(ask: Ask) -> ApiAnswer:
     filters = filters_of(ask.values)
     wrong = sorted(set(filters.wanted) - _OF_ORIGINS)
     if wrong:
@@ -323,7 +323,7 @@ async def _focus(ask: Ask) -> Answer:
     version = ask.values["focusVersion"]
     await asyncio.to_thread(write_focus, ledger, stream, version=version)
     body = Body(stream.getvalue().encode("utf-8", "replace"), CSV)
-    return Answer(body=body, filename=_filename("focus", ledger.window, version, "csv"))
+    return ApiAnswer(body=body, filename=_filename("focus", ledger.window, version, "csv"))
 
 
 def _filename(head: str, window: Window, what: str, ending: str) -> str:
@@ -333,7 +333,7 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", name) + f".{ending}"
 
 
-async def _summary(ask: Ask) -> Answer:
+async def _summary(ask: Ask) -> ApiAnswer:
     report = await ask.book.report(ask.values["window"], (), filters_of(ask.values))
     at_work = await ask.book.at_work_ratio(report.window, report.filters)
     found: SummaryDocument = {
@@ -344,15 +344,15 @@ async def _summary(ask: Ask) -> Answer:
         "months": list(await ask.book.months()),
         "freshness": ask.book.freshness(),
     }
-    return Answer(body=responses.json_body(found))
+    return ApiAnswer(body=responses.json_body(found))
 
 
-async def _months(ask: Ask) -> Answer:
+async def _months(ask: Ask) -> ApiAnswer:
     found: MonthsDocument = {"months": list(await ask.book.months()), "freshness": ask.book.freshness()}
-    return Answer(body=responses.json_body(found))
+    return ApiAnswer(body=responses.json_body(found))
 
 
-async def _recommendations(ask: Ask) -> Answer:
+async def _recommendations(ask: Ask) -> ApiAnswer:
     wanted = filters_of(ask.values).wanted
     found: RecommendationsDocument = {
         "recommendations": [
@@ -362,25 +362,25 @@ async def _recommendations(ask: Ask) -> Answer:
         ],
         "freshness": ask.book.freshness(),
     }
-    return Answer(body=responses.json_body(found))
+    return ApiAnswer(body=responses.json_body(found))
 
 
-async def _budgets(ask: Ask) -> Answer:
+async def _budgets(ask: Ask) -> ApiAnswer:
     found: BudgetsDocument = {
         "budgets": [_budget(state) for state in ask.book.budgets.value],
         "freshness": ask.book.freshness(),
     }
-    return Answer(body=responses.json_body(found))
+    return ApiAnswer(body=responses.json_body(found))
 
 
-async def _pods(ask: Ask) -> Answer:
+async def _pods(ask: Ask) -> ApiAnswer:
     pods = await ask.book.pods(filters_of(ask.values))
     found: PodsDocument = {"pods": [_pod(pod) for pod in pods], "freshness": ask.book.freshness()}
-    return Answer(body=responses.json_body(found))
+    return ApiAnswer(body=responses.json_body(found))
 
 
-async def _freshness(ask: Ask) -> Answer:
-    return Answer(body=responses.json_body(ask.book.freshness()))
+async def _freshness(ask: Ask) -> ApiAnswer:
+    return ApiAnswer(body=responses.json_body(ask.book.freshness()))
 
 
 _FORMAT = choice(

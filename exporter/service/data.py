@@ -200,7 +200,7 @@ Count = Callable[[float], Awaitable[Sequence[BudgetState]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class BookSources:
     """What is asked; each raises PrometheusError where Prometheus does not answer."""
 
     ledger: LedgerSource
@@ -243,7 +243,7 @@ class Book:
         down: Why Prometheus does not answer now; empty where it does.
     """
 
-    def __init__(self, sources: Sources, clock: Callable[[], float], zone: tzinfo = UTC) -> None:
+    def __init__(self, sources: BookSources, clock: Callable[[], float], zone: tzinfo = UTC) -> None:
         self.sources = sources
         self._clock = clock
         self._zone = zone

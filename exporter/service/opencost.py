@@ -10,7 +10,7 @@ from exporter.cost.report import FleetReport, ReportLine, ShareIdle, in_periods,
 from exporter.errors import ConfigError
 from exporter.model.formatting import iso
 from exporter.service import responses
-from exporter.service.api import Answer, Ask, Endpoint
+from exporter.service.api import ApiAnswer, Ask, Endpoint
 from exporter.service.opencost_query import (
     ASSET_PARAMETERS,
     FILTERABLE,
@@ -152,7 +152,7 @@ class _Row:
             self.shared[currency] = self.shared.get(currency, 0.0) + amount
 
 
-async def _allocation(ask: Ask) -> Answer:
+async def _allocation(ask: Ask) -> ApiAnswer:
     values = ask.values
     reports = await _reports(ask, sets_of(values["window"], values, ask.settings.timezone))
     currency, warnings = _money(ask, reports)
@@ -167,12 +167,12 @@ async def _allocation(ask: Ask) -> Answer:
 
 async def _answer(
     ask: Ask, data: object, currency: str, reports: Sequence[FleetReport], warnings: Sequence[str]
-) -> Answer:
+) -> ApiAnswer:
     document: dict[str, Any] = {"code": 200, "status": "success", "data": data, "currency": currency or None}
     of_reports = (warning for report in reports for warning in _warnings(report))
     if found := list(dict.fromkeys((*ask.ignored, *warnings, *of_reports))):
         document["warning"] = "; ".join(found)
-    return Answer(body=await asyncio.to_thread(responses.json_body, document))
+    return ApiAnswer(body=await asyncio.to_thread(responses.json_body, document))
 
 
 async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
@@ -328,7 +328,7 @@ def _warnings(report: FleetReport) -> list[str]:
     return [*found, *trust.notes]
 
 
-async def _assets(ask: Ask) -> Answer:
+async def _assets(ask: Ask) -> ApiAnswer:
     """Answer with the GPUs' money of every node, held or not."""
     wanted = ask.values["filter"] or {}
     wrong = sorted(set(wanted) - {"cluster", "node"})
@@ -371,7 +371,7 @@ def _asset(cluster: str, node: str, figures: Figures, window: Window, currency: 
     }
 
 
-async def _suggestions(ask: Ask) -> Answer:
+async def _suggestions(ask: Ask) -> ApiAnswer:
     """Answer with the values of a field that occur in the window."""
     field_name, search = ask.values["field"] or "", (ask.values["search"] or "").lower()
     found: set[str] = set()
@@ -381,17 +381,17 @@ async def _suggestions(ask: Ask) -> Answer:
         value = FILTERABLE[field_name].value
         found = {value(line.key) for line in report.held if keeps(wanted, line.key)} - {""}
     names = sorted(name for name in found if search in name.lower())[: ask.values["limit"]]
-    return Answer(body=responses.json_body({"code": 200, "status": "success", "data": names}))
+    return ApiAnswer(body=responses.json_body({"code": 200, "status": "success", "data": names}))
 
 
-async def _configs(ask: Ask) -> Answer:
+async def _configs(ask: Ask) -> ApiAnswer:
     """Answer with the currency, which clients show beside amounts."""
     known = sorted({month.currency for month in await ask.book.months()})
     usual = ask.settings.currency
     if not usual and len(known) > 1:
         raise ConfigError(f"currency: money is in {', '.join(known)}; start the service with --currency")
     document = {"code": 200, "status": "success", "data": {"currencyCode": usual or (known[0] if known else "")}}
-    return Answer(body=responses.json_body(document))
+    return ApiAnswer(body=responses.json_body(document))
 
 
 ENDPOINTS: tuple[Endpoint, ...] = tuple(

@@ -314,7 +314,7 @@ class Link(NamedTuple):
     current: bool = False
 
 
-class Field(NamedTuple):
+class FilterField(NamedTuple):
     """A field of the filter form."""
 
     name: str
@@ -348,7 +348,7 @@ class Frame:
     windows: tuple[Link, ...]
     window_text: str
     window_words: str
-    fields: tuple[Field, ...]
+    fields: tuple[FilterField, ...]
     kept: tuple[tuple[str, str], ...]
     """Parameters that the form carries along unseen."""
     chips: tuple[Link, ...]
@@ -390,7 +390,9 @@ def make_frame(
         windows=_windows(view),
         window_text=view.window_text,
         window_words=window_words(view.window),
-        fields=() if subject else tuple(Field(name, title(name), values[name], offered.get(name, ())) for name in form),
+        fields=()
+        if subject
+        else tuple(FilterField(name, title(name), values[name], offered.get(name, ())) for name in form),
         kept=tuple((name, value) for name in (*carried, "currency", "sort") for value in view.asked.get(name, ())),
         chips=() if subject else _chips(view),
         currencies=tuple(

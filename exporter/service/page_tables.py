@@ -58,7 +58,7 @@ def subject_of(name: str) -> Subject:
     return SUBJECTS.get(name) or Subject(title=f"Label {title(name)}", by=(name,), name=name)
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line of a table."""
 
     name: str
@@ -100,7 +100,7 @@ class Row(NamedTuple):
         )
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column that lines can be put into the order of."""
 
     words: str
@@ -115,12 +115,12 @@ class Table:
     """A table, or the part of it that one page shows."""
 
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    apart: tuple[Row, ...]
-    held: Row | None
+    columns: tuple[TableColumn, ...]
+    rows: tuple[TableRow, ...]
+    apart: tuple[TableRow, ...]
+    held: TableRow | None
     """The sum of all rows of all pages, where there are any."""
-    total: Row | None
+    total: TableRow | None
     """Of held and apart."""
     with_shared: bool
     found: int
@@ -136,7 +136,7 @@ class Table:
     search: str
 
 
-_Sort = Callable[[Row], float | str]
+_Sort = Callable[[TableRow], float | str]
 _SORTS: Mapping[str, tuple[str, _Sort, bool]] = {
     "name": ("", lambda row: row.name.casefold() + "\0" + row.beside.casefold(), False),
     "hours": ("GPU-hours", lambda row: row.figures.allocated_seconds, True),
@@ -205,7 +205,7 @@ def _apart(report: FleetReport) -> Sequence[ReportLine]:
 
 def make_row(
     line: ReportLine, report: FleetReport, view: View, currency: str, subject: Subject, *, with_clusters: bool = False
-) -> Row:
+) -> TableRow:
     """A line as a row."""
     money, total = line.figures.money.get(currency), report.total.money.get(currency)
     if total and total.total:
@@ -214,7 +214,7 @@ def make_row(
         whole = 0.0 if currency else report.total.allocated_seconds
         of_total = line.figures.allocated_seconds / whole if whole else None
     apart = is_apart(line.key)
-    return Row(
+    return TableRow(
         name=line.key.kind if apart else name_of(line.key, subject.name),
         beside=_beside(line.key, subject, view, with_clusters=with_clusters),
         href="" if apart else _href(line.key, subject, view),
@@ -263,7 +263,7 @@ def _href(key: LineKey, subject: Subject, view: View) -> str:
     return view.owner(**where, **{subject.name: key.value(subject.name)})
 
 
-def _searched(rows: Sequence[Row], search: str) -> list[Row]:
+def _searched(rows: Sequence[TableRow], search: str) -> list[TableRow]:
     wanted = search.casefold().split()
     if not wanted:
         return list(rows)
@@ -271,7 +271,7 @@ def _searched(rows: Sequence[Row], search: str) -> list[Row]:
     return [row for row, text in texts if all(word in text for word in wanted)]
 
 
-def _columns(view: View, sort: str, currency: str, subject: Subject) -> tuple[Column, ...]:
+def _columns(view: View, sort: str, currency: str, subject: Subject) -> tuple[TableColumn, ...]:
     columns = []
     for name, (words, _, largest_first) in _SORTS.items():
         if name in {"cost", "idle-cost"} and not currency:
@@ -282,7 +282,7 @@ def _columns(view: View, sort: str, currency: str, subject: Subject) -> tuple[Co
         wanted = (not descending) if current else largest_first
         direction = "none" if not current else "descending" if descending else "ascending"
         href = view.link(None, sort=("-" if wanted else "") + name)
-        columns.append(Column(heading, href, direction, number=name != "name"))
+        columns.append(TableColumn(heading, href, direction, number=name != "name"))
     return tuple(columns)
 
 
@@ -292,11 +292,11 @@ def _pages(view: View, page: int, count: int) -> tuple[Link, ...]:
     return tuple(Link(str(number), view.link(None, page=number), number == page) for number in shown)
 
 
-def _sum_row(name: str, figures: Figures, currency: str) -> Row | None:
+def _sum_row(name: str, figures: Figures, currency: str) -> TableRow | None:
     if not figures.allocated_seconds:
         return None
     money = figures.money.get(currency)
-    return Row(
+    return TableRow(
         name=name,
         beside="",
         href="",
@@ -312,7 +312,7 @@ _LONGEST_BAR_RATIO = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class BudgetStanding:
     """How a budget stands, in words and as parts of its amount."""
 
     state: BudgetState
@@ -340,7 +340,7 @@ def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recom
     ]
 
 
-def standing(state: BudgetState, view: View) -> Standing:
+def standing(state: BudgetState, view: View) -> BudgetStanding:
     """Words for a budget."""
     amount = state.budget.amount
     spent = state.spent / amount if amount > 0 and state.known else None
@@ -356,7 +356,7 @@ def standing(state: BudgetState, view: View) -> Standing:
     else:
         words, look = "on course", "ok"
     owner = ", ".join(f"{noun(name)} {value}" for name, value in state.budget.owner.items())
-    return Standing(
+    return BudgetStanding(
         state=state,
         words=words,
         look=look,

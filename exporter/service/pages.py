@@ -41,8 +41,8 @@ from exporter.service.page_frame import (
 from exporter.service.page_tables import (
     SUBJECTS,
     WORKLOADS,
-    Row,
     Subject,
+    TableRow,
     advised,
     make_row,
     make_table,
@@ -78,7 +78,7 @@ class Step(NamedTuple):
 class Waste:
     """An owner whose GPUs were idle."""
 
-    row: Row
+    row: TableRow
     idle_ratio: float
     """Of what it held and was measured."""
     since_seconds: float | None
@@ -94,7 +94,7 @@ class Ranking(NamedTuple):
 
     title: str
     href: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     more: int
 
 

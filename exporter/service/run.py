@@ -21,7 +21,7 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import CombinedLedger, StoreLedger
 from exporter.metrics.process import ProcessMetrics
 from exporter.service import pages
-from exporter.service.data import Book, Count, Sources, label_values, newest_hour
+from exporter.service.data import Book, BookSources, Count, label_values, newest_hour
 from exporter.service.metrics import ServiceFigures, render
 from exporter.service.refresh import Keeping, Refreshing, keep, rounds
 from exporter.service.routes import Face, create_app
@@ -95,7 +95,7 @@ class Service:
         label = settings.prometheus.cluster_label
         ledger = _ledger(settings, PrometheusLedger(client))
         self.book = Book(
-            Sources(
+            BookSources(
                 ledger=ledger,
                 pods=partial(live_pods, client, cluster_label=label),
                 at_work_ratio=partial(at_work_ratio, client, cluster_label=label),
