@@ -83,8 +83,8 @@ LATER = {
     ("waste_guards", "150m"): "153m",
     ("waste_guards", "156m"): "159m",
 }
-"""When vmalert gets there. It sees what a rule records one turn later, so a chain of rules takes as many turns; a recorded
-series that ends can stay for 5 minutes."""
+"""When vmalert gets there. It sees what a rule records one turn later, so a chain of rules takes as many turns;
+a recorded series that ends can stay for 5 minutes."""
 LONG = frozenset({"cost", "waste_inference"})
 """Unit tests of days: vmalert-tool takes minutes for these, because it evaluates every group at its own interval."""
 
