@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import corpus_public  # noqa: E402 - found beside the tests
-from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, alerts_of, clock, joined, run  # noqa: E402
+from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, alerts_of, clock, joined, run, samples  # noqa: E402
 from corpus_support import NOBODY, Shape, Workload, load  # noqa: E402
 
 OURS = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost"})
 PLATFORMS_OWN = {"kube-system", "cw-hpc-verification"}
-ADAPTER_GPUS = 36
+ADAPTER_SAMPLES = 8000.0
 """promtool keeps at most 10,000 samples of a query, and the adapter asks for two hours of each GPU, every 30 s."""
 AFTER_SECONDS = 40 * 60.0
 """An alert may outlive its cause by so much before it counts as false."""
@@ -132,8 +132,8 @@ def contestants(shapes: Sequence[Shape]) -> Iterator[Contestant]:
     on_dcgm = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
     if on_dcgm.is_file():
         name = "ours, on dcgm-exporter's series"
-        small = [shape for shape in shapes if len(shape.boards) <= ADAPTER_GPUS]
-        firings = run(small, on_dcgm, OURS, corpus_public.add, most=ADAPTER_GPUS)
+        small = [shape for shape in shapes if samples(shape) <= ADAPTER_SAMPLES]
+        firings = run(small, on_dcgm, OURS, corpus_public.add, most=ADAPTER_SAMPLES)
         yield Contestant(name=name, alerts=OURS, shapes=small, firings=firings)
     rules = ROOT / "benchmarks" / "public_rules.yaml"
     public = run(shapes, rules, alerts_of(rules), corpus_public.add, step=30.0)

@@ -59,7 +59,7 @@ class Firing:
 def fleets(shapes: Sequence[Shape], step: float = 120.0, most: float = math.inf) -> tuple[Fleet, ...]:
     """The shapes in fleets: of hours, judged every ``step`` seconds, of days, and those with intervals of their own.
 
-    A fleet of several shapes has at most ``most`` GPUs.
+    A fleet of several shapes has at most ``most`` samples, as :func:`samples` counts them.
     """
     made: dict[tuple[bool, float, float], list[Shape]] = {}
     for shape in shapes:
@@ -73,10 +73,19 @@ def fleets(shapes: Sequence[Shape], step: float = 120.0, most: float = math.inf)
     )
 
 
+def samples(shape: Shape) -> float:
+    """How many samples of held GPUs two hours have at most, one every 30 s."""
+    pods = [(pod.start, pod.end, len(pod.uses)) for workload in shape.workloads for pod in workload.pods]
+    return max(
+        sum(max(0.0, min(end, t) - max(start, t - 7200.0)) * held / 30.0 for start, end, held in pods)
+        for t in {end for _, end, _ in pods}
+    )
+
+
 def _parted(shapes: Iterable[Shape], most: float) -> Iterator[tuple[Shape, ...]]:
     part: list[Shape] = []
     for shape in shapes:
-        if part and sum(len(one.boards) for one in (*part, shape)) > most:
+        if part and sum(samples(one) for one in (*part, shape)) > most:
             yield tuple(part)
             part = []
         part.append(shape)

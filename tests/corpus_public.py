@@ -101,7 +101,10 @@ class PublicPage(Page):
         self.series.add("kube_pod_status_phase", {**labels, "phase": "Running"}, phase)
         self.series.add("kube_pod_created", labels, [pod.start if there else None for there in here])
         there = [1.0 if here_now else None for here_now in here]
-        if workload.kind != "Pod":
+        if workload.kind == "Pod":
+            nobody = dict.fromkeys(("owner_kind", "owner_name", "owner_is_controller"), "<none>")
+            self.series.add("kube_pod_owner", {**labels, **nobody}, there)
+        else:
             between = _BETWEEN.get(workload.kind, ("", ""))[0]
             name = f"{workload.name}-1" if between else pod.owner
             owner = {"owner_kind": between or workload.kind, "owner_name": name, "owner_is_controller": "true"}
