@@ -34,6 +34,7 @@ class Api:
     is_down: bool = False
     errors: dict[str, int] = field(default_factory=dict)
     remark: str = ""
+    names_other_node: bool = False
     node_facts: NodeFacts | None = None
     first_seen: dict[str, float] = field(default_factory=dict)
     _followed: Followed = field(default_factory=Followed)

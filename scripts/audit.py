@@ -35,7 +35,7 @@ class Finding:
 
     def __str__(self) -> str:
         """One line for a person."""
-        mend = f"take {' or '.join(self.mended_in)}" if self.mended_in else "no version mends it"
+        mend = f"take {' or '.join(self.mended_in)}" if self.mended_in else "no version fixes it"
         return f"{self.name} {self.version}: {', '.join(self.ids)}; {mend}: make requirements UPGRADE=--upgrade"
 
 

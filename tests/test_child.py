@@ -222,7 +222,7 @@ sys.exit(child.main(["--interval", "0.1", "--fields", "100,1001"]))
     names = json.loads(done.stderr.splitlines()[-1])
     own = [name for name in names if name.startswith("exporter.") and not name.startswith("exporter.model")]
     assert own == sorted(own)
-    assert {name.split(".")[1] for name in own} == {"errors", "sources"}
+    assert {name.split(".")[1] for name in own} == {"errors", "gpu"}
     assert all(name.partition(".")[0] == "exporter" for name in names)
     statuses = [wire.decode(line) for line in done.stdout.splitlines()]
     assert statuses

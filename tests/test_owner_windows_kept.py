@@ -123,10 +123,10 @@ def test_figures_are_made_again_when_the_holders_change() -> None:
     metering = agent(None)
     run(metering, 0, 20)
     first = metering.owners_view(BUSY, now=NOON, steady=20.0)
-    assert metering.owners_view(IDLE, now=NOON, steady=21.0) is first
+    assert metering.owners_view(IDLE, now=NOON, steady=21.0).owners is first.owners
     grown = [whole(held(holder("a"), 1.0)), whole(held(holder("b", "GPU-1"), 1.0), index=1)]
     assert metering.owners_view(grown, now=NOON, steady=22.0).owners[0].gpus == 2.0
-    assert metering.owners_view(grown, now=NOON, steady=40.0) is not first
+    assert metering.owners_view(grown, now=NOON, steady=40.0).owners is not first.owners
 
 
 def test_an_hour_of_a_simulated_node_may_take_a_minute() -> None:

@@ -97,11 +97,13 @@ class Sources:
             steady: Seconds of the monotonic clock.
         """
         self._began = min(self._began, steady)
-        led = self._heard(self.nvml)
-        self._beside.extend(self._heard(self.dcgm))
+        led, beside = self._heard(self.nvml), self._heard(self.dcgm)
         for status in self.statuses:
             if status.state is not SourceState.UP:
                 self._xids.follow(status.name)
+        if self.dcgm is None:  # nothing to merge; the meter judges readings that come late or twice
+            return tuple(replace(reading, xids=self._xids.ready()) for reading in led)
+        self._beside.extend(beside)
         taken = [self._merged(reading, self._nearest(reading.instant)) for reading in led]
         answers = self._nvml_answers(now, steady)
         if not answers:

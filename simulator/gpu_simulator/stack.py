@@ -48,7 +48,8 @@ SUBSTITUTIONS = (
     Substitution(shipped="[6h]", demo="[2m]", what="for how long GPUs are free"),
     *_window("1h", "1m"),
     Substitution(shipped="[15m]", demo="[15s]", what="window of amounts"),
-    Substitution(shipped="[2m]", demo="[5s]", what="how long a missed scrape is bridged"),
+    Substitution(shipped="[5m]", demo="[5s]", what="how long missed scrapes are bridged"),
+    Substitution(shipped="[2m]", demo="[5s]", what="how long a missed scrape of a live figure is bridged"),
     Substitution(shipped="nobody for 6h", demo="nobody for 2m", what="words of GPUUnallocated"),
     Substitution(
         shipped="keep_firing_for: 15m", demo="keep_firing_for: 15s", what="how long an alert outlives its cause"
