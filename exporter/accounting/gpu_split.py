@@ -29,13 +29,13 @@ SlotKey = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A part of a physical GPU and whose it is; what is kept of an instant to know who held before a gap.
+    """A part of a physical GPU with its owner; kept from one sample to know the holder before a gap.
 
     ``dataclasses.asdict`` makes it ready for JSON, ``slot_of`` reads that back.
     """
 
     device_uuid: str
-    """Of what is held; the GPU's own where nobody holds the part."""
+    """Of the held device; the GPU's own for a part without a holder."""
     gpu_uuid: str
     account: Account
     namespace: str = ""

@@ -101,7 +101,7 @@ def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[floa
 
     Args:
         energy: The GPU's.
-        shares: Parts of the GPU; 0 for use by nobody who holds a part.
+        shares: Parts of the GPU; 0 for use without a holder.
         weights: Active parts of the GPU; where all are 0 everything goes by share.
 
     Returns:

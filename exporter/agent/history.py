@@ -22,7 +22,7 @@ LOG = logging.getLogger("exporter.agent")
 _NVIDIA = "nvidia"
 
 MOST_XIDS = 64
-"""Codes of one device that are told apart: more than it meets in its life, fewer than a source that lies makes up."""
+"""Most Xid codes kept per device: more than a GPU meets in its life, fewer than a faulty source can invent."""
 
 
 MOST_DEVICES = 512

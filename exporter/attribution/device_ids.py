@@ -257,7 +257,7 @@ def counts_of(kept: object) -> dict[ReplicaKey, int]:
 
 
 ANNOTATION = "annotation"
-"""Source of a holder that only its pod's annotations tell of."""
+"""Source of a holder that only its pod's annotations name."""
 
 MIB = 1 << 20
 
@@ -308,9 +308,9 @@ class Entry:
     declared: Declared | None = None
     """``None`` is the whole device, or by the replicas that the id names."""
     is_placeholder: bool = False
-    """What the id names need not be what is held."""
+    """The device that the id names need not be the held device."""
 
 
 def undecided(parsed: ParsedId, reason: str) -> ParsedId:
-    """Keep of an id what it names, and say why it cannot be told what is held."""
+    """Resolve an id to devices; on failure record the reason."""
     return replace(parsed, kind=IdKind.UNKNOWN, reason=reason)
