@@ -123,6 +123,32 @@ async def test_a_single_sample_of_one_sharer_does_not_make_the_other_idle(tmp_pa
     assert column(later, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.3, abs=0.1)
 
 
+async def test_samples_of_a_small_part_of_the_time_between_two_polls_do_not_make_a_sharer_idle(tmp_path: Path) -> None:
+    """The driver has no samples of processes for 1.8 of the 2 s, and lists all processes at both polls."""
+    pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
+    lost = "faults:\n  - {kind: processes_lost, from: 20.05, to: 21.85}\n"
+    async with pipeline(scenario(tmp_path, pods, more=lost), tmp_path) as node:
+        before = await node.until(20.0, steps=21)
+        for at in (20.5, 21.0, 21.5, 21.84):
+            await node.step(at)
+        polled = await node.step(22.0)
+    assert set(sources(before).values()) == {"process_samples"}
+    assert set(sources(polled).values()) == {"estimated"}
+    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "by share"
+
+
+async def test_a_burst_is_not_given_to_the_sharer_that_worked_a_little_before_it(tmp_path: Path) -> None:
+    """Samples of the 2 s before the burst are of the other sharer alone; the next poll says whose it is."""
+    pods = pod("a", 0, "0.02") + pod("b", 1, "{steps: [{at: 0, level: 0}, {at: 20.05, level: 0.9}]}")
+    async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
+        await node.until(20.0, steps=21)
+        burst = await node.step(21.0)
+        later = await node.until(24.0, steps=4)
+    assert set(sources(burst).values()) == {"estimated"}
+    assert column(burst, "gpu_pod_activity_ratio")["b", "main"] > 0.3
+    assert column(later, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.9, abs=0.05)
+
+
 async def test_samples_before_the_driver_loses_its_processes_do_not_divide_the_time_after(tmp_path: Path) -> None:
     pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
     lost = "faults:\n  - {kind: processes_lost, from: 10.95, to: 19}\n"

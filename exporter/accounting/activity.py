@@ -27,6 +27,12 @@ _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_
 MEAN_SECONDS = 60.0
 """Time constant of the means that are compared: at one sample a second, a reading this old counts e times less."""
 
+LEAST_EXPLAINED = 0.25
+"""Process samples that sum to less than this part of a device's activity do not say whose it is.
+
+They are of another time than the activity: of before work began, or of the end of a time without samples.
+"""
+
 CONTRADICTING_UTILISATION = 0.1
 """A mean utilisation from here on says that work ran."""
 
@@ -403,7 +409,7 @@ def partitioned_activity(
         source = judgement.activity.source
         measured_by = "dcgm" if judgement.activity.measured_by == "dcgm" else measured_by
     source = ActivitySource.CODEC if in_codec else source
-    return Judgement(activity=Activity(ratio=_clamp(total), source=source, measured_by=measured_by))
+    return Judgement(activity=Activity(ratio=min(1.0, max(0.0, total)), source=source, measured_by=measured_by))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,8 +440,9 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
     """Divide a device's activity among its holders.
 
     It is divided in proportion to the process samples: these show *whose* it is, the device shows *how much*. Samples
-    that may be of several holders are divided among those by share. So is all of it without samples, or when they show
-    nothing. A part that is mostly divided by share is estimated. A single holder gets all but what is of none.
+    that may be of several holders are divided among those by share. So is all of it without samples, or when they
+    explain less than ``LEAST_EXPLAINED`` of it. A part that is mostly divided by share is estimated. A single holder
+    gets all but what is of none.
 
     Args:
         device: Activity of the device, ``None`` if unknown.
@@ -449,8 +456,7 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
         return Split(parts=(None,) * len(holders), bounds=(None,) * len(holders), remainder_ratio=None)
     if not holders:
         return Split(parts=(), bounds=(), remainder_ratio=device.ratio)
-    if samples is None or sum(one.ratio for one in samples) < sys.float_info.min:  # a denormal divisor overflows
-        samples = [SampledUse(holders=tuple(holders), ratio=1.0, known=False)]
+    samples = _explaining(device, holders, samples)
     scale = device.ratio / sum(one.ratio for one in samples)
     remainder = scale * sum(one.ratio for one in samples if not one.holders)
     if len(holders) == 1 and not remainder:
@@ -480,5 +486,12 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
     )
 
 
-def _clamp(ratio: float) -> float:
-    return min(1.0, max(0.0, ratio))
+def _explaining(
+    device: Activity, holders: Sequence[Holder], samples: Sequence[SampledUse] | None
+) -> Sequence[SampledUse]:
+    """Return the samples, or one that may be of any holder where they do not explain the device's activity."""
+    # The smallest normal number, too: a denormal divisor overflows.
+    least = max(LEAST_EXPLAINED * device.ratio, sys.float_info.min)
+    if samples is None or sum(one.ratio for one in samples) < least:
+        return (SampledUse(holders=tuple(holders), ratio=1.0, known=False),)
+    return samples
