@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[13, 125, 1000, 1250], help="sizes of the fleets")
     parser.add_argument("--engines", nargs="+", default=["prometheus", "victoria"])
-    parser.add_argument("--budget-seconds", type=float, default=10.0)
+    parser.add_argument("--budget-seconds", type=float, default=5.0)
     parser.add_argument("--fault-timeout", default="20s", help="--prometheus-timeout where some questions hang")
     parser.add_argument("--directory", type=Path, help="where to work; needs 10 GB for 1,000 nodes")
     arguments = parser.parse_args()

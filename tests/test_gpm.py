@@ -108,6 +108,23 @@ def test_no_mean_is_of_a_time_in_which_the_device_was_down(fault: Fault) -> None
         source.close()
 
 
+def test_no_mean_is_over_a_time_in_which_an_instance_was_not_there() -> None:
+    """It is back under its UUID, and its counters, which began again, happen to be as high as before."""
+    with simulated(partitioned(instance(1), instance(2)), init=False) as node:
+        simulated_driver.fail("nvmlEventSetCreate", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        source = NvmlSource(EVERYTHING)
+        source.open()
+        busy = instance(1, load_integral=load(engine=0.1, decode=0.9))
+        for at, parts in ((100.0, (busy, instance(2))), (101.0, (instance(2),)), (102.0, (busy, instance(2)))):
+            node.change(at=at, instances=parts)
+            reading = source.sample(at)
+        found = {part.instance.uuid: part.values for part in reading.gpus[0].instances}
+        assert ENGINE not in found[busy.uuid]
+        assert DECODERS[0] not in found[busy.uuid]
+        source.close()
+        simulated_driver.clear_failures()
+
+
 def test_a_mean_over_minutes_says_nothing_about_now() -> None:
     with simulated(gpu(), init=False) as node:
         source = NvmlSource(EVERYTHING)

@@ -209,6 +209,23 @@ async def test_at_the_cap_a_new_client_is_answered_while_the_old_ones_take_nothi
         assert one.counted == {("http", "made_way"): 1}
 
 
+async def test_an_idle_connection_makes_way_before_a_client_that_has_not_asked_yet() -> None:
+    """A client asks again on a new connection where an idle one was closed; where it got no answer it fails."""
+    async with served(Limits(connections=8)) as one:
+        new = [await one.client() for _ in range(3)]
+        kept = [await one.client() for _ in range(4)]
+        for client in kept:
+            await client.asks()
+            assert await client.answer() == (200, b"quick")
+        await asyncio.sleep(0.1)
+        for _ in range(4):
+            assert await one.is_answered()
+        assert one.counted["http", "made_way"] >= 1
+        for client in new:
+            await client.asks()
+            assert await client.answer() == (200, b"quick")
+
+
 async def test_beyond_the_cap_of_answers_clients_are_told_to_come_back_and_probes_answered() -> None:
     async with served(Limits(connections=8)) as one:
         at_work = await one.slow(4)

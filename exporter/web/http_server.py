@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Literal, cast
 
 from aiohttp import hdrs, web
@@ -50,6 +51,8 @@ STALLED_SECONDS = 1.0
 PAUSE_SECONDS = 0.01
 """Until the next try to accept where no connection can make way."""
 _ACCEPTED_ONCE = 16
+_MADE_WAY_ONCE = 4
+"""How many wait to be accepted is unknown: few clients lose a place for nobody, and a flood costs few turns."""
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel drops what is not sent yet."""
@@ -209,7 +212,7 @@ class Connection(web.RequestHandler):
 class HttpServer:
     """Serves an application within limits.
 
-    Where a place is missing, the connection that has waited for its client the longest makes way. At most ``answers``
+    Where a place is missing, a connection that waits for its client makes way. At most ``answers``
     connections do not wait for their clients, so that there is always a place for a probe.
     """
 
@@ -333,13 +336,13 @@ class HttpServer:
         self._open.pop(connection, None)
 
     def _accept(self) -> None:
-        spare = min(_ACCEPTED_ONCE, self.limits.connections // 2)
         room = self.limits.connections - len(self._open)
-        # A connection that is cut frees its place in the loop's next turn.
-        made_way = [self._make_way("head", "body", "idle", "sending") for _ in range(spare - room)]
-        if room <= 0 and not any(made_way):
-            self._pause()
-        for _ in range(min(spare, room)):
+        if room <= 0:
+            # A connection that is cut frees its place in the loop's next turn.
+            if not sum(self._make_way("head", "body", "idle", "sending") for _ in range(_MADE_WAY_ONCE)):
+                self._pause()
+            return
+        for _ in range(min(_ACCEPTED_ONCE, room)):
             try:
                 accepted, _ = self.listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -396,15 +399,17 @@ class HttpServer:
             asyncio.get_running_loop().add_reader(self.listener, self._accept)
 
     def _make_way(self, *states: State) -> bool:
-        """Cut the connection that has been in one of these states the longest; false where all are too fresh."""
+        """Cut the connection in one of these states that needs its place least; return false where all are too fresh.
+
+        These are one that has stalled; one that was answered, whose client does not notice; one that sends nothing.
+        """
         now = asyncio.get_running_loop().time()
-        for connection in self._open:
-            age = now - connection.since
-            if age < FRESH_SECONDS:
-                return False
-            if connection.state in states and (age >= STALLED_SECONDS or _is_waiting(connection)):
-                self._cut(connection, "made_way")
-                return True
+        old = [one for one in self._open if one.state in states and now - one.since >= FRESH_SECONDS]
+        stalled = (one for one in old if now - one.since >= STALLED_SECONDS)
+        waiting = (one for only in ("idle", *states) for one in old if one.state == only and _is_waiting(one))
+        for connection in chain(stalled, waiting):
+            self._cut(connection, "made_way")
+            return True
         return False
 
     def _cut(self, connection: Connection, reason: str = "") -> None:
@@ -464,9 +469,11 @@ class HttpServer:
 
 
 def _is_waiting(connection: Connection) -> bool:
-    """Return whether a client neither reads an answer nor has sent something that the loop has not read yet."""
+    """Return whether a client neither reads an answer nor has sent something that the loop has not handled yet."""
+    if connection.state in {"sending", "body"}:  # most requests have no body, and their handlers are about to begin
+        return False
     try:
-        return connection.state != "sending" and not connection.own_socket.recv(1, socket.MSG_PEEK)
+        return not connection.own_socket.recv(1, socket.MSG_PEEK)
     except OSError:
         return True
 

@@ -493,6 +493,8 @@ class Unit:
                 # Its handle died with it, or it does not answer now: the next look at the layout tells which.
                 self._note_of_mig(error)
                 self._layout_at = -math.inf
+                # It may be back as another one under its UUID, whose counters begin at 0.
+                one.sampler.begin_again()
                 readings.append(MigReading(instance=one.found.instance))
         return tuple(readings)
 
