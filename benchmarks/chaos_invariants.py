@@ -203,6 +203,8 @@ class Judge:
     """When a page was seen and when its sample was taken; pages after the last save that is known."""
     _never: float = 0.0
     """GPU-seconds of the world's time that no ledger can have any more."""
+    _has_sampled: bool = False
+    """Whether a page of this agent had a sample: all time since is charged, also while no sample is fresh."""
     _believed_until: float | None = None
     """Until when the agent's first answer and those like it were given; ``None`` before it has one."""
     _believed_at: float = -math.inf
@@ -225,6 +227,7 @@ class Judge:
         if not self.in_pod and self._believed_until is None and self._first_answers_end(t) > -math.inf:
             self._settled, self._believed_at = False, t
         self.unsaved_ends += not all_was_saved
+        self._has_sampled = False
         self._last = {
             key: value
             for key, value in self._last.items()
@@ -371,8 +374,9 @@ class Judge:
         """
         gpus = {carried.get("uuid", "") for carried, _ in page.rows("gpu_up")}
         self._gpus |= gpus
+        self._has_sampled |= page.one("gpu_exporter_sample_timestamp_seconds") is not None
         begun = self._ledgers or page.one("gpu_ledger_created_timestamp_seconds") is not None
-        if not begun and page.one("gpu_exporter_sample_timestamp_seconds") is None:
+        if not begun and not self._has_sampled:
             # The first sample is charged nothing, and is no older than this when it comes.
             self._never = max(self._never, GPUS * (t - STALE_SECONDS))
         saved = self.world_time(page.one("gpu_exporter_state_saved_timestamp_seconds"), t)

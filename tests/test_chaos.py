@@ -440,6 +440,17 @@ def test_judge_agent_that_waits_proves_nothing_of_the_ledger() -> None:
         assert begins_too_high(judge, page, 17.1) is wrong
 
 
+def test_judge_first_charge_has_all_time_since_the_first_sample_that_was_shown() -> None:
+    """The disk hangs, so that no ledger begins; the sources fail for a while, so that pages have no sample."""
+    for sampled, wrong in ((True, False), (False, True)):
+        judge = judge_of()
+        first = page_at(5.0, "gpu_exporter_ledger_writer 1")
+        judge.look(first if sampled else without_sample(first), 5.1)
+        judge.look(without_sample(page_at(5.0, "gpu_exporter_ledger_writer 1")), 9.0)
+        judge.look(page_at(10.0, "gpu_exporter_ledger_withheld_seconds 20"), 10.1)  # 4 GPUs from 5.0 to 10.0
+        assert (kinds(judge) == {"no second is in two ledgers"}) is wrong
+
+
 def test_judge_second_in_two_ledgers_is_a_violation() -> None:
     judge = judge_of()
     judge.look(page_at(10.0, seconds(39.0)), 10.1)
