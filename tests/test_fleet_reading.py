@@ -235,7 +235,7 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
     bad = DAY - 2 * DAY_SECONDS
 
     def is_bad(form: dict[str, str]) -> bool:
-        span = re.search(r"gpu_cost:delta1[hd]{}\[(\d+)s\]", form.get("query", ""))
+        span = re.search(r"gpu_cost:delta1h{}\[(\d+)s\]", form.get("query", ""))
         if span is None:
             return False
         first = float(form.get("start", form.get("time", "0"))) - int(span[1]) - CHECKPOINT_SECONDS
@@ -356,41 +356,6 @@ def hand_written(tmp_path: Path, small_fleet: FleetPlan) -> Iterator[Callable[..
         return prometheus(tmp_path, tmp_path / "blocks", small_fleet, *options)
 
     return serve  # type: ignore[return-value]
-
-
-async def test_whole_days_are_read_as_such_where_they_have_all_that_the_hours_have(
-    hand_written: Callable[..., object],
-) -> None:
-    """The day has a second more than its hours, to show which of them was read; its capacity has not."""
-
-    def recorded_day(series: str, value: float, number: int = 0, **labels: str) -> str:
-        inside = ",".join(f'{name}="{text}"' for name, text in labels.items())
-        return f"{series}:delta1d{{{inside}}} {value} {DAY + (number + 1) * DAY_SECONDS + 1500}\n"
-
-    idle = {"workload_namespace": "ml", "workload_kind": "Job", "state": "idle"}
-    text = owner(range(-5, 53))
-    text += recorded_day("workload:gpu_seconds", DAY_SECONDS + 1, **idle)
-    text += recorded_day("workload:gpu_seconds", DAY_SECONDS + 1, 1, **idle)
-    with_both = text + recorded_day("cluster:gpu_capacity_seconds", DAY_SECONDS)
-    with_both += recorded_day("cluster:gpu_capacity_seconds", DAY_SECONDS, 1)
-    with_one = text + recorded_day("cluster:gpu_capacity_seconds", DAY_SECONDS, 1)
-    # From 20:00 of the day before to 4:00 of the day after both.
-    window = Window(start_seconds=DAY - 4 * 3600, end_seconds=DAY + 2 * DAY_SECONDS + 4 * 3600)
-    # The server keeps what it had: more each time.
-    for series, by_day, more in (
-        (with_one, False, 0),
-        (with_one, True, 1),
-        (with_both, False, 2),
-        (with_both, True, 2),
-    ):
-        with hand_written(series) as server:  # type: ignore[attr-defined]
-            ledger = await read(server.url, window, "namespace", by_day=by_day)
-            owners = await read(server.url, window, "node", by_day=by_day)
-        assert not ledger.failures
-        assert sum(total.idle_seconds for total in summed(ledger).values()) == 56 * 3600 + more
-        assert sum(total.idle_seconds for total in summed(owners).values()) == 56 * 3600, "read by hours"
-        assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 56 * 3600
-        assert sum(sum(chunk.recorded_hours.values()) for chunk in ledger.chunks) == 56
 
 
 async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Callable[..., object]) -> None:

@@ -99,7 +99,7 @@ def test_no_series_has_two_values_of_one_time_and_zeros_are_recorded_where_the_r
         last[f"{name}{inside}"] = int(at)
     names = {name for name, _, _ in seen}
     assert zeros == {"workload_device:gpu_active:rate1h", "workload_device:gpu_measured:rate1h"}
-    assert len({name for name in names if name.startswith(("owner:", "workload:"))}) == 12
+    assert len({name for name in names if name.startswith(("owner:", "workload:"))}) == 8
     assert len({name for name in names if name.startswith("workload_device:")}) == 6
     assert {"gpu_node_info", "gpu_hourly_price", "gpu_exporter_simulated"} <= names
 

@@ -356,7 +356,7 @@ def test_the_page_of_metrics_lists_what_the_rules_record() -> None:
     ]
     rules = [rule for part in parts for group in part["groups"] for rule in group["rules"]]
     measures = re.compile(
-        r"(?<!^ledger):gpu_(seconds|cost|energy_joules|unpriced_seconds)(?=:delta1[hd]|_total:max|_total:first|_total:checkpoint)"
+        r"(?<!^ledger):gpu_(seconds|cost|energy_joules|unpriced_seconds)(?=:delta1h|_total:max|_total:first|_total:checkpoint)"
     )
     for name in sorted(rule["record"] for rule in rules if "record" in rule):
         level, metric, operation = measures.sub(":X", name).split(":")

@@ -235,7 +235,7 @@ class _Reading:
     async def read(self) -> FleetLedger:
         """All questions, then the ledger."""
         found = await prometheus.detect(self._client)
-        await self._recorded.read(self._asking, self._blocks, in_days=self._scope.level == "workload")
+        await self._recorded.read(self._asking, self._blocks)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ask_simulated())
             for block in self._blocks:

@@ -4,15 +4,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from exporter.cost.ledger import CHECKPOINT_SECONDS, DAY_SECONDS, LABEL, Dimension, Filters, Window
+from exporter.cost.ledger import CHECKPOINT_SECONDS, LABEL, Dimension, Filters, Window
 
 KIND, COST_LABELS = "workload_kind", "cost_labels"
 CURRENCY, STATE = "currency", "state"
-CAPACITY_SECONDS = "cluster:gpu_capacity_seconds"
-RECORDED = f"{CAPACITY_SECONDS}:delta1h"
+RECORDED = "cluster:gpu_capacity_seconds:delta1h"
 """Has a sample for each hour that was recorded."""
-DAY_RECORDED_SECONDS = 900
-"""After an hour could be asked for, when a day that ends with it can be."""
 CAPACITY = "capacity"
 """Names the question of ``capacity`` in messages."""
 NODE_INFO, NODE_INFO_LABELS = "gpu_node_info", ("instance_type", "capacity_type", "region", "gpu_product")
@@ -27,7 +24,7 @@ _ONLY_OF_OWNERS: frozenset[Dimension] = frozenset({"node", "pool", "mode"})
 
 
 class Measure(NamedTuple):
-    """A quantity of the ledger; its recorded series have an owner's labels and these."""
+    """A quantity of the ledger; its hourly series has an owner's labels and these."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -89,8 +86,8 @@ def asked_at(window: Window) -> int:
 class Part(NamedTuple):
     """Hours of a window, and which series are read for them.
 
-    The range begins and ends ``CHECKPOINT_SECONDS`` after an hour, and ``DAY_RECORDED_SECONDS`` later for days. No
-    sample has that time: it does not matter which ends of a range an engine includes.
+    The range begins and ends ``CHECKPOINT_SECONDS`` after an hour. No hour is stamped there: it does not matter which
+    ends of a range an engine includes.
     """
 
     seconds: int
@@ -98,35 +95,12 @@ class Part(NamedTuple):
     """From the end of the window back to the last of the hours."""
     matchers: str = ""
     """Of a recorder and its clusters; empty where one recorded all."""
-    in_days: bool = False
-    """Whether these are whole UTC days, and read as such."""
 
-    def gained(self, quantity: str, more: str = "") -> str:
-        """What the series add up to over these hours, evaluated at ``asked_at`` the window.
-
-        Args:
-            quantity: Level and name of the series, such as ``workload:gpu_seconds``.
-            more: Matchers.
-        """
+    def gained(self, series: str, more: str = "") -> str:
+        """What the series add up to over these hours, evaluated at ``asked_at`` the window."""
         inside = ", ".join(text for text in (more, self.matchers) if text)
-        back = self.back_seconds - (DAY_RECORDED_SECONDS if self.in_days else 0)
-        offset = f" offset {back}s" if back else ""
-        series = f"{quantity}:delta{'1d' if self.in_days else '1h'}"
+        offset = f" offset {self.back_seconds}s" if self.back_seconds else ""
         return f"sum_over_time({series}{{{inside}}}[{self.seconds}s]{offset})"
-
-    def with_days(self, end_seconds: int) -> tuple["Part", ...]:
-        """The same hours, with the whole UTC days among them read as days; ``end_seconds`` is the window's."""
-        end = end_seconds - self.back_seconds
-        start = end - self.seconds
-        first, last = -(-start // DAY_SECONDS) * DAY_SECONDS, end // DAY_SECONDS * DAY_SECONDS
-        if first >= last:
-            return (self,)
-        cut = ((start, first, False), (first, last, True), (last, end, False))
-        return tuple(
-            Part(after - begin, end_seconds - after, self.matchers, in_days)
-            for begin, after, in_days in cut
-            if begin < after
-        )
 
 
 class Scope(NamedTuple):
@@ -142,34 +116,21 @@ class Scope(NamedTuple):
 
 def total(measure: Measure, scope: Scope, parts: Sequence[Part]) -> str:
     """What a series gained over the parts of a window, by the labels to keep."""
-    gained = _gained(f"{scope.level}:{measure.name}", parts, scope.matchers)
+    gained = _gained(measure.series(scope.level), parts, scope.matchers)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
 
 
 def capacity(cluster_label: str, parts: Sequence[Part]) -> str:
     """GPU-seconds that were metered, by cluster, whoever held them."""
-    return f"sum by ({cluster_label}) ({_gained(CAPACITY_SECONDS, parts)}) > 0"
+    return f"sum by ({cluster_label}) ({_gained(RECORDED, parts)}) > 0"
 
 
-def _gained(quantity: str, parts: Sequence[Part], more: str = "") -> str:
-    return _united([part.gained(quantity, more) for part in parts])
-
-
-def _united(parts: Sequence[str]) -> str:
-    """Several of one recorder have the same labels, but for the number of the part."""
+def _gained(series: str, parts: Sequence[Part], more: str = "") -> str:
+    """Of all parts; several of one recorder have the same labels, but for the number of the part."""
     if len(parts) == 1:
-        return parts[0]
-    return " or ".join(f'label_replace({text}, "part", "{number}", "", "")' for number, text in enumerate(parts))
-
-
-def lacking_days(parts: Sequence[Part]) -> str:
-    """Recorders whose days do not have all that their hours have; no rows where the days can be read."""
-    found = []
-    for part in parts:
-        if part.in_days:
-            hours = part._replace(in_days=False).gained(CAPACITY_SECONDS)
-            found.append(f"({hours} unless abs({part.gained(CAPACITY_SECONDS)} - {hours}) <= 1e-9 * {hours})")
-    return _united(found)
+        return parts[0].gained(series, more)
+    numbered = (f'label_replace({part.gained(series, more)}, "part", "{n}", "", "")' for n, part in enumerate(parts))
+    return " or ".join(numbered)
 
 
 def recorded_hours(window: Window) -> str:

@@ -375,16 +375,6 @@ class Asking:
         self._step()
         return answered
 
-    async def try_ask(self, block: Block, query: Callable[[int], str], take: Take) -> bool:
-        """Put a question without which the reading is right, too; return whether it was answered. As ``ask``."""
-        try:
-            async with self._slots:
-                for _, run in groupby(block, key=query):
-                    await self._once(tuple(run), query, take)
-        except PrometheusError:
-            return False
-        return True
-
     def expect_more(self) -> None:
         """Count on one more question."""
         self._total += 1

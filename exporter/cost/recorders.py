@@ -168,22 +168,12 @@ class Recorded:
         self._parts: list[Sequence[Part]] = [(Part(window.seconds),) for window in windows]
         self._differing: set[str] = set()
 
-    async def read(self, asking: Asking, blocks: Sequence[Block], *, in_days: bool) -> None:
+    async def read(self, asking: Asking, blocks: Sequence[Block]) -> None:
         """Ask which hours were recorded; the other questions depend on whether several recorded them.
-
-        Args:
-            asking: Asks.
-            blocks: All chunks.
-            in_days: Whether whole days may be read as such.
 
         Raises:
             PrometheusError: None of it can be answered.
         """
-        await self._read_hours(asking, blocks)
-        for block in blocks if in_days else ():
-            await self._read_days(asking, block)
-
-    async def _read_hours(self, asking: Asking, blocks: Sequence[Block]) -> None:
         series: list[dict[str, set[Recorder]]] = [{} for _ in self._windows]
         answered = [await self._count(asking, block, series) for block in blocks]
         if not any(answered):
@@ -225,22 +215,6 @@ class Recorded:
         start = first - self._windows[block[0]].seconds - CARRIED_HOURS * HOUR_SECONDS
         asking.expect_more()
         await asking.ask_moments(block, queries.RECORDED, queries.recorded_hour(), (start, last, HOUR_SECONDS), take)
-
-    async def _read_days(self, asking: Asking, block: Block) -> None:
-        """Read whole days as such in the chunks in which they have all that their hours have."""
-
-        def take(rows: Rows) -> None:
-            lacking.update(ends[moment] for moment, _, _ in _values(rows))
-
-        ends, lacking = self._ends(block), set[int]()
-        parts = {
-            chunk: [one for part in self._parts[chunk] for one in part.with_days(self._windows[chunk].end_seconds)]
-            for chunk in block
-        }
-        whole = tuple(chunk for chunk in block if any(part.in_days for part in parts[chunk]))
-        if whole and await asking.try_ask(whole, lambda chunk: queries.lacking_days(parts[chunk]), take):
-            for chunk in set(whole) - lacking:
-                self._parts[chunk] = parts[chunk]
 
     def _choose(self, chunks: Iterable[int], known: Mapping[str, Mapping[Recorder, Hours]]) -> None:
         first = min((window.start_seconds for window in self._windows), default=0) // HOUR_SECONDS

@@ -10,8 +10,6 @@ from typing import Any, Literal, NamedTuple, TextIO
 from exporter.model import Totals
 from gpu_simulator.fleet_ledger import Line, NodeLedger, day_of, node_ledger
 from gpu_simulator.fleet_plan import (
-    DAY_RECORDED_AFTER_SECONDS,
-    DAY_SECONDS,
     HOUR_SECONDS,
     NOBODY,
     RECORDED_AFTER_SECONDS,
@@ -193,10 +191,6 @@ class Ends(NamedTuple):
     """Of the hourly ledger."""
     live: tuple[str, ...]
     """Of what is scraped, or recorded all the time."""
-    day_of: tuple[int, ...]
-    """The UTC day that each hour is in, counted from the first."""
-    days: tuple[str, ...]
-    """Of the ledger's days: what a sample's line ends with, of each day that is recorded."""
 
 
 def ends(plan: FleetPlan, form: Format) -> Ends:
@@ -204,11 +198,7 @@ def ends(plan: FleetPlan, form: Format) -> Ends:
     unit = 1 if form == "openmetrics" else _MS
     stamps = [plan.stamp(hour) for hour in range(plan.hours)]
     ledger, live = (tuple(f" {(stamp + late) * unit}\n" for stamp in stamps) for late in (RECORDED_AFTER_SECONDS, 0))
-    first = plan.start_seconds // DAY_SECONDS
-    day_of = tuple((stamp - HOUR_SECONDS) // DAY_SECONDS - first for stamp in stamps)
-    day_ends = range((first + 1) * DAY_SECONDS, plan.end_seconds, DAY_SECONDS)
-    days = tuple(f" {(end + DAY_RECORDED_AFTER_SECONDS) * unit}\n" for end in day_ends)
-    return Ends(ledger, live, day_of, days)
+    return Ends(ledger, live)
 
 
 def series(
@@ -217,18 +207,6 @@ def series(
     """All samples of one series; those of 0 only with ``zeros``: evidence has them, and the ledger has none."""
     begin = f"{name}{inside} "
     return "".join([f"{begin}{value}{ending[hour]}" for hour, value in values if zeros or value > 0])
-
-
-def gained(quantity: str, inside: str, values: Iterable[tuple[int, float]], ending: Ends) -> Iterator[str]:
-    """What a quantity gained in each hour and, but of owners, in each day."""
-    hours = list(values)
-    yield series(f"{quantity}:delta1h", inside, hours, ending.ledger)
-    if not quantity.startswith("owner:"):
-        days = dict.fromkeys(range(len(ending.days)), 0.0)
-        for hour, value in hours:
-            if ending.day_of[hour] in days:
-                days[ending.day_of[hour]] += value
-        yield series(f"{quantity}:delta1d", inside, days.items(), ending.days)
 
 
 def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, devices: bool) -> Iterator[str]:
@@ -245,8 +223,8 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
             "model": node.spec.name,
             "mode": mode,
         }
-        yield from quantities_text("owner", {**place, **whose}, lines, ending)
-        yield from money_text("owner", {**place, **whose}, node.currency, lines, ending)
+        yield from quantities_text("owner", {**place, **whose}, lines, ending.ledger)
+        yield from money_text("owner", {**place, **whose}, node.currency, lines, ending.ledger)
     facts = node.facts
     known = labels(
         **place,
@@ -262,26 +240,28 @@ def node_text(ledger: NodeLedger, ending: Ends, extra: Mapping[str, str], *, dev
         yield from _evidence(ledger, place, ending.live)
 
 
-def quantities_text(level: str, inside: Mapping[str, str], lines: Mapping[int, Line], ending: Ends) -> Iterator[str]:
-    """The recorded series of a level that are the same in all currencies: seconds and joules."""
+def quantities_text(
+    level: str, inside: Mapping[str, str], lines: Mapping[int, Line], ending: tuple[str, ...]
+) -> Iterator[str]:
+    """The hourly series of a level that are the same in all currencies: seconds and joules."""
     rows = lines.items()
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_ms") / _MS) for hour, row in rows)
-        yield from gained(f"{level}:gpu_seconds", labels(**inside, state=state), values, ending)
+        yield series(f"{level}:gpu_seconds:delta1h", labels(**inside, state=state), values, ending)
     plain = labels(**inside)
     unpriced = ((hour, row.unpriced_ms / _MS) for hour, row in rows)
-    yield from gained(f"{level}:gpu_unpriced_seconds", plain, unpriced, ending)
+    yield series(f"{level}:gpu_unpriced_seconds:delta1h", plain, unpriced, ending)
     joules = ((hour, float(row.energy_joules)) for hour, row in rows)
-    yield from gained(f"{level}:gpu_energy_joules", plain, joules, ending)
+    yield series(f"{level}:gpu_energy_joules:delta1h", plain, joules, ending)
 
 
 def money_text(
-    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Line], ending: Ends
+    level: str, inside: Mapping[str, str], currency: str, lines: Mapping[int, Line], ending: tuple[str, ...]
 ) -> Iterator[str]:
-    """The recorded money of a level, in one currency."""
+    """The hourly money of a level, in one currency."""
     for state, word in _STATES.items():
         values = ((hour, getattr(row, f"{word}_cost")) for hour, row in lines.items())
-        yield from gained(f"{level}:gpu_cost", labels(**inside, state=state, currency=currency), values, ending)
+        yield series(f"{level}:gpu_cost:delta1h", labels(**inside, state=state, currency=currency), values, ending)
 
 
 def gpu_uuid(node: FleetNode, gpu: int) -> str:
@@ -417,8 +397,8 @@ class FleetSums:
             every: Rows = {}
             for currency, rows in sorted(currencies.items()):
                 _add(every, rows)
-                yield from money_text("workload", inside, currency, _in_order(rows), ending)
-            yield from quantities_text("workload", inside, _in_order(every), ending)
+                yield from money_text("workload", inside, currency, _in_order(rows), ending.ledger)
+            yield from quantities_text("workload", inside, _in_order(every), ending.ledger)
             _add(capacity.setdefault(cluster, {}), every)
             if owner not in {NOBODY, UNATTRIBUTED}:
                 _add(held.setdefault(cluster, {}), every)
@@ -431,7 +411,7 @@ class FleetSums:
         inside = labels(**extra, cluster=cluster)
         metered = [(hour, row.allocated_ms) for hour, row in sorted(capacity.items())]
         of_hours = ((hour, ms / _MS) for hour, ms in metered)
-        yield from gained("cluster:gpu_capacity_seconds", inside, of_hours, ending)
+        yield series("cluster:gpu_capacity_seconds:delta1h", inside, of_hours, ending.ledger)
         owned = sorted(held.items())
         for word, counts in (
             ("capacity", metered),

@@ -17,8 +17,6 @@ HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 DAY_HOURS = 24
 RECORDED_AFTER_SECONDS = 900
 """After its end, when an hour of the ledger is recorded: the rules do so 5 to 20 minutes later."""
-DAY_RECORDED_AFTER_SECONDS = 1800
-"""The same of a UTC day: 20 to 35 minutes later."""
 NodeUse = Literal["train", "serve", "interactive", "batch", "parts"]
 """What a pool of nodes is for."""
 
