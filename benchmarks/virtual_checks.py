@@ -55,9 +55,11 @@ class Expected:
 
     def go_on_from(self, noted: "Expected") -> None:
         """Meter from where another process had shown time that it could not save, if that is later."""
-        if self.boot != noted.boot or max(noted.last.values()) > max(self.last.values()):
+        if self.boot != noted.boot or max(noted.last.values(), default=0.0) > max(self.last.values(), default=0.0):
+            # Idle clocks are those of the state file.
+            self.watched = dict(self.watched) if self.boot == noted.boot else {}
             self.last, self.boot = dict(noted.last), noted.boot
-            self.counted, self.watched = dict(noted.counted), dict(noted.watched)
+            self.counted = dict(noted.counted)
 
     def copy(self) -> Self:
         """Return one that goes on by itself."""
@@ -161,8 +163,11 @@ class Checks:
             until = self.metered_until.get(uuid, one.start)
             self.metered += max(0.0, one.end - max(one.start, until))
             self.metered_until[uuid] = max(one.end, until)
-            self._interval(one, by_gpu.pop(uuid, []), agent, expected)
-            expected.watched[uuid] = self._watched(expected.watched.get(uuid, ()), one)
+            portions_of_gpu = by_gpu.pop(uuid, [])
+            self._interval(one, portions_of_gpu, agent, expected)
+            # While it is not known who holds it, no holder was seen busy: an idle clock neither counts nor restarts.
+            if any(portion.pod for portion in portions_of_gpu):
+                expected.watched[uuid] = self._watched(expected.watched.get(uuid, ()), one)
         for gpu in reading.gpus:
             if Field.TOTAL_ENERGY_CONSUMPTION in gpu.values and expected.last.get(gpu.gpu.uuid) == steady:
                 expected.counted[gpu.gpu.uuid] = boot_t + steady
@@ -188,7 +193,9 @@ class Checks:
             what = f"{one.uuid}: active {active}, idle {idle} of {one.seconds}; truth {least}..{busiest}"
             if exact:
                 self.hold("activity", what, true=active <= busiest * one.seconds + 1e-6)
-                self.hold("no false idle", what, true=idle <= (1 - least) * one.seconds + 1e-6)
+                # Use of an unknown pod is divided by share, to holders that use all of theirs, too: that part is idle.
+                divided = any(portion.estimated for portion in portions)
+                self.hold("no false idle", what, true=divided or idle <= (1 - least) * one.seconds + 1e-6)
         self._joules(one, portions, expected.counted.get(one.uuid))
 
     def _attribution(self, one: Interval, portions: list[Portion], agent: Agent, expected: Expected) -> bool:
@@ -225,8 +232,9 @@ class Checks:
                 if age <= ASKED_SECONDS:
                     self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
                 pod = self.world.known[uid]
-                if not is_outdated:
-                    self.hold("share", what, true=portion.allocated_seconds <= pod.unit.share * one.seconds + 1e-9)
+                if not is_outdated:  # of the device that the kubelet has last named; a later pod may hold another one
+                    share = self.world.known[held[key]].unit.share
+                    self.hold("share", what, true=portion.allocated_seconds <= share * one.seconds + 1e-9)
                 self._enter(expected, pod.owner if api else (pod.namespace, "", "", ""), portion)
         if one.seen and age <= EXPIRY_SECONDS - 5 and kubelet.latest is not None:
             shares = sum(

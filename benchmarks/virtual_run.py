@@ -117,7 +117,7 @@ class Run:
         if self.agent is not None:
             return
         self.expected = self.on_disk.copy()
-        if self.noted is not None and self.expected.last:
+        if self.noted is not None and self.expected.boot and self.noted.boot == str(self.boot):
             self.expected.go_on_from(self.noted)
         if self.expected.boot != str(self.boot):
             self.expected.last = {}

@@ -9,6 +9,7 @@ from agent_support import gpu_seconds, running_agent
 from kill_support import gpus_and_capacity
 from metering_support import holder, namespace_pays, use, whole
 
+from exporter.accounting.idle import IdleClock
 from exporter.accounting.ledgers import Ledgers
 from exporter.accounting.meter import Meter
 from exporter.accounting.prices import PriceBook
@@ -19,7 +20,9 @@ from exporter.model import LedgerView, NodeFacts
 NOON = 1_800_000_000.0
 
 
-def started(directory: Path, steady: float, *, boot_id: str = "boot", lock: bool = True) -> Metering:
+def started(
+    directory: Path, steady: float, *, boot_id: str = "boot", lock: bool = True, clock: IdleClock | None = None
+) -> Metering:
     """An agent's metering, which has the node's lock."""
     state = directory / "state"
     state.mkdir(exist_ok=True)
@@ -32,6 +35,7 @@ def started(directory: Path, steady: float, *, boot_id: str = "boot", lock: bool
         file=StateFile(state),
         lock=WriterLock(node="n", directory=directory / "lock" if lock else None, state_directory=state),
         boot_id=boot_id,
+        clock=clock,
     )
     made.take(steady)
     assert made.is_writer
@@ -133,6 +137,33 @@ def test_after_a_reboot_with_a_disk_that_fails_a_restart_goes_on_too(tmp_path: P
     after = by_ledger(metered(started(tmp_path, 30.0), 30, 40))
     seen = {name: max(before.get(name, 0.0), after.get(name, 0.0)) for name in before | after}
     assert sum(seen.values()) == pytest.approx(10.0 + 40.0)
+
+
+def test_idle_time_of_a_former_boot_is_not_continued_by_what_the_lock_file_notes(tmp_path: Path) -> None:
+    """The disk fails since the reboot: the state is of the former boot, and the lock file of this one."""
+
+    def clock() -> IdleClock:
+        return IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=5.0)
+
+    idle = clock()
+    key, idle_after = ("GPU-0", "ml", "train", "main"), {}
+    for second in range(11):
+        idle.observe(key, float(second), (0.0, 0.0), "uid")
+    for name, boot_id, fails in (("same boot", "former", False), ("other boot", "boot", True)):
+        directory = tmp_path / boot_id
+        directory.mkdir()
+        first = started(directory, 0.0, boot_id="former", clock=idle)
+        metered(first, 0, 10)
+        killed(first)
+        if fails:
+            break_disk(directory)
+        second = started(directory, 10.0, boot_id=boot_id, clock=clock())
+        metered(second, 10, 20)
+        killed(second)
+        last = clock()
+        killed(started(directory, 21.0, boot_id=boot_id, clock=last))
+        idle_after[name] = last.observe(key, 22.0, (0.0, 0.0), "uid").idle_for_seconds
+    assert idle_after == {"same boot": 10.0, "other boot": 0.0}
 
 
 def test_a_disk_that_hangs_is_noted_as_well(tmp_path: Path) -> None:

@@ -238,11 +238,11 @@ class Metering:
         # What this agent has seen while another one wrote the ledger is newer.
         self.replicas.counts = {**replicas, **self.replicas.counts}
         self.labelled = self.labelled or labelled
-        point = self._later(point)
+        saved_in, point = point.boot_id, self._later(point)
         self.owners.restore(point.slots)
         if point.boot_id and point.boot_id == self.boot_id:
             self.meter.resume(point.slots, point.metered_steady, point.until, point.uncounted, point.drivers)
-            if self.clock:
+            if self.clock and saved_in == self.boot_id:
                 self.clock.restore(idle_clocks, steady)
             self.owner_windows.restore(steady, self.errors)
         self.shown = replace(self.ledgers.view(), saved_at_seconds=saved_at_seconds)

@@ -126,8 +126,11 @@ def document(report: FleetReport) -> FleetDocument:
     return {**_without_lines(report), "lines": list(_lines(report))}
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
 def _text(value: object) -> str:
-    return encodable(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    return encodable(_ENCODER.encode(value))
 
 
 def _without_lines(report: FleetReport) -> FleetDocument:

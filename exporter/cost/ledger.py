@@ -180,7 +180,7 @@ class FleetLedger:
 
     window: Window
     dimensions: frozenset[Dimension]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...] = field(repr=False)  # asyncio.run makes the text of its result, twice
     nodes: Mapping[tuple[str, str], NodeFacts] = field(default_factory=dict)
     """What prices go by, by (cluster, node), as last seen within the window."""
     failures: tuple[Failure, ...] = ()
