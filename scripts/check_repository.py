@@ -44,7 +44,7 @@ REPLACEMENTS = (
 )
 """Expressions that read like a translation, and the plain words for them."""
 NOT_YET_PLAIN = frozenset(
-    f"docs/{name}.md" for name in ("configuration", "dcgm", "metrics", "runbook")
+    f"docs/{name}.md" for name in ("configuration", "metrics", "runbook")
 )
 """Pages that still have such expressions; a page leaves the list with its last one, and none is added."""
 _VERBATIM = re.compile(r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|\]\([^)\n]*\)|^ {4,}\S.*?$", re.DOTALL | re.MULTILINE)
