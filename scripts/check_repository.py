@@ -43,7 +43,7 @@ REPLACEMENTS = (
     (r"is none", "unknown X, not 'X is none'"),
 )
 """Expressions that read like a translation, and the plain words for them."""
-NOT_YET_PLAIN = frozenset(f"docs/{name}.md" for name in ("metrics", "runbook"))
+NOT_YET_PLAIN = frozenset(f"docs/{name}.md" for name in ("runbook",))
 """Pages that still have such expressions; a page leaves the list with its last one, and none is added."""
 _VERBATIM = re.compile(r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|\]\([^)\n]*\)|^ {4,}\S.*?$", re.DOTALL | re.MULTILINE)
 """Code, quoted output and targets of links."""
