@@ -43,8 +43,6 @@ REPLACEMENTS = (
     (r"is none", "unknown X, not 'X is none'"),
 )
 """Expressions that read like a translation, and the plain words for them."""
-NOT_YET_PLAIN = frozenset(f"docs/{name}.md" for name in ("runbook",))
-"""Pages that still have such expressions; a page leaves the list with its last one, and none is added."""
 _VERBATIM = re.compile(r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|\]\([^)\n]*\)|^ {4,}\S.*?$", re.DOTALL | re.MULTILINE)
 """Code, quoted output and targets of links."""
 
@@ -133,13 +131,9 @@ def stilted(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def language(path: Path) -> Iterator[str]:
-    """Report expressions to replace in a page of the documentation, and pages that no longer need their exemption."""
-    found = list(stilted((ROOT / path).read_text(encoding="utf-8")))
-    if path.as_posix() not in NOT_YET_PLAIN:
-        for number, words, plain in found:
-            yield f'{path}:{number}: "{words}": write {plain}'
-    elif not found:
-        yield f"{path}: has plain language: remove it from NOT_YET_PLAIN in scripts/check_repository.py"
+    """Report the expressions to replace in a page of the documentation."""
+    for number, words, plain in stilted((ROOT / path).read_text(encoding="utf-8")):
+        yield f'{path}:{number}: "{words}": write {plain}'
 
 
 def main() -> int:

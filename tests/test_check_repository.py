@@ -35,13 +35,5 @@ def test_language_reports_line_expression_and_replacement() -> None:
 def test_language_of_a_page_names_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "new.md").write_text("Mend it.\n", encoding="utf-8")
-    (tmp_path / "docs" / "old.md").write_text("Fix it.\n", encoding="utf-8")
     monkeypatch.setattr(check_repository, "ROOT", tmp_path)
-    monkeypatch.setattr(check_repository, "NOT_YET_PLAIN", frozenset({"docs/old.md"}))
     assert list(check_repository.language(Path("docs/new.md"))) == ['docs/new.md:1: "Mend": write fix']
-    (finding,) = check_repository.language(Path("docs/old.md"))
-    assert "remove it from NOT_YET_PLAIN" in finding
-
-
-def test_exempt_pages_exist() -> None:
-    assert [name for name in check_repository.NOT_YET_PLAIN if not (ROOT / name).is_file()] == []
