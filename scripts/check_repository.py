@@ -17,6 +17,9 @@ CEILINGS = {"exporter": (154, 33_500), "simulator": (29, 6_880)}
 """Modules and lines of code of a tree, ``__init__`` not counted. They only go down."""
 LEAST_WORDS_RATIO = 0.17
 """Docstrings and comments per line of code in ``exporter``."""
+DOCS_WORDS = 40_000
+"""Words of README.md and docs/, without what is generated and the runbook: one section for each alert."""
+NOT_COUNTED = frozenset(f"docs/{name}.md" for name in ("configuration", "metrics", "runbook"))
 ADDRESS = re.compile(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host")
 
 REPLACEMENTS = (
@@ -136,6 +139,20 @@ def language(path: Path) -> Iterator[str]:
         yield f'{path}:{number}: "{words}": write {plain}'
 
 
+def words_of(page: str) -> int:
+    """Return the number of words of a page: a word has a letter or digit; generated tables do not count."""
+    written = re.sub(r"<!-- generated: .*?<!-- end -->", "", page, flags=re.DOTALL)
+    return sum(1 for word in written.split() if re.search(r"[^\W_]", word))
+
+
+def wordy(pages: list[Path]) -> Iterator[str]:
+    """Report a documentation that is longer than its ceiling."""
+    counted = [page for page in pages if page.as_posix() not in NOT_COUNTED]
+    total = sum(words_of((ROOT / page).read_text(encoding="utf-8")) for page in counted)
+    if total > DOCS_WORDS:
+        yield f"docs/: {total} words; at most {DOCS_WORDS}: remove repetition, or move results to benchmarks/results"
+
+
 def main() -> int:
     """Print every finding; the exit code is 1 when there is one."""
     files = tracked()
@@ -145,7 +162,9 @@ def main() -> int:
         line for path in files if path.parts[0] == "exporter" and path.suffix == ".py" for line in oversized(path)
     ]
     findings += overgrown(files)
-    findings += [line for path in files if path.parts[0] == "docs" and path.suffix == ".md" for line in language(path)]
+    pages = [path for path in files if path.suffix == ".md" and (path.parts[0] == "docs" or path == Path("README.md"))]
+    findings += [line for path in pages for line in language(path)]
+    findings += wordy(pages)
     for line in findings:
         print(line)
     return 1 if findings else 0
