@@ -63,7 +63,7 @@ Owner series of the present are per node, and alert rules read them without a jo
 The labels of a pool: {pool}.
 
 A pod with an unknown workload is its own owner, with the kind `Pod`. GPUs are weighted by share. A window ends now.
-It includes an owner's ended pods, moves with a pod to its owner, and with `--state-dir` continues after a restart of
+It includes an owner's ended pods and moves with a pod to its owner. With `--state-dir` it continues after a restart of
 the agent in the same boot (`windows.json`, saved once a minute). The agent computes these figures every 15 seconds, and
 at once when the holders change.
 """
@@ -88,9 +88,9 @@ accepts every other DCGM field of a GPU, an instance or the node, by dcgm-export
 vGPUs, NVSwitches, single links, CPUs and network cards, and binary ones, cause a warning and are absent.
 
 `--collectors wide` is a preset (`exporter/metrics/collectors-wide.csv`): the default set, and the fields of the public
-dashboards of GKE, OKE and OpenShift and of the GPU operator's rules: SM activity and occupancy, FP64, FP32 and FP16
-pipes, NVLink rates, `FB_TOTAL`, limits of clocks, power and temperature, throttling, ECC and NVLink errors, the health
-status, counts of Xids and clock events. On Hopper and later NVML measures all of it. Panels that read
+dashboards of GKE, OKE and OpenShift and of the GPU operator's rules. These are SM activity and occupancy, FP64, FP32
+and FP16 pipes, NVLink rates, `FB_TOTAL`, and limits of clocks, power and temperature; and throttling, ECC and NVLink
+errors, the health status, counts of Xids and clock events. On Hopper and later NVML measures all of it. Panels that read
 kube-state-metrics (`kube_node_status_capacity`, `kube_node_status_condition`) or node-exporter need these exporters.
 
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,

@@ -320,7 +320,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.duration(60, 86_400),
         default="5m",
         group=SHOW,
-        help="How long a container's counters are shown after its end, so that Prometheus sees their last values.",
+        help="Time after a container's end for which its counters stay, for Prometheus to scrape their last values.",
     ),
     Option(
         key="price-book",
