@@ -90,8 +90,8 @@ vGPUs, NVSwitches, single links, CPUs and network cards, and binary ones, cause 
 `--collectors wide` is a preset (`exporter/metrics/collectors-wide.csv`): the default set, and the fields of the public
 dashboards of GKE, OKE and OpenShift and of the GPU operator's rules. These are SM activity and occupancy, FP64, FP32
 and FP16 pipes, NVLink rates, `FB_TOTAL`, and limits of clocks, power and temperature; and throttling, ECC and NVLink
-errors, the health status, counts of Xids and clock events. On Hopper and later NVML measures all of it. Panels that read
-kube-state-metrics (`kube_node_status_capacity`, `kube_node_status_condition`) or node-exporter need these exporters.
+errors, the health status, counts of Xids and clock events. On Hopper and later NVML measures all of it. Panels that
+read kube-state-metrics (`kube_node_status_capacity`, `kube_node_status_condition`) or node-exporter need both.
 
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
 then `Hostname` (`hostname` with 4.9 names; `--hostname-label`), the label rows, and for a device with one holder
