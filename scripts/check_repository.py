@@ -17,6 +17,9 @@ CEILINGS = {"exporter": (154, 33_444), "simulator": (29, 6_860)}
 """Modules and lines of code of a tree, ``__init__`` not counted. They only go down."""
 LEAST_WORDS_RATIO = 0.17
 """Docstrings and comments per line of code in ``exporter``."""
+DOCS_WORDS = 40_000
+"""Words of README.md and docs/, without what is generated and the runbook: one section for each alert."""
+NOT_COUNTED = frozenset(f"docs/{name}.md" for name in ("configuration", "metrics", "runbook"))
 ADDRESS = re.compile(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host")
 
 REPLACEMENTS = (
@@ -43,10 +46,6 @@ REPLACEMENTS = (
     (r"is none", "unknown X, not 'X is none'"),
 )
 """Expressions that read like a translation, and the plain words for them."""
-NOT_YET_PLAIN = frozenset(
-    f"docs/{name}.md" for name in ("accuracy", "architecture", "configuration", "dcgm", "metrics", "runbook")
-)
-"""Pages that still have such expressions; a page leaves the list with its last one, and none is added."""
 _VERBATIM = re.compile(r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|\]\([^)\n]*\)|^ {4,}\S.*?$", re.DOTALL | re.MULTILINE)
 """Code, quoted output and targets of links."""
 
@@ -135,13 +134,23 @@ def stilted(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def language(path: Path) -> Iterator[str]:
-    """Report expressions to replace in a page of the documentation, and pages that no longer need their exemption."""
-    found = list(stilted((ROOT / path).read_text(encoding="utf-8")))
-    if path.as_posix() not in NOT_YET_PLAIN:
-        for number, words, plain in found:
-            yield f'{path}:{number}: "{words}": write {plain}'
-    elif not found:
-        yield f"{path}: has plain language: remove it from NOT_YET_PLAIN in scripts/check_repository.py"
+    """Report the expressions to replace in a page of the documentation."""
+    for number, words, plain in stilted((ROOT / path).read_text(encoding="utf-8")):
+        yield f'{path}:{number}: "{words}": write {plain}'
+
+
+def words_of(page: str) -> int:
+    """Return the number of words of a page: a word has a letter or digit; generated tables do not count."""
+    written = re.sub(r"<!-- generated: .*?<!-- end -->", "", page, flags=re.DOTALL)
+    return sum(1 for word in written.split() if re.search(r"[^\W_]", word))
+
+
+def wordy(pages: list[Path]) -> Iterator[str]:
+    """Report a documentation that is longer than its ceiling."""
+    counted = [page for page in pages if page.as_posix() not in NOT_COUNTED]
+    total = sum(words_of((ROOT / page).read_text(encoding="utf-8")) for page in counted)
+    if total > DOCS_WORDS:
+        yield f"docs/: {total} words; at most {DOCS_WORDS}: remove repetition, or move results to benchmarks/results"
 
 
 def main() -> int:
@@ -153,7 +162,9 @@ def main() -> int:
         line for path in files if path.parts[0] == "exporter" and path.suffix == ".py" for line in oversized(path)
     ]
     findings += overgrown(files)
-    findings += [line for path in files if path.parts[0] == "docs" and path.suffix == ".md" for line in language(path)]
+    pages = [path for path in files if path.suffix == ".md" and (path.parts[0] == "docs" or path == Path("README.md"))]
+    findings += [line for path in pages for line in language(path)]
+    findings += wordy(pages)
     for line in findings:
         print(line)
     return 1 if findings else 0

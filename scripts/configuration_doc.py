@@ -17,28 +17,27 @@ HEAD = """\
 Made by `scripts/configuration_doc.py` from `exporter/config/options.py`; do not edit.
 
 Every option of `gpu-cost-exporter agent` is a flag (`--sample-interval 500ms`), an environment variable
-(`GPU_COST_EXPORTER_SAMPLE_INTERVAL=500ms`) and a key of a YAML file (`sample-interval: 500ms`). Flags win over the
-environment, the environment over dcgm-exporter's own flags and variables, those over the file, the file over the
-defaults. The file is named by `--config` or `GPU_COST_EXPORTER_CONFIG`. `doctor` takes the same options.
+(`GPU_COST_EXPORTER_SAMPLE_INTERVAL=500ms`) and a key of a YAML file (`sample-interval: 500ms`). Flags override the
+environment, which overrides dcgm-exporter's flags and variables; these override the file. `--config` or
+`GPU_COST_EXPORTER_CONFIG` sets the file. `doctor` takes the same options.
 
-All mistakes are told at once, one line each, with where they stand and what is allowed; the exit code is 2 and nothing
-has been started. Where another process has the port it is 1: that may pass by itself, and systemd and Kubernetes
-try again. A duration needs its unit: `ms`, `s`, `m` or `h`.
+One line per mistake has its place and the allowed values; the exit code is 2, and nothing is started. If another
+process has the port, the exit code is 1, and systemd and Kubernetes retry. A duration needs its unit: `ms`, `s`, `m`
+or `h`.
 """
 
 EXAMPLE = """\
 ## Example file
 
-Every key with its default, where it has one; take out the `#` of what you want to change.
+Every key with its default, if it has one. Remove the `#` of the keys to change.
 """
 
 FOREIGN = """\
 ## dcgm-exporter's flags and variables
 
-Its DaemonSet can be switched over: the flags and variables named above are read, times in milliseconds as there.
-`NVIDIA_RESOURCE_NAMES` adds names to `gpu-resources`. One line at the start names the others that were given, and they
-are not used; a collectors file that is only in its image (`/etc/dcgm-exporter/...`) stands for the same set, which is
-built in. All of them, one by one: [migrating.md](migrating.md).
+The agent reads the flags and variables in the last column, with times in milliseconds. `NVIDIA_RESOURCE_NAMES` adds
+names to `gpu-resources`. One line at the start lists the settings without effect. A collectors file of its image
+(`/etc/dcgm-exporter/...`) selects the same set, which is built in. Full list: [migrating.md](migrating.md).
 """
 
 
@@ -46,7 +45,7 @@ SERVE = """\
 ## The cost service
 
 Options of `gpu-cost-exporter serve`, in the same forms. Those of *Prometheus* are also flags of `report`, `recommend`,
-`digest` and `store`. What they are for: [service.md](service.md).
+`digest` and `store`. [service.md](service.md) explains them.
 """
 
 

@@ -16,138 +16,132 @@ RECORDED = ROOT / "rules" / "src" / "recorded.md"
 HEAD = """\
 # Metrics
 
-Made by `scripts/metrics_doc.py` from `exporter/metrics/catalog.py`, `dcgm_table.py`,
+Made by `scripts/metrics_doc.py` from `exporter/metrics/catalog.py`, `dcgm_names.py`,
 `exporter/service/metrics.py` and `rules/src/recorded.md`; do not edit.
 
 A quantity that was not measured is absent: never 0, NaN or a guess. Activity of a device is also absent while
 its readings contradict each other, and while only an unmeasured engine could be busy;
 `gpu_exporter_errors_total{part="activity"}` counts each beginning (reasons `contradiction` and `incomplete`);
-[troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons. `/metrics` speaks text format
-0.0.4 and OpenMetrics 1.0, as the client asks. A scrape shows the last sample and does no work in driver or kubelet:
-`gpu_exporter_sample_timestamp_seconds` tells how old it is.
+[troubleshooting.md](troubleshooting.md#what-is-counted) has the other parts and reasons. `/metrics` supports text
+format 0.0.4 and OpenMetrics 1.0. A scrape shows the last sample and calls neither driver nor kubelet;
+`gpu_exporter_sample_timestamp_seconds` is the time of the sample.
 """
 
 LABELS = """\
 Labels of every device series: {device}.
-`gpu` is the index, `uuid` that of the GPU or MIG instance; `gpu_instance` and `mig_profile` are there on MIG instances
-only. Pod series add {pod}; `pod_uid` and `container_name` only where they are known. Owner series have {owner}; what is
-not known of an owner is absent. `workload_kind` is the workload's, or one of ours: `Unallocated` (nobody held it),
-`Unattributed` (it is not known who held it).
+`gpu` is the index, `uuid` that of the GPU or MIG instance; only MIG instances have `gpu_instance` and `mig_profile`.
+Pod series add {pod}; `pod_uid` and `container_name` only if known. Owner series have {owner}; unknown labels of an
+owner are absent. `workload_kind` is the workload's, or one of ours: `Unallocated` (no holder), `Unattributed` (unknown
+holder).
 
-`ledger` is the identity of the ledger that an owner's series is of. An identity is a promise: its series begin at 0,
-never go back and have one writer; `gpu_ledger_created_timestamp_seconds` is the time at which it began. A node shows
-one ledger as a rule. It shows another one while its state cannot be saved, after more than 2,000 owners, and for 25
-hours after that. Sum over `ledger`.
+`ledger` is the identity of an owner series' ledger. An identity is a promise: its series start at 0, never decrease and
+have one writer; `gpu_ledger_created_timestamp_seconds` is its begin. A node usually shows one ledger. It shows another
+one while its state cannot be saved, after more than 2,000 owners, and for 25 hours after that. Sum over `ledger`.
 
-`cost_labels` has the labels that `--cost-labels` names as `key=value` pairs, sorted by key and joined with commas:
-`example.com/cost-center=42,project=llm`. It is absent where neither the pod nor its namespace has one of them. Beyond
+`cost_labels` has the labels of `--cost-labels` as `key=value` pairs, sorted by key and joined with commas:
+`example.com/cost-center=42,project=llm`. It is absent if neither the pod nor its namespace has one of them. Beyond
 200 combinations in a ledger each value is `__other__`: [owners.md](owners.md#costs-by-label).
 
-`gpu_pod_info` says whose a pod is in the ledger's words: join other pod series to it on the pod labels. Without
-`--kube-metadata on`, and until a pod's workload is known, `workload_namespace` is all. Labels and annotations that
-`--pod-labels` and `--pod-annotations` allow stand on `gpu_pod_info` alone, as `label_<key>` and `annotation_<key>`.
-None of these collides with a target label of Prometheus, so `honorLabels` makes no difference. The tables list the
-labels that a metric has beside those.
+`gpu_pod_info` has the owner of a pod with the ledger's labels: join other pod series to it on the pod labels. Without
+`--kube-metadata on`, and until a pod's workload is known, it has only `workload_namespace`. Only `gpu_pod_info` has the
+labels and annotations of `--pod-labels` and `--pod-annotations`, as `label_<key>` and `annotation_<key>`. None of these
+collides with a target label of Prometheus, so `honorLabels` has no effect. The tables list additional labels.
 
 `increase()` and `rate()` do not count the first value of a series. With `gpu_pod_*_total` that is 29 % of the time of
-pods under 60 s ([accuracy.md](accuracy.md#gpu-seconds-through-a-real-prometheus)). Ask the ledger for totals. A pod's
-counters begin at 0 with the pod, so of one of them, `M`, subtract the value before the window, or 0:
+pods under 60 s ([accuracy.md](accuracy.md#gpu-seconds-through-a-real-prometheus)). Use the ledger for totals. A pod's
+counters start at 0 with the pod, so subtract from a counter `M` its value before the window, or 0:
 `last_over_time(M[1d]) - (last_over_time(M[15m] offset 1d) or 0 * last_over_time(M[1d]))`. Pages have no `_created`
 lines: Prometheus stores them as more series, unless it runs with `created-timestamp-zero-ingestion`.
 
-An owner's series is there from its first second, joule or cent on. With `--state-dir`, what a ledger shows has been
-saved: its counters do not go back when the agent is killed. Money is in the currency of the
-price book, at the price of the moment; where there was no price there is no series, rather than 0. Do not add up
-currencies.
+An owner's series starts with its first second, joule or cent. With `--state-dir`, a ledger shows saved values only: its
+counters do not decrease when the agent is killed. Money is in the currency of the price book, at the price of each
+second; without a price the series is absent. Do not add currencies.
 """
 
 NOW = """\
 Owner series of the present are per node, and alert rules read them without a join on devices. Their labels: {workload}.
 The labels of a pool: {pool}.
 
-A pod whose workload is not known is its own owner, with the kind `Pod`. GPUs are weighted by share. A window ends now.
-It includes an owner's ended pods, moves with a pod to its owner when that becomes known, and with `--state-dir`
-continues after a restart of the agent in the same boot (`windows.json`, saved once a minute). The agent makes these
-figures every 15 seconds, and at once when the holders change.
+A pod with an unknown workload is its own owner, with the kind `Pod`. GPUs are weighted by share. A window ends now.
+It includes an owner's ended pods and moves with a pod to its owner. With `--state-dir` it continues after a restart of
+the agent in the same boot (`windows.json`, saved once a minute). The agent computes these figures every 15 seconds, and
+at once when the holders change.
 """
 
 SERVICE = """\
 ## Cost service
 
-What `gpu-cost-exporter serve` shows at `/metrics`, with the `process_` and `python_` metrics of above. Its money is of
-whole hours: it grows once an hour. The budget alerts read its budget series: [runbook](runbook.md#gpubudgetburn).
-Labels of every budget series, of which the last three are there where the budget is for one of these:
+Series of `gpu-cost-exporter serve` at `/metrics`, in addition to the `process_` and `python_` metrics above. Money is
+that of whole hours. The budget alerts read the budget series: [runbook](runbook.md#gpubudgetburn).
+Labels of every budget series (the last three only if the budget has them):
 {budget}.
 """
 
 DROP_IN = """\
 ## Drop-in family
 
-Names, types, units and labels of dcgm-exporter's default file: those of its releases up to 4.8 (`--dcgm-names legacy`,
-the default) or of 4.9 (`--dcgm-names 4.9`). A collectors file (`--collectors`) takes any name or id of the tables, DCGM
-4.6's names and those of dcgm-exporter's 1.x file; the name that is written is the name that is printed, and it decides
-the unit. It takes every other field of DCGM that is of a GPU, of an instance or of the node, too, under dcgm-exporter's
-name, DCGM 4.6's or by number (`exporter/metrics/dcgm_ids.txt`): DCGM alone measures those, in units of its own, so
-they need `--dcgm-address`. Fields of vGPUs, NVSwitches, single links, CPUs and network cards, and binary ones, are
-warned of and show nothing.
+Names, types, units and labels are those of dcgm-exporter's default file: of its releases up to 4.8 (`--dcgm-names
+legacy`, the default) or of 4.9 (`--dcgm-names 4.9`). A collectors file (`--collectors`) accepts any name or id of the
+tables, DCGM 4.6's names and those of dcgm-exporter's 1.x file; its spelling is exported and selects the unit. It also
+accepts every other DCGM field of a GPU, an instance or the node, by dcgm-exporter's name, DCGM 4.6's or number
+(`exporter/metrics/dcgm_ids.txt`). Only DCGM measures those, in its units, so they need `--dcgm-address`. Fields of
+vGPUs, NVSwitches, single links, CPUs and network cards, and binary ones, cause a warning and are absent.
 
-`--collectors wide` is a preset (`exporter/metrics/collectors-wide.csv`): the default set, and what the public
-dashboards of GKE, OKE and OpenShift and the GPU operator's rules read in addition: SM activity and occupancy, FP64,
-FP32 and FP16 pipes, NVLink rates, `FB_TOTAL`, limits of clocks, power and temperature, throttling, ECC and NVLink
+`--collectors wide` is a preset (`exporter/metrics/collectors-wide.csv`): the default set, and the fields of the public
+dashboards of GKE, OKE and OpenShift and of the GPU operator's rules. These are SM activity and occupancy, FP64, FP32
+and FP16 pipes, NVLink rates, `FB_TOTAL`, and limits of clocks, power and temperature; and throttling, ECC and NVLink
 errors, the health status, counts of Xids and clock events. On Hopper and later NVML measures all of it. Panels that
-read kube-state-metrics (`kube_node_status_capacity`, `kube_node_status_condition`, which OKE's node problem detector
-sets) or node-exporter (InfiniBand, CPU) stay empty without these.
+read kube-state-metrics (`kube_node_status_capacity`, `kube_node_status_condition`) or node-exporter need both.
 
 Labels, in this order: `gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`, on MIG rows `GPU_I_PROFILE` and `GPU_I_ID`,
-then `Hostname` (`hostname` with 4.9 names; `--hostname-label` decides), the label rows, and where one container holds
-the whole device `container` (where it is known), `namespace`, `pod`, and on request (`--dcgm-pod-uid`) `pod_uid`.
-`--dcgm-old-labels`, `--dcgm-model-hyphens` and `--hostname-label none` do what dcgm-exporter's `--use-old-namespace`,
-`--replace-blanks-in-model-name` and `--no-hostname` do.
+then `Hostname` (`hostname` with 4.9 names; `--hostname-label`), the label rows, and for a device with one holder
+`container` (if known), `namespace`, `pod`, and on request (`--dcgm-pod-uid`) `pod_uid`. `--dcgm-old-labels`,
+`--dcgm-model-hyphens` and `--hostname-label none` are dcgm-exporter's `--use-old-namespace`,
+`--replace-blanks-in-model-name` and `--no-hostname`.
 
-What differs from dcgm-exporter, on purpose:
+Deliberate differences to dcgm-exporter:
 
-- A value of the whole board (power, temperature, clocks, energy) stands once, on the board's row. dcgm-exporter copies
-  it to every MIG instance. MIG rows show what was measured on the instance: the fields marked MIG below; the row of
-  the board leaves those out, so that a sum over all rows is right.
-- A shared device has one row without a pod per field, and one row per holder only for what was measured per holder.
+- A value of the whole board (power, temperature, clocks, energy) appears once, on the board's row; dcgm-exporter copies
+  it to every MIG instance. MIG rows show the fields marked MIG below, measured on the instance. The board's row leaves
+  those out, so a sum over all rows is right.
+- A shared device has one row without a pod per field, and rows per holder only for values measured per holder.
   dcgm-exporter copies the device's value to every holder. A sum over all rows of `GPU_UTIL` or `FB_USED` counts a
-  shared device twice, there as here: filter `pod!=""` or `pod=""`.
-- A GPU that does not answer has no rows here; `gpu_up` tells.
-- `GPU_CI_ID` is added where several compute instances share a GPU instance, which would else be the same series twice.
-  They have its memory together, so none of them has memory rows; their holders have the memory of their processes.
+  shared device twice with both exporters: filter `pod!=""` or `pod=""`.
+- A GPU that does not answer has no rows; see `gpu_up`.
+- `GPU_CI_ID` is added if several compute instances share a GPU instance, to keep their series distinct. They share its
+  memory, so none of them has memory rows; their holders have the memory of their processes.
 - `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate and typed gauge, as in 4.8.3 and later; up to 4.8.2 it was a counter.
   4.9's `DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND` measures something else and is absent.
 - `DCGM_FI_DEV_GPU_UTIL_RATIO` is 0-1, as in 4.9. DCGM 4.6 used that name for percent.
-- In OpenMetrics, counters whose name does not end in `_total` are typed `unknown`, as that format demands.
-- OpenCost finds an exporter by a pod label that contains `dcgm-exporter` and by port 9400, and reads only
-  `DCGM_FI_PROF_GR_ENGINE_ACTIVE` and `DCGM_FI_DEV_DEC_UTIL` with a container: give the pods such a label, keep
-  `DEC_UTIL` in the collectors file, and expect it to see whole GPUs and, by their engine, MIG instances of one holder
-  each. Of a shared GPU each holder has its part of the engine, where the engine is measured (Hopper and later, or DCGM)
-  and the driver tells whose processes use it; nothing measures the decoder per holder, or on a MIG instance.
+- In OpenMetrics, counters without the suffix `_total` are typed `unknown`, as that format requires.
+- OpenCost finds an exporter by port 9400 and a pod label that contains `dcgm-exporter`. It reads only
+  `DCGM_FI_PROF_GR_ENGINE_ACTIVE` and `DCGM_FI_DEV_DEC_UTIL` with a container: keep `DEC_UTIL` in the collectors file.
+  It sees whole GPUs and, by their engine, MIG instances of one holder each. Each holder of a shared GPU has its part of
+  the engine, if the engine is measured (Hopper and later, or DCGM) and the driver lists the processes. No source
+  measures the decoder per holder or MIG instance.
 - Parts of a percentage stay fractions on a holder's row; dcgm-exporter shows whole numbers.
 """
 
 EVENTS = """\
 ### Counts of dcgm-exporter's own, on request
 
-In a collectors file, with its labels beside those of the family; the type that is printed is the one that is true.
+In a collectors file, with these labels in addition to those of the family. The exported type is the correct one.
 
 {table}
-What differs from dcgm-exporter, on purpose:
+Deliberate differences to dcgm-exporter:
 
-- A sample is one of this agent's, one per `--sample-interval`; dcgm-exporter's own interval is 30 s by default. A count
-  of clock events is so many times higher; its share of the window is the same.
-- Clock events stand on the row of the board, not again on each MIG instance. An Xid stands on one row: that of the MIG
-  instance it is of; on the board's row where that instance is not listed, or where several compute instances share a
-  GPU instance and the event names none of them.
-- A window moves on by a 60th of its length. What was before the agent's start is in none.
-- The totals start with the agent; a reason that holds clocks down at the start counts once it begins again.
+- A sample is one of this agent's, one per `--sample-interval`; dcgm-exporter's default interval is 30 s. A count of
+  clock events is higher by that factor; its share of the window is the same.
+- Clock events appear on the board's row only. An Xid appears on one row: that of its MIG instance, or the board's if
+  that instance is not listed, or if several compute instances share a GPU instance and the event has none of them.
+- A window advances by a 60th of its length and starts with the agent.
+- The totals start with the agent; a reason that is active at the start counts at its next begin.
   `gpu_xid_errors_total` and `gpu_clock_events_total` are the same without a collectors file.
-- A GPU that does not answer keeps its Xids: they may say why. It has no row that says 0.
+- A GPU that does not answer keeps its Xids. It has no row with 0.
 - `DCGM_EXP_GPU_HEALTH_STATUS` is derived, not read from DCGM's health check: the watches `ALL`, `MEM`, `NVLINK` and
   `INFOROM` from Xids of the window of `--xid-count-window`, `MEM` also from row remapping, `DRIVER` from the recovery
-  action; the worst of each. A lost GPU fails `ALL`. The other watches are absent: nothing is known of them here.
-- `DCGM_EXP_P2P_STATUS` is not made: a row is warned of with what to use instead.
+  action; the worst of each. A lost GPU fails `ALL`. The other watches are absent, because no data exist.
+- `DCGM_EXP_P2P_STATUS` is not available: its row causes a warning with the alternative.
 """
 
 

@@ -35,13 +35,23 @@ def test_language_reports_line_expression_and_replacement() -> None:
 def test_language_of_a_page_names_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "new.md").write_text("Mend it.\n", encoding="utf-8")
-    (tmp_path / "docs" / "old.md").write_text("Fix it.\n", encoding="utf-8")
     monkeypatch.setattr(check_repository, "ROOT", tmp_path)
-    monkeypatch.setattr(check_repository, "NOT_YET_PLAIN", frozenset({"docs/old.md"}))
     assert list(check_repository.language(Path("docs/new.md"))) == ['docs/new.md:1: "Mend": write fix']
-    (finding,) = check_repository.language(Path("docs/old.md"))
-    assert "remove it from NOT_YET_PLAIN" in finding
 
 
-def test_exempt_pages_exist() -> None:
-    assert [name for name in check_repository.NOT_YET_PLAIN if not (ROOT / name).is_file()] == []
+def test_words_of_a_page_are_those_that_a_person_wrote() -> None:
+    page = "| a | b-c |\n|---|---|\n\n<!-- generated: x -->\nmany words\n<!-- end -->\n\nTwo words, `code`.\n"
+    assert check_repository.words_of(page) == 5
+
+
+def test_documentation_beyond_its_ceiling_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    pages = [Path("docs/page.md"), Path("docs/runbook.md")]
+    for page in pages:
+        (tmp_path / page).write_text("Four words and more.\n", encoding="utf-8")
+    monkeypatch.setattr(check_repository, "ROOT", tmp_path)
+    monkeypatch.setattr(check_repository, "DOCS_WORDS", 4)
+    assert list(check_repository.wordy(pages)) == []
+    monkeypatch.setattr(check_repository, "DOCS_WORDS", 3)
+    (finding,) = check_repository.wordy(pages)
+    assert finding.startswith("docs/: 4 words; at most 3")

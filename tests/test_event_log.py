@@ -26,7 +26,7 @@ def keeping() -> EventLog:
 
 
 def began(log: EventLog, now: float, uuid: str = "0") -> dict[str, int]:
-    counts = log.told(now)[uuid].clock_events
+    counts = log.by_device(now)[uuid].clock_events
     assert counts is not None
     return {event: times for event, times in counts.items() if times}
 
@@ -41,7 +41,7 @@ def test_an_event_counts_when_it_begins_and_not_while_it_lasts() -> None:
 def test_what_held_clocks_down_at_the_first_reading_is_not_an_event_and_every_event_starts_at_zero() -> None:
     log = EventLog()
     tell(log, 0.0, IDLE)
-    assert log.told(0.0)["0"].clock_events == dict.fromkeys(CLOCK_EVENTS, 0)
+    assert log.by_device(0.0)["0"].clock_events == dict.fromkeys(CLOCK_EVENTS, 0)
 
 
 def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on() -> None:
@@ -50,39 +50,39 @@ def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on()
     tell(log, 1.0, None, None)
     tell(log, 2.0, POWER_CAP | IDLE, None)
     assert began(log, 2.0) == {"gpu_idle": 1}
-    assert "1" not in log.told(2.0)
+    assert "1" not in log.by_device(2.0)
 
 
 def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
     log = keeping()
     for second in range(30):
         tell(log, second, POWER_CAP if second < 10 else SW_THERMAL)
-    assert log.told(30.0)["0"].recent_clock_events == {"power_cap": 10, "sw_thermal": 20}
-    assert log.told(66.0)["0"].recent_clock_events == {"power_cap": 3, "sw_thermal": 20}
-    assert log.told(89.5)["0"].recent_clock_events is None, "nothing was read in the last minute"
+    assert log.by_device(30.0)["0"].recent_clock_events == {"power_cap": 10, "sw_thermal": 20}
+    assert log.by_device(66.0)["0"].recent_clock_events == {"power_cap": 3, "sw_thermal": 20}
+    assert log.by_device(89.5)["0"].recent_clock_events is None, "nothing was read in the last minute"
     assert began(log, 300.0) == {"sw_thermal": 1}, "the counter does not forget"
 
 
 def test_a_window_without_any_event_is_empty_and_not_unknown() -> None:
     log = keeping()
     tell(log, 0.0, 0)
-    assert log.told(1.0)["0"].recent_clock_events == {}
+    assert log.by_device(1.0)["0"].recent_clock_events == {}
 
 
 def test_xids_are_counted_by_device_and_leave_the_window() -> None:
     log = keeping()
     tell(log, 10.0, 0, xids=((31, "0"), (31, "0"), (43, "MIG-1")))
     tell(log, 200.0, 0, xids=((31, "0"),))
-    told = log.told(200.0)
+    told = log.by_device(200.0)
     assert (told["0"].recent_xids, told["MIG-1"].recent_xids) == ({31: 3}, {43: 1})
-    told = log.told(310.0)
+    told = log.by_device(310.0)
     assert (told["0"].recent_xids, "MIG-1" in told) == ({31: 1}, False)
 
 
 def test_no_window_is_kept_where_no_page_shows_one() -> None:
     log = EventLog()
     tell(log, 0.0, POWER_CAP, xids=((31, "0"),))
-    told = log.told(1.0)["0"]
+    told = log.by_device(1.0)["0"]
     assert (told.recent_xids, told.recent_clock_events) == ({}, None)
 
 
@@ -132,7 +132,7 @@ def heat(log: EventLog, at: float, *, seconds: float | None = None, mask: int | 
     gpu = Gpu(uuid="0", index=0, minor=0, model="H100", pci_bus_id="")
     reading = GpuReading(gpu=gpu, values=values)
     log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=(reading,)), [], at)
-    return log.told(at)["0"].thermal_throttle_ratio
+    return log.by_device(at)["0"].thermal_throttle_ratio
 
 
 def test_the_drivers_clock_of_heat_is_believed_before_its_flags() -> None:
@@ -144,7 +144,7 @@ def test_the_drivers_clock_of_heat_is_believed_before_its_flags() -> None:
     for second in range(600, 750):
         ratio = heat(log, second, seconds=1149.75, mask=SW_THERMAL)
     assert ratio == pytest.approx(0.125, abs=5e-3), "half of the window"
-    assert log.told(1050.0)["0"].thermal_throttle_ratio is None, "no reading within the window"
+    assert log.by_device(1050.0)["0"].thermal_throttle_ratio is None, "no reading within the window"
 
 
 def test_without_a_clock_of_heat_the_flags_at_the_samples_count() -> None:

@@ -17,7 +17,7 @@ def test_a_problem_is_logged_when_it_begins_and_when_it_is_over(caplog: pytest.L
     log.note(replace(well, metadata_problem="away", attribution_problem="no socket"))
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "Kubernetes API: HTTP 403"),
-        ("INFO", "Kubernetes API: tells again"),
+        ("INFO", "Kubernetes API: recovered"),
         ("WARNING", "Kubernetes API: away"),
         ("WARNING", "kubelet: no socket"),
     ]

@@ -28,7 +28,7 @@ MEAN_SECONDS = 60.0
 """Time constant of the means that are compared: at one sample a second, a reading this old counts e times less."""
 
 LEAST_EXPLAINED = 0.25
-"""Process samples that sum to less than this part of a device's activity do not say whose it is.
+"""Process samples that sum to less than this part of a device's activity do not attribute it.
 
 They are of another time than the activity: of before work began, or of the end of a time without samples.
 """
@@ -40,7 +40,7 @@ CONTRADICTING_FRACTION = 0.1
 """A mean engine activity below this part of the mean utilisation says that hardly any work ran.
 
 NVML's utilisation lags behind the engine counter by a sample, and DCGM's figures by up to three. Means over many
-samples do not notice that; a counter that stays at 0 for weeks beside 99 % (NVIDIA/dcgm-exporter#662) they do.
+samples do not notice that; a counter that stays at 0 for weeks at 99 % (NVIDIA/dcgm-exporter#662) they do.
 """
 
 _HEAVIEST_READING_SECONDS = 2.0
@@ -433,13 +433,13 @@ class Split:
     bounds: tuple[tuple[float, float] | None, ...]
     """Least and most that each part can be, 0..1 of the device; the same where all of it was measured."""
     remainder_ratio: float | None
-    """Activity that belongs to no holder; ``None`` where it cannot be told."""
+    """Activity that belongs to no holder; ``None`` while unknown."""
 
 
 def split_activity(device: Activity | None, holders: Sequence[Holder], samples: Sequence[SampledUse] | None) -> Split:
     """Divide a device's activity among its holders.
 
-    It is divided in proportion to the process samples: these show *whose* it is, the device shows *how much*. Samples
+    It is divided in proportion to the process samples: these show the *holder*, the device shows *how much*. Samples
     that may be of several holders are divided among those by share. So is all of it without samples, or when they
     explain less than ``LEAST_EXPLAINED`` of it. A part that is mostly divided by share is estimated. A single holder
     gets all but what is of none.

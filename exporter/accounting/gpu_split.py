@@ -39,7 +39,7 @@ class Slot:
     gpu_uuid: str
     account: Account
     namespace: str = ""
-    """Empty, as pod and container, where nobody holds the part."""
+    """Empty, like pod and container, for a part without a holder."""
     pod: str = ""
     container: str = ""
     pod_uid: str | None = None
@@ -81,7 +81,7 @@ class GpuPart:
 
     slot: Slot
     pod: PodAccount | None = None
-    """``None`` where nobody holds the part or it is not known who does."""
+    """``None`` for a part without a holder, or with an unknown one."""
     active_ratio: float = 0.0
     idle_ratio: float = 0.0
     unknown_ratio: float = 0.0
@@ -106,17 +106,17 @@ class Division:
     gpu_uuid: str
     model: str
     mode: ShareMode
-    """Of what nobody holds."""
+    """Of parts without a holder."""
     parts: tuple[GpuPart, ...]
     foreign_ratio: float = 0.0
     """Activity on held devices that belongs to no holder, as part of the GPU."""
 
 
 def across_gap(before: Iterable[Slot], after: Division) -> Division:
-    """Say who had which part of a GPU through a time in which nobody looked.
+    """Return the holders of the parts of a GPU through a time without samples.
 
-    Whoever held before and after had the smaller of the two parts throughout; what nobody held before and after was
-    free. Of everything else it is not known whose it was, and of nothing how it was used.
+    A holder before and after had the smaller of its two parts throughout; a part without a holder before and after was
+    free. All other parts have an unknown holder, and the use of every part is unknown.
     """
     held: dict[SlotKey, Slot] = {}
     free_before = 0.0
@@ -149,7 +149,7 @@ def across_gap(before: Iterable[Slot], after: Division) -> Division:
 
 @dataclass(slots=True)
 class _Remainder:
-    """What nobody is known to hold, of one kind."""
+    """Parts without a known holder, of one kind."""
 
     active: float = 0.0
     idle: float = 0.0
@@ -182,7 +182,7 @@ class Divider:
         """Divide every GPU of a sample.
 
         Args:
-            views: GPUs, and MIG instances beside their GPU.
+            views: GPUs, and their MIG instances.
         """
         by_gpu: dict[str, list[DeviceView]] = {}
         for view in views:
@@ -212,7 +212,7 @@ class Divider:
             covered += of_held + max(left, 0.0)
             if held:
                 foreign += (device.unattributed_activity_ratio or 0.0) * device.share_ratio
-                if left > DUST and device.rest_is_free:  # free replicas: nobody is there to use them
+                if left > DUST and device.rest_is_free:  # free replicas have no user
                     free.add(left, None if ratio is None else 0.0)
                 elif left > DUST:
                     lost.add(left, None)
@@ -296,7 +296,7 @@ def held_units(views: Sequence[DeviceView]) -> list[DeviceView]:
 
 
 def mode_of_rest(views: Iterable[DeviceView]) -> ShareMode:
-    """Say under which mode what nobody holds of one GPU is entered."""
+    """Return the share mode of a GPU's parts without a holder."""
     mode = ShareMode.EXCLUSIVE
     for view in views:
         if view.instance:

@@ -35,7 +35,7 @@ class IdleMemory:
         self.idle_seconds = self.unmeasured_seconds = 0.0
 
     def resume(self, earlier: "IdleMemory") -> None:
-        """Go on from what an earlier process remembered of the same pod.
+        """Continue from what an earlier process remembered of the same pod.
 
         An agent that waited for the ledger has seen some of that process's time itself: that part counts once.
         """
@@ -149,7 +149,7 @@ class IdleClock:
                 del memories[key]
 
     def dump(self) -> list[dict[str, Any]]:
-        """Return what outlives the process, for JSON: holders whose pod is known by its UID."""
+        """Return what outlives the process, for JSON: holders with a known pod UID."""
         known = {key: memory for key, memory in self._memory.items() if memory.pod_uid}
         return [
             {"holder": list(key), "pod_uid": memory.pod_uid, **{name: getattr(memory, name) for name in _FIGURES}}
@@ -157,7 +157,7 @@ class IdleClock:
         ]
 
     def restore(self, memories: Mapping[HolderKey, IdleMemory], now: float) -> None:
-        """Go on from an earlier process of the same boot; the clock of another boot means nothing.
+        """Continue from an earlier process of the same boot; the clock of another boot means nothing.
 
         Args:
             memories: As ``memories_of`` returned them.

@@ -215,7 +215,7 @@ class PodTable:
         ]
 
     def restore(self, tallies: Mapping[PodAccount, Tally]) -> None:
-        """Go on from what ``pods_of`` has read."""
+        """Continue from what ``pods_of`` has read."""
         self._tallies = dict(tallies)
         self._changed = {}
         self._now = {_key(pod): pod for pod in tallies}
@@ -274,7 +274,7 @@ def money(portion: Portion, price: Price) -> Money:
 
 
 COST_LABELS_LIMIT = 200
-"""Combinations of cost labels in a ledger; a label whose value differs in each pod would make a series for each."""
+"""Combinations of cost labels in a ledger; a label with a value per pod would make a series for each."""
 _OTHER = "=__other__"
 """Ends each pair of a combination beyond the limit; no label of Kubernetes can have that value."""
 _NOTHING = Money()

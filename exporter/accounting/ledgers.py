@@ -45,7 +45,7 @@ class Ledgers:
     Without a state file one ledger is charged and shown. With one (``saves``), charges wait in a sheet that is not
     shown; a save writes ledger and sheet, and the ledger shows the sum once that is on disk. From a save that fails on,
     charges go to a memory-only ledger with an identity of its own, and the saved one is shown as it is on disk. After
-    the next save that works the memory-only one has ended, and the saved one goes on. So the next process never shows
+    the next save that works the memory-only one has ended, and the saved one continues. So the next process never shows
     less under an identity than this one did, whenever this one ends.
     """
 
@@ -79,7 +79,7 @@ class Ledgers:
         self._ledger = self._new(0.0)
 
     def restore(self, state: "KeptLedgers") -> None:
-        """Go on from what ``kept_of`` has read."""
+        """Continue from what ``kept_of`` has read."""
         self._ledger, self._former = state.ledger, state.former
         self._is_begun = self._is_saved = True
         self.pods.restore(state.pods)
@@ -179,7 +179,7 @@ class Ledgers:
             self._is_saved, self._doubtful = True, Sheet()
 
     def not_saved(self, *, in_doubt: bool = False) -> None:
-        """Go on in memory.
+        """Continue in memory.
 
         Args:
             in_doubt: The state may be on disk nevertheless; then no other ledger may show its charges.

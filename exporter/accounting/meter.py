@@ -55,8 +55,8 @@ class EnergyMeter:
         Args:
             values: What was measured of the GPU at its end.
             interval_seconds: Its length, > 0.
-            seen: False for a gap: then only a counter can tell, as power is of the instant.
-            telling: False where the interval is too short to tell the idle power; counters step every 20-100 ms.
+            seen: False for a gap: then only a counter measures, because power is of the instant.
+            telling: False where the interval is too short to measure idle power; counters step every 20-100 ms.
             driver: Identity of the loaded driver. A counter of another one began at 0 at an unknown instant, so that
                 its increase is not measured, even where it is already higher.
 
@@ -91,7 +91,7 @@ class EnergyMeter:
             return (counter - before) / 1000 if counter >= before else None
         power = values.get(Field.POWER_USAGE) if seen else None
         if counter is not None or power is not None:
-            self.counter_millijoules = counter  # what power has told must not be told again by the counter's return
+            self.counter_millijoules = counter  # the counter's return must not count again what power has measured
             self.uncounted_seconds = 0.0
         return None if power is None else max(0.0, power) * interval_seconds
 
@@ -170,9 +170,9 @@ class Meter:
         """Close the interval that ends with a sample.
 
         Args:
-            views: What was made of the sample: GPUs, and MIG instances beside their GPU.
+            views: What was made of the sample: GPUs, and their MIG instances.
             steady: Its instant, in seconds of the monotonic clock. One that is not later than the last sample's
-                closes no interval, and what comes after it goes on from the latest: nothing is charged twice, nor
+                closes no interval, and the next sample continues from the latest: nothing is charged twice, nor
                 backwards.
             driver: Identity of the loaded driver, with which energy counters begin again; ``None``: unknown.
 
@@ -223,7 +223,7 @@ class Meter:
         )
 
     def free_shares(self) -> dict[str, float]:
-        """Return the part (0..1) of each physical GPU that nobody holds, by UUID, as of its last sample."""
+        """Return the part (0..1) of each physical GPU without a holder, by UUID, as of its last sample."""
         return {
             uuid: fsum(slot.share_ratio for slot in meter.slots if slot.account.owner == UNALLOCATED)
             for uuid, meter in self._gpus.items()
@@ -234,7 +234,7 @@ class Meter:
         return {uuid: meter.steady for uuid, meter in self._gpus.items()}
 
     def uncounted(self) -> dict[str, float]:
-        """Return for how many seconds the energy counter of a GPU has not been read, of those that do not tell it."""
+        """Return for how many seconds the energy counter of a GPU has not been read, of GPUs without a value."""
         found = {uuid: meter.energy.uncounted_seconds for uuid, meter in self._gpus.items()}
         return {uuid: seconds for uuid, seconds in found.items() if seconds > 0}
 
@@ -250,7 +250,7 @@ class Meter:
         uncounted: Mapping[str, float] | None = None,
         drivers: Mapping[str, int] | None = None,
     ) -> None:
-        """Go on as if the last sample had been at ``steady`` with these slots.
+        """Continue as if the last sample had been at ``steady`` with these slots.
 
         The next sample then closes an interval or a gap. Only for the same boot: another boot's clock means nothing.
 
@@ -312,7 +312,7 @@ def _of_nobody(division: Division, joules: float | None, interval: float) -> Por
 
 
 def _same(before: Iterable[Slot], after: Iterable[Slot]) -> bool:
-    """Tell whether the same held the same parts."""
+    """Return whether the same holders held the same parts."""
     return {(slot.key, slot.pod_uid, slot.share_ratio) for slot in before} == {
         (slot.key, slot.pod_uid, slot.share_ratio) for slot in after
     }

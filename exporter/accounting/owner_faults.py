@@ -1,4 +1,4 @@
-"""Whose devices have faults: owners of broken GPUs, and the errors that programs of an owner caused."""
+"""Owners of devices with faults: of broken GPUs, and of programs that caused errors."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ class _Key(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Whose a pod on a device is, and when it was last seen there, on the monotonic clock."""
+    """Owner of a pod on a device, and when it was last seen there, on the monotonic clock."""
 
     owner: Owner
     gpu_uuid: str

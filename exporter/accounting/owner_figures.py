@@ -48,7 +48,7 @@ class _Draft:
     gpus: float = 0.0
     estimated_gpus: float = 0.0
     excluded: dict[str, Sums] = field(default_factory=dict)
-    """Seconds by window that were measured of holders whose activity is only estimated now."""
+    """Seconds by window that were measured of holders with activity that is only estimated now."""
     underused_gpus: float = 0.0
     unused_gpus: dict[str, float] = field(default_factory=dict)
     active_gpus: float | None = None
@@ -70,7 +70,7 @@ class _Draft:
             _plus(self.cost_per_hour, price.currency, share * price.per_hour)
 
     def judge(self, use: PodUse, key: HolderKey, windows: WindowSample, price: Price | None) -> None:
-        """Add a holder by its own activity; one whose activity is only estimated says nothing."""
+        """Add a holder by its own activity; one with only estimated activity adds nothing."""
         holder = use.holder
         share = holder.share_ratio
         seconds = windows.of_holder(key, holder.pod_uid)
@@ -195,7 +195,7 @@ def _pools(
 
 
 def _shared_idle(view: DeviceView, windows: WindowSample, now: float) -> SharedIdle | None:
-    """Return a device whose holders' activity is only estimated if it was idle for 2 h; ``None`` for any other."""
+    """Return a device with only estimated activity of its holders if it was idle for 2 h; else ``None``."""
     estimated = fsum(use.holder.share_ratio for use in view.pods if windows.is_estimated(_key(view, use)))
     if not estimated or any(_is_left_alone(use, now) for use in view.pods):
         return None

@@ -39,8 +39,8 @@ class Match:
     def description(self) -> str:
         """What the row asks for, for people: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a key."""
         names = ("node", "instance_type", "capacity_type", "region", "model")
-        told = [f"{name} {asked}" for name, asked in zip(names, self.keys, strict=True) if asked]
-        return ", ".join(told) or "every GPU"
+        parts = [f"{name} {asked}" for name, asked in zip(names, self.keys, strict=True) if asked]
+        return ", ".join(parts) or "every GPU"
 
     def matches(self, *, model: str, node: str, facts: NodeFacts, facts_complete: bool = True) -> bool:
         """Return whether the row is for a GPU of this model on this node.
@@ -253,7 +253,7 @@ class PriceBook:
                 for row in self.rows
                 if row.match.matches(model=model, node=node, facts=facts, facts_complete=facts_complete)
             ]
-            # Stable: in a tie, which only a model that nobody knew of can bring, the row that stands first.
+            # Stable: in a tie, which only an unknown model can cause, the first row wins.
             found.sort(key=lambda row: row.match.specificity, reverse=True)
             candidates = self._candidates[key] = tuple(found)
         return candidates

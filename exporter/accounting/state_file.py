@@ -54,8 +54,8 @@ class StateFile:
 
         Raises:
             StateError: The file is damaged (``state_damaged``), of another version (``state_newer``, ``state_older``),
-                too large (``state_too_large``) or cannot be read (``state_unreadable``). It has been set aside and the
-                message tells where; saving then starts a new one.
+                too large (``state_too_large``) or cannot be read (``state_unreadable``). It has been set aside, and
+                the message has its new path; saving then starts a new one.
         """
         try:
             content = self._read()
@@ -118,7 +118,7 @@ class StateFile:
             raise StateError(UNSYNCED, f"{words}; check the disk of --state-dir") from error
 
     def _read(self) -> bytes:
-        # Not waiting: what somebody put there may be a pipe that nobody writes to.
+        # Not waiting: the path may be a pipe without a writer.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a path cannot carry the flags above
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -126,7 +126,7 @@ class StateFile:
             return file.read(MAX_BYTES + 1)
 
     def _replace(self, temporary: Path, content: bytes) -> None:
-        # Anew: half a file of a former process has its mode, a pipe is waited for, and a link leads elsewhere.
+        # A new file: half a file of a former process has its mode, a pipe blocks, and a link leads elsewhere.
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a path cannot carry the flags above
@@ -144,7 +144,7 @@ class StateFile:
             os.close(directory)
 
     def set_aside(self, reason: str, what: str) -> StateError:
-        """Move the file out of the way and return the error that tells of it, for who finds that it cannot be used.
+        """Move the file out of the way and return the error that reports it, for callers that cannot use it.
 
         Args:
             reason: Of the error.
@@ -354,7 +354,7 @@ def _locked(path: Path, flags: int) -> int:
 
 
 def _is_file_or_directory(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is still the one at a path: a lock on a removed file keeps nobody out.
+    """Return whether an open file is still the one at a path: a lock on a removed file excludes no process.
 
     Raises:
         OSError: It is neither a file nor a directory.

@@ -42,7 +42,7 @@ _Place = tuple[int, float]
 
 
 def own_owner(namespace: str, pod: str) -> Owner:
-    """Return the owner of a pod whose workload is not known: the pod."""
+    """Return the owner of a pod with an unknown workload: the pod."""
     return Owner(namespace=namespace, kind="Pod", name=pod)
 
 
@@ -58,7 +58,7 @@ class _Axis:
     step_seconds: float
     kept_seconds: float
     first: int = 0
-    """Number of the first mark that is kept; numbers go on for ever."""
+    """Number of the first mark that is kept; numbers are never reused."""
     times: "array[float]" = field(default_factory=lambda: array("d"))
 
     def mark(self, steady: float) -> int | None:

@@ -114,7 +114,7 @@ class MetadataSource(Protocol):
         ...
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose a pod is."""
+        """Return the owner of a pod."""
         ...
 
 
@@ -130,13 +130,13 @@ class Attributor:
     names: Names
     expiry_seconds: float
     metadata: MetadataSource | None = None
-    """``None`` where the Kubernetes API is not asked."""
+    """``None`` without the Kubernetes API."""
     metadata_wait_seconds: float = 75.0
-    """For so long after the start it is waited for the API, where holders cannot be told without it."""
+    """For so long after the start the agent waits for the API, where it alone knows the holders."""
     observe: Callable[[Reading, float], None] | None = None
-    """Told of each reading first, where who holds follows from who runs."""
+    """Called first with each reading, where processes determine the holders."""
     source: str = "kubelet"
-    """Name of who tells: ``kubelet``, ``slurm``, ``host``."""
+    """Source of holders: ``kubelet``, ``slurm``, ``host``."""
     replicas: Replicas = field(default_factory=Replicas)
     """Of shared devices; whoever keeps them across restarts has the same object."""
     command_of: Callable[[int], str] = lambda _pid: ""
@@ -205,9 +205,9 @@ class Attributor:
         )
 
     def _with_uids_of_node(self, attribution: Attribution, *, is_followed: bool) -> Attribution:
-        """Ask the node which pod of a name runs, where the API has none or may tell of the one before.
+        """Find the running pod of a name on the node, where the API has none or may report the one before.
 
-        By a UID of another pod the processes of the one that runs would be nobody's, and it would look idle.
+        With the UID of another pod the running one would have no processes, and would look idle.
         """
         doubtful = {
             device: tuple(
@@ -225,7 +225,7 @@ class Attributor:
         return holder if uid in {None, holder.pod_uid} else replace(holder, pod_uid=uid)
 
     def lacks_metadata(self, attribution: Attribution) -> bool:
-        """Tell whether who holds is still to be told by an API that has not answered yet: fractions, claims."""
+        """Return whether holders still depend on an API that has not answered yet: fractions, claims."""
         if self.metadata is None or self.metadata.known or self._cached_for is None:
             return False
         reserved = self._cached_for[1].reservation_namespaces
@@ -238,7 +238,7 @@ class Attributor:
 
 
 def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> AllocationState:
-    """Tell the three apart; "unallocated" only where no unresolved id could stand for the device.
+    """Return the state of a device; "unallocated" only where no unresolved id could stand for the device.
 
     Args:
         attribution: Holders of all devices.
@@ -253,7 +253,7 @@ def allocation_state(attribution: Attribution, uuid: str, gpu: GpuReading) -> Al
 
 
 def is_doubtful(attribution: Attribution, uuid: str, gpu: GpuReading) -> bool:
-    """Tell whether an id that was not resolved could stand for a GPU or a part of it, or a pod uses the device.
+    """Return whether an unresolved id could stand for a GPU or a part of it, or a pod uses the device.
 
     Args:
         attribution: Holders of all devices.
@@ -271,7 +271,7 @@ def _leaves_doubt(entry: Unresolved, uuid: str, gpu: GpuReading) -> bool:
 
 
 def _may_be_part_of(gpu: GpuReading, entry: Unresolved) -> bool:
-    """Tell whether an id may name a MIG instance of a GPU whose driver does not tell (all of) its instances (yet)."""
+    """Return whether an id may be a MIG instance of a GPU with instances that the driver has not (all) listed."""
     if not gpu.gpu.mig_enabled or (gpu.instances and not gpu.lacks_instances):
         return False
     return entry.reason == "unknown_instance" or (entry.reason == "unknown_uuid" and entry.device_id.startswith("MIG-"))

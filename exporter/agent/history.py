@@ -89,8 +89,8 @@ class SourceRecord:
     def _with_all_known(self, gpus: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
         """Complete a reading by what it cannot say of GPUs that do not answer.
 
-        A new child does not know a GPU that was lost before it started, and a lost GPU does not tell its MIG
-        instances; their holders go on holding them all the same.
+        A new child does not know a GPU that was lost before it started, and a lost GPU does not list its MIG
+        instances; their holders keep them nevertheless.
         """
         up = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP and gpu.gpu.pci_bus_id}
         self.known.update((gpu.gpu.uuid, gpu) for gpu in gpus if gpu.state is DeviceState.UP)
@@ -143,7 +143,7 @@ def _device_of(event: XidEvent, before: Reading | None, newest: Reading) -> str:
     """Return the UUID of the device that shows an event: a MIG instance, or the GPU where no row of it is to be had.
 
     The driver gives the id of a destroyed GPU instance to the next one. An event that arrives together with a new
-    layout belongs to the former one: nobody can hold the new instance before it is listed. A GPU instance that several
+    layout belongs to the former one: the new instance has no holder before it is listed. A GPU instance that several
     compute instances share has a row for each: without an id of one the event stands on the GPU's row, so that it
     counts once.
     """
@@ -290,7 +290,7 @@ class EventLog:
     def _add_mask(self, uuid: str, mask: int, at: float) -> None:
         clocks = self._clocks.get(uuid)
         if clocks is None:
-            # What holds clocks down at the first reading began before it, nobody knows when.
+            # What reduces clocks at the first reading began before it, at an unknown time.
             recent = EventWindow(seconds=self.clock_events_window_seconds) if self.with_windows else None
             clocks = self._clocks[uuid] = _Clocks(mask, recent=recent)
         clocks.began.update(_events(mask & ~clocks.mask))
@@ -298,20 +298,20 @@ class EventLog:
         if clocks.recent:
             clocks.recent.add(mask, at)
 
-    def told(self, now: float) -> Mapping[str, DeviceEvents]:
-        """Return what is known by now, of the same clock, by UUID of the device."""
+    def by_device(self, now: float) -> Mapping[str, DeviceEvents]:
+        """Return the events until now, of the same clock, by UUID of the device."""
         xids = {device: counts for device, window in self._xids.items() if (counts := window.counts(now))}
         self._xids = {device: self._xids[device] for device in xids}
-        told = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
+        events = {device: DeviceEvents(recent_xids=counts) for device, counts in xids.items()}
         for uuid, heat in self._heat.items():
             clocks = self._clocks.get(uuid)
-            told[uuid] = DeviceEvents(
+            events[uuid] = DeviceEvents(
                 recent_xids=xids.get(uuid, {}),
                 clock_events=dict(clocks.began) if clocks else None,
                 recent_clock_events=_recent(clocks.recent, now) if clocks else None,
                 thermal_throttle_ratio=heat.ratio(now),
             )
-        return told
+        return events
 
 
 @dataclass(slots=True)

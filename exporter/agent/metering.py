@@ -26,11 +26,11 @@ LOG = logging.getLogger("exporter.agent")
 _FOLDED = "ledger", "too_many_cost_labels"
 _FOLDED_NOTE = (
     f"more than {COST_LABELS_LIMIT} combinations of the labels that --cost-labels names: further ones are metered with"
-    " the value __other__ until a new ledger begins; leave out keys whose values differ in each pod"
+    " the value __other__ until a new ledger begins; leave out keys with a value per pod"
 )
 
 HUNG_SECONDS = 30.0
-"""A save that takes longer than this is told, and no longer waited for by what is shown."""
+"""A save that takes longer than this is reported, and the page no longer waits for it."""
 
 
 def node_facts_of(data: Mapping[str, Any]) -> NodeFacts:
@@ -111,7 +111,7 @@ class Save:
     """Written behind it, when due; whether that succeeds changes nothing for the ledger."""
 
     def write(self) -> StateError | None:
-        """Write it; takes as long as the disk. Touches nothing that the agent goes on changing."""
+        """Write it; takes as long as the disk. Touches nothing that the agent changes meanwhile."""
         try:
             self.file.save(self.data)
         except StateError as error:
@@ -125,8 +125,8 @@ class Save:
 class Metering:
     """Meter, ledgers, prices and state file of one node.
 
-    With a state file that can be written, ``shown`` is what has been saved: whenever the process ends, the next one
-    goes on from no less than anybody has seen. While it cannot be written, a memory-only ledger is shown in addition.
+    With a writable state file, ``shown`` is what has been saved: whenever the process ends, the next one continues from
+    at least what a scrape has shown. While the file is not writable, a memory-only ledger is shown in addition.
     """
 
     node: str
@@ -141,7 +141,7 @@ class Metering:
     """Whether the node's labels are to be read and never were: prices that may depend on them are unknown."""
     owners: Owners = field(default_factory=Owners)
     replicas: Replicas = field(default_factory=Replicas)
-    """Of shared devices; kept with the ledger, as of one that is unhealthy nobody tells after a restart."""
+    """Of shared devices; kept with the ledger, because no source reports those of an unhealthy one after a restart."""
     clock: IdleClock | None = None
     """Ages and idle times of holders, kept with the ledger."""
     owner_windows: OwnerWindows = field(default_factory=OwnerWindows)
@@ -161,7 +161,7 @@ class Metering:
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Counts since start by (part, reason)."""
     problem: str = ""
-    """Why totals are not on disk, in one line; empty when they are or nobody asked for it."""
+    """Why totals are not on disk, in one line; empty when they are, or without a state directory."""
     shown: LedgerView | None = None
     _metered_steady: float | None = None
     """Instant of the last sample, on the clock of samples."""
@@ -207,7 +207,7 @@ class Metering:
         return self.lock.warning
 
     def restore(self, steady: float) -> None:
-        """Go on from the state file, if there is one; a bad one is set aside, logged and counted.
+        """Continue from the state file, if there is one; a bad one is set aside, logged and counted.
 
         Args:
             steady: Monotonic time in seconds.
@@ -246,7 +246,7 @@ class Metering:
                 self.clock.restore(idle_clocks, steady)
             self.owner_windows.restore(steady, self.errors)
         self.shown = replace(self.ledgers.view(), saved_at_seconds=saved_at_seconds)
-        LOG.info("the ledger goes on from %s", self.file.path)
+        LOG.info("the ledger continues from %s", self.file.path)
 
     def _later(self, saved: _Point) -> _Point:
         """Return the saved point, or the one in the lock file: of a process that showed more than it could save."""
@@ -382,7 +382,7 @@ class Metering:
         LOG.info("price book reloaded: %s", book.description or "no prices")
 
     def keep_prices(self, error: ConfigError) -> None:
-        """Go on with the last good book, as another has mistakes; count and tell that."""
+        """Keep the last good book, because another has mistakes; count and log that."""
         self.errors["prices", "invalid"] += 1
         for line in (*error.problems, "price book not reloaded, the last good one stays: fix it, send SIGHUP again"):
             LOG.error("%s", line)

@@ -46,7 +46,7 @@ class Node:
     events: EventLog = field(default_factory=EventLog)
     own_errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     _waiting_since: float | None = None
-    """Of the clock that nobody sets: first reading, while holders were not known."""
+    """On the monotonic clock: first reading, while holders were not known."""
 
     @property
     def attributor(self) -> Attributor:
@@ -58,7 +58,7 @@ class Node:
 
         Args:
             now: Unix time; the node's clock may be set at any moment.
-            steady: Seconds of the clock that nobody sets, by which readings tell their instant; durations are of it.
+            steady: Seconds of the monotonic clock, for the instants of readings and for durations.
         """
         started = self.process_clock()
         metering, metadata = self.metering, self.attributor.metadata
@@ -92,7 +92,7 @@ class Node:
             self._with_prices(snapshot),
             taken_steady_seconds=steady,
             owners=metering.owners_view(views, now=now, steady=steady) if metering and snapshot.ledger else None,
-            events=self.events.told(steady),
+            events=self.events.by_device(steady),
             xid_window_seconds=self.events.xid_window_seconds,
             clock_events_window_seconds=self.events.clock_events_window_seconds,
         )
@@ -113,10 +113,10 @@ class Node:
         return views
 
     def _awaits_holders(self, metering: Metering, attribution: Attribution, steady: float) -> bool:
-        """Tell whether nothing is charged yet, as it is still to be told who holds.
+        """Return whether nothing is charged yet, because the holders are still unknown.
 
-        The time across a restart is not charged before the kubelet has said who holds after it; and where only the
-        API can tell who holds, nothing is before that has. Neither is waited for without end.
+        The time across a restart is not charged before the kubelet has reported the holders after it. Where only the
+        API knows the holders, nothing is charged before its answer. Both waits are bounded.
         """
         kubelet = self.attributor.kubelet
         if metering.begun or kubelet is None:

@@ -23,10 +23,10 @@ _Pod = tuple[str, str, str]
 
 
 class Tenancy(Protocol):
-    """What is known of whose a pod is: ``attribution.metadata.Metadata``, or a workload manager's jobs."""
+    """Source of the owners of pods: ``attribution.metadata.Metadata``, or a workload manager's jobs."""
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return whose the pod is; ``None`` while that is not known."""
+        """Return the owner of the pod; ``None`` while it is unknown."""
         ...
 
 
@@ -50,7 +50,7 @@ class Owners:
     _waiting_since: dict[_Pod, float] = field(default_factory=dict)
     _given_up: dict[_Pod, None] = field(default_factory=dict)
     _outlived: dict[_PodName, str] = field(default_factory=dict)
-    """UID of the former pod of a name, of which alone is told still while another one runs."""
+    """UID of the former pod of a name, which the API still reports alone while another one runs."""
     _held: set[_PodName] = field(default_factory=set)
     """Who has held something since ``_looked_over``."""
     _looked_over: float | None = None
@@ -65,7 +65,7 @@ class Owners:
             found = self._of_pod(name, found, holder.pod_uid)
         pin = self._pins.get(name)
         if pin is not None and pin.pod_uid and holder.pod_uid and pin.pod_uid != holder.pod_uid:
-            # Another pod of the name: while it is not known whose it is, its time must not go to the first one's owner.
+            # Another pod of the name: while its owner is unknown, its time must not go to the first one's owner.
             del self._pins[name]
             pin = None
         if pin is not None:
@@ -79,7 +79,7 @@ class Owners:
         return found
 
     def _of_pod(self, name: _PodName, found: PodFacts, pod_uid: str) -> PodFacts | None:
-        """Return what is told if it is of this pod; an API that is away goes on telling of the one before it."""
+        """Return the facts if they are of this pod; without the API they stay those of the pod before it."""
         if found.pod_uid == pod_uid:
             self._outlived.pop(name, None)
             return found
@@ -134,7 +134,7 @@ class Owners:
         """Forget pods that have held nothing for ``PATIENCE_SECONDS``, at the latest after twice that.
 
         Args:
-            held: Namespace and name of each pod that holds something now; to be told only while that is known.
+            held: Namespace and name of each pod that holds a device now; call this only while that is known.
             steady: Seconds of the monotonic clock.
         """
         self._held.update(held)
@@ -185,7 +185,7 @@ class WindowsSave:
     error: StateError | None = None
 
     def write(self) -> None:
-        """Write them; takes as long as the disk. Touches nothing that the agent goes on changing."""
+        """Write them; takes as long as the disk. Touches nothing that the agent changes meanwhile."""
         try:
             self.file.save(self.data)
         except StateError as error:

@@ -57,7 +57,7 @@ API_ANSWER_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attributing:
-    """The join, what is known of whose a pod is, and what must run beside the ticks for them."""
+    """The join, the source of owners, and what must run in parallel to the ticks for them."""
 
     attributor: Attributor
     tenancy: Tenancy | None = None
@@ -141,7 +141,7 @@ def _metadata(config: AgentConfig) -> "Metadata":
 LOG = logging.getLogger("exporter.agent")
 
 SHUTDOWN_SECONDS = 2.0
-"""How long open scrapes may take to finish when the agent is told to end."""
+"""How long open scrapes may take to finish after a signal to end."""
 
 _HOUR_SECONDS = 3600.0
 
@@ -340,7 +340,7 @@ def bound_driver(sys_root: Path, bus_id: str) -> str | None:
 
 
 def sees_host_processes(proc_root: Path) -> bool:
-    """Tell whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
+    """Return whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
     try:
         return (proc_root / "2" / "comm").read_text(encoding="ascii").strip() == "kthreadd"
     except (OSError, UnicodeDecodeError):
@@ -361,7 +361,7 @@ class ProblemLog:
                 LOG.warning("%s: %s", name, problem)
             elif not problem and name in self._told:
                 self._told.discard(name)
-                LOG.info("%s: tells again", name)
+                LOG.info("%s: recovered", name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -385,7 +385,7 @@ class Agent:
     _reloading: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve and tick until told to end."""
+        """Serve and tick until a signal to end."""
         stop = asyncio.Event()
         self._install_signals(stop)
         self._tick()
@@ -411,7 +411,7 @@ class Agent:
             loop.add_signal_handler(signal.SIGHUP, self._start_reload, self.node.metering)
 
     def _release(self, seconds: float) -> None:
-        """Let go of the driver, in every child that has it."""
+        """Release the driver, in every child that has it."""
         for worker in self.workers:
             worker.release(seconds)
 
@@ -427,7 +427,7 @@ class Agent:
             self._tick()
 
     async def _early_ticks(self) -> None:
-        """Tick when DCGM begins to profile, so that its figures do not wait for a beat; goes on until cancelled."""
+        """Tick when DCGM begins to profile, so that its figures do not wait for a beat; runs until cancelled."""
         begun = next((one.profiling_begun for one in self.workers if one.status.name == "dcgm"), asyncio.Event())
         while True:
             await begun.wait()

@@ -233,7 +233,7 @@ def sources_of(config: AgentConfig) -> tuple[str, ...]:
 
 
 def fields_of(config: AgentConfig, name: str, fields: Iterable[Field]) -> frozenset[Field]:
-    """Return what a source is asked for: DCGM beside NVML only for what NVML may not have."""
+    """Return the fields to read from a source: with NVML, DCGM reads only those that NVML may lack."""
     if name == "nvml":
         return frozenset(fields)
     return alone(fields) if config.source == "dcgm" else supplement(fields)

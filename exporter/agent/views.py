@@ -48,7 +48,7 @@ class PodKnowledge:
     uid_of: Callable[[str, str], str | None]
     """UID by namespace and name, ``None`` where it is not known: another pod under the same name starts again."""
     facts_of: Callable[[Holder], PodFacts | None]
-    """Whose a holder's pod is."""
+    """Owner of a holder's pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ class Viewer:
         partitioned = part is None and bool(gpu.instances) and not holders
         allocation = allocation_state(attribution, uuid, gpu)
         # Where holders are not known, whatever runs may be theirs.
-        told = allocation is not AllocationState.UNKNOWN
+        known = allocation is not AllocationState.UNKNOWN
         record = xids.get(uuid, NO_XIDS)
         return DeviceView(
             gpu=gpu.gpu,
@@ -298,9 +298,9 @@ class Viewer:
             pods=use.pods,
             rest_is_free=not attribution.unresolved or not is_doubtful(attribution, uuid, gpu),
             lacks_instances=part is None and gpu.lacks_instances,
-            unattributed_activity_ratio=use.unattributed_activity_ratio if told and not partitioned else None,
-            unattributed_memory_bytes=use.unattributed_memory_bytes if told else None,
-            unattributed_processes=use.unattributed_processes if told else None,
+            unattributed_activity_ratio=use.unattributed_activity_ratio if known and not partitioned else None,
+            unattributed_memory_bytes=use.unattributed_memory_bytes if known else None,
+            unattributed_processes=use.unattributed_processes if known else None,
             profiling=gpu.profiling,
             xids=dict(record.counts),
             xid_last_seen_seconds=dict(record.last_seen_seconds),

@@ -59,7 +59,7 @@ WEB_CONFIG = Option(
     default=None,
     default_note="plain HTTP, no passwords",
     group=SERVE,
-    help="YAML file of TLS and passwords, as Prometheus' own (docs/security.md); read again when it changes.",
+    help="YAML file of TLS and passwords, in Prometheus' format (docs/security.md); reloaded when it changes.",
 )
 
 OPTIONS: tuple[Option, ...] = (
@@ -76,7 +76,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.duration(1, 3600),
         default="60s",
         group=SERVE,
-        help="How long SIGUSR1 or POST /-/release closes the driver, so that a GPU reset or driver upgrade can pass.",
+        help="Time for which SIGUSR1 or POST /-/release closes the driver, for a GPU reset or driver upgrade.",
     ),
     Option(
         key="sample-interval",
@@ -90,7 +90,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.choice("auto", "nvml", "dcgm"),
         default="auto",
         group=SAMPLE,
-        help="Where readings come from: NVML and, where dcgm-address is given, DCGM beside it (auto); or one alone.",
+        help="Source of readings: NVML, and DCGM if dcgm-address is set (auto); or one alone.",
     ),
     Option(
         key="dcgm-address",
@@ -98,7 +98,7 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note=f"no DCGM; {DEFAULT_ADDRESS} with source dcgm",
         group=SAMPLE,
-        help="Where nv-hostengine listens, port 5555 unless given; embedded: an engine of the agent's own.",
+        help="Address of nv-hostengine, by default port 5555; embedded: an engine in the agent's child process.",
     ),
     Option(
         key="idle-threshold",
@@ -113,7 +113,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.SWITCH,
         default="on",
         group=ATTRIBUTE,
-        help="Ask the kubelet which pod holds which device.",
+        help="Read the holders of devices from the kubelet.",
     ),
     Option(
         key="kubelet-socket",
@@ -127,14 +127,14 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.duration(1, 300),
         default="5s",
         group=ATTRIBUTE,
-        help="Time between two questions to the kubelet.",
+        help="Time between two requests to the kubelet.",
     ),
     Option(
         key="attribution-expiry",
         kind=types.duration(5, 3600),
         default="60s",
         group=ATTRIBUTE,
-        help="How long the kubelet's last answer holds while it cannot be asked; after that allocation is unknown.",
+        help="How long the kubelet's last answer is valid while it does not answer; then allocation is unknown.",
     ),
     Option(
         key="gpu-resources",
@@ -156,21 +156,21 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.PATH,
         default="/proc",
         group=ATTRIBUTE,
-        help="Where the host's /proc is: tells which pod a process belongs to. Needs the host's PID namespace.",
+        help="Path of the host's /proc, which maps processes to pods. Needs the host's PID namespace.",
     ),
     Option(
         key="pod-log-root",
         kind=types.PATH,
         default="/var/log/pods",
         group=ATTRIBUTE,
-        help="Where the kubelet keeps pod logs; only the directories' names are read, to name a pod by its uid.",
+        help="Folder of the kubelet's pod logs; the agent reads only the directories' names, to find the pod of a uid.",
     ),
     Option(
         key="workload-manager",
         kind=types.choice("kubernetes", "slurm", "host"),
         default="kubernetes",
         group=ATTRIBUTE,
-        help="Who gives out this node's GPUs: pods by the kubelet, Slurm's jobs, or nobody: users and systemd units.",
+        help="Workload manager of this node: kubernetes (pods), slurm (jobs), or host (users and systemd units).",
     ),
     Option(
         key="job-mapping-dir",
@@ -186,7 +186,7 @@ OPTIONS: tuple[Option, ...] = (
         default="off",
         group=OWN,
         default_note="off; on for a simulated node",
-        help="Ask the Kubernetes API for the metadata of this node's pods: workloads, teams, queues, DRA, fractions.",
+        help="Read the metadata of this node's pods from the Kubernetes API: workloads, teams, queues, DRA, fractions.",
     ),
     Option(
         key="kubeconfig",
@@ -194,14 +194,14 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="the service account's in a pod, else $KUBECONFIG or ~/.kube/config",
         group=OWN,
-        help="How to reach the Kubernetes API.",
+        help="Kubeconfig of the Kubernetes API.",
     ),
     Option(
         key="kube-start-jitter",
         kind=types.duration(0, 600),
         default="60s",
         group=OWN,
-        help="The first question to the API comes at a random time within this, so that a fleet does not ask at once.",
+        help="The first request to the API comes at a random time within this, to spread the load of a fleet.",
     ),
     Option(
         key="team-keys",
@@ -223,7 +223,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.SWITCH,
         default="on",
         group=OWN,
-        help="Look for a team and cost labels on the namespace too; needs the right to get namespaces.",
+        help="Also read team and cost labels of the namespace; needs the right to get namespaces.",
     ),
     Option(
         key="pod-labels",
@@ -284,7 +284,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.SWITCH,
         default="off",
         group=SHOW,
-        help="Name labels of the DCGM_FI_* series uuid, container_name, pod_name, pod_namespace, as of old.",
+        help="Use the old label names on DCGM_FI_* series: uuid, container_name, pod_name, pod_namespace.",
     ),
     Option(
         key="dcgm-model-hyphens",
@@ -298,14 +298,14 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.duration(1, 3600),
         default="5m",
         group=SHOW,
-        help="Span that DCGM_EXP_XID_ERRORS_COUNT counts in, where the collectors file asks for it.",
+        help="Window of DCGM_EXP_XID_ERRORS_COUNT, if the collectors file has it.",
     ),
     Option(
         key="clock-events-window",
         kind=types.duration(1, 3600),
         default="5m",
         group=SHOW,
-        help="Span that DCGM_EXP_CLOCK_EVENTS_COUNT counts in, where the collectors file asks for it.",
+        help="Window of DCGM_EXP_CLOCK_EVENTS_COUNT, if the collectors file has it.",
     ),
     Option(
         key="series-limit",
@@ -320,7 +320,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.duration(60, 86_400),
         default="5m",
         group=SHOW,
-        help="How long a container's counters are shown after its end, so that Prometheus sees their last values.",
+        help="Time after a container's end for which its counters stay, for Prometheus to scrape their last values.",
     ),
     Option(
         key="price-book",
@@ -336,7 +336,7 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="not known",
         group=COST,
-        help="Instance type of this node, such as p5.48xlarge, for the rows of the price book that ask for one.",
+        help="Instance type of this node, such as p5.48xlarge, for rows of the price book.",
     ),
     Option(
         key="capacity-type",
@@ -344,7 +344,7 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="not known",
         group=COST,
-        help="How this node is paid for, for the rows of the price book that ask for it.",
+        help="Capacity type of this node, for rows of the price book.",
     ),
     Option(
         key="region",
@@ -352,7 +352,7 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="not known",
         group=COST,
-        help="Region of this node, such as us-east-1, for the rows of the price book that ask for one.",
+        help="Region of this node, such as us-east-1, for rows of the price book.",
     ),
     Option(
         key="state-dir",
@@ -360,15 +360,15 @@ OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="nothing is kept",
         group=RUN,
-        help="Existing directory for what is kept across restarts.",
+        help="Existing directory for the state across restarts.",
     ),
     Option(
         key="lock-dir",
         kind=types.PATH,
         default="/run/gpu-cost-exporter",
         group=RUN,
-        help="Directory of the host with the lock by which one agent per node writes the ledger; made where it is "
-        "missing. A simulated node uses it only where it is given.",
+        help="Host directory with the lock of the ledger, which one agent per node writes; created if missing. "
+        "A simulated node uses it only if it is set.",
     ),
     Option(
         key="state-interval",
@@ -390,7 +390,7 @@ OPTIONS: tuple[Option, ...] = (
         kind=types.duration(1, 3600),
         default="1h",
         group=RUN,
-        help="How long an hour of the activity windows of a simulated node lasts: demonstrations need not.",
+        help="Length of an hour in the activity windows of a simulated node; shorter for demonstrations.",
     ),
     LOG_FORMAT,
     LOG_LEVEL,
@@ -452,7 +452,7 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="links are relative to the host",
         group=SERVE,
-        help="Where people reach the service, for links; its path is the prefix behind a proxy, as /cost.",
+        help="Public address of the service, for links; its path is the prefix behind a proxy, such as /cost.",
     ),
     Option(
         key="title",
@@ -467,7 +467,7 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="only what Prometheus still has",
         group=BOOKS,
-        help="File that keeps closed days (SQLite); made where there is none. One service writes to it.",
+        help="SQLite file of closed days; created if missing. One service writes to it.",
     ),
     Option(
         key="budgets",
@@ -483,7 +483,7 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="the only currency; with several each request must name one",
         group=BOOKS,
-        help="Currency of OpenCost's API where a request names none, since clients of OpenCost never do.",
+        help="Currency of OpenCost's API if the request has none; clients of OpenCost never send one.",
     ),
     Option(
         key="timezone",
@@ -497,14 +497,14 @@ SERVE_OPTIONS: tuple[Option, ...] = (
         kind=types.duration(10, 86_400),
         default="5m",
         group=BOOKS,
-        help="Time between two looks for newer hours, budgets and days to close.",
+        help="Time between two checks for newer hours, budgets and days to close.",
     ),
     Option(
         key="history",
         kind=DAYS,
         default="90d",
         group=BOOKS,
-        help="How many days back the store is filled from Prometheus, as far as that has them.",
+        help="Number of past days with which the store is filled from Prometheus.",
     ),
     LOG_FORMAT,
     LOG_LEVEL,

@@ -70,7 +70,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="none",
         group=GROUP,
-        help="Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path if need be: http://host:9090,"
+        help="Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path: http://host:9090,"
         " https://mimir/prometheus, http://vmselect:8481/select/0/prometheus.",
     ),
     Option(
@@ -103,7 +103,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="the system's",
         group=GROUP,
-        help="PEM file of the authorities that may vouch for the server, instead of the system's.",
+        help="PEM file of the certificate authorities of the server, instead of the system's.",
     ),
     Option(
         key="prometheus-cert-file",
@@ -111,7 +111,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
         default=None,
         default_note="none",
         group=GROUP,
-        help="PEM file of a client certificate, for a server that asks for one.",
+        help="PEM file of a client certificate, for a server that requires one.",
     ),
     Option(
         key="prometheus-key-file",
@@ -126,7 +126,7 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
         kind=types.SWITCH,
         default="off",
         group=GROUP,
-        help="Do not check the server's certificate. Anybody in between can then read the token and change figures.",
+        help="Do not check the server's certificate. A man in the middle can then read the token and change figures.",
     ),
     Option(
         key="prometheus-headers",
@@ -141,28 +141,28 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
         kind=types.duration(1, 3600),
         default="60s",
         group=GROUP,
-        help="How long one question may take; it is sent along, so that the server stops, too.",
+        help="Time limit of one query; the server receives it and stops, too.",
     ),
     Option(
         key="prometheus-concurrency",
         kind=types.count(1, 64),
         default="4",
         group=GROUP,
-        help="Questions at the same time.",
+        help="Concurrent queries.",
     ),
     Option(
         key="prometheus-retries",
         kind=types.count(0, 20),
         default="4",
         group=GROUP,
-        help="How often a question is asked again after a timeout, an overload or a broken connection.",
+        help="Retries of a query after a timeout, an overload or a broken connection.",
     ),
     Option(
         key="cluster-label",
         kind=types.LABEL,
         default="cluster",
         group=GROUP,
-        help="Label that tells clusters apart where one Prometheus has several.",
+        help="Label that distinguishes the clusters of one Prometheus.",
     ),
 )
 

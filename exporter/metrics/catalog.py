@@ -80,19 +80,19 @@ GPU_INFO = _device(
 )
 GPU_UP = _device(
     "gpu_up",
-    "1 while a physical GPU answers its driver, else 0; absent while DCGM alone is asked and gives no values.",
+    "1 while a physical GPU answers its driver, else 0; absent if DCGM is the only source and gives no values.",
 )
 GPU_DEVICES = _own(
     "gpu_devices",
     "Physical GPUs of the node by state: present (enumerated and not lost), expected, advertised (healthy for the "
-    "kubelet), allocated (held by somebody, seen by the driver or not). Absent where it cannot be told.",
+    "kubelet), allocated (with a holder, visible to the driver or not). Absent while unknown.",
     "node",
     "state",
 )
 GPU_NODE_INFO = _own(
     "gpu_node_info",
-    "What prices go by, from the node's labels or from flags; 1, and absent where nothing is known. gpu_product is the "
-    "label's word; the driver's is model.",
+    "Facts for prices, from the node's labels or from flags; always 1, absent if nothing is known. gpu_product is "
+    "from the label; model is from the driver.",
     "node",
     "instance_type",
     "capacity_type",
@@ -101,20 +101,20 @@ GPU_NODE_INFO = _own(
 )
 GPU_ALLOCATION_STATE = _device(
     "gpu_allocation_state",
-    "1 on the one state that holds: allocated, unallocated, or unknown because the kubelet could not be asked.",
+    "1 on the current state: allocated, unallocated, or unknown because the kubelet does not answer.",
     "state",
 )
 GPU_ACTIVITY_RATIO = _device(
     "gpu_activity_ratio",
-    "How busy the device was over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
-    "source tells what it is a measure of, measured_by whose figure it is (nvml, dcgm); absent where nothing told.",
+    "Activity of the device over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
+    "source is the measure, measured_by the library (nvml, dcgm); absent if unmeasured.",
     "source",
     "measured_by",
 )
 GPU_MEMORY_USED_BYTES = _device(
     "gpu_memory_used_bytes",
-    "Framebuffer memory in use, in bytes to the MiB, without the driver's own. A partitioned GPU has a series of its "
-    "own beside its instances': filter gpu_instance before summing.",
+    "Framebuffer memory in use, in bytes to the MiB, without the driver's own. A partitioned GPU has a series in "
+    "addition to those of its instances: filter gpu_instance before summing.",
 )
 GPU_MEMORY_TOTAL_BYTES = _device(
     "gpu_memory_total_bytes", "Framebuffer memory of the device, in bytes to the MiB; free, used and reserved."
@@ -122,8 +122,8 @@ GPU_MEMORY_TOTAL_BYTES = _device(
 GPU_POWER_WATTS = _device("gpu_power_watts", "Power drawn by the whole board, in watts, from NVML or DCGM.")
 GPU_ENERGY_JOULES_TOTAL = _device(
     "gpu_energy_joules_total",
-    "Energy used by the whole board since its driver was loaded, in joules, as the device counts it: it starts again "
-    "at 0 with the driver.",
+    "Energy used by the whole board since its driver was loaded, in joules, as the device counts it; restarts at 0 "
+    "with the driver.",
     kind=_COUNTER,
 )
 GPU_XID_ERRORS_TOTAL = _device(
@@ -141,34 +141,34 @@ GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device(
 )
 GPU_THROTTLE_SECONDS_TOTAL = _device(
     "gpu_throttle_seconds_total",
-    "Time in which clocks were held down, by reason, in seconds since the driver was loaded; sw_thermal, hw_thermal "
-    "and hw_power_brake from driver 590 on.",
+    "Time with reduced clocks, by reason, in seconds since the driver was loaded; sw_thermal, hw_thermal and "
+    "hw_power_brake from driver 590 on.",
     "reason",
     kind=_COUNTER,
 )
 GPU_THROTTLE_ACTIVE = _device(
-    "gpu_throttle_active", "1 for each reason that holds clocks down at the sample, else 0.", "reason"
+    "gpu_throttle_active", "1 for each reason that reduces clocks at the sample, else 0.", "reason"
 )
 GPU_THERMAL_THROTTLE_RATIO = _device(
     "gpu_thermal_throttle_ratio",
-    "Part of the last 5 minutes in which heat held clocks down, 0-1: by the driver's clock of it, or where it keeps "
-    "none by its flags at each sample.",
+    "Part of the last 5 minutes in which heat reduced the clocks, 0-1: from the driver's counter of that time, or "
+    "from its flags at each sample if it has none.",
 )
 GPU_CLOCK_EVENTS_TOTAL = _device(
     "gpu_clock_events_total",
-    "Times that something began to hold clocks down since this agent started, by event, as the samples show it; what "
-    "holds them down at the start is not counted.",
+    "Number of times that an event began to reduce clocks since this agent started, by event, from samples. Events "
+    "that are active at the start are not counted.",
     "event",
     kind=_COUNTER,
 )
 GPU_RECOVERY_ACTION = _device(
     "gpu_recovery_action",
-    "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the "
-    "IMEX domain, 6 bus reset, 7 system reboot.",
+    "Action that the driver requests: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 "
+    "recover the IMEX domain, 6 bus reset, 7 system reboot.",
 )
 GPU_ECC_ERRORS_TOTAL = _device(
     "gpu_ecc_errors_total",
-    "ECC errors since the driver was loaded, by type: corrected, uncorrected. Absent where ECC is off or not there.",
+    "ECC errors since the driver was loaded, by type: corrected, uncorrected. Absent without ECC.",
     "type",
     kind=_COUNTER,
 )
@@ -176,10 +176,10 @@ GPU_REMAPPED_ROWS = _device(
     "gpu_remapped_rows", "Memory rows replaced by spare ones, over the board's life, for errors of the type.", "type"
 )
 GPU_ROW_REMAP_PENDING = _device(
-    "gpu_row_remap_pending", "1 while a memory row waits for a reset of the GPU to be replaced, else 0."
+    "gpu_row_remap_pending", "1 while the replacement of a memory row waits for a reset of the GPU, else 0."
 )
 GPU_ROW_REMAP_FAILURE = _device(
-    "gpu_row_remap_failure", "1 where a memory row could not be replaced: the board is to be exchanged; else 0."
+    "gpu_row_remap_failure", "1 if a memory row could not be replaced: exchange the board; else 0."
 )
 GPU_RETIRED_PAGES = _device(
     "gpu_retired_pages",
@@ -204,16 +204,16 @@ GPU_TEMPERATURE_CELSIUS = _device(
 )
 GPU_TEMPERATURE_LIMIT_CELSIUS = _device(
     "gpu_temperature_limit_celsius",
-    "What the driver names as limits: slowdown, shutdown, max_operating, memory_max_operating. Hopper may tell none.",
+    "The driver's limits: slowdown, shutdown, max_operating, memory_max_operating. Hopper may have none.",
     "limit",
 )
 GPU_TEMPERATURE_MARGIN_CELSIUS = _device(
-    "gpu_temperature_margin_celsius", "Degrees left to the GPU's highest operating temperature; may be negative."
+    "gpu_temperature_margin_celsius", "Degrees below the GPU's highest operating temperature; may be negative."
 )
 GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS = _device(
     "gpu_memory_temperature_margin_celsius",
-    "Degrees left to the memory's highest operating temperature; may be negative. limit: driver (it names one), "
-    "assumed (it names none: 95).",
+    "Degrees below the memory's highest operating temperature; may be negative. limit: driver (from the driver), "
+    "assumed (the driver has none: 95).",
     "limit",
 )
 GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device(
@@ -234,7 +234,7 @@ GPU_NVLINK_RECEIVE_BYTES_TOTAL = _device(
 )
 GPU_UNATTRIBUTED_ACTIVITY_RATIO = _device(
     "gpu_unattributed_activity_ratio",
-    "Activity of the device that belongs to no listed pod, 0-1 of the device; absent where it cannot be told.",
+    "Activity of the device that belongs to no listed pod, 0-1 of the device; absent while unknown.",
 )
 GPU_UNATTRIBUTED_MEMORY_USED_BYTES = _device(
     "gpu_unattributed_memory_used_bytes", "Memory of processes that belong to no listed pod, in bytes."
@@ -244,23 +244,23 @@ GPU_UNATTRIBUTED_PROCESSES = _device(
 )
 GPU_PROFILING_STATE = _device(
     "gpu_profiling_state",
-    "1 on the one state of DCGM's profiling of a physical GPU: running, paused, unsupported, no_module, no_permission, "
-    "refused. Absent where DCGM is not asked or does not answer.",
+    "1 on the current state of DCGM's profiling of a physical GPU: running, paused, unsupported, no_module, "
+    "no_permission, refused. Absent without DCGM, or while it does not answer.",
     "state",
 )
 GPU_HOURLY_PRICE = _device(
     "gpu_hourly_price",
-    "Price now of one hour of the whole physical GPU; a holder's part is its gpu_pod_share_ratio. price_source names "
-    "price book and row; absent where no row matches.",
+    "Current price of one hour of the whole physical GPU; a holder's part is its gpu_pod_share_ratio. price_source "
+    "has price book and row; absent if no row matches.",
     "currency",
     "price_source",
 )
 
 GPU_POD_INFO = _pod(
     "gpu_pod_info",
-    "A container that holds a device, and whose it is; always 1. share_mode: exclusive, mig, shared; "
-    "attribution_source: device-plugin, dra, annotation, job-mapping, process; share_estimated: true where the number "
-    "of replicas is not known for sure.",
+    "A container that holds a device, with its owner; always 1. share_mode: exclusive, mig, shared; "
+    "attribution_source: device-plugin, dra, annotation, job-mapping, process; share_estimated: true if the number "
+    "of replicas is an estimate.",
     "resource",
     "share_mode",
     "attribution_source",
@@ -275,8 +275,8 @@ GPU_POD_INFO = _pod(
 )
 GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _pod(
     "gpu_pod_alerts_off_until_timestamp_seconds",
-    "Unix time until which waste alerts leave the pod alone, as its annotation has it, in seconds; 253402300799 (the "
-    "end of the year 9999) is for good.",
+    "Unix time until which waste alerts are off for the pod, from its annotation, in seconds; 253402300799 (the end "
+    "of the year 9999) is permanent.",
 )
 GPU_POD_SHARE_RATIO = _pod(
     "gpu_pod_share_ratio", "The holder's part of the physical GPU, 0-1; parts of one GPU never sum to more than 1."
@@ -284,18 +284,18 @@ GPU_POD_SHARE_RATIO = _pod(
 GPU_POD_ACTIVITY_RATIO = _pod(
     "gpu_pod_activity_ratio",
     "The holder's part of the device's activity, 0-1 of the device; parts and the unattributed rest sum to "
-    "gpu_activity_ratio. source estimated: most of it was divided by share: between containers of one pod, under MPS, "
-    "or for want of process data.",
+    "gpu_activity_ratio. source estimated: most of it is divided by share, because of containers of one pod, MPS, "
+    "or missing process data.",
     "source",
 )
 GPU_POD_IDLE_FOR_SECONDS = _pod(
     "gpu_pod_idle_for_seconds",
-    "Seconds for which the holder has been measured to be idle since its activity last reached the idle threshold; "
-    "absent while it may be either. Unmeasured time does not count; more than 5 minutes of it start again from 0.",
+    "Measured idle seconds of the holder since its activity last reached the idle threshold; absent while it may be "
+    "either. Unmeasured time does not count; more than 5 minutes of it restart the value at 0.",
 )
 GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds", "Seconds since the container was first seen to hold the device.")
 GPU_POD_MEMORY_USED_BYTES = _pod(
-    "gpu_pod_memory_used_bytes", "Device memory used by the holder, in bytes; absent where it cannot be told."
+    "gpu_pod_memory_used_bytes", "Device memory used by the holder, in bytes; absent while unknown."
 )
 GPU_POD_ALLOCATED_SECONDS_TOTAL = _pod(
     "gpu_pod_allocated_seconds_total",
@@ -305,17 +305,17 @@ GPU_POD_ALLOCATED_SECONDS_TOTAL = _pod(
 )
 GPU_POD_ACTIVE_SECONDS_TOTAL = _pod(
     "gpu_pod_active_seconds_total",
-    "Held GPU-seconds in which the container's share was at work, weighted by its activity.",
+    "Active GPU-seconds of the container, weighted by its share and activity.",
     kind=_COUNTER,
 )
 GPU_POD_IDLE_SECONDS_TOTAL = _pod(
     "gpu_pod_idle_seconds_total",
-    "Held GPU-seconds in which the container's share did nothing, weighted by what its activity left.",
+    "Idle GPU-seconds of the container, weighted by its share: the part that its activity leaves.",
     kind=_COUNTER,
 )
 GPU_POD_UNKNOWN_SECONDS_TOTAL = _pod(
     "gpu_pod_unknown_seconds_total",
-    "Held GPU-seconds of which activity was not measured: neither active nor idle.",
+    "GPU-seconds of the container without measured activity: neither active nor idle.",
     kind=_COUNTER,
 )
 GPU_POD_ENERGY_JOULES_TOTAL = _pod(
@@ -326,13 +326,13 @@ GPU_POD_ENERGY_JOULES_TOTAL = _pod(
 )
 GPU_POD_COST_TOTAL = _pod(
     "gpu_pod_cost_total",
-    "What the container has cost, at the price of each moment; absent where nothing of it was priced.",
+    "Cost of the container, at the price of each second; absent if no second had a price.",
     "currency",
     kind=_COUNTER,
 )
 GPU_POD_UNRESOLVED_DEVICES = _own(
     "gpu_pod_unresolved_devices",
-    "Devices in doubt, by reason: listed with the container and matching none here, or used by the pod and not listed.",
+    "Devices in doubt, by reason: listed with the container and unknown here, or used by the pod and not listed.",
     "node",
     "pod_namespace",
     "pod_name",
@@ -343,9 +343,9 @@ GPU_POD_UNRESOLVED_DEVICES = _own(
 
 GPU_LEDGER_SECONDS_TOTAL = _owner(
     "gpu_ledger_seconds_total",
-    "GPU-seconds of an owner, by share and state: active_unprofiled (weighted by activity), idle (what activity left), "
-    "unknown (activity not measured). Over all owners and states, Unallocated and Unattributed among them: the node's "
-    "GPUs times the time that passed.",
+    "GPU-seconds of an owner, by share and state: active_unprofiled (weighted by activity), idle (the rest), "
+    "unknown (activity not measured). Over all owners and states, Unallocated and Unattributed included: the node's "
+    "GPUs times the elapsed time.",
     "state",
 )
 GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner(
@@ -355,15 +355,13 @@ GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner(
 )
 GPU_LEDGER_COST_TOTAL = _owner(
     "gpu_ledger_cost_total",
-    "What an owner's GPU-seconds have cost, by state, at the price of each moment; absent where nothing of it was "
-    "priced.",
+    "Cost of an owner's GPU-seconds, by state, at the price of each second; absent if none had a price.",
     "currency",
     "state",
 )
 GPU_LEDGER_UNPRICED_SECONDS_TOTAL = _owner(
     "gpu_ledger_unpriced_seconds_total",
-    "Allocated GPU-seconds of an owner for which there was no price, and which no cost counts; absent while there are "
-    "none.",
+    "Allocated GPU-seconds of an owner without a price; no cost includes them. Absent while there are none.",
 )
 GPU_LEDGER_CREATED_TIMESTAMP_SECONDS = _own(
     "gpu_ledger_created_timestamp_seconds",
@@ -377,35 +375,35 @@ GPU_OWNER_GPUS = _workload(
 )
 GPU_OWNER_ESTIMATED_GPUS = _workload(
     "gpu_owner_estimated_gpus",
-    "The part of gpu_owner_gpus whose activity was only estimated (divided by share) within the last 15 minutes. It is "
-    "in no other gpu_owner_ figure of activity. Absent where it is 0.",
+    "The part of gpu_owner_gpus with only estimated activity (divided by share) within the last 15 minutes. No "
+    "other gpu_owner_ figure of activity includes it. Absent if 0.",
 )
 GPU_OWNER_ACTIVE_GPU_SECONDS = _workload(
     "gpu_owner_active_gpu_seconds",
-    "Active GPU-seconds of the owner over the window that ends now, ended pods included: 15m, 1h, and the one by which "
-    "its policy is judged (batch 30m, interactive 2h, inference 24h); all of them of an owner that holds nothing now. "
-    "Absent where nothing was measured.",
+    "Active GPU-seconds of the owner over the window that ends now, ended pods included: 15m, 1h, and the window of "
+    "its policy (batch 30m, interactive 2h, inference 24h); all windows if the owner holds nothing now. Absent if "
+    "nothing was measured.",
     "window",
 )
 GPU_OWNER_MEASURED_GPU_SECONDS = _workload(
     "gpu_owner_measured_gpu_seconds",
-    "Active and idle GPU-seconds of the owner over the window: what was measured of gpu_owner_gpus times the window. "
-    "Absent where it is 0 and all that the owner holds is estimated, or it holds nothing.",
+    "Active and idle GPU-seconds of the owner over the window: the measured part of gpu_owner_gpus times the "
+    "window. Absent if 0 and the owner holds nothing, or only estimated GPUs.",
     "window",
 )
 GPU_OWNER_UNDERUSED_GPUS = _workload(
     "gpu_owner_underused_gpus",
-    "GPUs held now whose own activity is below 10 % over 15 minutes or below 5 % over an hour. Absent where it is 0.",
+    "GPUs held now with own activity below 10 % over 15 minutes or below 5 % over an hour. Absent if 0.",
 )
 GPU_OWNER_UNUSED_GPUS = _workload(
     "gpu_owner_unused_gpus",
-    "GPUs held now that did nothing (below 0.1 %) over the window (1h, and the one by which the policy is judged), of "
-    "which 90 % was measured; for 24h by gpu_pod_idle_for_seconds. Absent where it is 0.",
+    "GPUs held now without activity (below 0.1 %) over the window (1h, and the window of the policy) with 90 % of "
+    "it measured; for 24h by gpu_pod_idle_for_seconds. Absent if 0.",
     "window",
 )
 GPU_OWNER_ACTIVE_GPUS = _workload(
     "gpu_owner_active_gpus",
-    "GPUs held now whose own activity over 15 minutes is at least 5 %; absent where the activity of none was measured.",
+    "GPUs held now with own activity of at least 5 % over 15 minutes; absent if no activity was measured.",
 )
 GPU_OWNER_IDLE_FOR_SECONDS = _workload(
     "gpu_owner_idle_for_seconds", "Shortest gpu_pod_idle_for_seconds of the owner's devices, in seconds."
@@ -415,7 +413,7 @@ GPU_OWNER_AGE_SECONDS = _workload(
 )
 GPU_OWNER_POLICY = _workload(
     "gpu_owner_policy",
-    "Class by which alerts judge the owner; always 1. Where its pods differ, the most patient one: reserved, "
+    "Class by which alerts judge the owner; always 1. If its pods differ, the most patient one: reserved, "
     "inference, interactive, default, batch.",
     "policy",
 )
@@ -425,19 +423,19 @@ GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _workload(
 )
 GPU_OWNER_COST_PER_HOUR = _workload(
     "gpu_owner_cost_per_hour",
-    "Price now of an hour of what the owner holds now. GPUs without a price are left out.",
+    "Current price of an hour of the owner's GPUs. GPUs without a price are left out.",
     "currency",
 )
 GPU_OWNER_IDLE_COST_PER_HOUR = _workload(
     "gpu_owner_idle_cost_per_hour",
-    "The part of gpu_owner_cost_per_hour for the idle part of the last 15 minutes. GPUs whose activity was not "
-    "measured, or only estimated, are left out.",
+    "The part of gpu_owner_cost_per_hour for the idle part of the last 15 minutes. GPUs without measured activity "
+    "are left out.",
     "currency",
 )
 GPU_OWNER_BROKEN_GPUS = _workload(
     "gpu_owner_broken_gpus",
-    "Physical GPUs that do not answer or have a critical fault, of those that the owner holds or held within an hour. "
-    "An Xid counts for 40 minutes, a memory error for 45. Absent where it is 0.",
+    "Physical GPUs that do not answer or have a critical fault, of those that the owner holds or held within an "
+    "hour. An Xid counts for 40 minutes, a memory error for 45. Absent if 0.",
 )
 GPU_OWNER_XID_LAST_SEEN_TIMESTAMP_SECONDS = _workload(
     "gpu_owner_xid_last_seen_timestamp_seconds",
@@ -450,28 +448,28 @@ GPU_OWNER_XID_LAST_SEEN_TIMESTAMP_SECONDS = _workload(
     "xid",
 )
 GPU_POOL_GPUS = _own(
-    "gpu_pool_gpus", "Physical GPUs of the node by model, those that are down among them.", *POOL_LABELS
+    "gpu_pool_gpus", "Physical GPUs of the node by model, including those that are down.", *POOL_LABELS
 )
 GPU_POOL_UNALLOCATED_GPUS = _own(
     "gpu_pool_unallocated_gpus",
-    "GPUs of the pool that nobody holds now, by share; absent while it is not known of any of them who holds it.",
+    "GPUs of the pool without a holder, by share; absent while the allocation of all of them is unknown.",
     *POOL_LABELS,
 )
 GPU_POOL_UNALLOCATED_COST_PER_HOUR = _own(
     "gpu_pool_unallocated_cost_per_hour",
-    "Price now of an hour of gpu_pool_unallocated_gpus. GPUs without a price are left out.",
+    "Current price of an hour of gpu_pool_unallocated_gpus. GPUs without a price are left out.",
     *POOL_LABELS,
     "currency",
 )
 GPU_POOL_UNPRICED_GPUS = _own(
     "gpu_pool_unpriced_gpus",
-    "Physical GPUs of the pool whose price is not known. Absent where there are no prices.",
+    "Physical GPUs of the pool with unknown price. Absent without prices.",
     *POOL_LABELS,
 )
 GPU_SHARED_IDLE_GPUS = _own(
     "gpu_shared_idle_gpus",
-    "Held part of a shared device whose holders' activity can only be estimated, where the device was idle (below 5 %) "
-    "for 2 h. Absent otherwise, and where a holder is of class inference or reserved, has opted out or is of a system "
+    "Held part of a shared device that was idle (below 5 %) for 2 h and has only estimated activity per holder. "
+    "Absent otherwise, and if a holder is of class inference or reserved, has opted out or is in a system "
     "namespace.",
     "node",
     "gpu",
@@ -480,26 +478,26 @@ GPU_SHARED_IDLE_GPUS = _own(
 )
 
 BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its Python; always 1.", "version", "python")
-SIMULATED = _own("gpu_exporter_simulated", "1 where every GPU and pod on this page is simulated, else 0.")
+SIMULATED = _own("gpu_exporter_simulated", "1 if every GPU and pod on this page is simulated, else 0.")
 SOURCE_UP = _own(
     "gpu_exporter_source_up",
     "1 while a source of readings (nvml, dcgm), of holders (kubelet, slurm, host) or of owners (kubernetes-api) works.",
     "source",
 )
 DCGM_INFO = _own(
-    "gpu_exporter_dcgm_info", "Version of the DCGM host engine; 1, and absent where none answers.", "version"
+    "gpu_exporter_dcgm_info", "Version of the DCGM host engine; always 1, absent while no engine answers.", "version"
 )
 ERRORS_TOTAL = _own(
-    "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason", kind=_COUNTER
+    "gpu_exporter_errors_total", "Errors since the start, by part and reason.", "part", "reason", kind=_COUNTER
 )
 SAMPLE_DURATION_SECONDS = _own(
-    "gpu_exporter_sample_duration_seconds", "How long the newest sample took in the driver, in seconds."
+    "gpu_exporter_sample_duration_seconds", "Duration of the newest sample in the driver, in seconds."
 )
 TICK_DURATION_SECONDS = _own(
-    "gpu_exporter_tick_duration_seconds", "How long this agent took to make the picture that is shown, in seconds."
+    "gpu_exporter_tick_duration_seconds", "Duration of the tick that made the shown snapshot, in seconds."
 )
 SNAPSHOT_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_snapshot_timestamp_seconds", "Unix time of the picture that is shown, in seconds."
+    "gpu_exporter_snapshot_timestamp_seconds", "Unix time of the shown snapshot, in seconds."
 )
 SAMPLE_TIMESTAMP_SECONDS = _own(
     "gpu_exporter_sample_timestamp_seconds", "Unix time of the newest reading of the driver, in seconds."
@@ -513,12 +511,12 @@ METADATA_TIMESTAMP_SECONDS = _own(
 )
 POD_METADATA_PROBLEMS = _own(
     "gpu_exporter_pod_metadata_problems",
-    "Pods that hold a device and whose own labels or annotations could not be understood, by reason.",
+    "Pods that hold a device and have invalid labels or annotations of ours, by reason.",
     "reason",
 )
 WORKER_RESTARTS_TOTAL = _own(
     "gpu_exporter_worker_restarts_total",
-    "Times the child process that reads a source (nvml, dcgm) was started again.",
+    "Restarts of the child process that reads a source (nvml, dcgm).",
     "source",
     kind=_COUNTER,
 )
@@ -529,38 +527,38 @@ DROPPED_SERIES_TOTAL = _own(
 )
 UNPRICED_DEVICES = _own(
     "gpu_exporter_unpriced_devices",
-    "Physical GPUs whose price is not known: their use has no cost. Absent where there are no prices.",
+    "Physical GPUs with unknown price: their use has no cost. Absent without prices.",
 )
 CONSERVATION_ERROR_SECONDS = _own(
     "gpu_exporter_conservation_error_seconds",
-    "How far the ledger's parts are from the whole, in GPU-seconds since it began: 0 but for rounding.",
+    "Difference between the ledger's parts and the whole, in GPU-seconds since it began: 0 except for rounding.",
 )
 LEDGER_CAPACITY_SECONDS_TOTAL = _own(
     "gpu_exporter_ledger_capacity_seconds_total",
-    "GPU-seconds that were metered: the time between readings, over all GPUs, without that of owners that are not "
-    "known yet. The gpu_ledger_seconds_total of the ledger sum to it.",
+    "Metered GPU-seconds: the time between readings, over all GPUs, without that of unknown owners. The "
+    "gpu_ledger_seconds_total of the ledger sum to it.",
     "ledger",
     kind=_COUNTER,
 )
 LEDGER_WITHHELD_SECONDS = _own(
     "gpu_exporter_ledger_withheld_seconds",
-    "GPU-seconds of owners that are not known yet; no gpu_ledger_ series has them.",
+    "GPU-seconds of owners that are still unknown; no gpu_ledger_ series includes them.",
 )
 LEDGER_WRITER = _own(
     "gpu_exporter_ledger_writer",
-    "1 where this agent writes the ledger of its node; 0 where another agent on the node does and this one waits.",
+    "1 if this agent writes the ledger of its node; 0 if another agent on the node does and this one waits.",
 )
 LEDGER_LOCKED = _own(
     "gpu_exporter_ledger_locked",
-    "1 where the writer of the ledger holds the node's lock in --lock-dir; 0 where it cannot, and a second agent would "
+    "1 if the writer of the ledger has the node's lock in --lock-dir; 0 if it cannot lock, so a second agent would "
     "count the same time again. Absent while this agent does not write, and on a simulated node without --lock-dir.",
 )
 STATE_SAVED = _own(
     "gpu_exporter_state_saved",
-    "1 while the ledgers that are shown are on disk; 0 where one is in memory only and ends with the process.",
+    "1 while the shown ledgers are on disk; 0 if one is in memory only and ends with the process.",
 )
 STATE_SAVED_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the save that is shown, in seconds."
+    "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the shown save, in seconds."
 )
 
 ALL: tuple[Metric, ...] = (

@@ -64,7 +64,7 @@ class Allocations:
     """Unix time."""
     containers: tuple[ContainerAllocation, ...] = ()
     allocatable: tuple[DeviceIds, ...] | None = None
-    """``GetAllocatableResources``: healthy devices, allocated or not; ``None`` where the kubelet cannot tell."""
+    """``GetAllocatableResources``: healthy devices, allocated or not; ``None`` if the kubelet does not list them."""
     other_containers: tuple[tuple[str, str, str], ...] = ()
     """(namespace, pod, container) of containers without any device; a fraction of a GPU may still be theirs."""
 
@@ -125,11 +125,11 @@ class Attribution:
     holders: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
     unresolved: tuple[Unresolved, ...] = ()
     expected_devices: int | None = None
-    """Physical GPUs that the kubelet advertises or has allocated; ``None`` where it cannot tell."""
+    """Physical GPUs that the kubelet advertises or has allocated; ``None`` where it does not report them."""
     unseen_instances: bool = False
     """Whether the kubelet knows a MIG instance that is on no GPU that the driver lists."""
     advertised_devices: int | None = None
-    """Physical GPUs that the kubelet advertises as healthy; ``None`` where it cannot tell."""
+    """Physical GPUs that the kubelet advertises as healthy; ``None`` where it does not report them."""
     allocated_devices: int | None = None
     """Physical GPUs of which somebody holds something, seen by the driver or not; ``None`` where not known."""
     replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)

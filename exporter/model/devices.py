@@ -11,14 +11,14 @@ NO_PROCESS_MEMORY_MIB = 64
 
 
 class DeviceState(StrEnum):
-    """Condition of a physical GPU as its driver tells it."""
+    """Condition of a physical GPU as its driver reports it."""
 
     UP = "up"
     LOST = "lost"
     """Fell off the bus (NVML GpuIsLost); comes back only by itself, a reset or a reboot."""
     RESET_REQUIRED = "reset_required"
     FAILED = "failed"
-    """Calls fail for another reason; the reason string tells."""
+    """Calls fail for another reason; see the reason string."""
     MISSING = "missing"
     """Was there before, is not enumerated now."""
     UNKNOWN = "unknown"
@@ -74,7 +74,7 @@ class Gpu:
     compute_slices: int = 0
     memory_slices: int = 0
     memory_total_bytes: int | None = None
-    """What its framebuffer has in all; ``None`` where the driver does not tell."""
+    """Its whole framebuffer; ``None`` where the driver does not report it."""
     labels: Mapping[Field, str] = field(default_factory=dict)
     """Text fields of the device, e.g. ``Field.VBIOS_VERSION``."""
 
@@ -92,14 +92,14 @@ class MigInstance:
     compute_slices: int
     memory_slices: int
     profile_id: int | None = None
-    """NVML's number of the GPU instance's profile; ``None``, as the next, where the driver does not tell."""
+    """NVML's number of the GPU instance's profile; ``None``, as the next, where the driver does not report it."""
     placement_start: int | None = None
     """First memory slice of its GPU instance: with profile and parent it is what DRA names an instance by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """What one process uses of one device. ``None`` is "not told", never 0.
+    """What one process uses of one device. ``None`` is "not reported", never 0.
 
     Ratios are 0..1 of the whole device, averaged over the samples since the previous poll of the process
     ring; a process that is listed and had no sample in a ring that did answer has ratio 0.0.
@@ -112,7 +112,7 @@ class ProcessUse:
     enc_ratio: float | None = None
     dec_ratio: float | None = None
     jpg_ratio: float | None = None
-    """As the next: ``None`` before R550, whose call has no JPEG and optical-flow engines."""
+    """As the next: ``None`` before R550, where the call has no JPEG and optical-flow engines."""
     ofa_ratio: float | None = None
     ended: bool = False
     """Was sampled since the previous poll and is not on the device any more: activity, but no memory."""
@@ -133,9 +133,9 @@ class MigReading:
     instance: MigInstance
     values: Mapping[Field, int | float] = field(default_factory=dict)
     processes: tuple[ProcessUse, ...] | None = None
-    """``None``: the driver would not tell; empty: it told that there is none."""
+    """``None``: the driver did not report them; empty: it reported none."""
     from_dcgm: frozenset[Field] = frozenset()
-    """Which of ``values`` DCGM told; NVML told the others. Set where the sources are joined, empty before."""
+    """Those of ``values`` that DCGM reported; the others are NVML's. Set where the sources are joined, empty before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +185,8 @@ class Reading:
     duration_seconds: float
     """How long the sample took in the driver."""
     steady_seconds: float | None = None
-    """The same instant on the machine's monotonic clock, which nobody sets and which all processes share; from it
-    intervals are taken. ``None`` where time is replayed: then ``taken_at_seconds`` serves."""
+    """The same instant on the machine's monotonic clock, which all processes share; intervals are computed from
+    it. ``None`` where time is replayed: then ``taken_at_seconds`` serves."""
     driver_version: str | None = None
     nvml_version: str | None = None
     dcgm_version: str | None = None
@@ -246,7 +246,7 @@ class XidTier(StrEnum):
     WARNING = "warning"
     """Somebody should look it up: codes of which nothing is known among them."""
     NONE = "none"
-    """Nobody."""
+    """No holder."""
 
 
 _XID_TIERS = {
@@ -279,14 +279,14 @@ def xid_tier(xid: int, *, tells_action: bool = False) -> XidTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEvents:
-    """Of a GPU, or of one GPU instance of it: what its readings told since the agent started."""
+    """Of a GPU, or of one GPU instance of it: what its readings reported since the agent started."""
 
     recent_xids: Mapping[int, int] = field(default_factory=dict)
     """Events per Xid in the snapshot's ``xid_window_seconds``; empty, too, where no window is kept."""
     clock_events: Mapping[str, int] | None = None
-    """How often each of ``CLOCK_EVENTS`` began; ``None`` for what does not tell: a GPU instance, some models."""
+    """How often each of ``CLOCK_EVENTS`` began; ``None`` without that report: a GPU instance, some models."""
     recent_clock_events: Mapping[str, int] | None = None
     """Readings of the snapshot's ``clock_events_window_seconds`` in which it held clocks down, for those that did;
     ``None`` without any reading of it in that time, or where no window is kept."""
     thermal_throttle_ratio: float | None = None
-    """Part of the last minutes in which heat held clocks down, 0..1; ``None`` where it cannot be told."""
+    """Part of the last minutes in which heat reduced clocks, 0..1; ``None`` while unknown."""

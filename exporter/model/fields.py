@@ -137,7 +137,7 @@ class Field(IntEnum):
             return None
         member = int.__new__(cls, value)
         member._name_, member._value_ = f"DCGM_{value}", value
-        # As enum.Flag keeps the combinations that nobody named: one object for each value.
+        # As enum.Flag keeps unnamed combinations: one object for each value.
         kept: Self = cls._value2member_map_.setdefault(value, member)  # type: ignore[assignment]
         return kept
 

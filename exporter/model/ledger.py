@@ -19,7 +19,7 @@ class Owner:
     cost_labels: str = ""
     """``key=value`` pairs sorted by key and joined with commas: in the ledger only, windows go without them."""
     provisional: bool = False
-    """Stands for a pod whose owner will be known soon; shown nowhere, and entered at that owner then."""
+    """Stands for a pod with an owner that will be known soon; shown nowhere, and entered at that owner then."""
     pod_uid: str = ""
     """Of that pod, as far as it is known; empty for every other owner."""
 
@@ -42,7 +42,7 @@ PLATFORM_NAMESPACES = frozenset(
 """Namespaces of what holds GPUs for others: alerts and advice on waste leave them out."""
 
 UNALLOCATED = Owner(kind="Unallocated")
-"""GPU time that nobody held: free GPUs and MIG instances, free replicas, stranded slices. The platform's."""
+"""GPU time without a holder: free GPUs and MIG instances, free replicas, stranded slices. The platform's."""
 UNATTRIBUTED = Owner(kind="Unattributed")
 """GPU time of which it is not known who held it, or that was used by no listed pod."""
 
@@ -79,7 +79,7 @@ class PodAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """One holder's (or nobody's) part of one physical GPU over one interval.
+    """One holder's (or no holder's) part of one physical GPU over one interval.
 
     The portions of a GPU over an interval sum to the interval: active + idle + unknown seconds over all of them is
     the interval's length, energy the GPU's. Seconds are share-weighted GPU-seconds.
@@ -267,7 +267,7 @@ class OwnerUse:
     """
 
     owner: Owner
-    """Never provisional; a pod whose workload is not known is its own owner (kind ``Pod``)."""
+    """Never provisional; a pod with an unknown workload is its own owner (kind ``Pod``)."""
     active_seconds: Mapping[str, float] = field(default_factory=dict)
     """Active GPU-seconds by window, ended holders included; a window in which nothing was measured is absent."""
     measured_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -275,9 +275,9 @@ class OwnerUse:
     gpus: float | None = None
     """GPUs held now; ``None``, as all that follows, where the owner holds nothing now."""
     estimated_gpus: float | None = None
-    """Of those: parts of shared devices whose activity was only estimated of late; ``None`` where there is none."""
+    """Of those: parts of shared devices with recent activity that was only estimated; ``None`` without any."""
     underused_gpus: float | None = None
-    """GPUs whose own activity is low; ``None`` where there is none."""
+    """GPUs with low own activity; ``None`` without any."""
     unused_gpus: Mapping[str, float] = field(default_factory=dict)
     """GPUs that did nothing over a window; a window without any is absent."""
     active_gpus: float | None = None
@@ -303,11 +303,11 @@ class PoolUse:
     model: str
     gpus: int
     unallocated_gpus: float | None = None
-    """GPUs, by share, that nobody holds; ``None`` while it is not known of any of them who holds it."""
+    """GPUs without a holder, by share; ``None`` while the allocation of all of them is unknown."""
     unallocated_cost_per_hour: Mapping[str, float] = field(default_factory=dict)
     """By currency; GPUs without a price are left out."""
     unpriced_gpus: int = 0
-    """GPUs whose price is not known."""
+    """GPUs without a known price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +326,7 @@ class OwnerXid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedIdle:
-    """A shared device that is idle as a whole, where nobody can tell which of its holders works."""
+    """A shared device that is idle as a whole and has only estimated activity of its holders."""
 
     gpu_index: int
     uuid: str

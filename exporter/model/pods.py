@@ -26,7 +26,7 @@ class PodMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """Whose a pod is, and what its makers say about alerts; empty parts are not known."""
+    """Owner of a pod, and its alert settings; empty parts are unknown."""
 
     owner: Owner
     queue: str = ""
@@ -40,7 +40,7 @@ class PodFacts:
     problems: tuple[str, ...] = ()
     """Snake case: what in the pod's own words could not be understood, such as ``bad_opt_out``."""
     pod_uid: str = field(default="", compare=False)
-    """Of which pod of the name this is; empty where not known. It says nothing of whose the pod is."""
+    """UID of the pod; empty when unknown. It does not depend on the owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

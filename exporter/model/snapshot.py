@@ -24,7 +24,7 @@ class ActivitySource(StrEnum):
     PROCESS_SAMPLES = "process_samples"
     """A holder's part, divided in proportion to the driver's per-process samples."""
     ESTIMATED = "estimated"
-    """A holder's part, most of which was divided by share because processes do not show whose it is."""
+    """A holder's part, most of which was divided by share because processes do not attribute it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class PodUse:
     values: Mapping[Field, int | float] = field(default_factory=dict)
     """Drop-in fields measured per holder on a shared device (utilisation, memory); empty where not measured."""
     facts: PodFacts | None = None
-    """Whose the pod is; ``None`` without Kubernetes metadata, or until it is known."""
+    """Owner of the pod; ``None`` without Kubernetes metadata, or until it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,11 @@ class DeviceView:
     """``None`` for a partitioned GPU, which is not a unit that can be held."""
     pods: tuple[PodUse, ...] = ()
     rest_is_free: bool = True
-    """Of a device that is held in part: whether nobody holds the rest, or somebody may who cannot be told."""
+    """Of a device that is held in part: whether the rest is free; False if it may have an unknown holder."""
     lacks_instances: bool = False
     """Of a partitioned GPU: whether it has instances that the driver does not describe, of which there is no view."""
     unattributed_activity_ratio: float | None = None
-    """Activity of the device that belongs to no listed pod; ``None`` where it cannot be told."""
+    """Activity of the device that belongs to no listed pod; ``None`` while unknown."""
     unattributed_memory_bytes: int | None = None
     unattributed_processes: int | None = None
     profiling: ProfilingState | None = None
@@ -127,7 +127,7 @@ class Snapshot:
     clock_events_window_seconds: float = 300.0
     attribution_enabled: bool = True
     attribution_source: str = "kubelet"
-    """Who tells who holds: ``kubelet``, ``slurm`` or ``host``."""
+    """Source of holders: ``kubelet``, ``slurm`` or ``host``."""
     attribution_known: bool = False
     attribution_at_seconds: float | None = None
     attribution_problem: str = ""

@@ -52,7 +52,7 @@ PAUSE_SECONDS = 0.01
 """Until the next try to accept where no connection can make way."""
 _ACCEPTED_ONCE = 16
 _MADE_WAY_ONCE = 4
-"""How many wait to be accepted is unknown: few clients lose a place for nobody, and a flood costs few turns."""
+"""The number of waiting clients is unknown: few lose a place in vain, and a flood costs few turns."""
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel drops what is not sent yet."""
@@ -74,7 +74,7 @@ class Limits:
     connections: int = 128
     """Open connections. One with TLS takes some 0.7 MiB."""
     answers: int = 64
-    """Requests whose answers are made or sent; probes are answered beyond it."""
+    """Requests with answers that are made or sent; probes are answered beyond it."""
     line_bytes: int = 8190
     """Of a request line, and of a header."""
     headers: int = 64
@@ -120,7 +120,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol of one connection, which tells the server what it waits for."""
+    """aiohttp's protocol of one connection, which reports to the server what it waits for."""
 
     __slots__ = (
         "channel",
@@ -281,7 +281,7 @@ class HttpServer:
         if self.access:
             self.app.middlewares.insert(0, self.access.guard)
         self.app.middlewares.insert(0, self._limited)
-        # The handler of a client that has left is cancelled: nobody waits for its answer.
+        # The handler of a client that has left is cancelled: its answer has no reader.
         self._runner = web.AppRunner(
             self.app, handle_signals=False, shutdown_timeout=self.shutdown_seconds, handler_cancellation=True
         )
@@ -401,7 +401,7 @@ class HttpServer:
     def _make_way(self, *states: State) -> bool:
         """Cut the connection in one of these states that needs its place least; return false where all are too fresh.
 
-        These are one that has stalled; one that was answered, whose client does not notice; one that sends nothing.
+        These are one that has stalled; one that was answered and does not notice; one that sends nothing.
         """
         now = asyncio.get_running_loop().time()
         old = [one for one in self._open if one.state in states and now - one.since >= FRESH_SECONDS]

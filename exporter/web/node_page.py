@@ -86,7 +86,7 @@ def rates(snapshot: Snapshot, uses: Iterable[Use]) -> Rates:
 
 
 def unheld(snapshot: Snapshot) -> Mapping[str, float]:
-    """Return the part of each GPU, by UUID, that nobody holds; without GPUs that may have unknown holders."""
+    """Return the part of each GPU without a holder, by UUID; without GPUs that may have unknown holders."""
     held: dict[str, float] = {}
     for view in snapshot.devices:
         held[view.gpu.uuid] = held.get(view.gpu.uuid, 0.0) + _held(view)

@@ -139,7 +139,7 @@ def create_app(
 
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Turn errors into a few words that tell what to do instead."""
+    """Turn errors into a few words that explain what to do instead."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
@@ -201,7 +201,7 @@ def _refusal_of_release(request: web.Request) -> str:
         # Any site that a browser here has open, or one behind a port-forward, could ask for it.
         return "no page of a browser may release the driver: ask with curl, from this host"
     if not {name.lower() for name in request.headers} <= _OF_DIRECT_CLIENTS:
-        # A proxy beside the agent, such as kube-rbac-proxy, makes everybody local.
+        # A proxy next to the agent, such as kube-rbac-proxy, makes every client local.
         return "the driver is not released through a proxy: ask the agent itself, from this host, without other headers"
     return ""
 

@@ -1,6 +1,6 @@
 """HTML from templates: one environment per package, with the product's formatters as filters.
 
-jinja2 is loaded with the first page, not with this module: an agent that nobody looks at does without.
+jinja2 is loaded with the first page, not with this module: an agent without page requests does without.
 """
 
 from collections.abc import Mapping
