@@ -38,7 +38,7 @@ _KEPT_IDENTITIES = 512
 _NOTE_BYTES = 8
 _ENDED, _MPS = 1, 2
 """Bits of what a process is."""
-_NUMBERS = (int, float)
+_NUMBERS = frozenset({int, float})
 
 
 def encode(message: Reading | SourceStatus) -> bytes:
@@ -261,15 +261,12 @@ def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...
 
 
 def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
-    result: dict[Field, int | float] = {}
-    for key, value in values.items():
-        # type(), not isinstance(): a bool is an int, and no measured value is a bool.
-        if type(value) not in _NUMBERS:
-            raise TypeError(f"field {key} has the value {value!r:.40}")
-        field = _FIELDS.get(key) or _field(key)
-        if -_MOST <= value <= _MOST:  # a field that a library fills with rubbish must not cost the others
-            result[field] = value
-    return result
+    # type(), not isinstance(): a bool is an int, and no measured value is a bool.
+    if not _NUMBERS.issuperset(map(type, values.values())):
+        raise TypeError(f"not the values of fields: {values!r:.200}")
+    known = _FIELDS.get
+    # A field that a library fills with rubbish must not cost the others.
+    return {known(key) or _field(key): value for key, value in values.items() if -_MOST <= value <= _MOST}
 
 
 def _field(key: str) -> Field:
