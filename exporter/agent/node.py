@@ -22,6 +22,7 @@ from exporter.model import (
 
 STALE_INTERVALS = 3
 LEAST_STALE_SECONDS = 2.0
+_Views = tuple[DeviceView, ...]
 
 
 def stale_after_seconds(sample_interval_seconds: float) -> float:
@@ -66,23 +67,20 @@ class Node:
             self.metering.take(steady)  # before anything is learned, which is newer than what the state has of it
         if self.metering and metadata:
             self.metering.learn(metadata.node_facts)
-        sampled: tuple[Attribution, tuple[DeviceView, ...]] | None = None
+        sampled: tuple[Attribution, _Views] | None = None
         for reading in self.sources.take(now, steady):
             sampled = self._add(reading, now, steady)
-        statuses = self.sources.statuses
         newest = self.record.newest
         fresh = newest is not None and self.sources.is_fresh(newest.age_seconds(now, steady))
         attribution, views = sampled or (self.attributor.join(newest, now, steady), ())
         if newest is not None and not (views and fresh):
-            shown = newest if fresh else darkened(newest, statuses[0].reason or "stale")
+            shown = newest if fresh else darkened(newest, self.sources.statuses[0].reason or "stale")
             views = self.viewer.views(shown, attribution, self.record.xids, steady)
         if self.metering and sampled is None:  # with a sample they have been looked up
             self.metering.look_up_prices(views, now)
-        return self._snapshot(
-            now, steady, fresh=fresh, statuses=statuses, attribution=attribution, views=views, started=started
-        )
+        return self._snapshot(now, steady, started, fresh=fresh, attribution=attribution, views=views)
 
-    def _add(self, reading: Reading, now: float, steady: float) -> tuple[Attribution, tuple[DeviceView, ...]]:
+    def _add(self, reading: Reading, now: float, steady: float) -> tuple[Attribution, _Views]:
         """Take one reading in, meter it and return its holders and what is to be seen of it."""
         counted = self.record.add(reading)
         if len(counted) < len(reading.xids):
@@ -143,17 +141,9 @@ class Node:
         self.own_errors[part, reason] += 1
 
     def _snapshot(
-        self,
-        now: float,
-        steady: float,
-        *,
-        fresh: bool,
-        statuses: tuple[SourceStatus, ...],
-        attribution: Attribution,
-        views: tuple[DeviceView, ...],
-        started: float,
+        self, now: float, steady: float, started: float, *, fresh: bool, attribution: Attribution, views: _Views
     ) -> Snapshot:
-        newest = self.record.newest
+        newest, statuses = self.record.newest, self.sources.statuses
         kubelet, metadata = self.attributor.kubelet, self.attributor.metadata
         allocations = kubelet.latest if kubelet else None
         return Snapshot(
@@ -195,7 +185,7 @@ class Node:
             not_ready_reasons=() if fresh else _why_not(statuses, newest),
         )
 
-    def _metered(self, views: tuple[DeviceView, ...], now: float, steady: float) -> dict[str, Any]:
+    def _metered(self, views: _Views, now: float, steady: float) -> dict[str, Any]:
         """Return the parts of the snapshot that are metered or priced."""
         metering = self.metering
         if metering is None:
@@ -248,7 +238,7 @@ def _without_values(view: DeviceView) -> DeviceView:
     )
 
 
-def _expected(attribution: Attribution, views: tuple[DeviceView, ...]) -> int | None:
+def _expected(attribution: Attribution, views: _Views) -> int | None:
     """GPUs that should be here: what the kubelet knows or what was seen before, whichever is more."""
     seen = len({view.gpu.uuid for view in views})
     if attribution.expected_devices is None:

@@ -48,7 +48,8 @@ def pod_of(text: str) -> tuple[str, str | None] | None:
 
 Found = TypeVar("Found")
 
-_CHUNK_BYTES = 1 << 16
+_MOST_BYTES = 1 << 16
+"""More than any file of a process here: the kernel gives such a one whole at once."""
 _MANY = 1024
 """Processes; more than those of a node's GPUs are at a time."""
 # Behind the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
@@ -64,7 +65,7 @@ def content(path: str) -> str:
     # Asked for every process with every sample: half of the system calls of a file object.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return b"".join(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b"")).decode("utf-8", "replace")
+        return os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
     finally:
         os.close(descriptor)
 
