@@ -75,10 +75,9 @@ def merge(
     known = nvml or memory.nvml
     if dcgm is not None:
         other = known is not None and not of_one_machine(known, dcgm)
-        memory = replace(memory, nvml=known, dcgm_uuids=memory.dcgm_uuids | _uuids(dcgm.gpus), other_machine=other)
+        memory = replace(memory, dcgm_uuids=memory.dcgm_uuids | _uuids(dcgm.gpus), other_machine=other)
         dcgm = None if other else dcgm
-    elif known is not memory.nvml:
-        memory = replace(memory, nvml=known)
+    memory = replace(memory, nvml=known)
     if all(one is None or one.instant <= memory.at for one in (nvml, dcgm)):
         return None, memory
     if nvml is None:

@@ -213,8 +213,7 @@ def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
 
 @lru_cache(maxsize=_KEPT_IDENTITIES, typed=True)
 def _mig_in(parent_uuid: str, *row: Any) -> MigInstance:  # noqa: ANN401 - comes from JSON, is checked here
-    uuid, gpu_instance_id, compute_instance_id, profile, *place = row
-    compute_slices, memory_slices, profile_id, placement_start = place
+    uuid, gpu_instance_id, compute_instance_id, profile, compute_slices, memory_slices, profile_id, start = row
     return MigInstance(
         uuid=_text(uuid),
         parent_uuid=parent_uuid,
@@ -224,7 +223,7 @@ def _mig_in(parent_uuid: str, *row: Any) -> MigInstance:  # noqa: ANN401 - comes
         compute_slices=_whole(compute_slices),
         memory_slices=_whole(memory_slices),
         profile_id=_optional_int(profile_id),
-        placement_start=_optional_int(placement_start),
+        placement_start=_optional_int(start),
     )
 
 
@@ -264,9 +263,8 @@ def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
     # type(), not isinstance(): a bool is an int, and no measured value is a bool.
     if not _NUMBERS.issuperset(map(type, values.values())):
         raise TypeError(f"not the values of fields: {values!r:.200}")
-    known = _FIELDS.get
     # A field that a library fills with rubbish must not cost the others.
-    return {known(key) or _field(key): value for key, value in values.items() if -_MOST <= value <= _MOST}
+    return {_FIELDS.get(key) or _field(key): value for key, value in values.items() if -_MOST <= value <= _MOST}
 
 
 def _field(key: str) -> Field:

@@ -10,7 +10,6 @@ from exporter.metrics import catalog
 from exporter.metrics.text_format import NO_LABELS, Family, Labels, labels
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GC_NAMES = {"collections": "collections", "objects_collected": "collected", "objects_uncollectable": "uncollectable"}
 
 
@@ -44,7 +43,7 @@ def _of_proc() -> dict[str, float]:
     booted = float(Path("/proc/stat").read_bytes().partition(b"btime ")[2].split()[0])
     return {
         "cpu_seconds_total": (int(words[11]) + int(words[12])) / _TICKS_PER_SECOND,
-        "resident_memory_bytes": float(words[21]) * _PAGE_BYTES,
+        "resident_memory_bytes": float(words[21]) * resource.getpagesize(),
         "virtual_memory_bytes": float(words[20]),
         "start_time_seconds": booted + int(words[19]) / _TICKS_PER_SECOND,
         "open_fds": float(sum(1 for _ in Path("/proc/self/fd").iterdir())),
