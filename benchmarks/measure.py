@@ -120,14 +120,14 @@ def _figures(subject: Subject, pids: tuple[int, ...], seconds: float) -> Figures
     before = footprint.cpu(pids)
     started = time.monotonic()
     time.sleep(seconds)
-    idle_rate = footprint.spent_seconds(before, footprint.cpu(pids)) / (time.monotonic() - started)
+    idle_rate = (footprint.cpu(pids) - before) / (time.monotonic() - started)
 
     count = max(1, round(seconds / 1.05))
     before = footprint.cpu(pids)
     started = time.monotonic()
     # A little more than the sample interval: never the same snapshot twice, at every phase of it.
     fresh = scrapes.many(subject.port, count=count, pause_seconds=1.05)
-    spent = footprint.spent_seconds(before, footprint.cpu(pids))
+    spent = footprint.cpu(pids) - before
     per_scrape = max(0.0, spent - idle_rate * (time.monotonic() - started)) / count
 
     memory, held = tuple(footprint.pss_bytes(pid) for pid in pids), page_map.alone(pids)

@@ -78,7 +78,7 @@ def _profile(pids: tuple[int, ...], seconds: int, directory: Path, title: str) -
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     for one in running:
         one.wait()
-    spent = footprint.spent_seconds(before, footprint.cpu(pids))
+    spent = footprint.cpu(pids) - before
     print(f"{title}: {spent / seconds * 100:.2f} % of a core at a sample every {INTERVAL}\n")
     for place, pid in enumerate(pids):
         stacks = (directory / f"{pid}.raw").read_text(encoding="utf-8").splitlines()

@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 from functools import lru_cache
@@ -169,7 +169,7 @@ def engines_of(level: DeviceLevel, model: str) -> tuple[EngineRow, ...]:
     )
 
 
-def samples_cover(values: Mapping[Field, int | float], processes: Iterable[ProcessUse]) -> bool:
+def samples_cover(values: Mapping[Field, int | float], processes: Sequence[ProcessUse]) -> bool:
     """Return whether the driver's samples of processes show what works on a device.
 
     They do not while an engine is in use that the samples lack: drivers before R550 sample no JPEG and optical-flow
@@ -179,8 +179,8 @@ def samples_cover(values: Mapping[Field, int | float], processes: Iterable[Proce
         values: The device's values.
         processes: The processes on it.
     """
-    in_use = [row for row in ENGINES if (found := row.measured(values)) and found[0] > _CODEC_NOISE]
-    return all(row.of_process(use) is not None for use in processes for row in in_use)
+    lacking = [row for row in ENGINES if any(row.of_process(use) is None for use in processes)]
+    return not any((found := row.measured(values)) and found[0] > _CODEC_NOISE for row in lacking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

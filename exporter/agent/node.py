@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from exporter.agent.facts import Attributor
 from exporter.agent.history import EventLog, SourceRecord
@@ -13,7 +14,6 @@ from exporter.model import (
     Attribution,
     DeviceState,
     DeviceView,
-    LedgerView,
     Reading,
     Snapshot,
     SourceState,
@@ -22,6 +22,7 @@ from exporter.model import (
 
 STALE_INTERVALS = 3
 LEAST_STALE_SECONDS = 2.0
+_Views = tuple[DeviceView, ...]
 
 
 def stale_after_seconds(sample_interval_seconds: float) -> float:
@@ -61,44 +62,26 @@ class Node:
             steady: Seconds of the monotonic clock, for the instants of readings and for durations.
         """
         started = self.process_clock()
-        metering, metadata = self.metering, self.attributor.metadata
+        metadata = self.attributor.metadata
         if self.metering:
             self.metering.take(steady)  # before anything is learned, which is newer than what the state has of it
         if self.metering and metadata:
             self.metering.learn(metadata.node_facts)
-        sampled: tuple[DeviceView, ...] | None = None
+        sampled: tuple[Attribution, _Views] | None = None
         for reading in self.sources.take(now, steady):
             sampled = self._add(reading, now, steady)
-        statuses = self.sources.statuses
         newest = self.record.newest
         fresh = newest is not None and self.sources.is_fresh(newest.age_seconds(now, steady))
-        attribution = self.attributor.join(newest, now, steady)
-        views = sampled if sampled is not None and fresh else ()
-        if newest is not None and not views:
-            shown = newest if fresh else darkened(newest, statuses[0].reason or "stale")
+        attribution, views = sampled or (self.attributor.join(newest, now, steady), ())
+        if newest is not None and not (views and fresh):
+            shown = newest if fresh else darkened(newest, self.sources.statuses[0].reason or "stale")
             views = self.viewer.views(shown, attribution, self.record.xids, steady)
         if self.metering and sampled is None:  # with a sample they have been looked up
             self.metering.look_up_prices(views, now)
-        snapshot = self._snapshot(
-            now,
-            fresh=fresh,
-            statuses=statuses,
-            attribution=attribution,
-            views=views,
-            ledger=self.metering.view(steady) if self.metering else None,
-            duration=self.process_clock() - started,
-        )
-        return replace(
-            self._with_prices(snapshot),
-            taken_steady_seconds=steady,
-            owners=metering.owners_view(views, now=now, steady=steady) if metering and snapshot.ledger else None,
-            events=self.events.by_device(steady),
-            xid_window_seconds=self.events.xid_window_seconds,
-            clock_events_window_seconds=self.events.clock_events_window_seconds,
-        )
+        return self._snapshot(now, steady, started, fresh=fresh, attribution=attribution, views=views)
 
-    def _add(self, reading: Reading, now: float, steady: float) -> tuple[DeviceView, ...]:
-        """Take one reading in, meter it and return what is to be seen of it."""
+    def _add(self, reading: Reading, now: float, steady: float) -> tuple[Attribution, _Views]:
+        """Take one reading in, meter it and return its holders and what is to be seen of it."""
         counted = self.record.add(reading)
         if len(counted) < len(reading.xids):
             self.own_errors["agent", "xid_codes"] += len(reading.xids) - len(counted)
@@ -110,7 +93,7 @@ class Node:
         views = self.viewer.views(newest, attribution, self.record.xids, steady)
         if self.metering and not self._awaits_holders(self.metering, attribution, steady):
             self.metering.observe(views, sampled_steady=reading.instant, now=now, steady=steady)
-        return views
+        return attribution, views
 
     def _awaits_holders(self, metering: Metering, attribution: Attribution, steady: float) -> bool:
         """Return whether nothing is charged yet, because the holders are still unknown.
@@ -158,21 +141,15 @@ class Node:
         self.own_errors[part, reason] += 1
 
     def _snapshot(
-        self,
-        now: float,
-        *,
-        fresh: bool,
-        statuses: tuple[SourceStatus, ...],
-        attribution: Attribution,
-        views: tuple[DeviceView, ...],
-        ledger: LedgerView | None,
-        duration: float,
+        self, now: float, steady: float, started: float, *, fresh: bool, attribution: Attribution, views: _Views
     ) -> Snapshot:
-        newest = self.record.newest
+        newest, statuses = self.record.newest, self.sources.statuses
         kubelet, metadata = self.attributor.kubelet, self.attributor.metadata
         allocations = kubelet.latest if kubelet else None
         return Snapshot(
+            **self._metered(views, now, steady),
             taken_at_seconds=now,
+            taken_steady_seconds=steady,
             stale_after_seconds=stale_after_seconds(self.sample_interval_seconds),
             node=self.name,
             simulated=self.simulated,
@@ -200,26 +177,32 @@ class Node:
             metadata_names_other_node=metadata.names_other_node if metadata else False,
             metadata_remark=metadata.remark if metadata else "",
             errors=self._errors(),
-            tick_duration_seconds=duration,
+            events=self.events.by_device(steady),
+            xid_window_seconds=self.events.xid_window_seconds,
+            clock_events_window_seconds=self.events.clock_events_window_seconds,
+            tick_duration_seconds=self.process_clock() - started,
             ready=fresh,
             not_ready_reasons=() if fresh else _why_not(statuses, newest),
-            ledger=ledger,
         )
 
-    def _with_prices(self, snapshot: Snapshot) -> Snapshot:
-        if self.metering is None:
-            return snapshot
-        return replace(
-            snapshot,
-            node_facts=self.metering.node_facts,
-            prices=self.metering.prices,
-            price_book=self.metering.book.description,
-            unpriced_gpus=self.metering.unpriced_gpus,
-            prices_await_labels=self.metering.awaits_labels,
-            ledger_writer=self.metering.is_writer,
-            ledger_locked=self.metering.lock.host_held if self.metering.lock else None,
-            ledger_note=self.metering.lock_note,
-        )
+    def _metered(self, views: _Views, now: float, steady: float) -> dict[str, Any]:
+        """Return the parts of the snapshot that are metered or priced."""
+        metering = self.metering
+        if metering is None:
+            return {}
+        ledger = metering.view(steady)
+        return {
+            "ledger": ledger,
+            "owners": metering.owners_view(views, now=now, steady=steady) if ledger else None,
+            "node_facts": metering.node_facts,
+            "prices": metering.prices,
+            "price_book": metering.book.description,
+            "unpriced_gpus": metering.unpriced_gpus,
+            "prices_await_labels": metering.awaits_labels,
+            "ledger_writer": metering.is_writer,
+            "ledger_locked": metering.lock.host_held if metering.lock else None,
+            "ledger_note": metering.lock_note,
+        }
 
     def _errors(self) -> dict[tuple[str, str], int]:
         errors: Counter[tuple[str, str]] = Counter(self.own_errors)
@@ -255,7 +238,7 @@ def _without_values(view: DeviceView) -> DeviceView:
     )
 
 
-def _expected(attribution: Attribution, views: tuple[DeviceView, ...]) -> int | None:
+def _expected(attribution: Attribution, views: _Views) -> int | None:
     """GPUs that should be here: what the kubelet knows or what was seen before, whichever is more."""
     seen = len({view.gpu.uuid for view in views})
     if attribution.expected_devices is None:

@@ -125,7 +125,7 @@ def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[f
 
 def _samples(matched: Matched, values: Mapping[Field, int | float]) -> list[SampledUse] | None:
     """Return what the processes were sampled to use; ``None`` where that does not divide the device's activity."""
-    processes = (process for bucket in matched.buckets for process in bucket.processes)
+    processes = [process for bucket in matched.buckets for process in bucket.processes]
     if matched.by_mps or not samples_cover(values, processes):
         return None
     return [

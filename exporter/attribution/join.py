@@ -275,7 +275,8 @@ def _entries(allocations: Allocations, evidence: Evidence) -> Iterator[Entry]:
         if name not in evidence.ended and name != evidence.own_pod:
             by_pod.setdefault(name, []).append(container)
     groups: Groups | None = None
-    if evidence.pods is not None or not evidence.is_followed:  # asked for, and perhaps not there yet
+    reserved = any(namespace in evidence.reservation_namespaces for namespace, _ in by_pod)
+    if reserved and (evidence.pods is not None or not evidence.is_followed):  # asked for, and perhaps not there yet
         with_devices = {(container.namespace, container.pod) for container in allocations.containers}
         groups = Groups(evidence, _others(allocations), with_devices)
     for (namespace, _), containers in by_pod.items():

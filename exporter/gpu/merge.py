@@ -149,8 +149,10 @@ def _without_fallen(
                 fallen.add(one)
             else:
                 counters[gpu.gpu.uuid, one] = now
-        values = {one: value for one, value in gpu.values.items() if one not in fallen}
-        gpus.append(replace(gpu, values=values, from_dcgm=gpu.from_dcgm - fallen) if fallen else gpu)
+        if fallen:
+            values = {one: value for one, value in gpu.values.items() if one not in fallen}
+            gpu = replace(gpu, values=values, from_dcgm=gpu.from_dcgm - fallen)  # noqa: PLW2901 - as it is passed on
+        gpus.append(gpu)
     return replace(reading, gpus=tuple(gpus)), counters
 
 

@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any, NoReturn
 
 from exporter.errors import SourceError
@@ -31,10 +33,12 @@ _FIELDS = {str(int(member)): member for member in Field}
 _LONGEST_ID = 6
 _MOST = 2**64
 """No library can tell a larger one; what is worked out with a larger one may be no number any more."""
+_KEPT_IDENTITIES = 512
+"""GPUs and MIG instances are described anew only when they change: more than both children of a node list."""
 _NOTE_BYTES = 8
 _ENDED, _MPS = 1, 2
 """Bits of what a process is."""
-_NUMBERS = (int, float)
+_NUMBERS = frozenset({int, float})
 
 
 def encode(message: Reading | SourceStatus) -> bytes:
@@ -149,16 +153,9 @@ def _once(gpus: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
 
 def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
     gpu = reading.gpu
+    shape = [gpu.mig_enabled, gpu.compute_slices, gpu.memory_slices, gpu.memory_total_bytes]
     return {
-        "uuid": gpu.uuid,
-        "index": gpu.index,
-        "minor": gpu.minor,
-        "model": gpu.model,
-        "bus": gpu.pci_bus_id,
-        "mig": gpu.mig_enabled,
-        "slices": [gpu.compute_slices, gpu.memory_slices],
-        "memory": gpu.memory_total_bytes,
-        "labels": dict(gpu.labels),
+        "gpu": [gpu.uuid, gpu.index, gpu.minor, gpu.model, gpu.pci_bus_id, *shape, *chain(*gpu.labels.items())],
         "state": reading.state,
         "reason": reading.reason,
         "values": dict(reading.values),
@@ -170,28 +167,33 @@ def _gpu_reading_out(reading: GpuReading) -> dict[str, Any]:
 
 
 def _gpu_reading_in(row: Mapping[str, Any]) -> GpuReading:
-    uuid = _text(row["uuid"])
-    compute_slices, memory_slices = row["slices"]
+    gpu = _gpu_in(*row["gpu"])
     return GpuReading(
-        gpu=Gpu(
-            uuid=uuid,
-            index=_whole(row["index"]),
-            minor=_optional_int(row["minor"]),
-            model=_text(row["model"]),
-            pci_bus_id=_text(row["bus"]),
-            mig_enabled=bool(row["mig"]),
-            compute_slices=_whole(compute_slices),
-            memory_slices=_whole(memory_slices),
-            memory_total_bytes=_optional_int(row["memory"]),
-            labels={_field(key): _text(value) for key, value in row["labels"].items()},
-        ),
+        gpu=gpu,
         state=DeviceState(row["state"]),
         reason=_text(row["reason"]),
         values=_values_in(row["values"]),
-        instances=tuple(_instance_in(part, uuid) for part in row["parts"]),
+        instances=tuple(_instance_in(part, gpu.uuid) for part in row["parts"]),
         processes=_processes_in(row["procs"]),
         profiling=None if row["profiling"] is None else ProfilingState(row["profiling"]),
         lacks_instances=bool(row["lacks"]),
+    )
+
+
+@lru_cache(maxsize=_KEPT_IDENTITIES, typed=True)
+def _gpu_in(*row: Any) -> Gpu:  # noqa: ANN401 - comes from JSON, is checked here
+    uuid, index, minor, model, bus_id, mig_enabled, compute_slices, memory_slices, memory_total_bytes, *labels = row
+    return Gpu(
+        uuid=_text(uuid),
+        index=_whole(index),
+        minor=_optional_int(minor),
+        model=_text(model),
+        pci_bus_id=_text(bus_id),
+        mig_enabled=bool(mig_enabled),
+        compute_slices=_whole(compute_slices),
+        memory_slices=_whole(memory_slices),
+        memory_total_bytes=_optional_int(memory_total_bytes),
+        labels={_field(str(key)): _text(value) for key, value in zip(labels[::2], labels[1::2], strict=True)},
     )
 
 
@@ -203,22 +205,25 @@ def _instance_out(reading: MigReading) -> list[Any]:
 
 
 def _instance_in(row: Sequence[Any], parent_uuid: str) -> MigReading:
-    uuid, gpu_instance_id, compute_instance_id, profile, *place, values, processes = row
-    compute_slices, memory_slices, profile_id, placement_start = place
+    *identity, values, processes = row
     return MigReading(
-        instance=MigInstance(
-            uuid=_text(uuid),
-            parent_uuid=parent_uuid,
-            gpu_instance_id=_whole(gpu_instance_id),
-            compute_instance_id=_whole(compute_instance_id),
-            profile=_text(profile),
-            compute_slices=_whole(compute_slices),
-            memory_slices=_whole(memory_slices),
-            profile_id=_optional_int(profile_id),
-            placement_start=_optional_int(placement_start),
-        ),
-        values=_values_in(values),
-        processes=_processes_in(processes),
+        instance=_mig_in(parent_uuid, *identity), values=_values_in(values), processes=_processes_in(processes)
+    )
+
+
+@lru_cache(maxsize=_KEPT_IDENTITIES, typed=True)
+def _mig_in(parent_uuid: str, *row: Any) -> MigInstance:  # noqa: ANN401 - comes from JSON, is checked here
+    uuid, gpu_instance_id, compute_instance_id, profile, compute_slices, memory_slices, profile_id, start = row
+    return MigInstance(
+        uuid=_text(uuid),
+        parent_uuid=parent_uuid,
+        gpu_instance_id=_whole(gpu_instance_id),
+        compute_instance_id=_whole(compute_instance_id),
+        profile=_text(profile),
+        compute_slices=_whole(compute_slices),
+        memory_slices=_whole(memory_slices),
+        profile_id=_optional_int(profile_id),
+        placement_start=_optional_int(start),
     )
 
 
@@ -255,15 +260,11 @@ def _processes_in(rows: Sequence[Sequence[Any]] | None) -> tuple[ProcessUse, ...
 
 
 def _values_in(values: Mapping[str, Any]) -> dict[Field, int | float]:
-    result: dict[Field, int | float] = {}
-    for key, value in values.items():
-        # type(), not isinstance(): a bool is an int, and no measured value is a bool.
-        if type(value) not in _NUMBERS:
-            raise TypeError(f"field {key} has the value {value!r:.40}")
-        field = _FIELDS.get(key) or _field(key)
-        if -_MOST <= value <= _MOST:  # a field that a library fills with rubbish must not cost the others
-            result[field] = value
-    return result
+    # type(), not isinstance(): a bool is an int, and no measured value is a bool.
+    if not _NUMBERS.issuperset(map(type, values.values())):
+        raise TypeError(f"not the values of fields: {values!r:.200}")
+    # A field that a library fills with rubbish must not cost the others.
+    return {_FIELDS.get(key) or _field(key): value for key, value in values.items() if -_MOST <= value <= _MOST}
 
 
 def _field(key: str) -> Field:

@@ -451,10 +451,8 @@ class Worker:
             self._set(message.state, message.reason, message.message)
 
     def _note_profiling(self, reading: Reading) -> None:
-        before, measured = (
-            self._profiles,
-            ((gpu.values, *(one.values for one in gpu.instances)) for gpu in reading.gpus),
-        )
+        before = self._profiles
+        measured = ((gpu.values, *(one.values for one in gpu.instances)) for gpu in reading.gpus)
         self._profiles = any(not PROFILING.isdisjoint(values) for of_gpu in measured for values in of_gpu)
         if self._profiles and not before:
             self.profiling_begun.set()

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from exporter.errors import NoValuesError, SourceError
 from exporter.gpu.dcgm import library
@@ -31,6 +32,8 @@ from exporter.model import DeviceState, Field, Gpu, GpuReading, MigReading, Prof
 _LOOK_SECONDS = 4.9
 _REREAD_SECONDS = 60.0
 _SILENT_INTERVALS = 3.0
+_field = lru_cache(maxsize=1024)(Field)
+"""Finds a field several times faster than ``Field``, which goes through functions of Python."""
 _VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
 _DOWN = {
@@ -209,7 +212,7 @@ class Session:
 def _numbers(told: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:
     """Keep numbers; while profiling is paused, what the engine still has of it is from before."""
     return {
-        Field(one): value
+        _field(one): value
         for one, value in told.items()
         if not isinstance(value, str) and not (paused and is_profiling(one))
     }

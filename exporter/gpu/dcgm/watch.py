@@ -1,7 +1,7 @@
 """Keeps the watches of one connection: plans fields, splits refused ones, and reads values."""
 
 import math
-import secrets
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref, c_double, c_int, c_int64, c_uint, c_ushort
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class FieldGroup:
 
     def _make(self, members: Sequence[Entity], field_ids: Sequence[int]) -> None:
         # Names of field groups are the engine's, not the connection's: two agents on one engine must not meet.
-        name = f"gpu-cost-exporter-{secrets.token_hex(8)}".encode()
+        name = f"gpu-cost-exporter-{os.urandom(8).hex()}".encode()
         self._do("dcgmGroupCreate", c_int(library.EMPTY_GROUP), name, byref(self._group))
         self._undo.append(("dcgmGroupDestroy", (self._group,)))
         for entity_group, entity_id in members:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import IntEnum, auto
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,7 @@ ALWAYS = frozenset(
 """What the exporter's own metrics need, whatever the collectors file asks for."""
 
 
-class Pace(Enum):
+class Pace(IntEnum):
     """How often something is asked."""
 
     FAST = auto()

@@ -2,6 +2,8 @@
 
 import ctypes
 import math
+import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +22,10 @@ _SLOW_SECONDS = 10.0
 _RETRY_SECONDS = 600.0
 _KIB = 1024
 _DOUBLE = 0
-_VALUE_NAMES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_SLOT = struct.Struct("8xq8xII8s")
+"""Time stamp, type, return code and value of an ``nvmlFieldValue_t``, whose attributes take ten times as long."""
+_VALUES = tuple(struct.Struct(kind) for kind in "dILQqiH")
+"""By ``nvmlValueType_t``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +75,22 @@ class Batch:
         code = call(handle, ctypes.c_int32(len(self.items)), ctypes.byref(self._array))
         if code != 0:
             raise pynvml.NVMLError(code)
-        return [(item, *_answer(item, slot)) for item, slot in zip(self.items, self._array, strict=True)]
+        slots = _SLOT.iter_unpack(self._array)
+        return [(item, *_answer(item, *slot)) for item, slot in zip(self.items, slots, strict=True)]
 
 
-def _answer(item: FieldValue, slot: Any) -> tuple[int, Number]:  # noqa: ANN401 - a ctypes structure
-    code = int(slot.nvmlReturn)
+def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) -> tuple[int, Number]:
     if code != 0:
         return code, 0
-    kind = slot.valueType
-    if kind == _DOUBLE and slot.timestamp == 0:
+    if kind == _DOUBLE and timestamp == 0:
         # Untouched by the driver (known of error counters where ECC is off): a zero that nobody measured.
         return library.NOT_SUPPORTED, 0
     if item.id <= fields.LAST_ECC_ID:
         # The type of these may be left at "double" though the value is a whole number.
-        return 0, int(slot.value.ullVal)
-    if kind >= len(_VALUE_NAMES):
+        return 0, int.from_bytes(raw, sys.byteorder)
+    if kind >= len(_VALUES):
         return library.NOT_SUPPORTED, 0
-    value: Number = getattr(slot.value, _VALUE_NAMES[kind])
+    value: Number = _VALUES[kind].unpack_from(raw)[0]
     if isinstance(value, float) and not math.isfinite(value):
         return library.NOT_SUPPORTED, 0
     return 0, value if item.convert is None else item.convert(value)
