@@ -1,51 +1,37 @@
-"""Collects memory, CPU and garbage collection of this process."""
+"""Collects memory, CPU and garbage collection of this process by prometheus_client."""
 
-import contextlib
-import gc
-import os
-import resource
-from pathlib import Path
+from collections.abc import Iterable
+
+from prometheus_client import GCCollector, ProcessCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import CollectorRegistry
 
 from exporter.metrics import catalog
-from exporter.metrics.text_format import NO_LABELS, Family, Labels, labels
-
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_GC_NAMES = {"collections": "collections", "objects_collected": "collected", "objects_uncollectable": "uncollectable"}
+from exporter.metrics.text_format import Family, Kind, labels
 
 
 class ProcessMetrics:
     """Reads ``/proc/self`` and the garbage collector's counters when asked."""
 
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
     def families(self) -> list[Family]:
-        """The families that the catalogue lists, in its order; those of ``/proc`` only where there is one."""
-        values: dict[str, dict[Labels, float]] = {
-            f"python_gc_{name}_total": {
-                labels(("generation", str(number))): float(of[key]) for number, of in enumerate(gc.get_stats())
+        """The families that the catalogue lists, in its order; none where there is no ``/proc``."""
+        found = {family.name: family for family in _families(self._registry.collect())}
+        return [found[metric.name] for metric in catalog.PROCESS if metric.name in found]
+
+
+def _families(metrics: Iterable[Metric]) -> Iterable[Family]:
+    for metric in metrics:
+        kind = Kind.COUNTER if metric.type == "counter" else Kind.GAUGE
+        known = catalog.BY_NAME.get(metric.name + "_total" if kind is Kind.COUNTER else metric.name)
+        if known is not None:
+            values = {
+                labels(*sorted(sample.labels.items())): sample.value
+                for sample in metric.samples
+                if sample.name == known.name
             }
-            for name, key in _GC_NAMES.items()
-        }
-        with contextlib.suppress(OSError):
-            values |= {f"process_{name}": {NO_LABELS: value} for name, value in _of_proc().items()}
-        return [
-            Family(name=one.name, kind=one.kind, help=one.help, values=values[one.name])
-            for one in catalog.PROCESS
-            if one.name in values
-        ]
-
-
-def _of_proc() -> dict[str, float]:
-    """Read the figures of this process.
-
-    Raises:
-        OSError: There is no ``/proc``.
-    """
-    words = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    booted = float(Path("/proc/stat").read_bytes().partition(b"btime ")[2].split()[0])
-    return {
-        "cpu_seconds_total": (int(words[11]) + int(words[12])) / _TICKS_PER_SECOND,
-        "resident_memory_bytes": float(words[21]) * resource.getpagesize(),
-        "virtual_memory_bytes": float(words[20]),
-        "start_time_seconds": booted + int(words[19]) / _TICKS_PER_SECOND,
-        "open_fds": float(sum(1 for _ in Path("/proc/self/fd").iterdir())),
-        "max_fds": float(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-    }
+            yield Family(name=known.name, kind=kind, help=known.help, values=values)
