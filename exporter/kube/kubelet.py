@@ -263,7 +263,7 @@ class Completeness:
 
 
 class KubeletClient:
-    """A channel to the kubelet, from the first call until ``close``.
+    """One channel to the kubelet, for the life of the process.
 
     Args:
         socket_path: Of the kubelet's socket; it need not exist yet.
@@ -325,7 +325,7 @@ class KubeletClient:
         )
 
     async def close(self) -> None:
-        """Close the channel; the next call opens another one."""
+        """Close the channel."""
         if self._channel is not None:
             await self._channel.close(grace=None)
             self._channel = None
@@ -357,11 +357,7 @@ class KubeletClient:
     async def _once(self, method: str, *, wait: bool) -> bytes:
         if self._channel is None:
             check_length(self._path)
-            try:
-                self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
-            except RuntimeError as error:
-                message = f"no thread for a call to the kubelet: {error}; raise the limit of processes"
-                raise AttributionError("unavailable", message) from error
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
         # Without a deserialiser: grpc would turn what it cannot read into a status of its own.
         call: Any = self._channel.unary_unary(method, request_serializer=None, response_deserializer=None)
         raw: bytes = await call(b"", timeout=self._deadline_seconds, wait_for_ready=wait)
@@ -452,9 +448,12 @@ class KubeletPoller:
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        while True:
-            wait_seconds = await self.poll()
-            await asyncio.sleep(wait_seconds)
+        try:
+            while True:
+                wait_seconds = await self.poll()
+                await asyncio.sleep(wait_seconds)
+        finally:
+            await self._client.close()
 
     async def poll(self) -> float:
         """Ask once.
@@ -469,9 +468,6 @@ class KubeletPoller:
             self._failures += 1
             self.problem = str(error)
             return self._wait_after(error.reason)
-        finally:
-            # With its last channel grpc ends its threads, which wake up some thirty times a second otherwise.
-            await self._client.close()
         self._failures = 0
         self.problem = ""
         if missed := self._client.allocatable_error:
