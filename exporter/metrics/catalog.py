@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from exporter.metrics import process_catalog, text_format
+from exporter.metrics import text_format
 from exporter.metrics.text_format import Kind, Metric
 from exporter.metrics.text_format import of_device as _device
 from exporter.metrics.text_format import of_owner as _owner
@@ -563,11 +563,26 @@ STATE_SAVED_TIMESTAMP_SECONDS = _own(
     "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the save that is shown, in seconds."
 )
 
-ALL: tuple[Metric, ...] = (
-    *(value for value in list(globals().values()) if isinstance(value, Metric)),
-    *process_catalog.ALL,
+PROCESS: tuple[Metric, ...] = (
+    _own("process_cpu_seconds_total", "User and system CPU time of this process, in seconds.", kind=_COUNTER),
+    _own("process_resident_memory_bytes", "Resident memory of this process, in bytes."),
+    _own("process_virtual_memory_bytes", "Virtual memory of this process, in bytes."),
+    _own("process_start_time_seconds", "Unix time of this process' start, in seconds."),
+    _own("process_open_fds", "File descriptors that this process has open."),
+    _own("process_max_fds", "File descriptors that this process may open."),
+    _own("python_gc_collections_total", "Runs of Python's garbage collector.", "generation", kind=_COUNTER),
+    _own(
+        "python_gc_objects_collected_total", "Objects freed by Python's garbage collector.", "generation", kind=_COUNTER
+    ),
+    _own(
+        "python_gc_objects_uncollectable_total",
+        "Objects that Python's garbage collector could not free.",
+        "generation",
+        kind=_COUNTER,
+    ),
 )
+"""Of the agent's own process, under the usual names of Prometheus clients; read when the page is rendered."""
+
+ALL: tuple[Metric, ...] = (*(value for value in list(globals().values()) if isinstance(value, Metric)), *PROCESS)
 """In the order above, which is the order on the page."""
 BY_NAME = {metric.name: metric for metric in ALL}
-PROCESS: tuple[Metric, ...] = process_catalog.ALL
-"""Of the agent's own process, read when the page is rendered."""

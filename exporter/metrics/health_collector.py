@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from exporter.metrics import catalog
+from exporter.metrics.dcgm_names import table_lines
 from exporter.metrics.text_format import Kind, Labels, Metric, plus
 from exporter.model import CLOCK_EVENTS, DeviceEvents, DeviceState, DeviceView, Field, Snapshot, xid_tier
 
@@ -302,74 +303,11 @@ def _in_window(
         yield (window,), 0
 
 
-_TEXTS = {
-    8: "GPU stopped processing",
-    13: "Graphics Engine Exception",
-    16: "Display engine hung",
-    24: "GPU semaphore timeout",
-    25: "Invalid or illegal push buffer stream",
-    31: "GPU memory page fault",
-    32: "Invalid or corrupted push buffer stream",
-    38: "Driver firmware error",
-    42: "Video processor exception",
-    43: "GPU stopped processing",
-    44: "Graphics engine fault during context switch",
-    45: "Preemptive cleanup, due to previous errors",
-    48: "Double Bit ECC Error",
-    54: "Auxiliary power not connected",
-    56: "Display engine error",
-    57: "Error programming the video memory interface",
-    58: "Unstable video memory interface",
-    59: "Internal micro-controller error",
-    60: "Video processor exception",
-    61: "Internal micro-controller breakpoint/warning",
-    62: "Internal micro-controller halt",
-    63: "ECC page retirement or row remapping recording event",
-    64: "ECC page retirement or row remapper recording failure",
-    65: "Video processor exception",
-    66: "Illegal access by driver",
-    67: "Illegal access by driver",
-    68: "Video decoder exception",
-    69: "Graphics engine class error",
-    70: "Unknown copy engine error",
-    71: "Unknown copy engine error",
-    72: "Unknown copy engine error",
-    73: "Video encoder exception",
-    74: "NVLINK Error",
-    79: "GPU has fallen off the bus",
-    80: "Corrupted data sent to the GPU",
-    92: "High single-bit ECC error rate",
-    93: "InfoROM update failed",
-    94: "Contained ECC error",
-    95: "Uncontained ECC error",
-    109: "Context switch timeout",
-    110: "Security fault",
-    119: "GSP RPC Timeout",
-    120: "GSP Error",
-    121: "Corrected C2C link error",
-    122: "SPI power management RPC failure",
-    123: "SPI power management RPC timeout",
-    136: "Link training failed",
-    137: "NVLink fault from a remote GPU",
-    140: "Unrecovered ECC error",
-    143: "GPU initialisation error",
-    144: "NVLink SAW error",
-    145: "NVLink RLW error",
-    146: "NVLink TLW error",
-    147: "NVLink TREX error",
-    148: "NVLink NVLPW error",
-    149: "NVLink NETIR error",
-    150: "NVLink MSE error",
-    151: "Key rotation error",
-    154: "GPU recovery action changed",
-    155: "NVLink software-defined error",
-    156: "Resource retirement recorded",
-    157: "Resource retirement failed",
-}
+_TEXTS = dict(line.split(" ", 1) for line in table_lines("xid_texts.txt"))
 
 
 def text(code: int) -> str:
     """What an Xid code means, in a few words."""
     if code == 0:
         return "No error"
-    return _TEXTS.get(code, "Unknown error")
+    return _TEXTS.get(str(code), "Unknown error")
