@@ -372,8 +372,8 @@ def _tell_others(settings: Iterable[GivenFlag], environ: Mapping[str, str], done
 _NONE = "none"
 
 
-def settled(text: str | None, dcgm_names: str | None) -> str:
-    """Name of the label, empty for none: what was chosen, else what goes with the names of the metrics."""
+def hostname_label(text: str | None, dcgm_names: str | None) -> str:
+    """Return the name of the label, empty for none: what was chosen, else what goes with the names of the metrics."""
     if text is None:
         return "hostname" if dcgm_names == "4.9" else "Hostname"
     return "" if text == _NONE else text

@@ -1,6 +1,7 @@
 """Every option of the agent and the cost service, one value each; flags, help and docs are made from this table."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from urllib.parse import urlsplit
 
 from exporter.config import types
@@ -9,24 +10,23 @@ from exporter.config.types import CURRENCIES, DEFAULT_ADDRESS, ENGINE_ADDRESS, O
 
 ENV_PREFIX = "GPU_COST_EXPORTER_"
 
-SERVE, SAMPLE, ATTRIBUTE, SHOW = "Serving", "Sampling", "Attribution", "What is exported"
-OWN, COST, RUN = "Owners", "Cost", "Running"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``key`` is its name in the file; the flag and the variable follow from it.
+    """One option. ``key`` is its name in the file; the flag, the variable and the setting's field follow from it.
 
     ``default`` is what a user would have to write; ``None`` where the option is unset by default.
     """
 
     key: str
     kind: OptionType
-    default: str | None
+    default: str | None = None
+    _: KW_ONLY
     help: str
-    group: str
     unit: str = ""
     default_note: str = ""
+    group: str = ""
+    """Heading under which help and docs list it."""
 
     @property
     def flag(self) -> str:
@@ -38,368 +38,322 @@ class Option:
         """``GPU_COST_EXPORTER_SAMPLE_INTERVAL``."""
         return ENV_PREFIX + self.key.upper().replace("-", "_")
 
+    @property
+    def field(self) -> str:
+        """``sample_interval_seconds``."""
+        return self.key.replace("-", "_").removesuffix(self.kind.suffix) + self.kind.suffix
+
+    def usage(self, also: Sequence[str] = ()) -> str:
+        """Return the help of a command line; ``also`` are other names of the flag."""
+        default = self.default_note or self.default or "none"
+        unit = f" {self.unit}" if self.unit else ""
+        allowed = "" if self.kind.metavar.startswith("{") else f" Allowed: {self.kind.allowed}."
+        names = f" [also: {', '.join(also)}]" if also else ""
+        return f"{self.help}{allowed} [default: {default}{unit}]{names}".replace("%", "%%")
+
+
+def group(title: str, *options: Option) -> tuple[Option, ...]:
+    """Return options under one heading."""
+    return tuple(replace(option, group=title) for option in options)
+
 
 LOG_FORMAT = Option(
-    key="log-format",
-    kind=types.choice("text", "json"),
-    default="text",
-    group=RUN,
+    "log-format",
+    types.choice("text", "json"),
+    "text",
     help="Form of the log on standard error; one line per event either way.",
 )
 LOG_LEVEL = Option(
-    key="log-level",
-    kind=types.choice("debug", "info", "warning", "error"),
-    default="info",
-    group=RUN,
-    help="Least severe event that is logged.",
+    "log-level", types.choice("debug", "info", "warning", "error"), "info", help="Least severe event that is logged."
 )
 WEB_CONFIG = Option(
-    key="web-config",
-    kind=types.PATH,
-    default=None,
+    "web-config",
+    types.PATH,
     default_note="plain HTTP, no passwords",
-    group=SERVE,
     help="YAML file of TLS and passwords, as Prometheus' own (docs/security.md); read again when it changes.",
 )
 
-OPTIONS: tuple[Option, ...] = (
+_SERVING = group(
+    "Serving",
     Option(
-        key="listen",
-        kind=types.LISTEN,
-        default=":9400",
-        group=SERVE,
+        "listen",
+        types.LISTEN,
+        ":9400",
         help="Address of the page, the metrics and the API; no host means every interface, IPv6 in brackets.",
     ),
     WEB_CONFIG,
     Option(
-        key="release-seconds",
-        kind=types.duration(1, 3600),
-        default="60s",
-        group=SERVE,
+        "release-seconds",
+        types.duration(1, 3600),
+        "60s",
         help="How long SIGUSR1 or POST /-/release closes the driver, so that a GPU reset or driver upgrade can pass.",
     ),
+)
+_SAMPLING = group(
+    "Sampling",
     Option(
-        key="sample-interval",
-        kind=types.duration(0.2, 300),
-        default="1s",
-        group=SAMPLE,
+        "sample-interval",
+        types.duration(0.2, 300),
+        "1s",
         help="Time between two readings of the driver. Prometheus' scrape interval is independent of it.",
     ),
     Option(
-        key="source",
-        kind=types.choice("auto", "nvml", "dcgm"),
-        default="auto",
-        group=SAMPLE,
+        "source",
+        types.choice("auto", "nvml", "dcgm"),
+        "auto",
         help="Where readings come from: NVML and, where dcgm-address is given, DCGM beside it (auto); or one alone.",
     ),
     Option(
-        key="dcgm-address",
-        kind=ENGINE_ADDRESS,
-        default=None,
+        "dcgm-address",
+        ENGINE_ADDRESS,
         default_note=f"no DCGM; {DEFAULT_ADDRESS} with source dcgm",
-        group=SAMPLE,
         help="Where nv-hostengine listens, port 5555 unless given; embedded: an engine of the agent's own.",
     ),
     Option(
-        key="idle-threshold",
-        kind=types.RATIO,
-        default="0.05",
+        "idle-threshold",
+        types.RATIO,
+        "0.05",
         unit="ratio of the device",
-        group=SAMPLE,
         help="A holder is idle while its activity is below this.",
     ),
+)
+_ATTRIBUTION = group(
+    "Attribution",
+    Option("attribution", types.SWITCH, "on", help="Ask the kubelet which pod holds which device."),
     Option(
-        key="attribution",
-        kind=types.SWITCH,
-        default="on",
-        group=ATTRIBUTE,
-        help="Ask the kubelet which pod holds which device.",
-    ),
-    Option(
-        key="kubelet-socket",
-        kind=types.SOCKET,
-        default="/var/lib/kubelet/pod-resources/kubelet.sock",
-        group=ATTRIBUTE,
+        "kubelet-socket",
+        types.SOCKET,
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
         help="The kubelet's pod-resources socket. In a container mount its directory, never the socket itself.",
     ),
+    Option("kubelet-interval", types.duration(1, 300), "5s", help="Time between two questions to the kubelet."),
     Option(
-        key="kubelet-interval",
-        kind=types.duration(1, 300),
-        default="5s",
-        group=ATTRIBUTE,
-        help="Time between two questions to the kubelet.",
-    ),
-    Option(
-        key="attribution-expiry",
-        kind=types.duration(5, 3600),
-        default="60s",
-        group=ATTRIBUTE,
+        "attribution-expiry",
+        types.duration(5, 3600),
+        "60s",
         help="How long the kubelet's last answer holds while it cannot be asked; after that allocation is unknown.",
     ),
     Option(
-        key="gpu-resources",
-        kind=types.RESOURCES,
-        default="nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*,volcano.sh/vgpu-number",
-        group=ATTRIBUTE,
+        "gpu-resources",
+        types.RESOURCES,
+        "nvidia.com/gpu,nvidia.com/gpu.shared,nvidia.com/mig-*,volcano.sh/vgpu-number",
         help="Extended resources that are GPUs, as names or patterns. NVIDIA_RESOURCE_NAMES adds to them.",
     ),
     Option(
-        key="node-name",
-        kind=types.NAME,
-        default=None,
+        "node-name",
+        types.NAME,
         default_note="$NODE_NAME, else the host name",
-        group=ATTRIBUTE,
         help="Name of this node in labels and on the page.",
     ),
     Option(
-        key="proc-root",
-        kind=types.PATH,
-        default="/proc",
-        group=ATTRIBUTE,
+        "proc-root",
+        types.PATH,
+        "/proc",
         help="Where the host's /proc is: tells which pod a process belongs to. Needs the host's PID namespace.",
     ),
     Option(
-        key="pod-log-root",
-        kind=types.PATH,
-        default="/var/log/pods",
-        group=ATTRIBUTE,
+        "pod-log-root",
+        types.PATH,
+        "/var/log/pods",
         help="Where the kubelet keeps pod logs; only the directories' names are read, to name a pod by its uid.",
     ),
     Option(
-        key="workload-manager",
-        kind=types.choice("kubernetes", "slurm", "host"),
-        default="kubernetes",
-        group=ATTRIBUTE,
+        "workload-manager",
+        types.choice("kubernetes", "slurm", "host"),
+        "kubernetes",
         help="Who gives out this node's GPUs: pods by the kubelet, Slurm's jobs, or nobody: users and systemd units.",
     ),
     Option(
-        key="job-mapping-dir",
-        kind=types.PATH,
-        default=None,
+        "job-mapping-dir",
+        types.PATH,
         default_note="jobs by their processes' cgroups alone",
-        group=ATTRIBUTE,
         help="Slurm: directory of files named by GPU (0, or 2.1 for an instance) with one job id per line.",
     ),
+)
+_OWNERS = group(
+    "Owners",
     Option(
-        key="kube-metadata",
-        kind=types.SWITCH,
-        default="off",
-        group=OWN,
+        "kube-metadata",
+        types.SWITCH,
+        "off",
         default_note="off; on for a simulated node",
         help="Ask the Kubernetes API for the metadata of this node's pods: workloads, teams, queues, DRA, fractions.",
     ),
     Option(
-        key="kubeconfig",
-        kind=types.PATH,
-        default=None,
+        "kubeconfig",
+        types.PATH,
         default_note="the service account's in a pod, else $KUBECONFIG or ~/.kube/config",
-        group=OWN,
         help="How to reach the Kubernetes API.",
     ),
     Option(
-        key="kube-start-jitter",
-        kind=types.duration(0, 600),
-        default="60s",
-        group=OWN,
+        "kube-start-jitter",
+        types.duration(0, 600),
+        "60s",
         help="The first question to the API comes at a random time within this, so that a fleet does not ask at once.",
     ),
     Option(
-        key="team-keys",
-        kind=types.KEYS,
-        default="team,owner,project,cost-center,costcenter,cost_center,department",
-        group=OWN,
+        "team-keys",
+        types.KEYS,
+        "team,owner,project,cost-center,costcenter,cost_center,department",
         help="Labels or annotations that name the team; the first found on the pod, then on its namespace.",
     ),
     Option(
-        key="cost-labels",
-        kind=types.LABEL_KEYS,
-        default=None,
+        "cost-labels",
+        types.LABEL_KEYS,
         default_note="none",
-        group=OWN,
         help="Labels of pods, else of their namespaces, by which the ledger divides time, money and energy; at most 8.",
     ),
     Option(
-        key="namespace-teams",
-        kind=types.SWITCH,
-        default="on",
-        group=OWN,
+        "namespace-teams",
+        types.SWITCH,
+        "on",
         help="Look for a team and cost labels on the namespace too; needs the right to get namespaces.",
     ),
     Option(
-        key="pod-labels",
-        kind=types.KEYS,
-        default=None,
+        "pod-labels",
+        types.KEYS,
         default_note="none",
-        group=OWN,
         help="Pod labels shown on gpu_pod_info as label_<name>; at most 10.",
     ),
     Option(
-        key="pod-annotations",
-        kind=types.KEYS,
-        default=None,
+        "pod-annotations",
+        types.KEYS,
         default_note="none",
-        group=OWN,
         help="Pod annotations shown on gpu_pod_info as annotation_<name>, cut to 128 characters; at most 10.",
     ),
     Option(
-        key="reservation-namespaces",
-        kind=types.KEYS,
-        default="kai-resource-reservation,runai-reservation",
-        group=OWN,
+        "reservation-namespaces",
+        types.KEYS,
+        "kai-resource-reservation,runai-reservation",
         help="Namespaces of the pods that hold GPUs for fractions of KAI or Run:ai.",
     ),
+)
+_EXPORTED = group(
+    "What is exported",
     Option(
-        key="collectors",
-        kind=types.PATH,
-        default=None,
+        "collectors",
+        types.PATH,
         default_note="dcgm-exporter's default set",
-        group=SHOW,
         help="CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names. Or"
         " wide: a preset with what dashboards of GKE, OKE and OpenShift read.",
     ),
     Option(
-        key="dcgm-names",
-        kind=types.choice("legacy", "4.9"),
-        default="legacy",
-        group=SHOW,
+        "dcgm-names",
+        types.choice("legacy", "4.9"),
+        "legacy",
         help="Spelling of the default set: names up to dcgm-exporter 4.8, or those from 4.9 on.",
     ),
     Option(
-        key="hostname-label",
-        kind=HOSTNAME_LABEL,
-        default=None,
+        "hostname-label",
+        HOSTNAME_LABEL,
         default_note="Hostname with legacy names, hostname with 4.9 names",
-        group=SHOW,
         help="Name of the DCGM_FI_* label that carries the node's name. none: no such label.",
     ),
+    Option("dcgm-pod-uid", types.SWITCH, "off", help="Add pod_uid to the DCGM_FI_* series of pods, where it is known."),
     Option(
-        key="dcgm-pod-uid",
-        kind=types.SWITCH,
-        default="off",
-        group=SHOW,
-        help="Add pod_uid to the DCGM_FI_* series of pods, where it is known.",
-    ),
-    Option(
-        key="dcgm-old-labels",
-        kind=types.SWITCH,
-        default="off",
-        group=SHOW,
+        "dcgm-old-labels",
+        types.SWITCH,
+        "off",
         help="Name labels of the DCGM_FI_* series uuid, container_name, pod_name, pod_namespace, as of old.",
     ),
     Option(
-        key="dcgm-model-hyphens",
-        kind=types.SWITCH,
-        default="off",
-        group=SHOW,
+        "dcgm-model-hyphens",
+        types.SWITCH,
+        "off",
         help="Write modelName of the DCGM_FI_* series with hyphens for blanks: NVIDIA-H100-80GB-HBM3.",
     ),
     Option(
-        key="xid-count-window",
-        kind=types.duration(1, 3600),
-        default="5m",
-        group=SHOW,
+        "xid-count-window",
+        types.duration(1, 3600),
+        "5m",
         help="Span that DCGM_EXP_XID_ERRORS_COUNT counts in, where the collectors file asks for it.",
     ),
     Option(
-        key="clock-events-window",
-        kind=types.duration(1, 3600),
-        default="5m",
-        group=SHOW,
+        "clock-events-window",
+        types.duration(1, 3600),
+        "5m",
         help="Span that DCGM_EXP_CLOCK_EVENTS_COUNT counts in, where the collectors file asks for it.",
     ),
     Option(
-        key="series-limit",
-        kind=types.count(100, 10_000_000),
-        default="20000",
+        "series-limit",
+        types.count(100, 10_000_000),
+        "20000",
         unit="series",
-        group=SHOW,
         help="Pod series beyond this many are dropped, and counted in gpu_exporter_dropped_series_total.",
     ),
     Option(
-        key="linger",
-        kind=types.duration(60, 86_400),
-        default="5m",
-        group=SHOW,
+        "linger",
+        types.duration(60, 86_400),
+        "5m",
         help="How long a container's counters are shown after its end, so that Prometheus sees their last values.",
     ),
+)
+_COST = group(
+    "Cost",
     Option(
-        key="price-book",
-        kind=types.PATH,
-        default=None,
+        "price-book",
+        types.PATH,
         default_note="the bundled list prices",
-        group=COST,
         help="YAML file of prices (see: prices check); read again at SIGHUP. none: no prices, no money.",
     ),
     Option(
-        key="instance-type",
-        kind=types.NAME,
-        default=None,
+        "instance-type",
+        types.NAME,
         default_note="not known",
-        group=COST,
         help="Instance type of this node, such as p5.48xlarge, for the rows of the price book that ask for one.",
     ),
     Option(
-        key="capacity-type",
-        kind=types.choice("on-demand", "spot", "reserved"),
-        default=None,
+        "capacity-type",
+        types.choice("on-demand", "spot", "reserved"),
         default_note="not known",
-        group=COST,
         help="How this node is paid for, for the rows of the price book that ask for it.",
     ),
     Option(
-        key="region",
-        kind=types.NAME,
-        default=None,
+        "region",
+        types.NAME,
         default_note="not known",
-        group=COST,
         help="Region of this node, such as us-east-1, for the rows of the price book that ask for one.",
     ),
+)
+_RUNNING = group(
+    "Running",
     Option(
-        key="state-dir",
-        kind=types.PATH,
-        default=None,
+        "state-dir",
+        types.PATH,
         default_note="nothing is kept",
-        group=RUN,
         help="Existing directory for what is kept across restarts.",
     ),
     Option(
-        key="lock-dir",
-        kind=types.PATH,
-        default="/run/gpu-cost-exporter",
-        group=RUN,
+        "lock-dir",
+        types.PATH,
+        "/run/gpu-cost-exporter",
         help="Directory of the host with the lock by which one agent per node writes the ledger; made where it is "
         "missing. A simulated node uses it only where it is given.",
     ),
     Option(
-        key="state-interval",
-        kind=types.duration(1, 300),
-        default="5s",
-        group=RUN,
+        "state-interval",
+        types.duration(1, 300),
+        "5s",
         help="Time between two saves of the ledger; counters show what has been saved.",
     ),
     Option(
-        key="simulate",
-        kind=types.NAME,
-        default=None,
+        "simulate",
+        types.NAME,
         default_note="the real node",
-        group=RUN,
         help="Show a simulated node instead: a shipped scenario (see: simulate list) or a file. Touches nothing real.",
     ),
     Option(
-        key="simulate-hour",
-        kind=types.duration(1, 3600),
-        default="1h",
-        group=RUN,
+        "simulate-hour",
+        types.duration(1, 3600),
+        "1h",
         help="How long an hour of the activity windows of a simulated node lasts: demonstrations need not.",
     ),
     LOG_FORMAT,
     LOG_LEVEL,
 )
+OPTIONS: tuple[Option, ...] = (*_SERVING, *_SAMPLING, *_ATTRIBUTION, *_OWNERS, *_EXPORTED, *_COST, *_RUNNING)
 
 BY_KEY = {option.key: option for option in OPTIONS}
-
-
-BOOKS = "Reading and keeping"
 
 
 def _parse_url(text: str) -> str:
@@ -419,12 +373,6 @@ def _parse_days(text: str) -> int:
     return int(number)
 
 
-def _parse_currency(text: str) -> str:
-    if text.strip() not in CURRENCIES:
-        raise ValueError(text)
-    return text.strip()
-
-
 _MOST_DAYS = 3650
 URL = OptionType(
     parse=_parse_url,
@@ -433,79 +381,64 @@ URL = OptionType(
     metavar="URL",
 )
 CURRENCY = OptionType(
-    parse=_parse_currency, noun="a currency", allowed="an ISO 4217 code such as USD or EUR", metavar="CODE"
+    parse=types.checked(str.strip, CURRENCIES.__contains__),
+    noun="a currency",
+    allowed="an ISO 4217 code such as USD or EUR",
+    metavar="CODE",
 )
 DAYS = OptionType(parse=_parse_days, noun="a number of days", allowed="0d to 3650d", metavar="DAYS")
 
-SERVE_OPTIONS: tuple[Option, ...] = (
+_SERVING_OF_SERVICE = group(
+    "Serving",
     Option(
-        key="listen",
-        kind=types.LISTEN,
-        default=":9401",
-        group=SERVE,
+        "listen",
+        types.LISTEN,
+        ":9401",
         help="Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets.",
     ),
     WEB_CONFIG,
     Option(
-        key="external-url",
-        kind=URL,
-        default=None,
+        "external-url",
+        URL,
         default_note="links are relative to the host",
-        group=SERVE,
         help="Where people reach the service, for links; its path is the prefix behind a proxy, as /cost.",
     ),
+    Option("title", types.NAME, "GPU cost", help="Head of every page."),
+)
+_BOOKS = group(
+    "Reading and keeping",
     Option(
-        key="title",
-        kind=types.NAME,
-        default="GPU cost",
-        group=SERVE,
-        help="Head of every page.",
-    ),
-    Option(
-        key="store",
-        kind=types.PATH,
-        default=None,
+        "store",
+        types.PATH,
         default_note="only what Prometheus still has",
-        group=BOOKS,
         help="File that keeps closed days (SQLite); made where there is none. One service writes to it.",
     ),
+    Option("budgets", types.PATH, default_note="no budgets", help="YAML file of budgets; read again at SIGHUP."),
     Option(
-        key="budgets",
-        kind=types.PATH,
-        default=None,
-        default_note="no budgets",
-        group=BOOKS,
-        help="YAML file of budgets; read again at SIGHUP.",
-    ),
-    Option(
-        key="currency",
-        kind=CURRENCY,
-        default=None,
+        "currency",
+        CURRENCY,
         default_note="the only currency; with several each request must name one",
-        group=BOOKS,
         help="Currency of OpenCost's API where a request names none, since clients of OpenCost never do.",
     ),
     Option(
-        key="timezone",
-        kind=types.ZONE,
-        default="UTC",
-        group=BOOKS,
+        "timezone",
+        types.ZONE,
+        "UTC",
         help="Time zone of the days, weeks and months that a period names; it differs from UTC by whole hours.",
     ),
     Option(
-        key="refresh-interval",
-        kind=types.duration(10, 86_400),
-        default="5m",
-        group=BOOKS,
+        "refresh-interval",
+        types.duration(10, 86_400),
+        "5m",
         help="Time between two looks for newer hours, budgets and days to close.",
     ),
     Option(
-        key="history",
-        kind=DAYS,
-        default="90d",
-        group=BOOKS,
-        help="How many days back the store is filled from Prometheus, as far as that has them.",
+        "history", DAYS, "90d", help="How many days back the store is filled from Prometheus, as far as that has them."
     ),
+)
+_RUNNING_OF_SERVICE = group(
+    "Running",
     LOG_FORMAT,
     LOG_LEVEL,
 )
+SERVE_OPTIONS: tuple[Option, ...] = (*_SERVING_OF_SERVICE, *_BOOKS, *_RUNNING_OF_SERVICE)

@@ -13,11 +13,14 @@ from pathlib import Path
 import yaml
 
 from exporter.accounting.prices import Match, OnPrem, PriceBook, PriceRow, overlaps
-from exporter.config.types import CURRENCIES, KNOWN_MODELS
-from exporter.config.yaml_file import Fields, compose
+from exporter.config.types import CURRENCIES
+from exporter.config.yaml_file import Fields, compose, read_text
 from exporter.errors import ConfigError
 from exporter.model import NodeFacts, Price
 
+_FILES = files("exporter.config")
+KNOWN_MODELS = tuple(_FILES.joinpath("known_models.txt").read_text(encoding="utf-8").splitlines())
+"""Names that NVIDIA's driver has for its GPUs."""
 CAPACITY_TYPES = ("on-demand", "spot", "reserved")
 WAYS = ("per_gpu_hour", "node_hour", "on_prem")
 _MOST, _MOST_GPUS = 1e12, 1024
@@ -189,7 +192,7 @@ def _day(fields: Fields) -> date | None:
 
 BUNDLED_NAME = "list-prices"
 OFF = Path("none")
-_MOST_BYTES, _MOST_ROWS, _LEAST_PART = 8 * 1024 * 1024, 20_000, 1e-9
+_MOST_ROWS, _LEAST_PART = 20_000, 1e-9
 _MOST_OVERLAPS = 100
 _DAY_SECONDS = 86_400
 # Helm and other tools read YAML's on and off as truth, and write them back as that.
@@ -209,13 +212,13 @@ def load(path: Path | None) -> PriceBook:
         return PriceBook(name=BUNDLED_NAME, currency=bundled().currency, fallback=bundled())
     if path == OFF:
         return PriceBook()
-    return parse(read_text(path), str(path))
+    return parse(read_book(path), str(path))
 
 
 @cache
 def bundled() -> PriceBook:
     """The list prices that come with this program."""
-    text = files("exporter.config").joinpath("prices.yaml").read_text(encoding="utf-8")
+    text = _FILES.joinpath("prices.yaml").read_text(encoding="utf-8")
     return parse(text, "prices.yaml", name=BUNDLED_NAME)
 
 
@@ -263,23 +266,13 @@ def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[s
     return book, tuple(problems)
 
 
-def read_text(path: Path) -> str:
-    """The text of a price book's file.
+def read_book(path: Path) -> str:
+    """Return the text of a price book's file.
 
     Raises:
         ConfigError: Where it cannot be read.
     """
-    where = f"price-book: cannot read {path}"
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"price-book: {path} is larger than {_MOST_BYTES >> 20} MiB; give a price book")
-        return content.decode()
-    except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}; allowed: a readable YAML file, or none") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where}: not UTF-8 text; allowed: a YAML file, or none") from None
+    return read_text(path, "price-book", "a price book", "allowed: a readable YAML file, or none", most_mib=8)
 
 
 def _rows(top: Fields, head: BookHead) -> tuple[list[ReadRow], dict[int, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from exporter.config import types
-from exporter.config.options import Option
+from exporter.config.options import Option, group
 from exporter.config.resolve import CONFIG_ENV, settle
 from exporter.config.types import OptionType
 from exporter.errors import ConfigError
@@ -63,105 +63,74 @@ HEADERS = OptionType(
     is_list=True,
 )
 
-PROMETHEUS_OPTIONS: tuple[Option, ...] = (
+PROMETHEUS_OPTIONS = group(
+    GROUP,
     Option(
-        key="prometheus",
-        kind=URL,
-        default=None,
+        "prometheus",
+        URL,
         default_note="none",
-        group=GROUP,
         help="Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path if need be: http://host:9090,"
         " https://mimir/prometheus, http://vmselect:8481/select/0/prometheus.",
     ),
     Option(
-        key="prometheus-token-file",
-        kind=types.PATH,
-        default=None,
-        default_note="no token",
-        group=GROUP,
-        help="File with a bearer token; read at each use.",
+        "prometheus-token-file", types.PATH, default_note="no token", help="File with a bearer token; read at each use."
     ),
     Option(
-        key="prometheus-username",
-        kind=types.NAME,
-        default=None,
-        default_note="no basic authentication",
-        group=GROUP,
-        help="User of basic authentication.",
+        "prometheus-username", types.NAME, default_note="no basic authentication", help="User of basic authentication."
     ),
     Option(
-        key="prometheus-password-file",
-        kind=types.PATH,
-        default=None,
+        "prometheus-password-file",
+        types.PATH,
         default_note="none",
-        group=GROUP,
         help="File with that user's password; read at each use.",
     ),
     Option(
-        key="prometheus-ca-file",
-        kind=types.PATH,
-        default=None,
+        "prometheus-ca-file",
+        types.PATH,
         default_note="the system's",
-        group=GROUP,
         help="PEM file of the authorities that may vouch for the server, instead of the system's.",
     ),
     Option(
-        key="prometheus-cert-file",
-        kind=types.PATH,
-        default=None,
+        "prometheus-cert-file",
+        types.PATH,
         default_note="none",
-        group=GROUP,
         help="PEM file of a client certificate, for a server that asks for one.",
     ),
     Option(
-        key="prometheus-key-file",
-        kind=types.PATH,
-        default=None,
+        "prometheus-key-file",
+        types.PATH,
         default_note="in the certificate's file",
-        group=GROUP,
         help="PEM file of the client certificate's key, without a passphrase.",
     ),
     Option(
-        key="prometheus-skip-verify",
-        kind=types.SWITCH,
-        default="off",
-        group=GROUP,
+        "prometheus-skip-verify",
+        types.SWITCH,
+        "off",
         help="Do not check the server's certificate. Anybody in between can then read the token and change figures.",
     ),
     Option(
-        key="prometheus-headers",
-        kind=HEADERS,
-        default=None,
+        "prometheus-headers",
+        HEADERS,
         default_note="none",
-        group=GROUP,
         help="More headers, such as the tenant of Mimir or Cortex: X-Scope-OrgID=team-a.",
     ),
     Option(
-        key="prometheus-timeout",
-        kind=types.duration(1, 3600),
-        default="60s",
-        group=GROUP,
+        "prometheus-timeout",
+        types.duration(1, 3600),
+        "60s",
         help="How long one question may take; it is sent along, so that the server stops, too.",
     ),
+    Option("prometheus-concurrency", types.count(1, 64), "4", help="Questions at the same time."),
     Option(
-        key="prometheus-concurrency",
-        kind=types.count(1, 64),
-        default="4",
-        group=GROUP,
-        help="Questions at the same time.",
-    ),
-    Option(
-        key="prometheus-retries",
-        kind=types.count(0, 20),
-        default="4",
-        group=GROUP,
+        "prometheus-retries",
+        types.count(0, 20),
+        "4",
         help="How often a question is asked again after a timeout, an overload or a broken connection.",
     ),
     Option(
-        key="cluster-label",
-        kind=types.LABEL,
-        default="cluster",
-        group=GROUP,
+        "cluster-label",
+        types.LABEL,
+        "cluster",
         help="Label that tells clusters apart where one Prometheus has several.",
     ),
 )
@@ -169,15 +138,9 @@ PROMETHEUS_OPTIONS: tuple[Option, ...] = (
 
 def add_prometheus_options(parser: argparse.ArgumentParser) -> None:
     """Add them to a command, as a group of its own."""
-    group = parser.add_argument_group(GROUP)
+    listed = parser.add_argument_group(GROUP)
     for option in PROMETHEUS_OPTIONS:
-        allowed = "" if option.kind.metavar.startswith("{") else f" Allowed: {option.kind.allowed}."
-        default = option.default_note or option.default
-        group.add_argument(
-            option.flag,
-            metavar=option.kind.metavar,
-            help=f"{option.help}{allowed} [default: {default}]".replace("%", "%%"),
-        )
+        listed.add_argument(option.flag, metavar=option.kind.metavar, help=option.usage())
 
 
 def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str]) -> PrometheusSettings:
@@ -210,35 +173,19 @@ def settings_of(values: Mapping[str, Any], problems: list[str]) -> PrometheusSet
     """
     before = len(problems)
     problems += _together(values)
-    problems += [problem for key in _FILES if values[key] for problem in _file_problem(key, Path(values[key]))]
+    problems += [problem for key in _FILES if values[key] for problem in _file_problem(key, values[key])]
     if not values["prometheus"]:
         return None
     problems += address_problems(values["prometheus"])
     if len(problems) > before or any(values[key] is None for key in _NEEDED):
         return None
-    return PrometheusSettings(
-        url=values["prometheus"].rstrip("/"),
-        token_file=_path(values["prometheus-token-file"]),
-        username=values["prometheus-username"] or "",
-        password_file=_path(values["prometheus-password-file"]),
-        ca_file=_path(values["prometheus-ca-file"]),
-        cert_file=_path(values["prometheus-cert-file"]),
-        key_file=_path(values["prometheus-key-file"]),
-        skip_verify=values["prometheus-skip-verify"],
-        headers=values["prometheus-headers"] or (),
-        timeout_seconds=values["prometheus-timeout"],
-        concurrency=values["prometheus-concurrency"],
-        retries=values["prometheus-retries"],
-        cluster_label=values["cluster-label"],
-    )
+    fields = {option.field.removeprefix("prometheus_"): values[option.key] for option in PROMETHEUS_OPTIONS}
+    url = fields.pop("prometheus").rstrip("/")
+    return PrometheusSettings(url=url, **{name: value for name, value in fields.items() if value is not None})
 
 
 _FILES = tuple(option.key for option in PROMETHEUS_OPTIONS if option.kind is types.PATH)
 _NEEDED = tuple(option.key for option in PROMETHEUS_OPTIONS if option.default is not None)
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 def address_problems(url: str) -> list[str]:

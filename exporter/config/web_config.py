@@ -9,11 +9,11 @@ from typing import Literal
 
 import yaml
 
-from exporter.config.yaml_file import Fields, compose
+from exporter.config.yaml_file import Fields, compose, read_text
 from exporter.errors import ConfigError
 
 ClientAuth = Literal["none", "if-given", "required"]
-_MOST_BYTES, _MOST_USERS, _MOST_NAMES = 1 << 20, 1000, 1000
+_MOST_USERS, _MOST_NAMES = 1000, 1000
 _LEAST_COST, _MOST_COST = 4, 16
 _HASH = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -141,16 +141,7 @@ def load(path: Path) -> WebSettings:
     Raises:
         ConfigError: With all mistakes at once: file, line, key, what is wrong and what is allowed.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"web-config: {path} is larger than {_MOST_BYTES >> 20} MiB; give a web configuration")
-        text = content.decode()
-    except OSError as error:
-        raise ConfigError(f"web-config: cannot read {path}: {error.strerror}; allowed: a readable YAML file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"web-config: {path} is not UTF-8 text; allowed: a YAML file") from None
+    text = read_text(path, "web-config", "a web configuration", "allowed: a readable YAML file")
     return parse(text, path)
 
 
