@@ -18,12 +18,12 @@ import pytest
 
 from exporter import doctor
 from exporter.accounting.state_file import WriterLock
-from exporter.attribution.diagnosis import Counts, diagnose
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, host, kubernetes
 from exporter.doctor import host as driver
-from exporter.doctor.report import Finding, Level, fail, ok, warn
+from exporter.doctor.layers import Counts, diagnose
+from exporter.doctor.report import Finding, Level, Surroundings, fail, ok, warn
 from exporter.gpu import wire
 from exporter.kube.kubelet import SERVICE
 from exporter.model import (
@@ -48,6 +48,10 @@ SPEAK = "import sys, time; print(end=sys.argv[1], flush=True); time.sleep(60)"
 
 def settings(**changes: object) -> AgentConfig:
     return replace(load_agent({}, {}, check_paths=False), **{"lock_dir": None, **changes})
+
+
+def around(config: AgentConfig) -> Surroundings:
+    return Surroundings(config=config, wall=time.time, monotonic=time.monotonic)
 
 
 def gpu(index: int = 0) -> Gpu:
@@ -75,7 +79,8 @@ def speaking(*messages: Reading | SourceStatus) -> list[str]:
 
 
 async def driver_finding(command: list[str], deadline: float = 20.0) -> tuple[Finding, Reading | None]:
-    return await driver.read(command, env=None, interval_seconds=1.0, deadline_seconds=deadline, clock=time.time)
+    node = replace(around(settings()), worker_command=command, driver_deadline_seconds=deadline)
+    return await driver.read(node, ())
 
 
 async def test_a_driver_that_answers_is_ok_with_its_version() -> None:
@@ -122,12 +127,10 @@ def test_a_driver_that_will_not_list_processes_is_warned_of() -> None:
 
 async def test_a_kubelet_that_is_not_there_is_a_fail_and_attribution_off_a_warning(tmp_path: Path) -> None:
     config = settings(kubelet_socket=str(tmp_path / "none.sock"))
-    finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+    finding, answer = await kubernetes.ask_kubelet(around(config))
     assert (finding.level, answer) == (Level.FAIL, None)
     assert "none.sock" in finding.cause
-    finding, answer = await kubernetes.ask_kubelet(
-        replace(config, attribution=False), clock=time.time, monotonic=time.monotonic
-    )
+    finding, answer = await kubernetes.ask_kubelet(around(replace(config, attribution=False)))
     assert (finding.level, answer) == (Level.WARN, None)
 
 
@@ -136,9 +139,9 @@ async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_
     await server.restart(starting_seconds=60.0)
     config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
     try:
-        finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+        finding, answer = await kubernetes.ask_kubelet(around(config))
         await server.restart()
-        well, told = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+        well, told = await kubernetes.ask_kubelet(around(config))
     finally:
         await server.stop()
     assert (finding.level, answer) == (Level.WARN, None)
@@ -165,7 +168,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     await server.start()
     try:
         config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
-        finding, answer = await kubernetes.ask_kubelet(config, clock=time.time, monotonic=time.monotonic)
+        finding, answer = await kubernetes.ask_kubelet(around(config))
     finally:
         await server.stop(None)
     assert finding.level is Level.WARN
@@ -356,10 +359,8 @@ async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> Non
             listen_port=0,
         )
         gone = SourceStatus(name="nvml", state=SourceState.FAILED, message="no driver")
-        around = doctor.Surroundings(
-            config=config, wall=time.time, monotonic=time.monotonic, worker_command=speaking(gone), simulated=True
-        )
-        found = {finding.name: finding for finding in await doctor.examine(around)}
+        node_around = replace(around(config), worker_command=speaking(gone), simulated=True)
+        found = {finding.name: finding for finding in await doctor.examine(node_around)}
     finally:
         await node.stop()
     assert (found["driver"].level, found["kubernetes API"].level) == (Level.FAIL, Level.OK)

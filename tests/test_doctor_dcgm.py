@@ -13,13 +13,13 @@ import pytest
 from stub_support import compiler
 
 from exporter import doctor
-from exporter.attribution.diagnosis import DCGM
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import dcgm, host, kubernetes
+from exporter.doctor import dcgm, host
 from exporter.doctor import dcgm as dcgm_library
 from exporter.doctor import host as driver
 from exporter.doctor.dcgm import LibraryReport
+from exporter.doctor.layers import layer_agreement
 from exporter.doctor.report import Finding, Level
 from exporter.gpu import wire
 from exporter.gpu.merge import merge
@@ -171,16 +171,15 @@ def speaking(*messages: Reading | SourceStatus) -> list[str]:
 async def engine_finding(
     command: list[str], config: AgentConfig, *, deadline: float = 20.0, clock: Callable[[], float] = time.time
 ) -> tuple[list[Finding], Reading | None]:
-    found, _, last = await dcgm.examine(
-        config,
-        command,
-        (),
-        env=None,
+    around = doctor.Surroundings(
+        config=config,
+        wall=clock,
+        monotonic=time.monotonic,
+        dcgm_command=command,
         simulated=True,
-        interval_seconds=config.sample_interval_seconds,
-        deadline_seconds=deadline,
-        clock=clock,
+        driver_deadline_seconds=deadline,
     )
+    found, _, last = await dcgm.examine(around, ())
     return found, last
 
 
@@ -281,7 +280,8 @@ def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_pa
 
 
 def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
-    found = kubernetes.layer_agreement(None, None, None, on_bus=None, in_driver=None, shown_by=DCGM)
+    node = doctor.Surroundings(config=settings(), wall=time.time, monotonic=time.monotonic)
+    found = layer_agreement(replace(node, config=replace(node.config, source="dcgm")), None)
     assert "DCGM does not work here" in found.cause
     assert "NVML" not in found.cause
 
