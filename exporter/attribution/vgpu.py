@@ -6,19 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from exporter.attribution.device_ids import (
-    ANNOTATION,
-    MIB,
-    Declared,
-    Entry,
-    HolderName,
-    IdKind,
-    ParsedId,
-    comparable_profile,
-    parse,
-    undecided,
-)
+from exporter.attribution.device_ids import IdKind, ParsedId, comparable_profile, parse
 from exporter.attribution.pod_lifecycle import Evidence
+from exporter.attribution.shares import ANNOTATION, MIB, Declared, Entry, HolderName, undecided
 from exporter.model import ContainerAllocation, DeviceIds, PodMetadata
 
 HAMI_DEVICES: Final = "hami.io/vgpu-devices-allocated"
