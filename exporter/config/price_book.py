@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
@@ -30,31 +30,11 @@ _NOT_NEGATIVE, _POSITIVE = "0 or more", "more than 0"
 _TINY = 1e-12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookHead:
-    """What all rows of a book have in common."""
-
-    name: str
-    currency: str
-    gpu_part: float
+_ReadRow = tuple[PriceRow, bool]
+"""A row as far as it could be read; False where its price is not one, so that it is only fit to be compared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rate:
-    per_hour: float
-    per_kwh: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRow:
-    """A row as far as it could be read."""
-
-    row: PriceRow
-    right: bool
-    """False where its price is not one, so that it is only fit to be compared with other rows."""
-
-
-def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
+def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
     """A row; every mistake is among the problems. ``None`` where it cannot be told whom and when it is for."""
     before = len(fields.problems)
     match = Match(
@@ -70,6 +50,7 @@ def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
     comparable = len(fields.problems) == before
     name = fields.take_text("name") or str(number)
     rate = _rate(fields, head.gpu_part)
+    per_hour, per_kwh = rate or (nan, 0.0)
     source = fields.take_text("source", "where the price comes from, such as a list or a contract", needed=True)
     as_of = _day(fields)
     fields.finish()
@@ -79,8 +60,8 @@ def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
         number=number,
         match=match,
         price=Price(
-            per_hour=rate.per_hour if rate else nan,
-            per_kwh=rate.per_kwh if rate else 0.0,
+            per_hour=per_hour,
+            per_kwh=per_kwh,
             currency=head.currency,
             source=f"{head.name}:{name}",
             as_of=as_of.isoformat() if as_of else "",
@@ -89,7 +70,7 @@ def read_row(fields: Fields, number: int, head: BookHead) -> ReadRow | None:
         to_seconds=inf if end is None else end,
         source=source or "",
     )
-    return ReadRow(row=row, right=len(fields.problems) == before)
+    return row, len(fields.problems) == before
 
 
 def moment(seconds: float) -> str:
@@ -100,7 +81,8 @@ def moment(seconds: float) -> str:
     return told.date().isoformat() if seconds % 86_400 == 0 else told.isoformat().replace("+00:00", "Z")
 
 
-def _rate(fields: Fields, gpu_part: float) -> _Rate | None:
+def _rate(fields: Fields, gpu_part: float) -> tuple[float, float] | None:
+    """Return what a GPU costs per hour and per kWh; ``None`` where that is not told."""
     given = [way for way in WAYS if way in fields]
     if len(given) != 1:
         words = f"{' and '.join(given)} are given" if given else "missing"
@@ -115,11 +97,11 @@ def _rate(fields: Fields, gpu_part: float) -> _Rate | None:
     if len(given) != 1:
         return None
     if per_gpu is not None:
-        return _Rate(per_hour=per_gpu)
+        return per_gpu, 0.0
     if per_node is not None and gpus is not None:
-        return _Rate(per_hour=per_node * gpu_part / gpus)
+        return per_node * gpu_part / gpus, 0.0
     if owned is not None:
-        return _Rate(per_hour=owned.per_gpu_hour(gpu_part), per_kwh=owned.per_measured_kwh)
+        return owned.per_gpu_hour(gpu_part), owned.per_measured_kwh
     return None
 
 
@@ -246,24 +228,17 @@ def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[s
     currency = top.take_choice("currency", CURRENCIES, "an ISO 4217 code such as USD or EUR", needed=True)
     gpu_part = top.take_number("gpu_part", "more than 0, at most 1", _LEAST_PART, 1)
     list_prices = top.take_choice("list_prices", _ON | _OFF, "on, off")
-    head = BookHead(
+    head = PriceBook(
         name=name or Path(path).name,
         currency=currency or "",
         gpu_part=1.0 if gpu_part is None else gpu_part,
     )
     found, lines = _rows(top, head)
     top.finish()
-    problems += _overlaps(tuple(read.row for read in found), lines, path)
-    rows = tuple(read.row for read in found if read.right)
-    book = PriceBook(
-        name=head.name,
-        currency=head.currency,
-        gpu_part=head.gpu_part,
-        rows=rows,
-        fallback=None if name or list_prices in _OFF else bundled(),
-        warnings=_warnings(rows, lines, path),
-    )
-    return book, tuple(problems)
+    problems += _overlaps(tuple(row for row, _ in found), lines, path)
+    rows = tuple(row for row, is_right in found if is_right)
+    fallback = None if name or list_prices in _OFF else bundled()
+    return replace(head, rows=rows, fallback=fallback, warnings=_warnings(rows, lines, path)), tuple(problems)
 
 
 def read_book(path: Path) -> str:
@@ -275,20 +250,20 @@ def read_book(path: Path) -> str:
     return read_text(path, "price-book", "a price book", "allowed: a readable YAML file, or none", most_mib=8)
 
 
-def _rows(top: Fields, head: BookHead) -> tuple[list[ReadRow], dict[int, int]]:
+def _rows(top: Fields, head: PriceBook) -> tuple[list[_ReadRow], dict[int, int]]:
     """The rows as far as they could be read, and the line of each row by its number."""
     node = top.take("rows")
     if not isinstance(node, yaml.SequenceNode) or not 0 < len(node.value) <= _MOST_ROWS:
         top.problem("rows", f"missing, empty, no list or too long; allowed: a list of 1 to {_MOST_ROWS} prices")
         return [], {}
-    found: list[ReadRow] = []
+    found: list[_ReadRow] = []
     lines: dict[int, int] = {}
     for number, item in enumerate(node.value, start=1):
         lines[number] = item.start_mark.line + 1
         if not isinstance(item, yaml.MappingNode):
             top.problems.append(f"{top.path}:{lines[number]}: row {number}: not a mapping; allowed: keys with values")
             continue
-        read = read_row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
+        read = _row(Fields(item, top.path, f"row {number}: ", top.problems), number, head)
         if read is not None:
             found.append(read)
     return found, lines

@@ -54,85 +54,57 @@ def _parse_header(text: str) -> tuple[str, str]:
 
 
 # Whatever is wrong with an address is told by ``settings``, which never repeats a password that stands in it.
-URL = OptionType(parse=str.strip, noun="an address", allowed=_ADDRESS, metavar="URL")
+URL = OptionType(str.strip, "an address", _ADDRESS, "URL")
 HEADERS = OptionType(
-    parse=_parse_header,
-    noun="a header",
-    allowed="NAME=VALUE of headers that HTTP itself does not need, separated by commas",
-    metavar="NAME=VALUE,...",
+    _parse_header,
+    "a header",
+    "NAME=VALUE of headers that HTTP itself does not need, separated by commas",
+    "NAME=VALUE,...",
     is_list=True,
 )
 
 PROMETHEUS_OPTIONS = group(
     GROUP,
-    Option(
-        "prometheus",
-        URL,
-        default_note="none",
-        help="Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path if need be: http://host:9090,"
-        " https://mimir/prometheus, http://vmselect:8481/select/0/prometheus.",
-    ),
-    Option(
-        "prometheus-token-file", types.PATH, default_note="no token", help="File with a bearer token; read at each use."
-    ),
-    Option(
-        "prometheus-username", types.NAME, default_note="no basic authentication", help="User of basic authentication."
-    ),
-    Option(
-        "prometheus-password-file",
-        types.PATH,
-        default_note="none",
-        help="File with that user's password; read at each use.",
-    ),
-    Option(
-        "prometheus-ca-file",
-        types.PATH,
-        default_note="the system's",
-        help="PEM file of the authorities that may vouch for the server, instead of the system's.",
-    ),
-    Option(
-        "prometheus-cert-file",
-        types.PATH,
-        default_note="none",
-        help="PEM file of a client certificate, for a server that asks for one.",
-    ),
-    Option(
-        "prometheus-key-file",
-        types.PATH,
-        default_note="in the certificate's file",
-        help="PEM file of the client certificate's key, without a passphrase.",
-    ),
-    Option(
-        "prometheus-skip-verify",
-        types.SWITCH,
-        "off",
-        help="Do not check the server's certificate. Anybody in between can then read the token and change figures.",
-    ),
-    Option(
-        "prometheus-headers",
-        HEADERS,
-        default_note="none",
-        help="More headers, such as the tenant of Mimir or Cortex: X-Scope-OrgID=team-a.",
-    ),
-    Option(
-        "prometheus-timeout",
-        types.duration(1, 3600),
-        "60s",
-        help="How long one question may take; it is sent along, so that the server stops, too.",
-    ),
-    Option("prometheus-concurrency", types.count(1, 64), "4", help="Questions at the same time."),
-    Option(
-        "prometheus-retries",
-        types.count(0, 20),
-        "4",
-        help="How often a question is asked again after a timeout, an overload or a broken connection.",
-    ),
-    Option(
-        "cluster-label",
-        types.LABEL,
-        "cluster",
-        help="Label that tells clusters apart where one Prometheus has several.",
-    ),
+    {
+        Option("prometheus", URL, default_note="none"): (
+            "Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path if need be: http://host:9090,"
+            " https://mimir/prometheus, http://vmselect:8481/select/0/prometheus."
+        ),
+        Option("prometheus-token-file", types.PATH, default_note="no token"): (
+            "File with a bearer token; read at each use."
+        ),
+        Option("prometheus-username", types.NAME, default_note="no basic authentication"): (
+            "User of basic authentication."
+        ),
+        Option("prometheus-password-file", types.PATH, default_note="none"): (
+            "File with that user's password; read at each use."
+        ),
+        Option("prometheus-ca-file", types.PATH, default_note="the system's"): (
+            "PEM file of the authorities that may vouch for the server, instead of the system's."
+        ),
+        Option("prometheus-cert-file", types.PATH, default_note="none"): (
+            "PEM file of a client certificate, for a server that asks for one."
+        ),
+        Option("prometheus-key-file", types.PATH, default_note="in the certificate's file"): (
+            "PEM file of the client certificate's key, without a passphrase."
+        ),
+        Option("prometheus-skip-verify", types.SWITCH, "off"): (
+            "Do not check the server's certificate. Anybody in between can then read the token and change figures."
+        ),
+        Option("prometheus-headers", HEADERS, default_note="none"): (
+            "More headers, such as the tenant of Mimir or Cortex: X-Scope-OrgID=team-a."
+        ),
+        Option("prometheus-timeout", types.duration(1, 3600), "60s"): (
+            "How long one question may take; it is sent along, so that the server stops, too."
+        ),
+        Option("prometheus-concurrency", types.count(1, 64), "4"): "Questions at the same time.",
+        Option("prometheus-retries", types.count(0, 20), "4"): (
+            "How often a question is asked again after a timeout, an overload or a broken connection."
+        ),
+        Option("cluster-label", types.LABEL, "cluster"): (
+            "Label that tells clusters apart where one Prometheus has several."
+        ),
+    },
 )
 
 

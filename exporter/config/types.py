@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +24,7 @@ _MAX_PORT = 65535
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OptionType:
     """A sort of value.
 
@@ -36,6 +36,7 @@ class OptionType:
     noun: str
     allowed: str
     metavar: str
+    _: KW_ONLY
     is_list: bool = False
     suffix: str = ""
     """Of the field that has the value: its unit."""
@@ -83,31 +84,26 @@ def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
     """A duration with a unit, within bounds; the value is in seconds."""
     low, high = format_duration(minimum_seconds), format_duration(maximum_seconds)
     return OptionType(
-        parse=checked(duration_seconds, lambda seconds: minimum_seconds <= seconds <= maximum_seconds),
-        noun="a duration in range",
-        allowed=f"a number with ms, s, m or h, from {low} to {high}",
-        metavar="DURATION",
+        checked(duration_seconds, lambda seconds: minimum_seconds <= seconds <= maximum_seconds),
+        "a duration in range",
+        f"a number with ms, s, m or h, from {low} to {high}",
+        "DURATION",
         suffix="_seconds",
     )
 
 
 def choice(*words: str) -> OptionType:
     """One of a few words."""
-    return OptionType(
-        parse=checked(str, words.__contains__),
-        noun="a known choice",
-        allowed=", ".join(words),
-        metavar="{" + ",".join(words) + "}",
-    )
+    return OptionType(checked(str, words.__contains__), "a known choice", ", ".join(words), "{" + ",".join(words) + "}")
 
 
 def count(minimum: int, maximum: int) -> OptionType:
     """A whole number within bounds."""
     return OptionType(
-        parse=checked(int, lambda value: minimum <= value <= maximum),
-        noun="a whole number in range",
-        allowed=f"{minimum} to {maximum}",
-        metavar="NUMBER",
+        checked(int, lambda value: minimum <= value <= maximum),
+        "a whole number in range",
+        f"{minimum} to {maximum}",
+        "NUMBER",
     )
 
 
@@ -148,59 +144,53 @@ def _parse_path(text: str) -> Path:
     return Path(text)
 
 
-SWITCH = OptionType(parse=_parse_switch, noun="a switch", allowed="on, off", metavar="{on,off}")
+SWITCH = OptionType(_parse_switch, "a switch", "on, off", "{on,off}")
 RATIO = OptionType(
-    parse=checked(float, lambda value: math.isfinite(value) and 0 <= value < 1),
-    noun="a ratio",
-    allowed="a number from 0 up to, not including, 1",
-    metavar="RATIO",
+    checked(float, lambda value: math.isfinite(value) and 0 <= value < 1),
+    "a ratio",
+    "a number from 0 up to, not including, 1",
+    "RATIO",
     suffix="_ratio",
 )
 LISTEN = OptionType(
-    parse=_parse_listen,
-    noun="an address to listen on",
-    allowed=":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535",
-    metavar="HOST:PORT",
+    _parse_listen, "an address to listen on", ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", "HOST:PORT"
 )
-PATH = OptionType(parse=_parse_path, noun="a path", allowed="a path that is not empty", metavar="PATH")
+PATH = OptionType(_parse_path, "a path", "a path that is not empty", "PATH")
 SOCKET = OptionType(
-    parse=checked(lambda text: text.removeprefix("unix://"), lambda path: path.startswith("/") and _is_encodable(path)),
-    noun="a socket path",
-    allowed="an absolute path, or unix:///path",
-    metavar="PATH",
+    checked(lambda text: text.removeprefix("unix://"), lambda path: path.startswith("/") and _is_encodable(path)),
+    "a socket path",
+    "an absolute path, or unix:///path",
+    "PATH",
 )
 NAME = OptionType(
-    parse=checked(str.strip, lambda name: name and name.isprintable()),
-    noun="a name",
-    allowed="printable text that is not empty",
-    metavar="NAME",
+    checked(str.strip, lambda name: name and name.isprintable()), "a name", "printable text that is not empty", "NAME"
 )
 LABEL = OptionType(
-    parse=checked(str, lambda text: _LABEL_NAME.fullmatch(text) and not text.startswith("__")),
-    noun="a label name",
-    allowed="letters, digits and _, no digit first",
-    metavar="LABEL",
+    checked(str, lambda text: _LABEL_NAME.fullmatch(text) and not text.startswith("__")),
+    "a label name",
+    "letters, digits and _, no digit first",
+    "LABEL",
 )
 _parse_pattern = checked(str.strip, lambda pattern: pattern and not any(map(str.isspace, pattern)))
 RESOURCES = OptionType(
-    parse=_parse_pattern,
-    noun="a resource name",
-    allowed="resource names or patterns such as nvidia.com/mig-*, separated by commas",
-    metavar="PATTERN,...",
+    _parse_pattern,
+    "a resource name",
+    "resource names or patterns such as nvidia.com/mig-*, separated by commas",
+    "PATTERN,...",
     is_list=True,
 )
 KEYS = OptionType(
-    parse=_parse_pattern,
-    noun="a key",
-    allowed="names such as team or example.com/cost-center, separated by commas",
-    metavar="KEY,...",
+    _parse_pattern,
+    "a key",
+    "names such as team or example.com/cost-center, separated by commas",
+    "KEY,...",
     is_list=True,
 )
 LABEL_KEYS = OptionType(
-    parse=checked(str.strip, _LABEL_KEY.fullmatch),
-    noun="a Kubernetes label key",
-    allowed="label keys such as project or example.com/cost-center, separated by commas",
-    metavar="KEY,...",
+    checked(str.strip, _LABEL_KEY.fullmatch),
+    "a Kubernetes label key",
+    "label keys such as project or example.com/cost-center, separated by commas",
+    "KEY,...",
     is_list=True,
 )
 
@@ -249,13 +239,7 @@ def _is_on_hours(zone: tzinfo) -> bool:
 
 
 _ZONE_YEAR = 2026
-ZONE = OptionType(
-    parse=parse_zone,
-    noun="a time zone",
-    allowed="an IANA name such as Europe/Berlin",
-    metavar="ZONE",
-    why=zone_hint,
-)
+ZONE = OptionType(parse_zone, "a time zone", "an IANA name such as Europe/Berlin", "ZONE", why=zone_hint)
 
 
 EMBEDDED = "embedded"
@@ -319,11 +303,7 @@ def _why(text: str) -> str:
 
 
 ENGINE_ADDRESS = OptionType(
-    parse=parse,
-    noun="an engine's address",
-    allowed="HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded",
-    metavar="HOST:PORT",
-    why=_why,
+    parse, "an engine's address", "HOST, HOST:PORT, [IPV6]:PORT, unix:///path, embedded", "HOST:PORT", why=_why
 )
 
 
