@@ -10,8 +10,8 @@ from functools import partial
 from exporter.errors import ConfigError
 from exporter.metrics import health_collector
 from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era, table_lines
-from exporter.metrics.health_collector import EventCount, EventRow
-from exporter.metrics.text_format import Kind
+from exporter.metrics.health_collector import EventCount
+from exporter.metrics.text_format import Kind, Metric
 from exporter.model import Field
 
 HIGHEST_ID = 1650
@@ -67,15 +67,10 @@ def _other_field(
         new_name=new_name,
         new_id=new_id,
         kind=Kind.LABEL if kind == _STRING else Kind.GAUGE,
-        unit="",
-        new_unit="",
         times=times,
-        per=1,
         whole=kind != _FLOAT,
         new_whole=kind != _FLOAT,
         per_instance=level in _INSTANCE_LEVELS,
-        default=False,
-        new_default=False,
         help=f"DCGM field {number}.",
     )
 
@@ -133,7 +128,7 @@ class Collectors:
     """What the drop-in family shows, in order. ``warnings`` are one line each, for the log at start."""
 
     rows: tuple[Row, ...]
-    events: tuple[EventRow, ...] = ()
+    events: tuple[Metric, ...] = ()
     """Counts of dcgm-exporter's own."""
     warnings: tuple[str, ...] = ()
     from_file: bool = False
@@ -191,7 +186,7 @@ def parse(text: str, source: str) -> Collectors:
         ConfigError: With one line ``source:line: ...`` per mistake.
     """
     others = other_fields()
-    rows: dict[int | str, Row | EventRow] = {}
+    rows: dict[int | str, Row | Metric] = {}
     problems: list[str] = []
     warnings: list[str] = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
@@ -216,13 +211,13 @@ def parse(text: str, source: str) -> Collectors:
         warnings.append(f"{source}: no row names a field that this agent measures: there will be no DCGM_FI_* metric")
     return Collectors(
         rows=tuple(row for row in rows.values() if isinstance(row, Row)),
-        events=tuple(row for row in rows.values() if isinstance(row, EventRow)),
+        events=tuple(row for row in rows.values() if isinstance(row, Metric)),
         warnings=tuple(warnings),
         from_file=True,
     )
 
 
-def _row(line: str, others: Mapping[str, _Known]) -> tuple[Row | EventRow | None, str]:
+def _row(line: str, others: Mapping[str, _Known]) -> tuple[Row | Metric | None, str]:
     """A line's row and what to warn of; ``ValueError`` says what is wrong with it and what is allowed."""
     name, kind_text, text = _columns(line)
     try:
@@ -242,7 +237,7 @@ def _row(line: str, others: Mapping[str, _Known]) -> tuple[Row | EventRow | None
     return Row(field=field, name=printed, kind=kind, help=text or field.help, era=era), _remark(name, field)
 
 
-def _event_row(name: str, kind: Kind, text: str) -> tuple[EventRow, str]:
+def _event_row(name: str, kind: Kind, text: str) -> tuple[Metric, str]:
     row = health_collector.row(name, text)
     _check_kind(name, kind, row.kind)
     return row, "" if row.kind is kind else f"{name} is shown as the {row.kind} that it is, not as a {kind}"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from exporter.metrics import health_collector
 from exporter.metrics.collectors_file import BY_IDENTITY, Row
 from exporter.metrics.dcgm_names import LabelStyle, Pairs
-from exporter.metrics.health_collector import ANSWERING, EventRow
-from exporter.metrics.text_format import Kind, Labels, PageBuilder, labels, plus
+from exporter.metrics.health_collector import ANSWERING
+from exporter.metrics.text_format import Kind, Labels, Metric, PageBuilder, labels, plus
 from exporter.model import DeviceView, Field, PodUse, ShareMode, Snapshot
 
 _Values = Mapping[Field, int | float]
@@ -18,7 +18,7 @@ def collect_dcgm(
     page: PageBuilder,
     snapshot: Snapshot,
     rows: Iterable[Row],
-    events: Iterable[EventRow] = (),
+    events: Iterable[Metric] = (),
     *,
     style: LabelStyle,
 ) -> None:
@@ -47,7 +47,7 @@ def collect_dcgm(
         holder = _exclusive(view.pods)
         holder_labels = style.holder(holder.holder) if holder else []
         for event in events:
-            for more, count in health_collector.samples(event.count, view, snapshot):
+            for more, count in health_collector.samples(event.name, view, snapshot):
                 page.add(event.name, plus(before, *more, *holder_labels), count)
         # The last Xid of a GPU that is gone may say why it is.
         page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))

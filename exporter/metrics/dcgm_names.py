@@ -4,7 +4,7 @@ Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,18 +33,20 @@ class DcgmField:
     """Of dcgm-exporter 4.9; ``None`` where the new field cannot be derived from what is measured."""
     new_id: int
     kind: Kind
-    unit: str
-    new_unit: str
-    times: int
-    per: int
+    unit: str = ""
+    new_unit: str = ""
+    times: int = 1
+    per: int = 1
     whole: bool
     """An integer in the legacy era."""
     new_whole: bool
     per_instance: bool
     """Measured on a MIG instance; else a value of the whole board, which is never copied to its instances."""
-    default: bool
+    default: bool = False
     """In dcgm-exporter's default file up to 4.8."""
-    new_default: bool
+    new_default: bool = False
+    first_name: str = ""
+    """In dcgm-exporter's 1.x-compatibility file; empty where that lacks it."""
     help: str
 
     @property
@@ -98,6 +100,7 @@ def _parse(columns: str, text: str) -> DcgmField:
         new_whole=new_type == "int" if new_type else "float" not in rest,
         per_instance="mig" in rest,
         default="default" in rest,
+        first_name=next((flag.removeprefix("1.x=") for flag in rest if flag.startswith("1.x=")), ""),
         new_default=("default" in rest and "not49" not in rest) or "default49" in rest,
         help=text,
     )
@@ -122,41 +125,6 @@ TABLE: tuple[DcgmField, ...] = tuple(
 BY_FIELD: Mapping[Field, DcgmField] = MappingProxyType({row.field: row for row in TABLE})
 
 
-# Of dcgm-exporter's 1.x-compatibility file, where they are not the legacy name in lower case.
-_FIRST_NAMES = {
-    "dcgm_memory_clock": Field.MEM_CLOCK,
-    "dcgm_gpu_utilization": Field.GPU_UTIL,
-    "dcgm_mem_copy_utilization": Field.MEM_COPY_UTIL,
-    "dcgm_enc_utilization": Field.ENC_UTIL,
-    "dcgm_dec_utilization": Field.DEC_UTIL,
-    "dcgm_ecc_sbe_volatile_total": Field.ECC_SBE_VOL_TOTAL,
-    "dcgm_ecc_dbe_volatile_total": Field.ECC_DBE_VOL_TOTAL,
-    "dcgm_ecc_sbe_aggregate_total": Field.ECC_SBE_AGG_TOTAL,
-    "dcgm_ecc_dbe_aggregate_total": Field.ECC_DBE_AGG_TOTAL,
-    "dcgm_retired_pages_sbe": Field.RETIRED_SBE,
-    "dcgm_retired_pages_dbe": Field.RETIRED_DBE,
-    "dcgm_retired_pages_pending": Field.RETIRED_PENDING,
-    "dcgm_nvlink_flit_crc_error_count_total": Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
-    "dcgm_nvlink_data_crc_error_count_total": Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
-}
-_FIRST_AS_LOWER_CASE = (
-    *(Field.SM_CLOCK, Field.MEMORY_TEMP, Field.GPU_TEMP, Field.POWER_USAGE, Field.TOTAL_ENERGY_CONSUMPTION),
-    *(Field.PCIE_REPLAY_COUNTER, Field.XID_ERRORS, Field.FB_FREE, Field.FB_USED, Field.NVLINK_BANDWIDTH_TOTAL),
-    *(Field.POWER_VIOLATION, Field.THERMAL_VIOLATION, Field.SYNC_BOOST_VIOLATION, Field.BOARD_LIMIT_VIOLATION),
-    *(Field.LOW_UTIL_VIOLATION, Field.RELIABILITY_VIOLATION),
-    *(Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL, Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL),
-)
-
-
-def _first_names() -> Iterator[tuple[str, Field]]:
-    yield from _FIRST_NAMES.items()
-    for field in _FIRST_AS_LOWER_CASE:
-        yield "dcgm_" + BY_FIELD[field].legacy_name.removeprefix("DCGM_FI_DEV_").lower(), field
-    for row in TABLE:
-        if row.legacy_name.startswith("DCGM_FI_PROF_"):
-            yield row.legacy_name.lower(), row.field
-
-
 def _names() -> dict[str, tuple[DcgmField, Era]]:
     names: dict[str, tuple[DcgmField, Era]] = {}
     for row in TABLE:
@@ -165,7 +133,7 @@ def _names() -> dict[str, tuple[DcgmField, Era]]:
             names[str(row.new_id)] = (row, Era.NEW)
         for text in (row.canonical_name, row.legacy_name, str(int(row.field))):
             names[text] = (row, Era.LEGACY)
-    names.update((name, (BY_FIELD[field], Era.LEGACY)) for name, field in _first_names())
+    names.update((row.first_name, (row, Era.LEGACY)) for row in TABLE if row.first_name)
     return names
 
 
@@ -230,15 +198,10 @@ class LabelStyle:
 
     def holder(self, holder: Holder) -> Pairs:
         """Who holds it, in alphabetical order of the names, as there."""
-        if self.old_names:
-            pairs = [
-                ("container_name", holder.container),
-                ("pod_name", holder.pod),
-                ("pod_namespace", holder.namespace),
-            ]
-        else:
-            pairs = [("container", holder.container), ("namespace", holder.namespace), ("pod", holder.pod)]
-        return [*pairs, ("pod_uid", holder.pod_uid)] if self.pod_uid else [*pairs]
+        names = _OLD_HOLDER if self.old_names else _HOLDER
+        values = dict(zip(names, (holder.container, holder.namespace, holder.pod), strict=True))
+        pairs: Pairs = sorted(values.items())
+        return [*pairs, ("pod_uid", holder.pod_uid)] if self.pod_uid else pairs
 
 
 DEFAULT = LabelStyle()

@@ -1,7 +1,6 @@
 """Collects the health of a board: errors, remapped memory, links, temperatures and clock limits."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from exporter.metrics import catalog
@@ -219,38 +218,21 @@ _FIELDS: Mapping[str, Mapping[tuple[Field, int], _Verdict]] = {
 """By watch: field and value that mean trouble."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow:
-    """One such metric; its type is what is true, whatever the file says."""
-
-    count: EventCount
-    help: str
-
-    @property
-    def name(self) -> str:
-        """As printed."""
-        return str(self.count)
-
-    @property
-    def kind(self) -> Kind:
-        """A window's count falls again, the others never do."""
-        return Kind.GAUGE if self.count in RECENT or self.count is EventCount.HEALTH else Kind.COUNTER
-
-
-def row(name: str, text: str) -> EventRow:
-    """The row of a name of ``EventCount``; without a help of its own it gets ours."""
+def row(name: str, text: str) -> Metric:
+    """The metric of a name of ``EventCount``, of its true type; without a help of its own it gets ours."""
     count = EventCount(name)
-    return EventRow(count=count, help=text or _HELP[count])
+    falls = count in RECENT or count is EventCount.HEALTH
+    return Metric(name=count, kind=Kind.GAUGE if falls else Kind.COUNTER, help=text or _HELP[count])
 
 
-def samples(count: EventCount, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[_Pairs, int]]:
-    """Labels and values of one device.
+def samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[_Pairs, int]]:
+    """Labels and values of one device, of a metric with a name of ``EventCount``.
 
     Clock events are the board's, and stand on its row alone. A device that is down keeps its Xids, which may be why.
     """
     told = snapshot.events.get(view.uuid, _NONE_TOLD)
     up = view.state is DeviceState.UP
-    match count:
+    match EventCount(name):
         case EventCount.XIDS_RECENT:
             yield from _in_window("xid", _by_text(told.recent_xids), snapshot.xid_window_seconds, with_none=up)
         case EventCount.XIDS:
