@@ -5,12 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from exporter.metrics import text_format
-from exporter.metrics.text_format import Kind, Metric
-from exporter.metrics.text_format import of_device as _device
-from exporter.metrics.text_format import of_owner as _owner
-from exporter.metrics.text_format import of_pod as _pod
-from exporter.metrics.text_format import of_workload as _workload
+from exporter.metrics.text_format import Metric
 from exporter.metrics.text_format import plain as _own
 from exporter.model import Owner, PodFacts, PodUse, Snapshot
 
@@ -63,11 +58,37 @@ def problems(snapshot: Snapshot) -> dict[str, int]:
     return counts
 
 
-DEVICE_LABELS, POD_LABELS, OWNER_LABELS = text_format.DEVICE_LABELS, text_format.POD_LABELS, text_format.OWNER_LABELS
-WORKLOAD_LABELS = text_format.WORKLOAD_LABELS
+DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
+"""``gpu`` is the index; ``uuid`` the GPU's or MIG instance's; the MIG labels are absent on a whole GPU."""
+POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
+"""Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
+OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "cost_labels", "model", "mode")
+"""Who pays, for which model, in which mode: exclusive, mig, shared. What is not known of an owner is absent."""
+
+WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team")
+"""Who holds; a pod whose workload is not known stands for itself, with the kind Pod."""
 POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
-_COUNTER = Kind.COUNTER
+
+def _device(name: str, text: str, *labels: str) -> Metric:
+    """A metric of a GPU or MIG instance."""
+    return _own(name, text, *DEVICE_LABELS, *labels)
+
+
+def _pod(name: str, text: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
+    """A metric of a container that holds a device."""
+    return _own(name, text, *DEVICE_LABELS, *POD_LABELS, *labels, prefixes=prefixes)
+
+
+def _owner(name: str, text: str, *labels: str) -> Metric:
+    """A metric of a ledger."""
+    return _own(name, text, "ledger", *OWNER_LABELS, *labels)
+
+
+def _workload(name: str, text: str, *labels: str) -> Metric:
+    """A metric of what an owner holds and uses."""
+    return _own(name, text, *WORKLOAD_LABELS, *labels)
+
 
 GPU_INFO = _device(
     "gpu_info",
@@ -79,8 +100,7 @@ GPU_INFO = _device(
     "driver_version",
 )
 GPU_UP = _device(
-    "gpu_up",
-    "1 while a physical GPU answers its driver, else 0; absent while DCGM alone is asked and gives no values.",
+    "gpu_up", "1 while a physical GPU answers its driver, else 0; absent while DCGM alone is asked and gives no values."
 )
 GPU_DEVICES = _own(
     "gpu_devices",
@@ -124,13 +144,11 @@ GPU_ENERGY_JOULES_TOTAL = _device(
     "gpu_energy_joules_total",
     "Energy used by the whole board since its driver was loaded, in joules, as the device counts it: it starts again "
     "at 0 with the driver.",
-    kind=_COUNTER,
 )
 GPU_XID_ERRORS_TOTAL = _device(
     "gpu_xid_errors_total",
     "Xid events (driver errors) since this agent started, by code; a code appears with its first event.",
     "xid",
-    kind=_COUNTER,
 )
 GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device(
     "gpu_xid_last_seen_timestamp_seconds",
@@ -144,7 +162,6 @@ GPU_THROTTLE_SECONDS_TOTAL = _device(
     "Time in which clocks were held down, by reason, in seconds since the driver was loaded; sw_thermal, hw_thermal "
     "and hw_power_brake from driver 590 on.",
     "reason",
-    kind=_COUNTER,
 )
 GPU_THROTTLE_ACTIVE = _device(
     "gpu_throttle_active", "1 for each reason that holds clocks down at the sample, else 0.", "reason"
@@ -159,7 +176,6 @@ GPU_CLOCK_EVENTS_TOTAL = _device(
     "Times that something began to hold clocks down since this agent started, by event, as the samples show it; what "
     "holds them down at the start is not counted.",
     "event",
-    kind=_COUNTER,
 )
 GPU_RECOVERY_ACTION = _device(
     "gpu_recovery_action",
@@ -170,7 +186,6 @@ GPU_ECC_ERRORS_TOTAL = _device(
     "gpu_ecc_errors_total",
     "ECC errors since the driver was loaded, by type: corrected, uncorrected. Absent where ECC is off or not there.",
     "type",
-    kind=_COUNTER,
 )
 GPU_REMAPPED_ROWS = _device(
     "gpu_remapped_rows", "Memory rows replaced by spare ones, over the board's life, for errors of the type.", "type"
@@ -194,10 +209,9 @@ GPU_NVLINK_ERRORS_TOTAL = _device(
     "Errors over all NVLinks since the driver was loaded, by kind: crc_flit, crc_data, replay, recovery up to NVLink "
     "4; receive, integrity, recovery, recovery_failed from NVLink 5.",
     "kind",
-    kind=_COUNTER,
 )
 GPU_PCIE_REPLAYS_TOTAL = _device(
-    "gpu_pcie_replays_total", "PCIe packets that had to be sent again, since the driver was loaded.", kind=_COUNTER
+    "gpu_pcie_replays_total", "PCIe packets that had to be sent again, since the driver was loaded."
 )
 GPU_TEMPERATURE_CELSIUS = _device(
     "gpu_temperature_celsius", "Temperature in degrees Celsius by sensor: gpu, memory.", "sensor"
@@ -217,20 +231,16 @@ GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS = _device(
     "limit",
 )
 GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device(
-    "gpu_pcie_transmit_bytes_total", "Bytes sent over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
+    "gpu_pcie_transmit_bytes_total", "Bytes sent over PCIe since the driver was loaded; may wrap."
 )
 GPU_PCIE_RECEIVE_BYTES_TOTAL = _device(
-    "gpu_pcie_receive_bytes_total", "Bytes received over PCIe since the driver was loaded; may wrap.", kind=_COUNTER
+    "gpu_pcie_receive_bytes_total", "Bytes received over PCIe since the driver was loaded; may wrap."
 )
 GPU_NVLINK_TRANSMIT_BYTES_TOTAL = _device(
-    "gpu_nvlink_transmit_bytes_total",
-    "Payload bytes sent over all NVLinks since the driver was loaded.",
-    kind=_COUNTER,
+    "gpu_nvlink_transmit_bytes_total", "Payload bytes sent over all NVLinks since the driver was loaded."
 )
 GPU_NVLINK_RECEIVE_BYTES_TOTAL = _device(
-    "gpu_nvlink_receive_bytes_total",
-    "Payload bytes received over all NVLinks since the driver was loaded.",
-    kind=_COUNTER,
+    "gpu_nvlink_receive_bytes_total", "Payload bytes received over all NVLinks since the driver was loaded."
 )
 GPU_UNATTRIBUTED_ACTIVITY_RATIO = _device(
     "gpu_unattributed_activity_ratio",
@@ -301,34 +311,27 @@ GPU_POD_ALLOCATED_SECONDS_TOTAL = _pod(
     "gpu_pod_allocated_seconds_total",
     "GPU-seconds that the container has held, weighted by its share: active + idle + unknown. Stays for --linger after "
     "its end.",
-    kind=_COUNTER,
 )
 GPU_POD_ACTIVE_SECONDS_TOTAL = _pod(
     "gpu_pod_active_seconds_total",
     "Held GPU-seconds in which the container's share was at work, weighted by its activity.",
-    kind=_COUNTER,
 )
 GPU_POD_IDLE_SECONDS_TOTAL = _pod(
     "gpu_pod_idle_seconds_total",
     "Held GPU-seconds in which the container's share did nothing, weighted by what its activity left.",
-    kind=_COUNTER,
 )
 GPU_POD_UNKNOWN_SECONDS_TOTAL = _pod(
-    "gpu_pod_unknown_seconds_total",
-    "Held GPU-seconds of which activity was not measured: neither active nor idle.",
-    kind=_COUNTER,
+    "gpu_pod_unknown_seconds_total", "Held GPU-seconds of which activity was not measured: neither active nor idle."
 )
 GPU_POD_ENERGY_JOULES_TOTAL = _pod(
     "gpu_pod_energy_joules_total",
     "The container's part of the GPU's energy, in joules: of the idle part by share, of the rest by active seconds. "
     "Absent where energy was never measured.",
-    kind=_COUNTER,
 )
 GPU_POD_COST_TOTAL = _pod(
     "gpu_pod_cost_total",
     "What the container has cost, at the price of each moment; absent where nothing of it was priced.",
     "currency",
-    kind=_COUNTER,
 )
 GPU_POD_UNRESOLVED_DEVICES = _own(
     "gpu_pod_unresolved_devices",
@@ -490,7 +493,7 @@ DCGM_INFO = _own(
     "gpu_exporter_dcgm_info", "Version of the DCGM host engine; 1, and absent where none answers.", "version"
 )
 ERRORS_TOTAL = _own(
-    "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason", kind=_COUNTER
+    "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason"
 )
 SAMPLE_DURATION_SECONDS = _own(
     "gpu_exporter_sample_duration_seconds", "How long the newest sample took in the driver, in seconds."
@@ -520,12 +523,9 @@ WORKER_RESTARTS_TOTAL = _own(
     "gpu_exporter_worker_restarts_total",
     "Times the child process that reads a source (nvml, dcgm) was started again.",
     "source",
-    kind=_COUNTER,
 )
 DROPPED_SERIES_TOTAL = _own(
-    "gpu_exporter_dropped_series_total",
-    "Pod series left out of rendered pages because of the series limit.",
-    kind=_COUNTER,
+    "gpu_exporter_dropped_series_total", "Pod series left out of rendered pages because of the series limit."
 )
 UNPRICED_DEVICES = _own(
     "gpu_exporter_unpriced_devices",
@@ -540,7 +540,6 @@ LEDGER_CAPACITY_SECONDS_TOTAL = _own(
     "GPU-seconds that were metered: the time between readings, over all GPUs, without that of owners that are not "
     "known yet. The gpu_ledger_seconds_total of the ledger sum to it.",
     "ledger",
-    kind=_COUNTER,
 )
 LEDGER_WITHHELD_SECONDS = _own(
     "gpu_exporter_ledger_withheld_seconds",
@@ -564,21 +563,22 @@ STATE_SAVED_TIMESTAMP_SECONDS = _own(
 )
 
 PROCESS: tuple[Metric, ...] = (
-    _own("process_cpu_seconds_total", "User and system CPU time of this process, in seconds.", kind=_COUNTER),
+    _own("process_cpu_seconds_total", "User and system CPU time of this process, in seconds."),
     _own("process_resident_memory_bytes", "Resident memory of this process, in bytes."),
     _own("process_virtual_memory_bytes", "Virtual memory of this process, in bytes."),
     _own("process_start_time_seconds", "Unix time of this process' start, in seconds."),
     _own("process_open_fds", "File descriptors that this process has open."),
     _own("process_max_fds", "File descriptors that this process may open."),
-    _own("python_gc_collections_total", "Runs of Python's garbage collector.", "generation", kind=_COUNTER),
+    _own("python_gc_collections_total", "Runs of Python's garbage collector.", "generation"),
     _own(
-        "python_gc_objects_collected_total", "Objects freed by Python's garbage collector.", "generation", kind=_COUNTER
+        "python_gc_objects_collected_total",
+        "Objects freed by Python's garbage collector.",
+        "generation",
     ),
     _own(
         "python_gc_objects_uncollectable_total",
         "Objects that Python's garbage collector could not free.",
         "generation",
-        kind=_COUNTER,
     ),
 )
 """Of the agent's own process, under the usual names of Prometheus clients; read when the page is rendered."""

@@ -8,15 +8,11 @@ from typing import Literal
 
 import exporter
 from exporter.metrics import catalog, collectors_file, dcgm_collector, dcgm_names, health_collector, ledger_collector
-from exporter.metrics import catalog as tenants
-from exporter.metrics import ledger_collector as owner_collector
-from exporter.metrics.catalog import alerts_off_until_seconds, exported_labels
+from exporter.metrics.catalog import DEVICE_LABELS, POD_LABELS, alerts_off_until_seconds, exported_labels
 from exporter.metrics.collectors_file import Collectors, Row
 from exporter.metrics.dcgm_names import Era, LabelStyle
 from exporter.metrics.text_format import (
-    DEVICE_LABELS,
     NO_LABELS,
-    POD_LABELS,
     Dropped,
     Family,
     LabelNames,
@@ -241,7 +237,7 @@ def build(snapshot: Snapshot, options: ExpositionOptions, earlier: Dropped) -> t
     page.declare_all(catalog.ALL)
     room = collect_devices(page, snapshot, series_limit=options.series_limit)
     ledger_collector.collect_ledger(page, snapshot, series_limit=room)
-    owner_collector.collect_owners(page, snapshot)
+    ledger_collector.collect_owners(page, snapshot)
     dcgm_collector.collect_dcgm(page, snapshot, _rows(options), options.collectors.events, style=options.dcgm_labels)
     dropped = Dropped(series=earlier.series + page.dropped_series, reasons=earlier.reasons + page.reasons)
     _itself(page, snapshot, dropped)
@@ -278,7 +274,7 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
     page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, snapshot.sample_at_seconds)
     page.metric(catalog.ATTRIBUTION_TIMESTAMP_SECONDS, NO_LABELS, snapshot.attribution_at_seconds)
     page.metric(catalog.METADATA_TIMESTAMP_SECONDS, NO_LABELS, snapshot.metadata_at_seconds)
-    for reason, count in tenants.problems(snapshot).items():
+    for reason, count in catalog.problems(snapshot).items():
         page.metric(catalog.POD_METADATA_PROBLEMS, labels(("reason", reason)), count)
     if snapshot.ledger_writer is not None:
         page.metric(catalog.LEDGER_WRITER, NO_LABELS, int(snapshot.ledger_writer))

@@ -4,20 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from exporter.metrics import catalog
-from exporter.metrics.catalog import shown_until_seconds
-from exporter.metrics.text_format import (
-    DEVICE_LABELS,
-    NO_LABELS,
-    OWNER_LABELS,
-    POD_LABELS,
-    WORKLOAD_LABELS,
-    LabelNames,
-    Labels,
-    Metric,
-    PageBuilder,
-    labels,
-    plus,
-)
+from exporter.metrics.catalog import DEVICE_LABELS, OWNER_LABELS, POD_LABELS, WORKLOAD_LABELS, shown_until_seconds
+from exporter.metrics.text_format import NO_LABELS, LabelNames, Labels, Metric, PageBuilder, labels, plus
 from exporter.model import (
     Account,
     LedgerView,

@@ -8,7 +8,7 @@ import exporter
 from exporter.cost.budgets import BudgetState
 from exporter.metrics import catalog, text_format
 from exporter.metrics.process import ProcessMetrics
-from exporter.metrics.text_format import NO_LABELS, Family, Kind, Labels, Metric, PageBuilder, labels
+from exporter.metrics.text_format import NO_LABELS, Family, Labels, Metric, PageBuilder, labels
 from exporter.metrics.text_format import plain as _own
 from exporter.service.data import Freshness, Month
 
@@ -58,7 +58,6 @@ READ_ERRORS_TOTAL = _own(
     "gpu_cost_service_read_errors_total",
     "What went wrong since the start while Prometheus, the store or the web configuration was read, by reason.",
     "reason",
-    kind=Kind.COUNTER,
 )
 LAST_READ = _own(
     "gpu_cost_service_last_read_timestamp_seconds", "Unix time of the last reading of which everything was answered."
