@@ -53,7 +53,7 @@ class FedApi(ApiClient):
         self._bodies = bodies
         self.date = "Sat, 21 Nov 2026 22:00:00 GMT"
 
-    async def _request(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
+    async def _answer(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
         if not self._bodies:
             raise _Over
         return SimpleNamespace(content=_Content(self._bodies.pop(0)), release=lambda: None, close=lambda: None)
@@ -176,8 +176,7 @@ def _error(data: bytes) -> None:
     error = api_client.of_status(
         code,
         "https://api",
-        "/api/v1/pods",
-        {},
+        api_client.Request("/api/v1/pods"),
         details=api_client.message_of(body),
         retry_after=after.decode("latin-1"),
     )
