@@ -8,7 +8,6 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
@@ -88,8 +87,6 @@ def _is_settled(
 NAME, RIGHTS = "kubernetes API", "API rights"
 _TIMEOUT_SECONDS = 10.0
 _WATCH_SECONDS = 1.0
-_SKEW_SECONDS = 10.0
-"""Opt-outs and tokens end by the clock; less than this matters to nobody."""
 _NO_FIX = ""
 _NAMESPACES, _NODES = "get namespaces", "get nodes"
 
@@ -125,11 +122,15 @@ async def ask_api(
             )
         except ApiError as error:
             return [fail(NAME, str(error), _NO_FIX), *await _token_findings(config, now())], None
-        found = [await _reached(config, client, pods), *_clock_findings(client.date, now())]
+        found = [await _reached(config, client, pods)]
         found += [await _rights(config, client, allocations), *await _token_findings(config, now())]
     finally:
         await client.close()
-    return found, await read(around, allocations, reading)
+    metadata = await read(around, allocations, reading)
+    if metadata.remark:
+        cause, _, fix = metadata.remark.partition("; ")
+        found.append(warn("API clock", cause, fix))
+    return found, metadata
 
 
 async def _reached(config: AgentConfig, client: ApiClient, pods: dict[str, Any]) -> Finding:
@@ -212,18 +213,6 @@ async def _watch(client: ApiClient, path: str, query: dict[str, str]) -> None:
     async with aclosing(events):
         async for _ in events:
             return
-
-
-def _clock_findings(date: str, now: float) -> list[Finding]:
-    try:
-        skew = now - parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return []
-    if abs(skew) <= _SKEW_SECONDS:
-        return []
-    way = "ahead of" if skew > 0 else "behind"
-    told = f"this node is {abs(skew):.0f} s {way} the API server"
-    return [warn("API clock", f"{told}: opt-outs and tokens end at the wrong time", "see why: chronyc tracking")]
 
 
 async def _token_findings(config: AgentConfig, now: float) -> list[Finding]:
