@@ -39,7 +39,7 @@ class _Device:
 
     text: str
     parsed: ParsedId
-    declared: Declared | None
+    declared: Declared | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +134,8 @@ def _entry(listed: _Listed, device: _Device) -> Entry:
 
 
 def _doubt(listed: _Listed, reason: str) -> Entry:
-    return Entry(
-        holder=listed.holder,
-        resource=listed.resource,
-        source=ANNOTATION,
-        device_id=listed.first_id,
-        parsed=undecided(parse(listed.resource, listed.first_id), reason),
-        is_placeholder=True,
-    )
+    parsed = undecided(parse(listed.resource, listed.first_id), reason)
+    return replace(_entry(listed, _Device(text=listed.first_id, parsed=parsed)), is_placeholder=True)
 
 
 def _read_vgpus(text: str, annotations: Mapping[str, str], listed: Sequence[_Listed]) -> list[list[_Device]]:
