@@ -112,15 +112,12 @@ BY_IDENTITY = (Field(50), Field(54), Field(57))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One metric (or label) of the drop-in family. ``era`` decides the unit in which it is shown."""
+class Row(Metric):
+    """One metric (or label) of the drop-in family; its name is printed exactly as the file has it."""
 
     field: DcgmField
-    name: str
-    """As printed: exactly the text of the file."""
-    kind: Kind
-    help: str
     era: Era
+    """Decides the unit in which it is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +183,7 @@ def parse(text: str, source: str) -> Collectors:
         ConfigError: With one line ``source:line: ...`` per mistake.
     """
     others = other_fields()
-    rows: dict[int | str, Row | Metric] = {}
+    rows: dict[int | str, Metric] = {}
     problems: list[str] = []
     warnings: list[str] = []
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
@@ -211,13 +208,13 @@ def parse(text: str, source: str) -> Collectors:
         warnings.append(f"{source}: no row names a field that this agent measures: there will be no DCGM_FI_* metric")
     return Collectors(
         rows=tuple(row for row in rows.values() if isinstance(row, Row)),
-        events=tuple(row for row in rows.values() if isinstance(row, Metric)),
+        events=tuple(row for row in rows.values() if not isinstance(row, Row)),
         warnings=tuple(warnings),
         from_file=True,
     )
 
 
-def _row(line: str, others: Mapping[str, _Known]) -> tuple[Row | Metric | None, str]:
+def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
     """A line's row and what to warn of; ``ValueError`` says what is wrong with it and what is allowed."""
     name, kind_text, text = _columns(line)
     try:

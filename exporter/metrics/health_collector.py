@@ -22,50 +22,30 @@ _PLAIN = (
     (catalog.GPU_PCIE_REPLAYS_TOTAL, Field.PCIE_REPLAY_COUNTER),
     (catalog.GPU_TEMPERATURE_MARGIN_CELSIUS, Field.GPU_TEMP_LIMIT),
 )
-_LABELLED: tuple[tuple[Metric, str, tuple[tuple[str, Field], ...]], ...] = (
-    (
-        catalog.GPU_ECC_ERRORS_TOTAL,
-        "type",
-        (("corrected", Field.ECC_SBE_VOL_TOTAL), ("uncorrected", Field.ECC_DBE_VOL_TOTAL)),
-    ),
-    (
-        catalog.GPU_REMAPPED_ROWS,
-        "type",
-        (("corrected", Field.CORRECTABLE_REMAPPED_ROWS), ("uncorrected", Field.UNCORRECTABLE_REMAPPED_ROWS)),
-    ),
-    (
-        catalog.GPU_RETIRED_PAGES,
-        "cause",
-        (("single_bit", Field.RETIRED_SBE), ("double_bit", Field.RETIRED_DBE)),
-    ),
-    (
-        catalog.GPU_NVLINK_ERRORS_TOTAL,
-        "kind",
-        (
-            ("crc_flit", Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL),
-            ("crc_data", Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
-            ("replay", Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL),
-            ("receive", Field.NVLINK_COUNT_RX_ERRORS),
-            ("integrity", Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS),
-            ("recovery_failed", Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS),
-        ),
-    ),
-    (
-        catalog.GPU_TEMPERATURE_CELSIUS,
-        "sensor",
-        (("gpu", Field.GPU_TEMP), ("memory", Field.MEMORY_TEMP)),
-    ),
-    (
-        catalog.GPU_TEMPERATURE_LIMIT_CELSIUS,
-        "limit",
-        (
-            ("slowdown", Field.SLOWDOWN_TEMP),
-            ("shutdown", Field.SHUTDOWN_TEMP),
-            ("max_operating", Field.GPU_MAX_OP_TEMP),
-            ("memory_max_operating", Field.MEM_MAX_OP_TEMP),
-        ),
-    ),
-)
+_LABELLED: Mapping[Metric, Mapping[str, Field]] = {
+    catalog.GPU_ECC_ERRORS_TOTAL: {"corrected": Field.ECC_SBE_VOL_TOTAL, "uncorrected": Field.ECC_DBE_VOL_TOTAL},
+    catalog.GPU_REMAPPED_ROWS: {
+        "corrected": Field.CORRECTABLE_REMAPPED_ROWS,
+        "uncorrected": Field.UNCORRECTABLE_REMAPPED_ROWS,
+    },
+    catalog.GPU_RETIRED_PAGES: {"single_bit": Field.RETIRED_SBE, "double_bit": Field.RETIRED_DBE},
+    catalog.GPU_NVLINK_ERRORS_TOTAL: {
+        "crc_flit": Field.NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        "crc_data": Field.NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        "replay": Field.NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        "receive": Field.NVLINK_COUNT_RX_ERRORS,
+        "integrity": Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+        "recovery_failed": Field.NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    },
+    catalog.GPU_TEMPERATURE_CELSIUS: {"gpu": Field.GPU_TEMP, "memory": Field.MEMORY_TEMP},
+    catalog.GPU_TEMPERATURE_LIMIT_CELSIUS: {
+        "slowdown": Field.SLOWDOWN_TEMP,
+        "shutdown": Field.SHUTDOWN_TEMP,
+        "max_operating": Field.GPU_MAX_OP_TEMP,
+        "memory_max_operating": Field.MEM_MAX_OP_TEMP,
+    },
+}
+"""By value of the metric's last label."""
 # Two generations of NVLink, which count the same at two places.
 _RECOVERIES = (Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL, Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS)
 
@@ -89,7 +69,7 @@ _THROTTLE_TIMES = {
 FIELDS: frozenset[Field] = frozenset(
     {
         *(field for _, field in _PLAIN),
-        *(field for _, _, parts in _LABELLED for _, field in parts),
+        *(field for parts in _LABELLED.values() for field in parts.values()),
         *_RECOVERIES,
         *_THROTTLE_TIMES.values(),
         Field.CLOCK_THROTTLE_REASONS,
@@ -119,9 +99,9 @@ def rows(view: DeviceView, identity: Labels, events: DeviceEvents | None = None)
 def _board(view: DeviceView, identity: Labels) -> Iterator[_Row]:
     for metric, field in _PLAIN:
         yield metric, identity, view.values.get(field)
-    for metric, label, parts in _LABELLED:
-        for value, field in parts:
-            yield metric, plus(identity, (label, value)), view.values.get(field)
+    for metric, parts in _LABELLED.items():
+        for value, field in parts.items():
+            yield metric, plus(identity, (metric.labels[-1], value)), view.values.get(field)
     memory = view.values.get(Field.MEMORY_TEMP)
     if memory is not None:
         told = view.values.get(Field.MEM_MAX_OP_TEMP)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import NewType, Protocol
+from typing import NewType
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
@@ -308,14 +308,6 @@ class Dropped:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-class Named(Protocol):
-    """What says which family a series is of: an own metric, or a row of a collectors file."""
-
-    @property
-    def name(self) -> str:
-        """Of the family."""
-
-
 class PageBuilder:
     """A page in the making. Not for several threads."""
 
@@ -347,7 +339,7 @@ class PageBuilder:
         if value is not None:
             self.add(metric.name, labels, value)
 
-    def rows(self, rows: Iterable[tuple[Named, Labels, float | None]]) -> None:
+    def rows(self, rows: Iterable[tuple[Metric, Labels, float | None]]) -> None:
         """Add series one by one, as ``add`` does; ``None`` is absent."""
         isfinite, families = math.isfinite, self._values
         for metric, labels, value in rows:
@@ -359,7 +351,7 @@ class PageBuilder:
             else:
                 self.add(metric.name, labels, value)
 
-    def column(self, metric: Named, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
+    def column(self, metric: Metric, labels: Sequence[Labels], values: Sequence[float | None]) -> None:
         """Add many series of one metric, as ``add`` does one by one; ``None`` is absent."""
         told = [value for value in values if value is not None]
         column = self._values[metric.name]
@@ -371,7 +363,7 @@ class PageBuilder:
             self.rows((metric, one, value) for one, value in zip(labels, values, strict=True))
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
-        """Declare own metrics in the order of the catalogue."""
+        """Declare families in this order."""
         for metric in metrics:
             self.declare(metric.name, metric.kind, metric.help)
 
