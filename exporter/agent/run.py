@@ -117,21 +117,9 @@ def _poller(config: AgentConfig) -> KubeletPoller:
 
 
 def _metadata(config: AgentConfig) -> "Metadata":
-    from exporter.kube.metadata import Metadata, MetadataSettings
+    from exporter.kube.metadata import Metadata
 
-    settings = MetadataSettings(
-        node=config.node_name,
-        kubeconfig=config.kubeconfig,
-        start_jitter_seconds=config.kube_start_jitter_seconds,
-        team_keys=config.team_keys,
-        cost_labels=config.cost_labels,
-        namespace_teams=config.namespace_teams,
-        pod_labels=config.pod_labels,
-        pod_annotations=config.pod_annotations,
-        reservation_namespaces=config.reservation_namespaces,
-        own_pod=own_pod(),
-    )
-    return Metadata(settings, clock=time.time, random=random.random)
+    return Metadata(config.metadata_settings(), clock=time.time, random=random.random)
 
 
 LOG = logging.getLogger("exporter.agent")

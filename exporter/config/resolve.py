@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from exporter.attribution import owners
 from exporter.config import paths, types, yaml_file
@@ -18,6 +18,9 @@ from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, 
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
 from exporter.config.types import OptionType
 from exporter.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exporter.kube.metadata import MetadataSettings
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 Raw = str | tuple[str, ...]
@@ -195,6 +198,24 @@ class AgentConfig:
     log_level: Literal["debug", "info", "warning", "error"]
     warnings: tuple[str, ...] = ()
     """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
+
+    def metadata_settings(self) -> "MetadataSettings":
+        """Return what the reader of the Kubernetes API is to do."""
+        from exporter.kube.kubelet import own_pod  # noqa: PLC0415 - keeps `--help` fast
+        from exporter.kube.metadata import MetadataSettings  # noqa: PLC0415 - as above
+
+        return MetadataSettings(
+            node=self.node_name,
+            kubeconfig=self.kubeconfig,
+            start_jitter_seconds=self.kube_start_jitter_seconds,
+            team_keys=self.team_keys,
+            cost_labels=self.cost_labels,
+            namespace_teams=self.namespace_teams,
+            pod_labels=self.pod_labels,
+            pod_annotations=self.pod_annotations,
+            reservation_namespaces=self.reservation_namespaces,
+            own_pod=own_pod(),
+        )
 
 
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")

@@ -5,7 +5,7 @@ import base64
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -20,12 +20,12 @@ from exporter.attribution.slurm import SlurmJobs
 from exporter.config import AgentConfig
 from exporter.doctor.report import Finding, Surroundings, fail, ok, warn
 from exporter.errors import ApiError, AttributionError
-from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, ApiClient
+from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, ApiClient, Request
 from exporter.kube.credentials import Credentials
 from exporter.kube.dra import GROUP_PATH
 from exporter.kube.kubelet import KubeletClient, own_pod
-from exporter.kube.metadata import NAME_NODE, UNFINISHED, Metadata, MetadataSettings
-from exporter.model import Allocations, Attribution, ClaimedDevice, Reading
+from exporter.kube.metadata import NAME_NODE, UNFINISHED, Metadata
+from exporter.model import Allocations, Attribution, Reading
 
 _LOOKS = 160
 _LOOK_SECONDS = 0.05
@@ -40,17 +40,7 @@ async def read(around: Surroundings, allocations: Allocations | None, reading: R
         reading: The driver's last one, ``None`` where there is none.
     """
     config = around.config
-    settings = MetadataSettings(
-        node=config.node_name,
-        kubeconfig=config.kubeconfig,
-        team_keys=config.team_keys,
-        cost_labels=config.cost_labels,
-        namespace_teams=config.namespace_teams,
-        pod_labels=config.pod_labels,
-        pod_annotations=config.pod_annotations,
-        reservation_namespaces=config.reservation_namespaces,
-        own_pod=own_pod(),
-    )
+    settings = replace(config.metadata_settings(), start_jitter_seconds=0.0)
     metadata = Metadata(settings, clock=around.wall, random=random.random)
     task = asyncio.ensure_future(metadata.run())
     try:
@@ -88,7 +78,7 @@ NAME, RIGHTS = "kubernetes API", "API rights"
 _TIMEOUT_SECONDS = 10.0
 _WATCH_SECONDS = 1.0
 _NO_FIX = ""
-_NAMESPACES, _NODES = "get namespaces", "get nodes"
+_MAY_BE_ABSENT = frozenset({"get namespaces", "get nodes"})
 
 
 def off() -> Finding:
@@ -158,58 +148,52 @@ async def _rights(config: AgentConfig, client: ApiClient, allocations: Allocatio
     """Try everything that the agent will ask for; a list of pods is granted already."""
     missing: list[str] = []
     granted = ["list pods"]
-
-    async def attempt(name: str, attempted: Awaitable[object]) -> None:
+    async for request in _asked(config, client, allocations):
         try:
-            await attempted
+            await _try(client, request)
         except ApiError as error:
             # Who may not ask is refused, whether the namespace is there or not.
-            if error.reason == "not_found" and name in {_NAMESPACES, _NODES}:
-                granted.append(name)
-            else:
+            if error.reason != "not_found" or request.action not in _MAY_BE_ABSENT:
                 missing.append(str(error))
-        else:
-            granted.append(name)
-
-    on_node = {"fieldSelector": f"spec.nodeName={config.node_name}"}
-    await attempt("watch pods", _watch(client, "/api/v1/pods", {**on_node, "resourceVersion": "0"}))
-    await attempt(_NODES, client.get(f"/api/v1/nodes/{config.node_name}", timeout_seconds=_TIMEOUT_SECONDS))
-    containers = allocations.containers if allocations else ()
-    if config.namespace_teams:
-        namespace = next((one.namespace for one in containers if one.namespace), "default")
-        path = f"/api/v1/namespaces/{namespace}"
-        await attempt(_NAMESPACES, client.get(path, timeout_seconds=_TIMEOUT_SECONDS))
-    claim = next((one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER), None)
-    if claim:
-        await _claim_rights(config, client, claim, attempt)
+                continue
+        granted.append(request.action)
     if missing:
         return warn(RIGHTS, "; ".join(missing), _NO_FIX)
     return ok(RIGHTS, ", ".join(granted))
 
 
-async def _claim_rights(
-    config: AgentConfig,
-    client: ApiClient,
-    claim: ClaimedDevice,
-    attempt: Callable[[str, Awaitable[object]], Awaitable[None]],
-) -> None:
+async def _asked(
+    config: AgentConfig, client: ApiClient, allocations: Allocations | None
+) -> AsyncGenerator[Request, None]:
+    """Yield what the agent asks for, watches with ``watch`` in their query."""
+    on_node = f"spec.nodeName={config.node_name}"
+    yield Request("/api/v1/pods", {"fieldSelector": on_node, "resourceVersion": "0", "watch": "1"})
+    yield Request(f"/api/v1/nodes/{config.node_name}")
+    containers = allocations.containers if allocations else ()
+    if config.namespace_teams:
+        yield Request(f"/api/v1/namespaces/{next((one.namespace for one in containers if one.namespace), 'default')}")
+    claim = next((one for of in containers for one in of.claims if one.driver == GPU_DRA_DRIVER), None)
+    if claim is None:
+        return
     try:
         group = await client.get(GROUP_PATH, timeout_seconds=_TIMEOUT_SECONDS)
         version = str(group["preferredVersion"]["version"])
     except (ApiError, LookupError, TypeError):
         version = "v1"
-    slices = {"fieldSelector": f"spec.nodeName={config.node_name},spec.driver={GPU_DRA_DRIVER}", "resourceVersion": "0"}
-    path = f"{GROUP_PATH}/{version}/resourceslices"
-    await attempt("list resourceslices", client.get(path, slices, timeout_seconds=_TIMEOUT_SECONDS))
-    await attempt("watch resourceslices", _watch(client, path, slices))
+    slices = {"fieldSelector": f"{on_node},spec.driver={GPU_DRA_DRIVER}", "resourceVersion": "0"}
+    yield Request(f"{GROUP_PATH}/{version}/resourceslices", slices)
+    yield Request(f"{GROUP_PATH}/{version}/resourceslices", {**slices, "watch": "1"})
     path = f"{GROUP_PATH}/{version}/namespaces/{claim.claim_namespace}/resourceclaims/{claim.claim_name}"
-    await attempt("get resourceclaims", client.get(path, timeout_seconds=_TIMEOUT_SECONDS))
+    yield Request(path)
 
 
-async def _watch(client: ApiClient, path: str, query: dict[str, str]) -> None:
-    """Open a watch that the server ends at once, and leave it with the first word."""
-    query = {**query, "timeoutSeconds": f"{_WATCH_SECONDS:.0f}"}
-    events = client.watch(path, query, accept=METADATA_WATCH, silence_seconds=_TIMEOUT_SECONDS)
+async def _try(client: ApiClient, request: Request) -> None:
+    """Ask, or open a watch that the server ends at once and leave it with the first word."""
+    if "watch" not in request.query:
+        await client.get(request.path, request.query, timeout_seconds=_TIMEOUT_SECONDS)
+        return
+    query = {**request.query, "timeoutSeconds": f"{_WATCH_SECONDS:.0f}"}
+    events = client.watch(request.path, query, accept=METADATA_WATCH, silence_seconds=_TIMEOUT_SECONDS)
     async with aclosing(events):
         async for _ in events:
             return
