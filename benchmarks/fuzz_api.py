@@ -11,7 +11,7 @@ from fuzz_page import NOW, Known, gpus, lived, node
 from fuzz_targets import Scratch, check_message, require, target
 
 from exporter.attribution.device_ids import GPU_DRA_DRIVER
-from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
+from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annotations
 from exporter.attribution.pod_lifecycle import Evidence
 from exporter.errors import ApiError
 from exporter.kube import api_client, metadata, objects

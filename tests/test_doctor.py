@@ -20,10 +20,10 @@ from exporter import doctor
 from exporter.accounting.state_file import WriterLock
 from exporter.cli import main
 from exporter.config import AgentConfig, load_agent
-from exporter.doctor import checks, host, kubernetes
-from exporter.doctor import host as driver
+from exporter.doctor import checks, kubernetes, machine
+from exporter.doctor import machine as driver
+from exporter.doctor.findings import Finding, Level, Surroundings, fail, ok, warn
 from exporter.doctor.layers import Counts, diagnose
-from exporter.doctor.report import Finding, Level, Surroundings, fail, ok, warn
 from exporter.gpu import wire
 from exporter.kube.kubelet import SERVICE
 from exporter.model import (
@@ -189,67 +189,67 @@ def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
 
 
 def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> None:
-    assert host.device_nodes(tmp_path).level is Level.FAIL
+    assert machine.device_nodes(tmp_path).level is Level.FAIL
     (tmp_path / "nvidia0").touch()
-    assert host.device_nodes(tmp_path).level is Level.FAIL
+    assert machine.device_nodes(tmp_path).level is Level.FAIL
     (tmp_path / "nvidiactl").touch()
-    assert host.device_nodes(tmp_path) == ok("device nodes", f"1 GPU nodes in {tmp_path}")
+    assert machine.device_nodes(tmp_path) == ok("device nodes", f"1 GPU nodes in {tmp_path}")
 
 
 def test_the_kernel_modules_version_is_read_from_proc(tmp_path: Path) -> None:
-    assert host.kernel_module(tmp_path).level is Level.FAIL
+    assert machine.kernel_module(tmp_path).level is Level.FAIL
     (tmp_path / "driver" / "nvidia").mkdir(parents=True)
     (tmp_path / "driver" / "nvidia" / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed\nGCC version:\n"
     )
-    assert host.kernel_module(tmp_path) == ok("kernel module", "NVIDIA UNIX x86_64 Kernel Module 570.124.06 Wed")
+    assert machine.kernel_module(tmp_path) == ok("kernel module", "NVIDIA UNIX x86_64 Kernel Module 570.124.06 Wed")
 
 
 def test_a_container_without_the_hosts_processes_is_warned_of(tmp_path: Path) -> None:
-    finding = host.process_tree(tmp_path)
+    finding = machine.process_tree(tmp_path)
     assert (finding.level, "hostPID: true" in finding.fix) == (Level.WARN, True)
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "comm").write_text("kthreadd\n")
-    assert host.process_tree(tmp_path).level is Level.OK
+    assert machine.process_tree(tmp_path).level is Level.OK
 
 
 def test_pod_logs_are_counted(tmp_path: Path) -> None:
-    assert host.pod_logs(tmp_path).level is Level.WARN
-    assert host.pod_logs(tmp_path / "none").level is Level.WARN
+    assert machine.pod_logs(tmp_path).level is Level.WARN
+    assert machine.pod_logs(tmp_path / "none").level is Level.WARN
     (tmp_path / "ml_train-0_8a6bf3a5-0000-0000-0000-000000000000").mkdir()
-    assert host.pod_logs(tmp_path).cause.startswith("1 pods")
+    assert machine.pod_logs(tmp_path).cause.startswith("1 pods")
 
 
 def test_the_nodes_lock_is_free_or_another_agents_or_cannot_be_had(tmp_path: Path) -> None:
     config = settings(lock_dir=tmp_path / "run", node_name="n1")
-    assert host.writer_lock(config).level is Level.OK
+    assert machine.writer_lock(config).level is Level.OK
     assert not (tmp_path / "run").exists(), "the doctor makes nothing"
     agent = WriterLock(node="n1", directory=tmp_path / "run")
     assert agent.take()
-    taken = host.writer_lock(config)
+    taken = machine.writer_lock(config)
     assert taken.level is Level.OK
     assert "n1.lock" in taken.cause
     assert "an agent of this node has it" in taken.cause
     agent.release()
-    assert "is free" in host.writer_lock(config).cause
-    bad = host.writer_lock(replace(config, lock_dir=tmp_path / "none" / "below"))
+    assert "is free" in machine.writer_lock(config).cause
+    bad = machine.writer_lock(replace(config, lock_dir=tmp_path / "none" / "below"))
     assert bad.level is Level.WARN
     assert "--lock-dir" in bad.fix
-    assert host.writer_lock(replace(config, lock_dir=None)).level is Level.OK
+    assert machine.writer_lock(replace(config, lock_dir=None)).level is Level.OK
 
 
 def test_a_state_directory_must_be_one(tmp_path: Path) -> None:
-    assert host.state_dir(None).level is Level.OK
-    assert host.state_dir(tmp_path).level is Level.OK
-    assert host.state_dir(tmp_path / "none").level is Level.FAIL
-    assert host.state_dir(tmp_path / ("x" * 300)).level is Level.FAIL
+    assert machine.state_dir(None).level is Level.OK
+    assert machine.state_dir(tmp_path).level is Level.OK
+    assert machine.state_dir(tmp_path / "none").level is Level.FAIL
+    assert machine.state_dir(tmp_path / ("x" * 300)).level is Level.FAIL
 
 
 def test_a_clock_in_another_century_fails_and_one_that_jumps_is_warned_of() -> None:
     now = 1_800_000_000.0
-    assert host.clock((now, now + 5), (10, 15)).level is Level.OK
-    assert host.clock((now, now + 65), (10, 15)).level is Level.WARN
-    assert host.clock((0, 5), (10, 15)).level is Level.FAIL
+    assert machine.clock((now, now + 5), (10, 15)).level is Level.OK
+    assert machine.clock((now, now + 65), (10, 15)).level is Level.WARN
+    assert machine.clock((0, 5), (10, 15)).level is Level.FAIL
 
 
 @contextmanager
@@ -276,11 +276,11 @@ def answering(body: bytes) -> Iterator[int]:
 def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
-    assert host.port("127.0.0.1", free).level is Level.OK
+    assert machine.port("127.0.0.1", free).level is Level.OK
     with answering(b"ok\n") as number:
-        assert "already serving" in host.port("127.0.0.1", number).cause
+        assert "already serving" in machine.port("127.0.0.1", number).cause
     with answering(b"something else") as number:
-        finding = host.port("127.0.0.1", number)
+        finding = machine.port("127.0.0.1", number)
     assert (finding.level, "--listen" in finding.fix) == (Level.FAIL, True)
     assert "while attempting" not in finding.cause
 
@@ -288,20 +288,20 @@ def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> Non
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_a_port_taken_on_ipv6_only_is_not_free_for_an_agent_that_serves_both() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
-        assert host.port("", taken.getsockname()[1]).level is Level.FAIL
+        assert machine.port("", taken.getsockname()[1]).level is Level.FAIL
 
 
 def test_a_wrong_collectors_file_is_a_finding_and_not_the_end(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
-    finding = host.collectors(settings(collectors=path))
+    finding = machine.collectors(settings(collectors=path))
     assert finding.level is Level.FAIL
     assert f"{path}:1" in finding.cause
-    assert host.collectors(settings()).level is Level.OK
+    assert machine.collectors(settings()).level is Level.OK
 
 
 def test_the_right_binding_is_installed_here() -> None:
-    assert host.package().level is Level.OK
+    assert machine.package().level is Level.OK
 
 
 FINDINGS = (ok("clock", "steady"), warn("pods", "two\nlines", "mount them"), fail("driver", "gone", "load it"))

@@ -16,7 +16,7 @@ from api_support import NODE, World, pod
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import checks, kubernetes
-from exporter.doctor.report import Finding, Level, Surroundings
+from exporter.doctor.findings import Finding, Level, Surroundings
 from exporter.kube.metadata import Metadata
 from exporter.model import (
     Allocations,

@@ -11,7 +11,7 @@ from outside_support import Proc, gpu, reading, whole
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, load_agent
 from exporter.doctor import kubernetes, layers
-from exporter.doctor.report import Finding, Level, Surroundings
+from exporter.doctor.findings import Finding, Level, Surroundings
 from exporter.model import Allocations, Attribution, ContainerAllocation, DeviceIds, GpuReading, Reading, Unresolved
 
 

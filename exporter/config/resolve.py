@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from exporter.attribution import owners
+from exporter.attribution import owner_rules
 from exporter.config import paths, types, yaml_file
 from exporter.config.dcgm_flags import SERVICE_LINK, GivenFlag, hostname_label, image_file_warning, translate
 from exporter.config.options import BY_KEY, ENV_PREFIX, OPTIONS, Option
@@ -337,7 +337,7 @@ def _without_effect(values: _Values) -> list[str]:
             f"{key}: {name} is never shown: another for every pod, or no label of its makers; not used"
             for key in EXPORTED_KEYS
             for name in values[key] or ()
-            if owners.is_never_shown(name)
+            if owner_rules.is_never_shown(name)
         ]
     return warnings
 

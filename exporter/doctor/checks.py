@@ -9,10 +9,10 @@ from functools import partial
 from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
 from exporter.config import AgentConfig, price_book, read_collectors
-from exporter.doctor import dcgm, host, kubernetes
-from exporter.doctor.dcgm import LibraryReport
+from exporter.doctor import host_engine, kubernetes, machine
+from exporter.doctor.findings import Finding, Level, Surroundings, fail, first_of, ok, some, warn
+from exporter.doctor.host_engine import LibraryReport
 from exporter.doctor.layers import layer_agreement
-from exporter.doctor.report import Finding, Level, Surroundings, fail, first_of, ok, some, warn
 from exporter.errors import ConfigError
 from exporter.gpu.dcgm.fields import alone, supplement
 from exporter.gpu.merge import merge
@@ -188,26 +188,30 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     if from_dcgm:
         rows = {row.field.field: row.name for row in made.dcgm_only}
         judged = (
-            dcgm.devices(from_dcgm, nvml),
-            dcgm.profiling(from_dcgm, nvml),
-            dcgm.fields(rows, library, from_dcgm),
+            host_engine.devices(from_dcgm, nvml),
+            host_engine.profiling(from_dcgm, nvml),
+            host_engine.fields(rows, library, from_dcgm),
         )
         found += [one for one in judged if one]
     reading, _ = merge(nvml, from_dcgm)
     if reading:
-        found.append(host.activity(reading, dcgm=bool(config.dcgm_address)))
-        found.append(host.processes(reading) if nvml else _NO_PROCESSES)
+        found.append(machine.activity(reading, dcgm=bool(config.dcgm_address)))
+        found.append(machine.processes(reading) if nvml else _NO_PROCESSES)
     of_owners, labelled = await _attribution(around, reading)
     found += of_owners
-    found.append(host.process_tree(config.proc_root))
+    found.append(machine.process_tree(config.proc_root))
     if config.workload_manager == "kubernetes":
-        found.append(host.pod_logs(config.pod_log_root))
-    found += [host.state_dir(config.state_dir), host.writer_lock(config)]
-    found += [host.port(config.listen_host, config.listen_port), host.collectors(config), *host.options(config)]
+        found.append(machine.pod_logs(config.pod_log_root))
+    found += [machine.state_dir(config.state_dir), machine.writer_lock(config)]
+    found += [
+        machine.port(config.listen_host, config.listen_port),
+        machine.collectors(config),
+        *machine.options(config),
+    ]
     if config.web_config:
-        found.append(host.face(config.web_config))
+        found.append(machine.face(config.web_config))
     found.append(book(config, labelled, reading, wall))
-    found.append(host.clock((wall, around.wall()), (monotonic, around.monotonic())))
+    found.append(machine.clock((wall, around.wall()), (monotonic, around.monotonic())))
     return tuple(found)
 
 
@@ -216,13 +220,13 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     config = around.config
     if config.source == "dcgm":
         return [], None
-    found = [host.package()]
+    found = [machine.package()]
     if not around.simulated:
-        found += [host.device_nodes(around.dev_root), host.kernel_module(config.proc_root)]
-    finding, reading = await host.read(around, made.fields)
+        found += [machine.device_nodes(around.dev_root), machine.kernel_module(config.proc_root)]
+    finding, reading = await machine.read(around, made.fields)
     found.append(finding)
     if reading:
-        found.append(host.devices(reading))
+        found.append(machine.devices(reading))
     return found, reading
 
 
@@ -230,10 +234,10 @@ async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
     """Library and engine, where DCGM is in use; which library there is, and the engine's last reading."""
     config = around.config
     if not config.dcgm_address:
-        hint = await dcgm.hint() if config.source == "auto" and not around.simulated else None
+        hint = await host_engine.hint() if config.source == "auto" and not around.simulated else None
         return [hint] if hint else [], LibraryReport(), None
     fields = (alone if config.source == "dcgm" else supplement)(made.fields)
-    return await dcgm.examine(around, fields)
+    return await host_engine.examine(around, fields)
 
 
 async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[list[Finding], NodeFacts | None]:

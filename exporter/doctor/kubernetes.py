@@ -18,7 +18,7 @@ from exporter.attribution.pod_lifecycle import Evidence, PodName
 from exporter.attribution.processes import PidResolver, PodNames, own_name, unlisted_uses
 from exporter.attribution.slurm import SlurmJobs
 from exporter.config import AgentConfig
-from exporter.doctor.report import Finding, Surroundings, fail, ok, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
 from exporter.errors import ApiError, AttributionError
 from exporter.kube.api_client import METADATA_LIST, METADATA_WATCH, ApiClient, Request
 from exporter.kube.credentials import Credentials

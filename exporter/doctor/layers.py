@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from exporter.doctor.report import Finding, Surroundings, fail, ok, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, ok, warn
 from exporter.model import Allocations, Attribution, DeviceState, Reading
 
 NVML, DCGM = "NVML", "DCGM"

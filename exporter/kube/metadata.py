@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from exporter.attribution.owners import OwnerRules, facts_of, wanted_annotations
+from exporter.attribution.owner_rules import OwnerRules, facts_of, wanted_annotations
 from exporter.attribution.pod_lifecycle import Endings, Evidence, PodName
 from exporter.attribution.policy import label_text
 from exporter.kube import objects

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from exporter.accounting.state_file import WriterLock
 from exporter.config import AgentConfig, read_collectors, web_config
-from exporter.doctor.report import Finding, Surroundings, fail, first_of, ok, warn
+from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.worker import Worker, nvml_command
 from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.config import AgentConfig
-from exporter.doctor import host
-from exporter.doctor.report import Finding, Surroundings, fail, ok, some, warn
+from exporter.doctor import machine
+from exporter.doctor.findings import Finding, Surroundings, fail, ok, some, warn
 from exporter.gpu.dcgm.engine import no_values
 from exporter.gpu.dcgm.fields import is_profiling
 from exporter.gpu.merge import of_one_machine
@@ -135,7 +135,7 @@ async def examine(
             return [bad(_LIBRARY, library.problem, "")], library, None
         found.append(ok(_LIBRARY, f"{library.soname}, {library.version or 'of unknown version'}"))
     command = around.dcgm_command or dcgm_command(around.interval_seconds, fields, config.dcgm_address)
-    heard = await host.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
+    heard = await machine.listen(around, "dcgm", command, enough=_ENOUGH_READINGS)
     if heard.last is None:
         return [*found, bad(_ENGINE, *_trouble(config, heard, around.driver_deadline_seconds))], library, None
     if not any(_has_values(gpu) for gpu in heard.last.gpus):
@@ -175,7 +175,7 @@ def refusals(errors: Mapping[str, int]) -> Finding | None:
     return warn(_REFUSALS, f"refused, by reason: {', '.join(told)}", fix)
 
 
-def _trouble(config: AgentConfig, heard: host.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
+def _trouble(config: AgentConfig, heard: machine.ProbeAnswer, deadline_seconds: float) -> tuple[str, str]:
     """What is wrong with the engine, and its fix where the child has not said it itself."""
     cause = heard.trouble(deadline_seconds)
     if heard.status.state is SourceState.DIED:
@@ -218,9 +218,9 @@ def devices(dcgm: Reading, nvml: Reading | None) -> Finding:
     if missing:
         fix = "restart the engine (systemctl restart nvidia-dcgm), and see that its container is shown all GPUs"
         return warn(_DEVICES, f"of NVML's {_count(nvml)} it has not {some(sorted(missing), _SHOWN)}", fix)
-    if bad := host.not_up(dcgm):
+    if bad := machine.not_up(dcgm):
         return warn(_DEVICES, f"{bad}; the others go on", "see the kernel log, and: dcgmi discovery -l")
-    return ok(_DEVICES, host.by_model(dcgm) + (", as NVML has" if ours else ""))
+    return ok(_DEVICES, machine.by_model(dcgm) + (", as NVML has" if ours else ""))
 
 
 def _uuids(readings: Iterable[Reading]) -> set[str]:
@@ -229,7 +229,7 @@ def _uuids(readings: Iterable[Reading]) -> set[str]:
 
 
 def _count(reading: Reading | None) -> str:
-    return f"{len(reading.gpus)} GPUs{host.instances(reading)}" if reading else ""
+    return f"{len(reading.gpus)} GPUs{machine.instances(reading)}" if reading else ""
 
 
 def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
@@ -237,7 +237,7 @@ def profiling(dcgm: Reading, nvml: Reading | None) -> Finding | None:
 
     Where NVML measures them itself, DCGM's word does not matter.
     """
-    measured = {gpu.gpu.uuid for gpu in nvml.gpus if host.has_engine(gpu)} if nvml else set()
+    measured = {gpu.gpu.uuid for gpu in nvml.gpus if machine.has_engine(gpu)} if nvml else set()
     up = [gpu for gpu in dcgm.gpus if gpu.state is DeviceState.UP]
     states = [gpu.profiling for gpu in up if gpu.profiling is not None]
     if not states:
