@@ -11,6 +11,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from exporter.model import ClaimedDevice
+
 GPU_DRA_DRIVER = "gpu.nvidia.com"
 
 _HEX = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -37,6 +39,8 @@ _DRA_MIG = re.compile(
 )
 _DRA_PART = re.compile(rf"gpu-(?P<minor>{_NUMBER})-mig-", re.ASCII)
 _DRA_VFIO = re.compile(rf"gpu-vfio-{_NUMBER}", re.ASCII)
+
+_CDI_NAME = re.compile(rf"[^=]+/claim=(?P<uid>{_HEX})-(?P<device>.+)", _FLAGS)
 
 _ANNOTATED_RESOURCES = ("volcano.sh/", "aliyun.com/gpu-", "tencent.com/vcuda-")
 _UNIT_RESOURCES = ("volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores", "aliyun.com/gpu-mem", "tencent.com/vcuda-")
@@ -134,6 +138,17 @@ def parse_claimed(driver: str, device: str) -> ParsedId | None:
     if _DRA_VFIO.fullmatch(device):
         return ParsedId(kind=IdKind.UNKNOWN, reason="dra_passed_through")
     return _parsed(IdKind.UNKNOWN, _DRA_PART.match(device), reason="dra_unresolved")
+
+
+def claim_uid(claim: ClaimedDevice) -> str | None:
+    """Read the claim's UID from its CDI name, ``None`` where no name has it.
+
+    Kubelets may list the names of a claim's other devices with each of them: that says nothing else of the claim.
+    """
+    names = [match for name in claim.cdi_names if (match := _CDI_NAME.fullmatch(name))]
+    own = [match for match in names if match["device"] == claim.device]
+    uids = {match["uid"].lower() for match in own or names}
+    return uids.pop() if len(uids) == 1 else None
 
 
 def telling(resource: str, ids: Sequence[str]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Joins the kubelet's allocations and the driver's devices into holders of devices; pure."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from exporter.attribution.device_ids import (
     IdKind,
     ParsedId,
     ReplicaKey,
+    claim_uid,
     comparable_profile,
     parse,
     parse_claimed,
@@ -32,10 +32,6 @@ from exporter.model import (
     Holder,
     MigInstance,
     Unresolved,
-)
-
-_CDI_NAME = re.compile(
-    r"[^=]+/claim=(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<device>.+)", re.ASCII | re.IGNORECASE
 )
 
 
@@ -65,17 +61,6 @@ def entries(container: ContainerAllocation, evidence: Evidence) -> Iterator[Entr
             claim=_key_of(claim),
             declared=_declared(allocated, device),
         )
-
-
-def claim_uid(claim: ClaimedDevice) -> str | None:
-    """Read the claim's UID from its CDI name, ``None`` where no name has it.
-
-    Kubelets may list the names of a claim's other devices with each of them: that says nothing else of the claim.
-    """
-    names = [match for name in claim.cdi_names if (match := _CDI_NAME.fullmatch(name))]
-    own = [match for match in names if match["device"] == claim.device]
-    uids = {match["uid"].lower() for match in own or names}
-    return uids.pop() if len(uids) == 1 else None
 
 
 def _key_of(claim: ClaimedDevice) -> str:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from exporter.attribution.device_ids import GPU_DRA_DRIVER
+from exporter.attribution.device_ids import GPU_DRA_DRIVER, claim_uid
 from exporter.attribution.host import HostUsers
-from exporter.attribution.join import attribute, claim_uid
+from exporter.attribution.join import attribute
 from exporter.attribution.pod_lifecycle import Evidence, PodName
 from exporter.attribution.processes import PidResolver, PodNames, own_name, unlisted_uses
 from exporter.attribution.slurm import SlurmJobs
