@@ -147,15 +147,17 @@ def _objects(data: bytes) -> None:
     devices = {(pool, name): device for pool, some in pools.items() for name, device in some.items()}
     claim = _dict(whole.get("claim"))
     allocated = objects.allocated_devices(claim)
-    labels = _dict(whole.get("node")).get("metadata")
+    namespace, node = _dict(whole.get("namespace")), _dict(whole.get("node"))
     objects.served_version(_dict(whole.get("group")))
     _shown(
         dict(one for one in parsed if one),
         {
-            "namespace": metadata.parse(_dict(whole.get("namespace")), _WANTED),
+            "namespace": metadata.Namespace(
+                labels=objects.labels_of(namespace), annotations=objects.annotations_of(namespace, _WANTED)
+            ),
             "devices": devices or None,
             "claims": {objects.claim_uid(claim) or _CLAIM_UID: allocated} if allocated is not None else {},
-            "node": metadata.node_facts(objects.labels_of(labels) if isinstance(labels, dict) else {}),
+            "node": metadata.node_facts(objects.labels_of(node)),
         },
     )
 

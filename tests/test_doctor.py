@@ -294,10 +294,10 @@ def test_a_port_taken_on_ipv6_only_is_not_free_for_an_agent_that_serves_both() -
 def test_a_wrong_collectors_file_is_a_finding_and_not_the_end(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
-    finding = machine.collectors(settings(collectors=path))
+    finding, _ = machine.collectors(settings(collectors=path))
     assert finding.level is Level.FAIL
     assert f"{path}:1" in finding.cause
-    assert machine.collectors(settings()).level is Level.OK
+    assert machine.collectors(settings())[0].level is Level.OK
 
 
 def test_the_right_binding_is_installed_here() -> None:

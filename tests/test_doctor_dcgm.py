@@ -273,10 +273,10 @@ def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
 def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n1013, gauge, tensor\n")
-    found = machine.collectors(replace(settings(collectors=path), dcgm_address=""))
+    found, _ = machine.collectors(replace(settings(collectors=path), dcgm_address=""))
     assert (found.level, "--dcgm-address" in found.fix) == (Level.WARN, True)
     assert found.cause.startswith("only DCGM measures ")
-    assert machine.collectors(settings(collectors=path)).level is Level.OK
+    assert machine.collectors(settings(collectors=path))[0].level is Level.OK
 
 
 def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:

@@ -67,13 +67,6 @@ def _key_of(claim: ClaimedDevice) -> str:
     return claim_uid(claim) or f"{claim.claim_namespace}/{claim.claim_name}"
 
 
-def advertised_by_slices(evidence: Evidence) -> list[SliceDevice] | None:
-    """Give the devices of this node's ResourceSlices that its driver can see; ``None`` while no slice is known."""
-    if evidence.devices is None:
-        return None
-    return [device for device in evidence.devices.values() if device.kind in ("gpu", "mig")]
-
-
 def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
     if device.kind == "vfio":
         return replace(by_name, kind=IdKind.UNKNOWN, reason="dra_passed_through")
@@ -156,15 +149,15 @@ def _advertised_devices(
     entries: Sequence[Entry],
     inventory: Inventory,
 ) -> set[str] | None:
-    slices = advertised_by_slices(evidence)
-    if slices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
+    if evidence.devices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
         return None  # DRA devices are never among what the kubelet itself advertises
     of_plugins = [parsed for _, parsed in advertised or ()]
     of_slices = [
         ParsedId(kind=IdKind.GPU, uuid=device.parent_uuid or device.uuid)
         if device.kind == "gpu" or device.parent_uuid
         else ParsedId(kind=IdKind.MIG, uuid=device.uuid)
-        for device in slices or ()
+        for device in (evidence.devices or {}).values()
+        if device.kind in ("gpu", "mig")  # what its driver can see
     ]
     return _physical([*of_plugins, *of_slices], inventory)
 

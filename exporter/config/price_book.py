@@ -119,7 +119,7 @@ def _on_prem(fields: Fields) -> OnPrem | None:
     capex = fields.take_number("capex", _NOT_NEGATIVE, 0, _MOST, needed=True)
     years = fields.take_number("years", "more than 0, at most 50", _TINY, 50, needed=True)
     gpus = _gpus(fields, needed=True)
-    measured = fields.take_choice("measured_energy", ("true", "false"), "true, false") == "true"
+    measured = fields.take_switch("measured_energy")
     if measured and "kw_per_gpu" in fields:
         fields.problem("kw_per_gpu", "given beside measured_energy: true, so that energy would be paid twice; keep one")
     power = fields.take_number("kw_per_gpu", _NOT_NEGATIVE, 0, 1000, needed=not measured)

@@ -156,6 +156,11 @@ class Fields:
         self.problem(key, f"'{text}' is not known; allowed: {allowed}{hint}")
         return None
 
+    def take_switch(self, key: str) -> bool | None:
+        """``true`` or ``false``."""
+        word = self.take_choice(key, ("true", "false"), "true, false")
+        return None if word is None else word == "true"
+
     def take_mapping(self, key: str) -> "Fields | None":
         """A mapping below the key."""
         node = self.take(key)

@@ -8,7 +8,7 @@ from functools import partial
 
 from exporter.accounting.prices import PriceBook, settled_facts
 from exporter.attribution.pod_lifecycle import NO_EVIDENCE
-from exporter.config import AgentConfig, price_book, read_collectors
+from exporter.config import AgentConfig, price_book
 from exporter.doctor import host_engine, kubernetes, machine
 from exporter.doctor.findings import Finding, Level, Surroundings, fail, first_of, ok, some, warn
 from exporter.doctor.host_engine import LibraryReport
@@ -182,7 +182,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     """All findings; takes some seconds, at most the driver's deadline and the kubelet's."""
     config = around.config
     wall, monotonic = around.wall(), around.monotonic()
-    made = _collectors(config)
+    of_collectors, made = machine.collectors(config)
     (found, nvml), (of_dcgm, library, from_dcgm) = await asyncio.gather(_nvml(around, made), _dcgm(around, made))
     found += of_dcgm
     if from_dcgm:
@@ -203,11 +203,7 @@ async def examine(around: Surroundings) -> tuple[Finding, ...]:
     if config.workload_manager == "kubernetes":
         found.append(machine.pod_logs(config.pod_log_root))
     found += [machine.state_dir(config.state_dir), machine.writer_lock(config)]
-    found += [
-        machine.port(config.listen_host, config.listen_port),
-        machine.collectors(config),
-        *machine.options(config),
-    ]
+    found += [machine.port(config.listen_host, config.listen_port), of_collectors, *machine.options(config)]
     if config.web_config:
         found.append(machine.face(config.web_config))
     found.append(book(config, labelled, reading, wall))
@@ -266,10 +262,3 @@ async def _attribution(around: Surroundings, reading: Reading | None) -> tuple[l
     if not (config.attribution and config.kube_metadata):
         return found, NodeFacts()
     return found, api.node_facts if api else None
-
-
-def _collectors(config: AgentConfig) -> Collectors:
-    try:
-        return read_collectors(config.collectors)
-    except ConfigError:
-        return read_collectors(None)  # the file's mistakes are a finding of their own

@@ -20,6 +20,7 @@ from exporter.config import AgentConfig, read_collectors, web_config
 from exporter.doctor.findings import Finding, Surroundings, fail, first_of, ok, warn
 from exporter.errors import ConfigError
 from exporter.gpu.worker import Worker, nvml_command
+from exporter.metrics.collectors_file import Collectors
 from exporter.model import DeviceState, Field, GpuReading, Reading, SourceState, SourceStatus
 
 _SECONDS = 1.0
@@ -211,20 +212,20 @@ def port(host: str, number: int) -> Finding:
         return fail(name, f"{where}: {why}", "free the port, or choose another with --listen")
 
 
-def collectors(config: AgentConfig) -> Finding:
-    """The collectors file must be readable and right, or the agent will not start."""
+def collectors(config: AgentConfig) -> tuple[Finding, Collectors]:
+    """The collectors file must be readable and right, or the agent will not start; the default set stands for it."""
     name = "collectors"
     try:
         made = read_collectors(config.collectors)
     except ConfigError as error:
-        return fail(name, first_of(error), "fix the file, or leave --collectors out")
+        return fail(name, first_of(error), "fix the file, or leave --collectors out"), read_collectors(None)
     if made.without_dcgm and not config.dcgm_address:
         cause, _, fix = made.without_dcgm.removeprefix("collectors: ").partition("; ")
-        return warn(name, cause, f"{fix}, or take the rows out")
+        return warn(name, cause, f"{fix}, or take the rows out"), made
     where = str(config.collectors) if config.collectors else "dcgm-exporter's default set"
     if made.warnings:
-        return warn(name, first_of(made.warnings), "no harm is done; take the rows out to silence this")
-    return ok(name, f"{where}, {len(made.fields)} fields")
+        return warn(name, first_of(made.warnings), "no harm is done; take the rows out to silence this"), made
+    return ok(name, f"{where}, {len(made.fields)} fields"), made
 
 
 def options(config: AgentConfig) -> list[Finding]:

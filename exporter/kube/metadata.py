@@ -75,14 +75,6 @@ class Namespace:
 NO_NAMESPACE = Namespace()
 
 
-def parse(item: Mapping[str, Any], wanted: frozenset[str]) -> Namespace:
-    """Read a namespace, whole or metadata only; anything is borne."""
-    metadata = item.get("metadata")
-    if not isinstance(metadata, dict):
-        return NO_NAMESPACE
-    return Namespace(labels=objects.labels_of(metadata), annotations=objects.annotations_of(metadata, wanted))
-
-
 LOG = logging.getLogger("exporter.kube.metadata")
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -156,7 +148,7 @@ class Metadata:
         self._node: Lookups[str, NodeFacts] = Lookups(
             self._client,
             path="/api/v1/nodes/{}".format,
-            parse=_node_facts,
+            parse=lambda _name, item: node_facts(objects.labels_of(item)),
             steady=self._steady_now,
             random=random,
             absent_is_problem=True,
@@ -165,7 +157,9 @@ class Metadata:
         self._namespaces: Lookups[str, Namespace] = Lookups(
             self._client,
             path="/api/v1/namespaces/{}".format,
-            parse=lambda _name, item: parse(item, wanted),
+            parse=lambda _name, item: Namespace(
+                labels=objects.labels_of(item), annotations=objects.annotations_of(item, wanted)
+            ),
             steady=self._steady_now,
             random=random,
         )
@@ -354,11 +348,6 @@ class Metadata:
 
     def _steady_now(self) -> float:
         return self._steady
-
-
-def _node_facts(_name: str, item: Mapping[str, Any]) -> NodeFacts:
-    metadata = item.get("metadata")
-    return node_facts(objects.labels_of(metadata) if isinstance(metadata, dict) else {})
 
 
 def _followed_pods(
