@@ -70,207 +70,156 @@ WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name
 POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
 
-def _device(name: str, text: str, *labels: str) -> Metric:
+def _device(name: str, *labels: str) -> Metric:
     """A metric of a GPU or MIG instance."""
-    return _own(name, text, *DEVICE_LABELS, *labels)
+    return _own(name, *DEVICE_LABELS, *labels)
 
 
-def _pod(name: str, text: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
+def _pod(name: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
     """A metric of a container that holds a device."""
-    return _own(name, text, *DEVICE_LABELS, *POD_LABELS, *labels, prefixes=prefixes)
+    return _own(name, *DEVICE_LABELS, *POD_LABELS, *labels, prefixes=prefixes)
 
 
-def _owner(name: str, text: str, *labels: str) -> Metric:
+def _owner(name: str, *labels: str) -> Metric:
     """A metric of a ledger."""
-    return _own(name, text, "ledger", *OWNER_LABELS, *labels)
+    return _own(name, "ledger", *OWNER_LABELS, *labels)
 
 
-def _workload(name: str, text: str, *labels: str) -> Metric:
+def _workload(name: str, *labels: str) -> Metric:
     """A metric of what an owner holds and uses."""
-    return _own(name, text, *WORKLOAD_LABELS, *labels)
+    return _own(name, *WORKLOAD_LABELS, *labels)
 
 
-GPU_INFO = _device(
-    "gpu_info",
+GPU_INFO = _device("gpu_info", "parent_uuid", "pci_bus_id", "minor", "driver_version").meaning(
     "Identity of a GPU or MIG instance; always 1. parent_uuid is set on MIG instances; minor is the number of the "
-    "device node.",
-    "parent_uuid",
-    "pci_bus_id",
-    "minor",
-    "driver_version",
+    "device node."
 )
-GPU_UP = _device(
-    "gpu_up", "1 while a physical GPU answers its driver, else 0; absent while DCGM alone is asked and gives no values."
+GPU_UP = _device("gpu_up").meaning(
+    "1 while a physical GPU answers its driver, else 0; absent while DCGM alone is asked and gives no values."
 )
-GPU_DEVICES = _own(
-    "gpu_devices",
+GPU_DEVICES = _own("gpu_devices", "node", "state").meaning(
     "Physical GPUs of the node by state: present (enumerated and not lost), expected, advertised (healthy for the "
-    "kubelet), allocated (held by somebody, seen by the driver or not). Absent where it cannot be told.",
-    "node",
-    "state",
+    "kubelet), allocated (held by somebody, seen by the driver or not). Absent where it cannot be told."
 )
-GPU_NODE_INFO = _own(
-    "gpu_node_info",
+GPU_NODE_INFO = _own("gpu_node_info", "node", "instance_type", "capacity_type", "region", "gpu_product").meaning(
     "What prices go by, from the node's labels or from flags; 1, and absent where nothing is known. gpu_product is the "
-    "label's word; the driver's is model.",
-    "node",
-    "instance_type",
-    "capacity_type",
-    "region",
-    "gpu_product",
+    "label's word; the driver's is model."
 )
-GPU_ALLOCATION_STATE = _device(
-    "gpu_allocation_state",
-    "1 on the one state that holds: allocated, unallocated, or unknown because the kubelet could not be asked.",
-    "state",
+GPU_ALLOCATION_STATE = _device("gpu_allocation_state", "state").meaning(
+    "1 on the one state that holds: allocated, unallocated, or unknown because the kubelet could not be asked."
 )
-GPU_ACTIVITY_RATIO = _device(
-    "gpu_activity_ratio",
+GPU_ACTIVITY_RATIO = _device("gpu_activity_ratio", "source", "measured_by").meaning(
     "How busy the device was over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
-    "source tells what it is a measure of, measured_by whose figure it is (nvml, dcgm); absent where nothing told.",
-    "source",
-    "measured_by",
+    "source tells what it is a measure of, measured_by whose figure it is (nvml, dcgm); absent where nothing told."
 )
-GPU_MEMORY_USED_BYTES = _device(
-    "gpu_memory_used_bytes",
+GPU_MEMORY_USED_BYTES = _device("gpu_memory_used_bytes").meaning(
     "Framebuffer memory in use, in bytes to the MiB, without the driver's own. A partitioned GPU has a series of its "
-    "own beside its instances': filter gpu_instance before summing.",
+    "own beside its instances': filter gpu_instance before summing."
 )
-GPU_MEMORY_TOTAL_BYTES = _device(
-    "gpu_memory_total_bytes", "Framebuffer memory of the device, in bytes to the MiB; free, used and reserved."
+GPU_MEMORY_TOTAL_BYTES = _device("gpu_memory_total_bytes").meaning(
+    "Framebuffer memory of the device, in bytes to the MiB; free, used and reserved."
 )
-GPU_POWER_WATTS = _device("gpu_power_watts", "Power drawn by the whole board, in watts, from NVML or DCGM.")
-GPU_ENERGY_JOULES_TOTAL = _device(
-    "gpu_energy_joules_total",
+GPU_POWER_WATTS = _device("gpu_power_watts").meaning("Power drawn by the whole board, in watts, from NVML or DCGM.")
+GPU_ENERGY_JOULES_TOTAL = _device("gpu_energy_joules_total").meaning(
     "Energy used by the whole board since its driver was loaded, in joules, as the device counts it: it starts again "
-    "at 0 with the driver.",
+    "at 0 with the driver."
 )
-GPU_XID_ERRORS_TOTAL = _device(
-    "gpu_xid_errors_total",
-    "Xid events (driver errors) since this agent started, by code; a code appears with its first event.",
-    "xid",
+GPU_XID_ERRORS_TOTAL = _device("gpu_xid_errors_total", "xid").meaning(
+    "Xid events (driver errors) since this agent started, by code; a code appears with its first event."
 )
-GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device(
-    "gpu_xid_last_seen_timestamp_seconds",
+GPU_XID_LAST_SEEN_TIMESTAMP_SECONDS = _device("gpu_xid_last_seen_timestamp_seconds", "xid", "tier").meaning(
     "Unix time of the newest event of an Xid code, in seconds. tier: critical (reset or reboot), application (a "
-    "program's error), warning, none (nothing to do).",
-    "xid",
-    "tier",
+    "program's error), warning, none (nothing to do)."
 )
-GPU_THROTTLE_SECONDS_TOTAL = _device(
-    "gpu_throttle_seconds_total",
+GPU_THROTTLE_SECONDS_TOTAL = _device("gpu_throttle_seconds_total", "reason").meaning(
     "Time in which clocks were held down, by reason, in seconds since the driver was loaded; sw_thermal, hw_thermal "
-    "and hw_power_brake from driver 590 on.",
-    "reason",
+    "and hw_power_brake from driver 590 on."
 )
-GPU_THROTTLE_ACTIVE = _device(
-    "gpu_throttle_active", "1 for each reason that holds clocks down at the sample, else 0.", "reason"
+GPU_THROTTLE_ACTIVE = _device("gpu_throttle_active", "reason").meaning(
+    "1 for each reason that holds clocks down at the sample, else 0."
 )
-GPU_THERMAL_THROTTLE_RATIO = _device(
-    "gpu_thermal_throttle_ratio",
+GPU_THERMAL_THROTTLE_RATIO = _device("gpu_thermal_throttle_ratio").meaning(
     "Part of the last 5 minutes in which heat held clocks down, 0-1: by the driver's clock of it, or where it keeps "
-    "none by its flags at each sample.",
+    "none by its flags at each sample."
 )
-GPU_CLOCK_EVENTS_TOTAL = _device(
-    "gpu_clock_events_total",
+GPU_CLOCK_EVENTS_TOTAL = _device("gpu_clock_events_total", "event").meaning(
     "Times that something began to hold clocks down since this agent started, by event, as the samples show it; what "
-    "holds them down at the start is not counted.",
-    "event",
+    "holds them down at the start is not counted."
 )
-GPU_RECOVERY_ACTION = _device(
-    "gpu_recovery_action",
+GPU_RECOVERY_ACTION = _device("gpu_recovery_action").meaning(
     "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the "
-    "IMEX domain, 6 bus reset, 7 system reboot.",
+    "IMEX domain, 6 bus reset, 7 system reboot."
 )
-GPU_ECC_ERRORS_TOTAL = _device(
-    "gpu_ecc_errors_total",
-    "ECC errors since the driver was loaded, by type: corrected, uncorrected. Absent where ECC is off or not there.",
-    "type",
+GPU_ECC_ERRORS_TOTAL = _device("gpu_ecc_errors_total", "type").meaning(
+    "ECC errors since the driver was loaded, by type: corrected, uncorrected. Absent where ECC is off or not there."
 )
-GPU_REMAPPED_ROWS = _device(
-    "gpu_remapped_rows", "Memory rows replaced by spare ones, over the board's life, for errors of the type.", "type"
+GPU_REMAPPED_ROWS = _device("gpu_remapped_rows", "type").meaning(
+    "Memory rows replaced by spare ones, over the board's life, for errors of the type."
 )
-GPU_ROW_REMAP_PENDING = _device(
-    "gpu_row_remap_pending", "1 while a memory row waits for a reset of the GPU to be replaced, else 0."
+GPU_ROW_REMAP_PENDING = _device("gpu_row_remap_pending").meaning(
+    "1 while a memory row waits for a reset of the GPU to be replaced, else 0."
 )
-GPU_ROW_REMAP_FAILURE = _device(
-    "gpu_row_remap_failure", "1 where a memory row could not be replaced: the board is to be exchanged; else 0."
+GPU_ROW_REMAP_FAILURE = _device("gpu_row_remap_failure").meaning(
+    "1 where a memory row could not be replaced: the board is to be exchanged; else 0."
 )
-GPU_RETIRED_PAGES = _device(
-    "gpu_retired_pages",
-    "Memory pages taken out of use over the board's life, by cause: single_bit, double_bit. Boards before Ampere.",
-    "cause",
+GPU_RETIRED_PAGES = _device("gpu_retired_pages", "cause").meaning(
+    "Memory pages taken out of use over the board's life, by cause: single_bit, double_bit. Boards before Ampere."
 )
-GPU_RETIRED_PAGES_PENDING = _device(
-    "gpu_retired_pages_pending", "More than 0 while pages wait for a reboot to be taken out of use; before Ampere."
+GPU_RETIRED_PAGES_PENDING = _device("gpu_retired_pages_pending").meaning(
+    "More than 0 while pages wait for a reboot to be taken out of use; before Ampere."
 )
-GPU_NVLINK_ERRORS_TOTAL = _device(
-    "gpu_nvlink_errors_total",
+GPU_NVLINK_ERRORS_TOTAL = _device("gpu_nvlink_errors_total", "kind").meaning(
     "Errors over all NVLinks since the driver was loaded, by kind: crc_flit, crc_data, replay, recovery up to NVLink "
-    "4; receive, integrity, recovery, recovery_failed from NVLink 5.",
-    "kind",
+    "4; receive, integrity, recovery, recovery_failed from NVLink 5."
 )
-GPU_PCIE_REPLAYS_TOTAL = _device(
-    "gpu_pcie_replays_total", "PCIe packets that had to be sent again, since the driver was loaded."
+GPU_PCIE_REPLAYS_TOTAL = _device("gpu_pcie_replays_total").meaning(
+    "PCIe packets that had to be sent again, since the driver was loaded."
 )
-GPU_TEMPERATURE_CELSIUS = _device(
-    "gpu_temperature_celsius", "Temperature in degrees Celsius by sensor: gpu, memory.", "sensor"
+GPU_TEMPERATURE_CELSIUS = _device("gpu_temperature_celsius", "sensor").meaning(
+    "Temperature in degrees Celsius by sensor: gpu, memory."
 )
-GPU_TEMPERATURE_LIMIT_CELSIUS = _device(
-    "gpu_temperature_limit_celsius",
-    "What the driver names as limits: slowdown, shutdown, max_operating, memory_max_operating. Hopper may tell none.",
-    "limit",
+GPU_TEMPERATURE_LIMIT_CELSIUS = _device("gpu_temperature_limit_celsius", "limit").meaning(
+    "What the driver names as limits: slowdown, shutdown, max_operating, memory_max_operating. Hopper may tell none."
 )
-GPU_TEMPERATURE_MARGIN_CELSIUS = _device(
-    "gpu_temperature_margin_celsius", "Degrees left to the GPU's highest operating temperature; may be negative."
+GPU_TEMPERATURE_MARGIN_CELSIUS = _device("gpu_temperature_margin_celsius").meaning(
+    "Degrees left to the GPU's highest operating temperature; may be negative."
 )
-GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS = _device(
-    "gpu_memory_temperature_margin_celsius",
+GPU_MEMORY_TEMPERATURE_MARGIN_CELSIUS = _device("gpu_memory_temperature_margin_celsius", "limit").meaning(
     "Degrees left to the memory's highest operating temperature; may be negative. limit: driver (it names one), "
-    "assumed (it names none: 95).",
-    "limit",
+    "assumed (it names none: 95)."
 )
-GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device(
-    "gpu_pcie_transmit_bytes_total", "Bytes sent over PCIe since the driver was loaded; may wrap."
+GPU_PCIE_TRANSMIT_BYTES_TOTAL = _device("gpu_pcie_transmit_bytes_total").meaning(
+    "Bytes sent over PCIe since the driver was loaded; may wrap."
 )
-GPU_PCIE_RECEIVE_BYTES_TOTAL = _device(
-    "gpu_pcie_receive_bytes_total", "Bytes received over PCIe since the driver was loaded; may wrap."
+GPU_PCIE_RECEIVE_BYTES_TOTAL = _device("gpu_pcie_receive_bytes_total").meaning(
+    "Bytes received over PCIe since the driver was loaded; may wrap."
 )
-GPU_NVLINK_TRANSMIT_BYTES_TOTAL = _device(
-    "gpu_nvlink_transmit_bytes_total", "Payload bytes sent over all NVLinks since the driver was loaded."
+GPU_NVLINK_TRANSMIT_BYTES_TOTAL = _device("gpu_nvlink_transmit_bytes_total").meaning(
+    "Payload bytes sent over all NVLinks since the driver was loaded."
 )
-GPU_NVLINK_RECEIVE_BYTES_TOTAL = _device(
-    "gpu_nvlink_receive_bytes_total", "Payload bytes received over all NVLinks since the driver was loaded."
+GPU_NVLINK_RECEIVE_BYTES_TOTAL = _device("gpu_nvlink_receive_bytes_total").meaning(
+    "Payload bytes received over all NVLinks since the driver was loaded."
 )
-GPU_UNATTRIBUTED_ACTIVITY_RATIO = _device(
-    "gpu_unattributed_activity_ratio",
-    "Activity of the device that belongs to no listed pod, 0-1 of the device; absent where it cannot be told.",
+GPU_UNATTRIBUTED_ACTIVITY_RATIO = _device("gpu_unattributed_activity_ratio").meaning(
+    "Activity of the device that belongs to no listed pod, 0-1 of the device; absent where it cannot be told."
 )
-GPU_UNATTRIBUTED_MEMORY_USED_BYTES = _device(
-    "gpu_unattributed_memory_used_bytes", "Memory of processes that belong to no listed pod, in bytes."
+GPU_UNATTRIBUTED_MEMORY_USED_BYTES = _device("gpu_unattributed_memory_used_bytes").meaning(
+    "Memory of processes that belong to no listed pod, in bytes."
 )
-GPU_UNATTRIBUTED_PROCESSES = _device(
-    "gpu_unattributed_processes", "Processes on the device that belong to no listed pod."
+GPU_UNATTRIBUTED_PROCESSES = _device("gpu_unattributed_processes").meaning(
+    "Processes on the device that belong to no listed pod."
 )
-GPU_PROFILING_STATE = _device(
-    "gpu_profiling_state",
+GPU_PROFILING_STATE = _device("gpu_profiling_state", "state").meaning(
     "1 on the one state of DCGM's profiling of a physical GPU: running, paused, unsupported, no_module, no_permission, "
-    "refused. Absent where DCGM is not asked or does not answer.",
-    "state",
+    "refused. Absent where DCGM is not asked or does not answer."
 )
-GPU_HOURLY_PRICE = _device(
-    "gpu_hourly_price",
+GPU_HOURLY_PRICE = _device("gpu_hourly_price", "currency", "price_source").meaning(
     "Price now of one hour of the whole physical GPU; a holder's part is its gpu_pod_share_ratio. price_source names "
-    "price book and row; absent where no row matches.",
-    "currency",
-    "price_source",
+    "price book and row; absent where no row matches."
 )
 
 GPU_POD_INFO = _pod(
     "gpu_pod_info",
-    "A container that holds a device, and whose it is; always 1. share_mode: exclusive, mig, shared; "
-    "attribution_source: device-plugin, dra, annotation, job-mapping, process; share_estimated: true where the number "
-    "of replicas is not known for sure.",
     "resource",
     "share_mode",
     "attribution_source",
@@ -282,303 +231,232 @@ GPU_POD_INFO = _pod(
     "queue",
     "workload_class",
     prefixes=EXPORTED_PREFIXES,
+).meaning(
+    "A container that holds a device, and whose it is; always 1. share_mode: exclusive, mig, shared; "
+    "attribution_source: device-plugin, dra, annotation, job-mapping, process; share_estimated: true where the number "
+    "of replicas is not known for sure."
 )
-GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _pod(
-    "gpu_pod_alerts_off_until_timestamp_seconds",
+GPU_POD_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _pod("gpu_pod_alerts_off_until_timestamp_seconds").meaning(
     "Unix time until which waste alerts leave the pod alone, as its annotation has it, in seconds; 253402300799 (the "
-    "end of the year 9999) is for good.",
+    "end of the year 9999) is for good."
 )
-GPU_POD_SHARE_RATIO = _pod(
-    "gpu_pod_share_ratio", "The holder's part of the physical GPU, 0-1; parts of one GPU never sum to more than 1."
+GPU_POD_SHARE_RATIO = _pod("gpu_pod_share_ratio").meaning(
+    "The holder's part of the physical GPU, 0-1; parts of one GPU never sum to more than 1."
 )
-GPU_POD_ACTIVITY_RATIO = _pod(
-    "gpu_pod_activity_ratio",
+GPU_POD_ACTIVITY_RATIO = _pod("gpu_pod_activity_ratio", "source").meaning(
     "The holder's part of the device's activity, 0-1 of the device; parts and the unattributed rest sum to "
     "gpu_activity_ratio. source estimated: most of it was divided by share: between containers of one pod, under MPS, "
-    "or for want of process data.",
-    "source",
+    "or for want of process data."
 )
-GPU_POD_IDLE_FOR_SECONDS = _pod(
-    "gpu_pod_idle_for_seconds",
+GPU_POD_IDLE_FOR_SECONDS = _pod("gpu_pod_idle_for_seconds").meaning(
     "Seconds for which the holder has been measured to be idle since its activity last reached the idle threshold; "
-    "absent while it may be either. Unmeasured time does not count; more than 5 minutes of it start again from 0.",
+    "absent while it may be either. Unmeasured time does not count; more than 5 minutes of it start again from 0."
 )
-GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds", "Seconds since the container was first seen to hold the device.")
-GPU_POD_MEMORY_USED_BYTES = _pod(
-    "gpu_pod_memory_used_bytes", "Device memory used by the holder, in bytes; absent where it cannot be told."
+GPU_POD_AGE_SECONDS = _pod("gpu_pod_age_seconds").meaning(
+    "Seconds since the container was first seen to hold the device."
 )
-GPU_POD_ALLOCATED_SECONDS_TOTAL = _pod(
-    "gpu_pod_allocated_seconds_total",
+GPU_POD_MEMORY_USED_BYTES = _pod("gpu_pod_memory_used_bytes").meaning(
+    "Device memory used by the holder, in bytes; absent where it cannot be told."
+)
+GPU_POD_ALLOCATED_SECONDS_TOTAL = _pod("gpu_pod_allocated_seconds_total").meaning(
     "GPU-seconds that the container has held, weighted by its share: active + idle + unknown. Stays for --linger after "
-    "its end.",
+    "its end."
 )
-GPU_POD_ACTIVE_SECONDS_TOTAL = _pod(
-    "gpu_pod_active_seconds_total",
-    "Held GPU-seconds in which the container's share was at work, weighted by its activity.",
+GPU_POD_ACTIVE_SECONDS_TOTAL = _pod("gpu_pod_active_seconds_total").meaning(
+    "Held GPU-seconds in which the container's share was at work, weighted by its activity."
 )
-GPU_POD_IDLE_SECONDS_TOTAL = _pod(
-    "gpu_pod_idle_seconds_total",
-    "Held GPU-seconds in which the container's share did nothing, weighted by what its activity left.",
+GPU_POD_IDLE_SECONDS_TOTAL = _pod("gpu_pod_idle_seconds_total").meaning(
+    "Held GPU-seconds in which the container's share did nothing, weighted by what its activity left."
 )
-GPU_POD_UNKNOWN_SECONDS_TOTAL = _pod(
-    "gpu_pod_unknown_seconds_total", "Held GPU-seconds of which activity was not measured: neither active nor idle."
+GPU_POD_UNKNOWN_SECONDS_TOTAL = _pod("gpu_pod_unknown_seconds_total").meaning(
+    "Held GPU-seconds of which activity was not measured: neither active nor idle."
 )
-GPU_POD_ENERGY_JOULES_TOTAL = _pod(
-    "gpu_pod_energy_joules_total",
+GPU_POD_ENERGY_JOULES_TOTAL = _pod("gpu_pod_energy_joules_total").meaning(
     "The container's part of the GPU's energy, in joules: of the idle part by share, of the rest by active seconds. "
-    "Absent where energy was never measured.",
+    "Absent where energy was never measured."
 )
-GPU_POD_COST_TOTAL = _pod(
-    "gpu_pod_cost_total",
-    "What the container has cost, at the price of each moment; absent where nothing of it was priced.",
-    "currency",
+GPU_POD_COST_TOTAL = _pod("gpu_pod_cost_total", "currency").meaning(
+    "What the container has cost, at the price of each moment; absent where nothing of it was priced."
 )
 GPU_POD_UNRESOLVED_DEVICES = _own(
-    "gpu_pod_unresolved_devices",
-    "Devices in doubt, by reason: listed with the container and matching none here, or used by the pod and not listed.",
-    "node",
-    "pod_namespace",
-    "pod_name",
-    "container_name",
-    "resource",
-    "reason",
+    "gpu_pod_unresolved_devices", "node", "pod_namespace", "pod_name", "container_name", "resource", "reason"
+).meaning(
+    "Devices in doubt, by reason: listed with the container and matching none here, or used by the pod and not listed."
 )
 
-GPU_LEDGER_SECONDS_TOTAL = _owner(
-    "gpu_ledger_seconds_total",
+GPU_LEDGER_SECONDS_TOTAL = _owner("gpu_ledger_seconds_total", "state").meaning(
     "GPU-seconds of an owner, by share and state: active_unprofiled (weighted by activity), idle (what activity left), "
     "unknown (activity not measured). Over all owners and states, Unallocated and Unattributed among them: the node's "
-    "GPUs times the time that passed.",
-    "state",
+    "GPUs times the time that passed."
 )
-GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner(
-    "gpu_ledger_energy_joules_total",
+GPU_LEDGER_ENERGY_JOULES_TOTAL = _owner("gpu_ledger_energy_joules_total").meaning(
     "The owner's part of the GPUs' energy, in joules: of the idle part by share, of the rest by active seconds. Absent "
-    "where energy was never measured.",
+    "where energy was never measured."
 )
-GPU_LEDGER_COST_TOTAL = _owner(
-    "gpu_ledger_cost_total",
+GPU_LEDGER_COST_TOTAL = _owner("gpu_ledger_cost_total", "currency", "state").meaning(
     "What an owner's GPU-seconds have cost, by state, at the price of each moment; absent where nothing of it was "
-    "priced.",
-    "currency",
-    "state",
+    "priced."
 )
-GPU_LEDGER_UNPRICED_SECONDS_TOTAL = _owner(
-    "gpu_ledger_unpriced_seconds_total",
+GPU_LEDGER_UNPRICED_SECONDS_TOTAL = _owner("gpu_ledger_unpriced_seconds_total").meaning(
     "Allocated GPU-seconds of an owner for which there was no price, and which no cost counts; absent while there are "
-    "none.",
+    "none."
 )
-GPU_LEDGER_CREATED_TIMESTAMP_SECONDS = _own(
-    "gpu_ledger_created_timestamp_seconds",
-    "Unix time at which a ledger began, in seconds; all of its series began at 0 then.",
-    "ledger",
-    "node",
+GPU_LEDGER_CREATED_TIMESTAMP_SECONDS = _own("gpu_ledger_created_timestamp_seconds", "ledger", "node").meaning(
+    "Unix time at which a ledger began, in seconds; all of its series began at 0 then."
 )
 
-GPU_OWNER_GPUS = _workload(
-    "gpu_owner_gpus", "GPUs that the owner holds now, by share: a MIG instance or a replica is a part of one."
+GPU_OWNER_GPUS = _workload("gpu_owner_gpus").meaning(
+    "GPUs that the owner holds now, by share: a MIG instance or a replica is a part of one."
 )
-GPU_OWNER_ESTIMATED_GPUS = _workload(
-    "gpu_owner_estimated_gpus",
+GPU_OWNER_ESTIMATED_GPUS = _workload("gpu_owner_estimated_gpus").meaning(
     "The part of gpu_owner_gpus whose activity was only estimated (divided by share) within the last 15 minutes. It is "
-    "in no other gpu_owner_ figure of activity. Absent where it is 0.",
+    "in no other gpu_owner_ figure of activity. Absent where it is 0."
 )
-GPU_OWNER_ACTIVE_GPU_SECONDS = _workload(
-    "gpu_owner_active_gpu_seconds",
+GPU_OWNER_ACTIVE_GPU_SECONDS = _workload("gpu_owner_active_gpu_seconds", "window").meaning(
     "Active GPU-seconds of the owner over the window that ends now, ended pods included: 15m, 1h, and the one by which "
     "its policy is judged (batch 30m, interactive 2h, inference 24h); all of them of an owner that holds nothing now. "
-    "Absent where nothing was measured.",
-    "window",
+    "Absent where nothing was measured."
 )
-GPU_OWNER_MEASURED_GPU_SECONDS = _workload(
-    "gpu_owner_measured_gpu_seconds",
+GPU_OWNER_MEASURED_GPU_SECONDS = _workload("gpu_owner_measured_gpu_seconds", "window").meaning(
     "Active and idle GPU-seconds of the owner over the window: what was measured of gpu_owner_gpus times the window. "
-    "Absent where it is 0 and all that the owner holds is estimated, or it holds nothing.",
-    "window",
+    "Absent where it is 0 and all that the owner holds is estimated, or it holds nothing."
 )
-GPU_OWNER_UNDERUSED_GPUS = _workload(
-    "gpu_owner_underused_gpus",
-    "GPUs held now whose own activity is below 10 % over 15 minutes or below 5 % over an hour. Absent where it is 0.",
+GPU_OWNER_UNDERUSED_GPUS = _workload("gpu_owner_underused_gpus").meaning(
+    "GPUs held now whose own activity is below 10 % over 15 minutes or below 5 % over an hour. Absent where it is 0."
 )
-GPU_OWNER_UNUSED_GPUS = _workload(
-    "gpu_owner_unused_gpus",
+GPU_OWNER_UNUSED_GPUS = _workload("gpu_owner_unused_gpus", "window").meaning(
     "GPUs held now that did nothing (below 0.1 %) over the window (1h, and the one by which the policy is judged), of "
-    "which 90 % was measured; for 24h by gpu_pod_idle_for_seconds. Absent where it is 0.",
-    "window",
+    "which 90 % was measured; for 24h by gpu_pod_idle_for_seconds. Absent where it is 0."
 )
-GPU_OWNER_ACTIVE_GPUS = _workload(
-    "gpu_owner_active_gpus",
-    "GPUs held now whose own activity over 15 minutes is at least 5 %; absent where the activity of none was measured.",
+GPU_OWNER_ACTIVE_GPUS = _workload("gpu_owner_active_gpus").meaning(
+    "GPUs held now whose own activity over 15 minutes is at least 5 %; absent where the activity of none was measured."
 )
-GPU_OWNER_IDLE_FOR_SECONDS = _workload(
-    "gpu_owner_idle_for_seconds", "Shortest gpu_pod_idle_for_seconds of the owner's devices, in seconds."
+GPU_OWNER_IDLE_FOR_SECONDS = _workload("gpu_owner_idle_for_seconds").meaning(
+    "Shortest gpu_pod_idle_for_seconds of the owner's devices, in seconds."
 )
-GPU_OWNER_AGE_SECONDS = _workload(
-    "gpu_owner_age_seconds", "Longest gpu_pod_age_seconds of the owner's devices, in seconds."
+GPU_OWNER_AGE_SECONDS = _workload("gpu_owner_age_seconds").meaning(
+    "Longest gpu_pod_age_seconds of the owner's devices, in seconds."
 )
-GPU_OWNER_POLICY = _workload(
-    "gpu_owner_policy",
+GPU_OWNER_POLICY = _workload("gpu_owner_policy", "policy").meaning(
     "Class by which alerts judge the owner; always 1. Where its pods differ, the most patient one: reserved, "
-    "inference, interactive, default, batch.",
-    "policy",
+    "inference, interactive, default, batch."
 )
-GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _workload(
-    "gpu_owner_alerts_off_until_timestamp_seconds",
-    "Latest gpu_pod_alerts_off_until_timestamp_seconds of the owner's pods, in seconds; absent without one.",
+GPU_OWNER_ALERTS_OFF_UNTIL_TIMESTAMP_SECONDS = _workload("gpu_owner_alerts_off_until_timestamp_seconds").meaning(
+    "Latest gpu_pod_alerts_off_until_timestamp_seconds of the owner's pods, in seconds; absent without one."
 )
-GPU_OWNER_COST_PER_HOUR = _workload(
-    "gpu_owner_cost_per_hour",
-    "Price now of an hour of what the owner holds now. GPUs without a price are left out.",
-    "currency",
+GPU_OWNER_COST_PER_HOUR = _workload("gpu_owner_cost_per_hour", "currency").meaning(
+    "Price now of an hour of what the owner holds now. GPUs without a price are left out."
 )
-GPU_OWNER_IDLE_COST_PER_HOUR = _workload(
-    "gpu_owner_idle_cost_per_hour",
+GPU_OWNER_IDLE_COST_PER_HOUR = _workload("gpu_owner_idle_cost_per_hour", "currency").meaning(
     "The part of gpu_owner_cost_per_hour for the idle part of the last 15 minutes. GPUs whose activity was not "
-    "measured, or only estimated, are left out.",
-    "currency",
+    "measured, or only estimated, are left out."
 )
-GPU_OWNER_BROKEN_GPUS = _workload(
-    "gpu_owner_broken_gpus",
+GPU_OWNER_BROKEN_GPUS = _workload("gpu_owner_broken_gpus").meaning(
     "Physical GPUs that do not answer or have a critical fault, of those that the owner holds or held within an hour. "
-    "An Xid counts for 40 minutes, a memory error for 45. Absent where it is 0.",
+    "An Xid counts for 40 minutes, a memory error for 45. Absent where it is 0."
 )
 GPU_OWNER_XID_LAST_SEEN_TIMESTAMP_SECONDS = _workload(
-    "gpu_owner_xid_last_seen_timestamp_seconds",
+    "gpu_owner_xid_last_seen_timestamp_seconds", "gpu", "uuid", "pod_namespace", "pod_name", "xid"
+).meaning(
     "Unix time of the newest event of an Xid of tier application, in seconds, with each pod that held the device "
-    "within 10 minutes. Absent 10 minutes after the event.",
-    "gpu",
-    "uuid",
-    "pod_namespace",
-    "pod_name",
-    "xid",
+    "within 10 minutes. Absent 10 minutes after the event."
 )
-GPU_POOL_GPUS = _own(
-    "gpu_pool_gpus", "Physical GPUs of the node by model, those that are down among them.", *POOL_LABELS
+GPU_POOL_GPUS = _own("gpu_pool_gpus", *POOL_LABELS).meaning(
+    "Physical GPUs of the node by model, those that are down among them."
 )
-GPU_POOL_UNALLOCATED_GPUS = _own(
-    "gpu_pool_unallocated_gpus",
-    "GPUs of the pool that nobody holds now, by share; absent while it is not known of any of them who holds it.",
-    *POOL_LABELS,
+GPU_POOL_UNALLOCATED_GPUS = _own("gpu_pool_unallocated_gpus", *POOL_LABELS).meaning(
+    "GPUs of the pool that nobody holds now, by share; absent while it is not known of any of them who holds it."
 )
-GPU_POOL_UNALLOCATED_COST_PER_HOUR = _own(
-    "gpu_pool_unallocated_cost_per_hour",
-    "Price now of an hour of gpu_pool_unallocated_gpus. GPUs without a price are left out.",
-    *POOL_LABELS,
-    "currency",
+GPU_POOL_UNALLOCATED_COST_PER_HOUR = _own("gpu_pool_unallocated_cost_per_hour", *POOL_LABELS, "currency").meaning(
+    "Price now of an hour of gpu_pool_unallocated_gpus. GPUs without a price are left out."
 )
-GPU_POOL_UNPRICED_GPUS = _own(
-    "gpu_pool_unpriced_gpus",
-    "Physical GPUs of the pool whose price is not known. Absent where there are no prices.",
-    *POOL_LABELS,
+GPU_POOL_UNPRICED_GPUS = _own("gpu_pool_unpriced_gpus", *POOL_LABELS).meaning(
+    "Physical GPUs of the pool whose price is not known. Absent where there are no prices."
 )
-GPU_SHARED_IDLE_GPUS = _own(
-    "gpu_shared_idle_gpus",
+GPU_SHARED_IDLE_GPUS = _own("gpu_shared_idle_gpus", "node", "gpu", "uuid", "gpu_instance").meaning(
     "Held part of a shared device whose holders' activity can only be estimated, where the device was idle (below 5 %) "
     "for 2 h. Absent otherwise, and where a holder is of class inference or reserved, has opted out or is of a system "
-    "namespace.",
-    "node",
-    "gpu",
-    "uuid",
-    "gpu_instance",
+    "namespace."
 )
 
-BUILD_INFO = _own("gpu_exporter_build_info", "Version of this agent and of its Python; always 1.", "version", "python")
-SIMULATED = _own("gpu_exporter_simulated", "1 where every GPU and pod on this page is simulated, else 0.")
-SOURCE_UP = _own(
-    "gpu_exporter_source_up",
-    "1 while a source of readings (nvml, dcgm), of holders (kubelet, slurm, host) or of owners (kubernetes-api) works.",
-    "source",
+BUILD_INFO = _own("gpu_exporter_build_info", "version", "python").meaning(
+    "Version of this agent and of its Python; always 1."
 )
-DCGM_INFO = _own(
-    "gpu_exporter_dcgm_info", "Version of the DCGM host engine; 1, and absent where none answers.", "version"
+SIMULATED = _own("gpu_exporter_simulated").meaning("1 where every GPU and pod on this page is simulated, else 0.")
+SOURCE_UP = _own("gpu_exporter_source_up", "source").meaning(
+    "1 while a source of readings (nvml, dcgm), of holders (kubelet, slurm, host) or of owners (kubernetes-api) works."
 )
-ERRORS_TOTAL = _own(
-    "gpu_exporter_errors_total", "What went wrong since the start, by part and reason.", "part", "reason"
+DCGM_INFO = _own("gpu_exporter_dcgm_info", "version").meaning(
+    "Version of the DCGM host engine; 1, and absent where none answers."
 )
-SAMPLE_DURATION_SECONDS = _own(
-    "gpu_exporter_sample_duration_seconds", "How long the newest sample took in the driver, in seconds."
+ERRORS_TOTAL = _own("gpu_exporter_errors_total", "part", "reason").meaning(
+    "What went wrong since the start, by part and reason."
 )
-TICK_DURATION_SECONDS = _own(
-    "gpu_exporter_tick_duration_seconds", "How long this agent took to make the picture that is shown, in seconds."
+SAMPLE_DURATION_SECONDS = _own("gpu_exporter_sample_duration_seconds").meaning(
+    "How long the newest sample took in the driver, in seconds."
 )
-SNAPSHOT_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_snapshot_timestamp_seconds", "Unix time of the picture that is shown, in seconds."
+TICK_DURATION_SECONDS = _own("gpu_exporter_tick_duration_seconds").meaning(
+    "How long this agent took to make the picture that is shown, in seconds."
 )
-SAMPLE_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_sample_timestamp_seconds", "Unix time of the newest reading of the driver, in seconds."
+SNAPSHOT_TIMESTAMP_SECONDS = _own("gpu_exporter_snapshot_timestamp_seconds").meaning(
+    "Unix time of the picture that is shown, in seconds."
 )
-ATTRIBUTION_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_attribution_timestamp_seconds", "Unix time of the kubelet's last good answer, in seconds."
+SAMPLE_TIMESTAMP_SECONDS = _own("gpu_exporter_sample_timestamp_seconds").meaning(
+    "Unix time of the newest reading of the driver, in seconds."
 )
-METADATA_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_metadata_timestamp_seconds",
-    "Unix time of the Kubernetes API's last sign of life (a list, an event, a bookmark), in seconds.",
+ATTRIBUTION_TIMESTAMP_SECONDS = _own("gpu_exporter_attribution_timestamp_seconds").meaning(
+    "Unix time of the kubelet's last good answer, in seconds."
 )
-POD_METADATA_PROBLEMS = _own(
-    "gpu_exporter_pod_metadata_problems",
-    "Pods that hold a device and whose own labels or annotations could not be understood, by reason.",
-    "reason",
+METADATA_TIMESTAMP_SECONDS = _own("gpu_exporter_metadata_timestamp_seconds").meaning(
+    "Unix time of the Kubernetes API's last sign of life (a list, an event, a bookmark), in seconds."
 )
-WORKER_RESTARTS_TOTAL = _own(
-    "gpu_exporter_worker_restarts_total",
-    "Times the child process that reads a source (nvml, dcgm) was started again.",
-    "source",
+POD_METADATA_PROBLEMS = _own("gpu_exporter_pod_metadata_problems", "reason").meaning(
+    "Pods that hold a device and whose own labels or annotations could not be understood, by reason."
 )
-DROPPED_SERIES_TOTAL = _own(
-    "gpu_exporter_dropped_series_total", "Pod series left out of rendered pages because of the series limit."
+WORKER_RESTARTS_TOTAL = _own("gpu_exporter_worker_restarts_total", "source").meaning(
+    "Times the child process that reads a source (nvml, dcgm) was started again."
 )
-UNPRICED_DEVICES = _own(
-    "gpu_exporter_unpriced_devices",
-    "Physical GPUs whose price is not known: their use has no cost. Absent where there are no prices.",
+DROPPED_SERIES_TOTAL = _own("gpu_exporter_dropped_series_total").meaning(
+    "Pod series left out of rendered pages because of the series limit."
 )
-CONSERVATION_ERROR_SECONDS = _own(
-    "gpu_exporter_conservation_error_seconds",
-    "How far the ledger's parts are from the whole, in GPU-seconds since it began: 0 but for rounding.",
+UNPRICED_DEVICES = _own("gpu_exporter_unpriced_devices").meaning(
+    "Physical GPUs whose price is not known: their use has no cost. Absent where there are no prices."
 )
-LEDGER_CAPACITY_SECONDS_TOTAL = _own(
-    "gpu_exporter_ledger_capacity_seconds_total",
+CONSERVATION_ERROR_SECONDS = _own("gpu_exporter_conservation_error_seconds").meaning(
+    "How far the ledger's parts are from the whole, in GPU-seconds since it began: 0 but for rounding."
+)
+LEDGER_CAPACITY_SECONDS_TOTAL = _own("gpu_exporter_ledger_capacity_seconds_total", "ledger").meaning(
     "GPU-seconds that were metered: the time between readings, over all GPUs, without that of owners that are not "
-    "known yet. The gpu_ledger_seconds_total of the ledger sum to it.",
-    "ledger",
+    "known yet. The gpu_ledger_seconds_total of the ledger sum to it."
 )
-LEDGER_WITHHELD_SECONDS = _own(
-    "gpu_exporter_ledger_withheld_seconds",
-    "GPU-seconds of owners that are not known yet; no gpu_ledger_ series has them.",
+LEDGER_WITHHELD_SECONDS = _own("gpu_exporter_ledger_withheld_seconds").meaning(
+    "GPU-seconds of owners that are not known yet; no gpu_ledger_ series has them."
 )
-LEDGER_WRITER = _own(
-    "gpu_exporter_ledger_writer",
-    "1 where this agent writes the ledger of its node; 0 where another agent on the node does and this one waits.",
+LEDGER_WRITER = _own("gpu_exporter_ledger_writer").meaning(
+    "1 where this agent writes the ledger of its node; 0 where another agent on the node does and this one waits."
 )
-LEDGER_LOCKED = _own(
-    "gpu_exporter_ledger_locked",
+LEDGER_LOCKED = _own("gpu_exporter_ledger_locked").meaning(
     "1 where the writer of the ledger holds the node's lock in --lock-dir; 0 where it cannot, and a second agent would "
-    "count the same time again. Absent while this agent does not write, and on a simulated node without --lock-dir.",
+    "count the same time again. Absent while this agent does not write, and on a simulated node without --lock-dir."
 )
-STATE_SAVED = _own(
-    "gpu_exporter_state_saved",
-    "1 while the ledgers that are shown are on disk; 0 where one is in memory only and ends with the process.",
+STATE_SAVED = _own("gpu_exporter_state_saved").meaning(
+    "1 while the ledgers that are shown are on disk; 0 where one is in memory only and ends with the process."
 )
-STATE_SAVED_TIMESTAMP_SECONDS = _own(
-    "gpu_exporter_state_saved_timestamp_seconds", "Unix time of the save that is shown, in seconds."
+STATE_SAVED_TIMESTAMP_SECONDS = _own("gpu_exporter_state_saved_timestamp_seconds").meaning(
+    "Unix time of the save that is shown, in seconds."
 )
 
 PROCESS: tuple[Metric, ...] = (
-    _own("process_cpu_seconds_total", "User and system CPU time of this process, in seconds."),
-    _own("process_resident_memory_bytes", "Resident memory of this process, in bytes."),
-    _own("process_virtual_memory_bytes", "Virtual memory of this process, in bytes."),
-    _own("process_start_time_seconds", "Unix time of this process' start, in seconds."),
-    _own("process_open_fds", "File descriptors that this process has open."),
-    _own("process_max_fds", "File descriptors that this process may open."),
-    _own("python_gc_collections_total", "Runs of Python's garbage collector.", "generation"),
-    _own(
-        "python_gc_objects_collected_total",
-        "Objects freed by Python's garbage collector.",
-        "generation",
-    ),
-    _own(
-        "python_gc_objects_uncollectable_total",
-        "Objects that Python's garbage collector could not free.",
-        "generation",
+    _own("process_cpu_seconds_total").meaning("User and system CPU time of this process, in seconds."),
+    _own("process_resident_memory_bytes").meaning("Resident memory of this process, in bytes."),
+    _own("process_virtual_memory_bytes").meaning("Virtual memory of this process, in bytes."),
+    _own("process_start_time_seconds").meaning("Unix time of this process' start, in seconds."),
+    _own("process_open_fds").meaning("File descriptors that this process has open."),
+    _own("process_max_fds").meaning("File descriptors that this process may open."),
+    _own("python_gc_collections_total", "generation").meaning("Runs of Python's garbage collector."),
+    _own("python_gc_objects_collected_total", "generation").meaning("Objects freed by Python's garbage collector."),
+    _own("python_gc_objects_uncollectable_total", "generation").meaning(
+        "Objects that Python's garbage collector could not free."
     ),
 )
 """Of the agent's own process, under the usual names of Prometheus clients; read when the page is rendered."""

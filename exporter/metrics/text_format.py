@@ -4,10 +4,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NewType
+from typing import NewType, Self
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _PAIR = re.compile(r'([^=,]+)="((?:[^"\\]|\\.)*)"')
@@ -288,16 +288,20 @@ class Metric:
 
     name: str
     kind: Kind
-    help: str
+    help: str = ""
     labels: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     """Of labels that come behind those, by allow-list: the pods' own."""
 
+    def meaning(self, text: str) -> Self:
+        """Return it with its help."""
+        return replace(self, help=text)
 
-def plain(name: str, text: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
+
+def plain(name: str, *labels: str, prefixes: tuple[str, ...] = ()) -> Metric:
     """A metric with no labels but its own; a counter where its name ends in ``_total``, else a gauge."""
     kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
-    return Metric(name=name, kind=kind, help=text, labels=labels, prefixes=prefixes)
+    return Metric(name=name, kind=kind, labels=labels, prefixes=prefixes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
