@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from exporter.errors import ConfigError
 from exporter.metrics import collectors_file
 from exporter.metrics.collectors_file import ALWAYS_READ, DEFAULT, Collectors, Row, default, parse
-from exporter.metrics.dcgm_names import Era
+from exporter.metrics.dcgm_names import PREFIX, Era
 from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
@@ -168,7 +168,11 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
 
 def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -> None:
     known = {id(make): (make, make()) for make, _ in collectors_file.other_fields().values()}.values()
-    others = [(make.args[3], field) for make, field in known if field and isinstance(make, partial)]
+    others = [
+        ([PREFIX + name for name in make.args[3]], field)
+        for make, field in known
+        if field and isinstance(make, partial)
+    ]
 
     def rows_of(names: Iterable[str]) -> tuple[Row, ...]:
         kinds = [(name, field.kind) for name, (_, field) in zip(names, others, strict=True)]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.metrics import collectors_file
-from exporter.metrics.dcgm_names import BY_FIELD, BY_NAME, TABLE, DcgmField, Era
+from exporter.metrics.dcgm_names import BY_FIELD, BY_NAME, PREFIX, TABLE, DcgmField, Era
 from exporter.metrics.text_format import Kind
 from exporter.model import Field
 
@@ -104,7 +104,9 @@ def test_no_name_and_no_number_means_two_fields() -> None:
     for make in {id(make): make for make, _ in OTHERS.values()}.values():
         assert isinstance(make, partial)
         number, _kind, _level, names, _new = make.args
-        assert [OTHERS[name][0] for name in (*names, str(number))] == [make] * (len(names) + 1)
+        assert [OTHERS[name][0] for name in (*(PREFIX + name for name in names), str(number))] == [make] * (
+            len(names) + 1
+        )
 
 
 def test_every_field_of_dcgm_is_found_by_its_number() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from exporter.errors import ConfigError
 from exporter.metrics import health_collector
-from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era, table_lines
+from exporter.metrics.dcgm_names import BY_NAME, PREFIX, TABLE, DcgmField, Era, parse_field, table_lines
 from exporter.metrics.health_collector import EventCount
 from exporter.metrics.text_format import Kind, Metric
 from exporter.model import Field
@@ -39,12 +39,11 @@ def other_fields() -> dict[str, _Known]:
         span, _, step = ids.partition("/")
         first, _, last = span.partition("-")
         for place, number in enumerate(range(int(first), int(last or first) + 1, int(step or 1))):
-            counted = [PREFIX + _counted(name, place) for name in names]
-            new_id, new_name, scale = new.split(" ") if new else (str(number), counted[-1].removeprefix(PREFIX), "*1")
-            newer = (int(new_id), PREFIX + new_name, int(scale.removeprefix("*")))
-            make = partial(_other_field, number, kind, level, counted, newer)
-            known.update(dict.fromkeys((*counted, str(number)), (make, Era.LEGACY)))
+            counted = [_counted(name, place) for name in names]
+            make = partial(_other_field, number, kind, level, counted, new)
+            known.update(dict.fromkeys((*(PREFIX + name for name in counted), str(number)), (make, Era.LEGACY)))
             if new:
+                new_id, new_name, _ = new.split(" ")
                 known.update(dict.fromkeys((PREFIX + new_name, new_id), (make, Era.NEW)))
     return known
 
@@ -53,26 +52,16 @@ def _counted(name: str, place: int) -> str:
     return _COUNTED.sub(lambda start: str(int(start[1]) + place), name)
 
 
-def _other_field(
-    number: int, kind: str, level: str, names: Sequence[str], new: tuple[int, str, int]
-) -> DcgmField | None:
+def _other_field(number: int, kind: str, level: str, names: Sequence[str], new: str) -> DcgmField | None:
     """Make a field that DCGM alone measures, in a unit of its own; ``None`` for one that is not asked for."""
     if level not in _MEASURED_LEVELS or kind == _BINARY:
         return None
-    new_id, new_name, times = new
-    return DcgmField(
-        field=Field(number),
-        legacy_name=names[0],
-        canonical_name=names[-1],
-        new_name=new_name,
-        new_id=new_id,
-        kind=Kind.LABEL if kind == _STRING else Kind.GAUGE,
-        times=times,
-        whole=kind != _FLOAT,
-        new_whole=kind != _FLOAT,
-        per_instance=level in _INSTANCE_LEVELS,
-        help=f"DCGM field {number}.",
-    )
+    is_float = kind == _FLOAT
+    flags = [Kind.LABEL if kind == _STRING else Kind.GAUGE, *(["float"] if is_float else [])]
+    flags += ["mig"] if level in _INSTANCE_LEVELS else []
+    newer = [f"{new} {'float' if is_float else 'int'}"] if new else []
+    columns = (str(number), names[0], names[-1], "", " ".join(flags), *newer)
+    return parse_field(" | ".join(columns), f"DCGM field {number}.")
 
 
 _COLUMNS = 3

@@ -33,18 +33,18 @@ class DcgmField:
     """Of dcgm-exporter 4.9; ``None`` where the new field cannot be derived from what is measured."""
     new_id: int
     kind: Kind
-    unit: str = ""
-    new_unit: str = ""
-    times: int = 1
-    per: int = 1
+    unit: str
+    new_unit: str
+    times: int
+    per: int
     whole: bool
     """An integer in the legacy era."""
     new_whole: bool
     per_instance: bool
     """Measured on a MIG instance; else a value of the whole board, which is never copied to its instances."""
-    default: bool = False
+    default: bool
     """In dcgm-exporter's default file up to 4.8."""
-    new_default: bool = False
+    new_default: bool
     first_name: str = ""
     """In dcgm-exporter's 1.x-compatibility file; empty where that lacks it."""
     help: str
@@ -80,11 +80,13 @@ def _whole_if_exact(value: float) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-def _parse(columns: str, text: str) -> DcgmField:
+def parse_field(columns: str, text: str) -> DcgmField:
+    """Read a field from the columns of ``dcgm_fields.txt`` and its help."""
     number, legacy, canonical, unit, flags, *new = (column.strip() for column in columns.split("|"))
     kind, *rest = flags.split()
     same = PREFIX + (legacy if canonical == "-" else canonical)
-    new_id, new_name, scale, new_type, new_unit = new[0].split(" ", 4) if new else (number, same, "*1", "", unit)
+    newer = [*new[0].split(" ", 4), ""][:5] if new else (number, same, "*1", "", unit)
+    new_id, new_name, scale, new_type, new_unit = newer
     return DcgmField(
         field=Field(int(number)),
         legacy_name=PREFIX + legacy,
@@ -118,7 +120,7 @@ def table_lines(name: str) -> list[str]:
 _LINES = table_lines("dcgm_fields.txt")
 
 TABLE: tuple[DcgmField, ...] = tuple(
-    _parse(columns, text.strip()) for columns, text in zip(_LINES[::2], _LINES[1::2], strict=True)
+    parse_field(columns, text.strip()) for columns, text in zip(_LINES[::2], _LINES[1::2], strict=True)
 )
 """Fields that NVML answers too; those of a default set first, in the order of dcgm-exporter's file."""
 
